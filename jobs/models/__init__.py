@@ -1,0 +1,7 @@
+"""The models of this app: Django looks for them here."""
+
+from jobs.models.attempt import Attempt, Event, Stream
+from jobs.models.checkpoint import Checkpoint
+from jobs.models.job import Job, Tag
+
+__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Stream", "Tag"]

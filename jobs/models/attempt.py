@@ -1,0 +1,142 @@
+"""An attempt: one submission of a job to the scheduler, with the streams and events that it reported."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Self
+
+from django.conf import settings
+from django.db import models
+
+from jobs.models.job import Job
+
+
+def _new_key() -> str:
+    return secrets.token_hex(8)
+
+
+class AttemptQuerySet(models.QuerySet["Attempt"]):
+    def alive(self) -> Self:
+        """Not ended yet, as far as we know: what the follower asks the scheduler about."""
+        return self.filter(ended_at=None)
+
+    def open(self) -> Self:
+        """Still taking reports."""
+        return self.filter(closed_at=None)
+
+
+class Attempt(models.Model):
+    """One submission of a job. States are Slurm's own words, lower-case."""
+
+    class State(models.TextChoices):
+        PENDING = "pending"
+        RUNNING = "running"
+        SUSPENDED = "suspended"
+        COMPLETING = "completing"
+        COMPLETED = "completed"
+        CANCELLED = "cancelled"
+        FAILED = "failed"
+        TIMEOUT = "timeout"
+        NODE_FAIL = "node_fail"
+        PREEMPTED = "preempted"
+        OUT_OF_MEMORY = "out_of_memory"
+        BOOT_FAIL = "boot_fail"
+        DEADLINE = "deadline"
+        REQUEUED = "requeued"
+
+    ALIVE = frozenset({"pending", "running", "suspended", "completing"})
+    ENDED_BADLY = frozenset({"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline"})
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    key = models.CharField(
+        max_length=16, unique=True, default=_new_key, help_text="In the scheduler's name and comment."
+    )
+    state = models.CharField(max_length=16, choices=State.choices, default=State.PENDING, db_index=True)
+    reason = models.TextField(blank=True, help_text="Why it waits or why it ended, in the scheduler's words or ours.")
+
+    # The scheduler's side. `submitting_at` is set before the scheduler is asked: an unknown outcome is looked up, not repeated.
+    scheduler_id = models.CharField(max_length=64, blank=True, db_index=True)
+    scheduler_restart_count = models.PositiveIntegerField(default=0)
+    submitting_at = models.DateTimeField(null=True, blank=True)
+    nodes = models.JSONField(default=list, blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+    signal = models.PositiveIntegerField(null=True, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    submitted_at = models.DateTimeField(null=True, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    closed_at = models.DateTimeField(null=True, blank=True, help_text="No report is taken any more; its token is dead.")
+
+    # Cancelling is a state that the follower advances: asked → signalled → killed.
+    cancel_asked_at = models.DateTimeField(null=True, blank=True)
+    cancel_asked_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    cancel_signalled_at = models.DateTimeField(null=True, blank=True)
+    cancel_killed_at = models.DateTimeField(null=True, blank=True)
+
+    # Where it starts, and how far the trainer says it is.
+    resume_from = models.ForeignKey("Checkpoint", models.SET_NULL, null=True, blank=True, related_name="resumed_by")
+    directory = models.CharField(max_length=64, blank=True, help_text="attempt-<k>, once its launcher has made it.")
+    step = models.BigIntegerField(null=True, blank=True)
+    steps = models.BigIntegerField(null=True, blank=True)
+    phase = models.CharField(max_length=32, blank=True)
+    incarnation = models.PositiveIntegerField(default=0)
+    latest = models.JSONField(default=dict, help_text="Newest values of rank 0, for lists.")
+    version = models.BigIntegerField(default=0, help_text="Raised by every change that a page shows.")
+    last_report_at = models.DateTimeField(null=True, blank=True)
+    token_digest = models.CharField(max_length=64, blank=True, db_index=True)
+
+    objects = AttemptQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("job_id", "number")
+        constraints = (models.UniqueConstraint(fields=["job", "number"], name="one_attempt_a_number"),)
+        indexes = (models.Index(fields=["ended_at", "state"], name="attempts_by_end"),)
+
+    def __str__(self) -> str:
+        return f"#{self.job_id}.{self.number}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state in self.ALIVE
+
+
+class Stream(models.Model):
+    """One process start of one rank (or launcher): the unit of exactly-once. `next_seq` is the cursor it must follow."""
+
+    attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="streams")
+    uid = models.CharField(max_length=32)
+    incarnation = models.PositiveIntegerField()
+    rank = models.IntegerField(help_text="Negative: the launcher of node −rank−1.")
+    node = models.CharField(max_length=255, blank=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    restart_count = models.PositiveIntegerField(default=0)
+    next_seq = models.BigIntegerField(default=0)
+    quarantined = models.PositiveIntegerField(default=0)
+    ended = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["attempt", "uid"], name="one_row_a_stream"),)
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.rank}.{self.uid}"
+
+
+class Event(models.Model):
+    """Something that happened in an attempt, as its ranks, its launcher or Vigil told it."""
+
+    attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="events")
+    time = models.DateTimeField()
+    kind = models.CharField(max_length=64)
+    rank = models.IntegerField(null=True, blank=True)
+    incarnation = models.PositiveIntegerField(null=True, blank=True)
+    data = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ("id",)
+        indexes = (models.Index(fields=["attempt", "kind"], name="events_by_kind"),)
+
+    def __str__(self) -> str:
+        return self.kind

@@ -1,0 +1,45 @@
+"""A checkpoint that a trainer committed."""
+
+from django.db import models
+
+from jobs.models.attempt import Attempt
+from jobs.models.job import Job
+
+
+class Checkpoint(models.Model):
+    """Saved state at a step; `parent_step` makes the line of descent (PROTOCOLS §4)."""
+
+    class State(models.TextChoices):
+        COMMITTED = "committed"
+        VERIFIED = "verified"
+        CORRUPT = "corrupt"
+        PRUNED = "pruned"
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="checkpoints")
+    attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="checkpoints")
+    step = models.BigIntegerField()
+    name = models.CharField(
+        max_length=64, help_text="Folder under job/checkpoints: step-<n>, or step-<n>.g<generation>."
+    )
+    generation = models.PositiveIntegerField()
+    parent_step = models.BigIntegerField(null=True, blank=True)
+    parent_generation = models.PositiveIntegerField(null=True, blank=True)
+    state = models.CharField(max_length=16, choices=State.choices, default=State.COMMITTED)
+    problem = models.TextField(blank=True, help_text="What verification found wrong.")
+    bytes = models.BigIntegerField(default=0)
+    seconds = models.FloatField(null=True, blank=True, help_text="From the first rank's staging to COMMITTED.")
+    consumed_samples = models.BigIntegerField(null=True, blank=True)
+    world_size = models.PositiveIntegerField(null=True, blank=True)
+    pinned = models.BooleanField(default=False)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ("-step", "-generation")
+        constraints = (models.UniqueConstraint(fields=["job", "step", "generation"], name="one_row_a_checkpoint"),)
+
+    def __str__(self) -> str:
+        return f"step {self.step}"
+
+    @property
+    def resumable(self) -> bool:
+        return self.state in {self.State.COMMITTED, self.State.VERIFIED}

@@ -1,0 +1,60 @@
+"""A job: what a person asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from django.conf import settings
+from django.db import models
+
+from portal.models import Project, User
+
+if TYPE_CHECKING:
+    from jobs.models.attempt import Attempt
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    def visible_to(self, user: User) -> Self:
+        return self if user.is_sysadmin else self.filter(project__memberships__user=user)
+
+    def with_latest_attempt(self) -> Self:
+        return self.select_related("latest", "project", "owner")
+
+
+class Job(models.Model):
+    """What a person asked for, as a validated spec. Its state is its latest attempt's, never a second copy."""
+
+    project = models.ForeignKey(Project, models.PROTECT, related_name="jobs")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="jobs")
+    name = models.CharField(max_length=128)
+    kind = models.CharField(max_length=16)
+    spec = models.JSONField(help_text="The whole validated spec, defaults filled in (jobs.spec.JobSpec).")
+    spec_toml = models.TextField(help_text="The spec as the person wrote it.")
+    notes = models.TextField(blank=True)
+    parent = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="clones")
+    latest = models.OneToOneField("Attempt", models.SET_NULL, null=True, blank=True, related_name="+")
+    directory = models.CharField(max_length=300, blank=True, help_text="Run directory, relative to VIGIL_RUNS.")
+    created_at = models.DateTimeField(auto_now_add=True, db_index=True)
+
+    objects = JobQuerySet.as_manager()
+
+    if TYPE_CHECKING:
+        attempts: models.Manager[Attempt]
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = (models.Index(fields=["project", "-id"], name="jobs_of_project"),)
+
+    def __str__(self) -> str:
+        return f"#{self.pk} {self.name}"
+
+
+class Tag(models.Model):
+    job = models.ForeignKey(Job, models.CASCADE, related_name="tags")
+    name = models.CharField(max_length=64, db_index=True)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["job", "name"], name="a_tag_once_a_job"),)
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,169 @@
+"""The ground floor's records: people, projects, tokens, leases, and the chunks of every series."""
+
+import secrets
+from datetime import timedelta
+from hashlib import sha256
+from typing import ClassVar, Self
+
+from django.contrib.auth.models import AbstractUser, UserManager
+from django.core.validators import RegexValidator
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+SLUG = RegexValidator(
+    r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?\Z", "Lower-case letters, digits, dots and dashes, at most 64."
+)
+
+
+def digest(secret: str) -> str:
+    """What is stored of a secret that a person or a job holds (they are random, so a plain hash suffices)."""
+    return sha256(secret.encode()).hexdigest()
+
+
+class User(AbstractUser):
+    """A person. Sysadmins are Django's superusers."""
+
+    slurm_user = models.CharField(max_length=32, unique=True, null=True, blank=True, help_text="Set by sysadmins only.")
+    seen_at = models.DateTimeField(null=True, blank=True, help_text="Up to when this person has read the home page.")
+
+    objects: ClassVar[UserManager[Self]] = UserManager()
+
+    @property
+    def is_sysadmin(self) -> bool:
+        return self.is_active and self.is_superuser
+
+
+class ProjectQuerySet(models.QuerySet["Project"]):
+    def visible_to(self, user: User) -> Self:
+        return self if user.is_sysadmin else self.filter(memberships__user=user)
+
+
+class Project(models.Model):
+    """What people, jobs, GPU-hours and disk belong to."""
+
+    slug = models.CharField(max_length=64, unique=True, validators=[SLUG])
+    title = models.CharField(max_length=200, blank=True)
+    slurm_account = models.CharField(max_length=64, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = ProjectQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("slug",)
+
+    def __str__(self) -> str:
+        return self.slug
+
+
+class Membership(models.Model):
+    class Role(models.TextChoices):
+        RESEARCHER = "researcher"
+        LEAD = "lead"
+
+    user = models.ForeignKey(User, models.CASCADE, related_name="memberships")
+    project = models.ForeignKey(Project, models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=16, choices=Role.choices, default=Role.RESEARCHER)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["user", "project"], name="one_membership_a_project"),)
+
+    def __str__(self) -> str:
+        return f"{self.user} in {self.project}"
+
+
+class TokenQuerySet(models.QuerySet["Token"]):
+    def alive(self) -> Self:
+        return self.filter(Q(expires_at__gt=timezone.now()), revoked_at=None, user__is_active=True)
+
+
+class Token(models.Model):
+    """A person's API token. The secret is shown once; only its digest is kept."""
+
+    class Scope(models.TextChoices):
+        READ = "read"
+        WRITE = "write"
+        ADMIN = "admin"
+
+    user = models.ForeignKey(User, models.CASCADE, related_name="tokens")
+    name = models.CharField(max_length=100)
+    hint = models.CharField(max_length=12, help_text="The secret's first characters, to tell tokens apart.")
+    digest = models.CharField(max_length=64, unique=True)
+    scope = models.CharField(max_length=8, choices=Scope.choices, default=Scope.WRITE)
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    last_used_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+    objects = TokenQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-created_at",)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.hint}…)"
+
+    @classmethod
+    def issue(cls, user: User, name: str, *, scope: str = Scope.WRITE, days: int = 90) -> tuple["Token", str]:
+        """A new token and its secret, which nobody can read again."""
+        secret = f"vgl_{secrets.token_urlsafe(32)}"
+        expires_at = timezone.now() + timedelta(days=days)
+        token = cls.objects.create(
+            user=user, name=name, scope=scope, hint=secret[:8], digest=digest(secret), expires_at=expires_at
+        )
+        return token, secret
+
+
+class LoginLink(models.Model):
+    """A one-time link that signs a browser in; GET shows a button, POST consumes it."""
+
+    user = models.ForeignKey(User, models.CASCADE, related_name="login_links")
+    digest = models.CharField(max_length=64, unique=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"for {self.user}"
+
+
+class IdempotencyKey(models.Model):
+    """What a POST with this key answered, so that a repeat answers the same and does nothing."""
+
+    user = models.ForeignKey(User, models.CASCADE)
+    route = models.CharField(max_length=100)
+    key = models.CharField(max_length=255)
+    body_digest = models.CharField(max_length=64)
+    thing_id = models.BigIntegerField(help_text="What the first call made: a job or an attempt.")
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["user", "route", "key"], name="one_answer_a_key"),)
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class Lease(models.Model):
+    """Who may act just now. `fence` rises with each new holder; every write of the holder checks it."""
+
+    name = models.CharField(max_length=64, primary_key=True)
+    holder = models.CharField(max_length=100)
+    fence = models.BigIntegerField(default=0)
+    expires_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class AuditEntry(models.Model):
+    """Something that a person did to somebody or to the cluster."""
+
+    user = models.ForeignKey(User, models.SET_NULL, null=True)
+    action = models.CharField(max_length=64)
+    thing = models.CharField(max_length=200)
+    detail = models.TextField(blank=True)
+    at = models.DateTimeField(auto_now_add=True, db_index=True)
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.thing}"

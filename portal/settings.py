@@ -1,0 +1,243 @@
+"""Settings of the site, all from the environment; a secret also from the file that NAME_FILE names."""
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+def env(name: str, default: str = "") -> str:
+    """The variable, else the contents of the file that NAME_FILE names, else the default."""
+    if value := os.environ.get(name):
+        return value
+    if path := os.environ.get(f"{name}_FILE"):
+        return Path(path).read_text().strip()
+    return default
+
+
+def flag(name: str, default: bool = False) -> bool:
+    return env(name, str(default)).lower() in {"1", "true", "yes", "on"}
+
+
+# Vigil's own
+VIGIL_HOME = Path(env("VIGIL_HOME", str(BASE_DIR / "var"))).resolve()
+VIGIL_HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
+VIGIL_PORT = int(env("VIGIL_PORT", "8000"))
+VIGIL_RUNS = Path(env("VIGIL_RUNS", str(VIGIL_HOME / "runs"))).resolve()
+VIGIL_PUBLIC_URL = env("VIGIL_PUBLIC_URL", f"http://127.0.0.1:{VIGIL_PORT}").rstrip("/")
+# Where the shippers of jobs post: nodes may know the portal by another name than browsers do.
+VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
+VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
+VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
+VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
+
+
+def _secret_key() -> str:
+    """The configured key, else one made on first start and kept beside the data."""
+    if key := env("SECRET_KEY"):
+        return key
+    path = VIGIL_HOME / "secret_key"
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(50))
+    except FileExistsError:
+        pass
+    return path.read_text().strip()
+
+
+def _database(url: str) -> dict[str, object]:
+    """A DATABASES entry from sqlite:////absolute/path or postgresql://user:password@host:port/name?options."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": unquote(parts.path),
+            "OPTIONS": {
+                # DEFERRED loses transactions to "database is locked" as soon as two processes write.
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20,
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA mmap_size=268435456;"
+                " PRAGMA cache_size=-65536; PRAGMA foreign_keys=ON; PRAGMA temp_store=MEMORY;",
+            },
+            "CONN_MAX_AGE": None,
+        }
+    if parts.scheme in {"postgres", "postgresql"}:
+        options: dict[str, object] = dict(parse_qsl(parts.query))
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": unquote(parts.path.lstrip("/")),
+            "USER": unquote(parts.username or ""),
+            "PASSWORD": unquote(parts.password or ""),
+            "HOST": unquote(parts.hostname or options.pop("host", "") or ""),  # type: ignore[arg-type]
+            "PORT": str(parts.port or ""),
+            "OPTIONS": options,
+            "CONN_MAX_AGE": 60,
+            "CONN_HEALTH_CHECKS": True,
+        }
+    raise SystemExit(f"DATABASE_URL {parts.scheme}:// is not known: use sqlite:////absolute/path or postgresql://…")
+
+
+DATABASES = {"default": _database(env("DATABASE_URL", f"sqlite://{VIGIL_HOME / 'vigil.sqlite3'}"))}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+REDIS_URL = env("REDIS_URL", f"unix://{VIGIL_HOME / 'redis' / 'redis.sock'}")
+
+# Django
+SECRET_KEY = _secret_key()
+DEBUG = flag("VIGIL_DEBUG")
+_public = urlsplit(VIGIL_PUBLIC_URL)
+ON_LOOPBACK = _public.hostname in {"127.0.0.1", "localhost", "::1"}
+ALLOWED_HOSTS = [h for h in env("ALLOWED_HOSTS").split(",") if h] or [
+    "127.0.0.1", "localhost", "[::1]", *([_public.hostname] if _public.hostname else []),
+]  # fmt: skip
+ROOT_URLCONF = "portal.urls"
+ASGI_APPLICATION = "portal.asgi.application"
+AUTH_USER_MODEL = "portal.User"
+INSTALLED_APPS = [
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "django.contrib.humanize",
+    "allauth",
+    "allauth.account",
+    "axes",
+    "csp",
+    "channels",
+    "ninja",
+    "portal",
+    "nodes",
+    "jobs",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "portal.middleware.ContentSecurityPolicy",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+    "axes.middleware.AxesMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "portal.shell.context",
+            ],
+            "builtins": ["portal.templatetags.vigil"],
+        },
+    }
+]
+LANGUAGE_CODE = "en"
+TIME_ZONE = env("TZ", "UTC")
+USE_TZ = True
+USE_I18N = False
+
+STATIC_URL = "/static/"
+STATIC_ROOT = VIGIL_HOME / "static"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "portal.staticfiles.Storage"},
+}
+WHITENOISE_USE_FINDERS = DEBUG
+
+# Signing in
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "allauth.account.auth_backends.AuthenticationBackend",
+]
+LOGIN_URL = "account_login"
+LOGIN_REDIRECT_URL = "home"
+ACCOUNT_ADAPTER = "portal.accounts.Adapter"
+ACCOUNT_LOGIN_METHODS = {"username"}
+ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_LOGOUT_REDIRECT_URL = "account_login"
+ACCOUNT_RATE_LIMITS = {"login_failed": None}  # guessing is axes' business: one mechanism, one message
+AXES_FAILURE_LIMIT = 8
+AXES_COOLOFF_TIME = 0.25  # hours
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_LOCKOUT_CALLABLE = "portal.accounts.locked_out"
+AXES_VERBOSE = False
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+# Security
+_tls = _public.scheme == "https"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = not ON_LOOPBACK
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+CSRF_TRUSTED_ORIGINS = [f"{_public.scheme}://{_public.netloc}"]
+SECURE_HSTS_SECONDS = 31_536_000 if _tls else 0
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+if flag("VIGIL_BEHIND_PROXY"):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+X_FRAME_OPTIONS = "DENY"
+CONTENT_SECURITY_POLICY = {
+    "EXCLUDE_URL_PREFIXES": ["/admin/"],
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'"],
+        "font-src": ["'self'"],
+        "img-src": ["'self'", "data:"],
+        "connect-src": ["'self'"],
+        "manifest-src": ["'self'"],
+        "form-action": ["'self'"],
+        "base-uri": ["'none'"],
+        "frame-ancestors": ["'none'"],
+    },
+}
+DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
+NINJA_PAGINATION_MAX_LIMIT = 500
+
+# Celery: short idempotent tasks; the database is the truth, a lost message only delays.
+CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_REJECT_ON_WORKER_LOST = True
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_TASK_DEFAULT_QUEUE = "work"
+CELERY_TASK_ROUTES = {"jobs.tasks.submit": {"queue": "follow"}, "jobs.tasks.follow": {"queue": "follow"}}
+CELERY_TIMEZONE = "UTC"
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": env("VIGIL_LOG_LEVEL", "INFO")},
+    "loggers": {
+        "axes": {"level": "WARNING"},
+        "httpx": {"level": "WARNING"},
+        "django.channels.server": {"level": "WARNING"},
+    },
+}
+
+TESTING = "pytest" in sys.modules
+UNFOLD = {"SITE_TITLE": "Vigil records", "SITE_HEADER": "Vigil records", "SITE_URL": "/"}
