@@ -1,7 +1,59 @@
 """The site's own middleware."""
 
-from csp.middleware import CSPMiddleware
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from asgiref.sync import iscoroutinefunction
+from csp.middleware import CSPMiddleware, PolicyParts
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.decorators import sync_and_async_middleware
+
+from portal import problems
+
+# unfold evaluates expressions in the page and styles in place; only sysadmins reach it.
+_RECORDS = {"script-src": ["'unsafe-eval'", "'unsafe-inline'"], "style-src": ["'unsafe-inline'"]}
 
 
 class ContentSecurityPolicy(CSPMiddleware):
-    """django-csp's; /admin is exempt (CONTENT_SECURITY_POLICY), because unfold evaluates expressions in the page."""
+    """django-csp's, a little wider for /admin alone."""
+
+    def get_policy_parts(
+        self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
+    ) -> PolicyParts:
+        parts = super().get_policy_parts(request, response, report_only)
+        if request.path_info.startswith("/admin/"):
+            parts.update = {**(parts.update or {}), **_RECORDS}
+        return parts
+
+
+@sync_and_async_middleware
+def problem_documents(
+    get_response: Callable[[HttpRequest], HttpResponseBase],
+) -> Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
+    """Whatever goes wrong below /api/ is told as a problem document, also what never reached an endpoint."""
+    if iscoroutinefunction(get_response):
+
+        async def answer_async(request: HttpRequest) -> HttpResponseBase:
+            return _told(request, await get_response(request))
+
+        return answer_async
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        return _told(request, get_response(request))
+
+    return answer
+
+
+def _told(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    if not request.path_info.startswith("/api/") or response.status_code < 400:
+        return response
+    if response.headers.get("Content-Type", "").startswith(problems.MEDIA_TYPE):
+        return response
+    if settings.DEBUG and response.status_code >= 500:
+        return response  # Django's page with the traceback
+    kept = {name: response.headers[name] for name in ("Allow", "Retry-After") if name in response.headers}
+    told: HttpResponse = problems.plain(response.status_code, kept)
+    told.cookies = cast(HttpResponse, response).cookies
+    return told
