@@ -1,0 +1,77 @@
+"""A rank's heartbeat: written by the training loop itself, never by a thread, so that a stuck loop shows (PROTOCOLS §6).
+
+    heartbeat = Heartbeat.open(attempt_dir, rank=rank, incarnation=incarnation)
+    heartbeat.beat("init")                 # just before the process group is made: 20 s limit once everybody is there
+    heartbeat.beat("restore"); heartbeat.beat("compile")
+    heartbeat.beat("step", step)           # at the start of every step; a few µs
+    heartbeat.beat("validate", step) …     # whenever the phase changes, and back to "step" after it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PHASES = ("start", "init", "restore", "compile", "step", "data", "validate", "save", "profile", "end")
+RECORD_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Beat:
+    incarnation: int
+    phase: str
+    step: int
+    monotonic: float  # of the rank's own node: comparable only with itself
+
+
+class Heartbeat:
+    """One fixed record, overwritten in place."""
+
+    def __init__(self, file: int, incarnation: int) -> None:
+        self._file, self._incarnation = file, incarnation
+        self.phase = ""
+
+    @classmethod
+    def open(cls, attempt_dir: Path, *, rank: int, incarnation: int) -> Heartbeat:
+        path = heartbeat_path(attempt_dir, rank=rank, incarnation=incarnation)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return cls(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640), incarnation)
+
+    def beat(self, phase: str, step: int = 0) -> None:
+        """Say where the loop is. A full disk is no reason to stop training."""
+        self.phase = phase
+        record = (
+            f'{{"incarnation":{self._incarnation},"phase":"{phase}","step":{step},"monotonic":{time.monotonic():.6f}}}'
+        )
+        try:
+            os.pwrite(self._file, record.ljust(RECORD_BYTES - 1).encode() + b"\n", 0)
+        except OSError:
+            pass
+
+
+class NullHeartbeat:
+    """Outside an attempt nobody listens."""
+
+    phase = ""
+
+    def beat(self, phase: str, step: int = 0) -> None:
+        self.phase = phase
+
+
+def heartbeat_path(attempt_dir: Path, *, rank: int, incarnation: int) -> Path:
+    return attempt_dir / "heartbeat" / f"{incarnation}.{rank}"
+
+
+def read_beat(path: Path) -> Beat | None:
+    """The last record, or None where there is none yet (or half a one: it is read again soon)."""
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read(RECORD_BYTES * 2))
+        return Beat(
+            int(found["incarnation"]), str(found["phase"])[:32], int(found["step"]), float(found["monotonic"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
