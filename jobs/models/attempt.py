@@ -61,6 +61,12 @@ class Attempt(models.Model):
     submitting_at = models.DateTimeField(null=True, blank=True)
     nodes = models.JSONField(default=list, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
+    cause = models.CharField(
+        max_length=32, blank=True, help_text="Why it ended, in one word of jobs.restart: completed, stopped, exception …"
+    )
+    failure = models.JSONField(
+        default=dict, blank=True, help_text="The launcher's first failure: rank, incarnation, exit_code, signal, kind, error."
+    )
     signal = models.PositiveIntegerField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     submitted_at = models.DateTimeField(null=True, blank=True)
@@ -75,6 +81,10 @@ class Attempt(models.Model):
     )
     cancel_signalled_at = models.DateTimeField(null=True, blank=True)
     cancel_killed_at = models.DateTimeField(null=True, blank=True)
+
+    # After the end: what Vigil decided. A row that ended and has no decision is found by the next tick.
+    decided_at = models.DateTimeField(null=True, blank=True)
+    decision = models.TextField(blank=True, help_text="In a sentence: restarted as which attempt, or stopped and why.")
 
     # Where it starts, and how far the trainer says it is.
     resume_from = models.ForeignKey("Checkpoint", models.SET_NULL, null=True, blank=True, related_name="resumed_by")

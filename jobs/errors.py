@@ -1,0 +1,66 @@
+"""What can be wrong with a request about a job: one small tree, each error saying what to do next.
+
+JobError
+├── SpecError            a specification (or a step, or an upload) is wrong: 422, a list of fields with their fixes
+├── Refused              the person may not do this here: 403, with the remedy
+├── Conflict             not in this state: 409
+├── IdempotencyConflict  the same key came with another body: 422
+└── LogError             a log was asked for that there is not: 404
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: the field by its dotted path ("run.global_batch"; "" for the whole), and the fix."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+
+class JobError(Exception):
+    """Base of everything that a person can set right."""
+
+
+class SpecError(JobError):
+    """The specification does not hold; nothing was changed."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+    @classmethod
+    def at(cls, field: str, message: str) -> SpecError:
+        return cls([Problem(field, message)])
+
+
+class Refused(JobError):
+    """This person may not do this, or not here."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        self.reason, self.remedy = reason, remedy
+        super().__init__(f"{reason} {remedy}".strip())
+
+
+class Conflict(JobError):
+    """The job is not in a state in which this can be done."""
+
+
+class IdempotencyConflict(JobError):
+    """The key was used within the last 24 hours with another body."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This Idempotency-Key came before with another body. Send the same body again, or take a new key."
+        )
+
+
+class LogError(JobError):
+    """There is no such log."""

@@ -1,0 +1,137 @@
+"""Pydantic's errors in our words: the field by its dotted path, what is wrong, and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from jobs.errors import Problem
+
+_KINDS = {
+    "int_type": ("a whole number", "16"),
+    "int_parsing": ("a whole number", "16"),
+    "int_from_float": ("a whole number", "16"),
+    "float_type": ("a number", "0.5"),
+    "float_parsing": ("a number", "0.5"),
+    "bool_type": ("true or false", "true"),
+    "bool_parsing": ("true or false", "true"),
+    "string_type": ("a text", '"…"'),
+    "list_type": ("a list", '["…"]'),
+    "dict_type": ("a table", "{ … }"),
+    "model_type": ("a table", "{ … }"),
+    "model_attributes_type": ("a table", "{ … }"),
+    "finite_number": ("a finite number", "0.5"),
+}
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> list[Problem]:
+    """One problem a field, in the order of the spec, at most 50."""
+    found: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False)[:200]:
+        path = _path(model, detail["loc"])
+        found.setdefault(path, Problem(path, _message(dict(detail), model, path, data)))
+    return list(found.values())[:50]
+
+
+def _path(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """The dotted path as a person writes it: pydantic adds the names of union members, we take them out."""
+    parts: list[str] = []
+    inside: type[BaseModel] | None = model
+    for part in loc:
+        if inside is not None and part not in inside.model_fields and inside is not model and part != loc[-1]:
+            continue
+        if isinstance(part, str) and part in {"int", "str", "float", "bool"} and parts:
+            continue
+        if isinstance(part, str) and part.startswith("function-"):
+            continue
+        parts.append(f"[{part}]" if isinstance(part, int) else part)
+        if inside is not None and isinstance(part, str):
+            inside = _model_of(inside, part)
+    return ".".join(parts).replace(".[", "[")
+
+
+def _model_of(model: type[BaseModel], field: str) -> type[BaseModel] | None:
+    """The model that a field holds, also where it may be None."""
+    if field not in model.model_fields:
+        return None
+    annotation = model.model_fields[field].annotation
+    choices = get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else (annotation,)
+    return next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: dict[str, Any]) -> str:
+    kind, context, value = detail["type"], detail.get("ctx") or {}, _shown(_at(data, path))
+    key = path.rpartition(".")[2]
+    if kind == "missing":
+        return f"Missing. Write {key} = …"
+    if kind == "extra_forbidden":
+        return _unknown(model, path)
+    if kind in _KINDS:
+        wanted, example = _KINDS[kind]
+        return f"{value} is not {wanted}. Write it like {key.split('[')[0]} = {example}."
+    if kind in {"literal_error", "enum"}:
+        return f"{value} is not known here. Choose one of {context['expected']}."
+    if kind in {"greater_than_equal", "greater_than"}:
+        limit = f"at least {context['ge']:,}" if "ge" in context else f"more than {context['gt']:,}"
+        return f"{value} is too small: {limit}."
+    if kind in {"less_than_equal", "less_than"}:
+        limit = f"at most {context['le']:,}" if "le" in context else f"less than {context['lt']:,}"
+        return f"{value} is too large: {limit}."
+    if kind in {"string_too_long", "too_long"}:
+        return f"Too long: at most {context['max_length']:,}."
+    if kind in {"string_too_short", "too_short"}:
+        return f"Too short: at least {context['min_length']:,}."
+    if kind in {"value_error", "assertion_error"}:
+        return str(context.get("error", detail["msg"])).removeprefix("Value error, ")
+    message: str = detail["msg"]
+    return message.removeprefix("Value error, ")
+
+
+def _unknown(model: type[BaseModel], path: str) -> str:
+    """What an unknown key may have meant: a key at its own place, else the same key in another table."""
+    *tables, key = path.split(".")
+    inside: type[BaseModel] | None = model
+    for table in tables:
+        inside = _model_of(inside, table) if inside is not None else None
+    names = list(inside.model_fields) if inside is not None else []
+    where = f"[{'.'.join(tables)}]" if tables else "the specification"
+    if close := difflib.get_close_matches(key, names, n=1, cutoff=0.6):
+        return f'{where} has no "{key[:80]}". Did you mean "{close[0]}"?'
+    for other, other_names in _tables(model):
+        if key in other_names and other != ".".join(tables):
+            return f'{where} has no "{key}". It belongs under [{other}].'
+    known = ", ".join(names)
+    return f'{where} has no "{key[:80]}".' + (f" It knows {known}." if known else "")
+
+
+def _tables(model: type[BaseModel]) -> Iterator[tuple[str, list[str]]]:
+    for name in model.model_fields:
+        if (inner := _model_of(model, name)) is not None:
+            yield name, list(inner.model_fields)
+
+
+def _at(data: Any, path: str) -> Any:
+    """The value that the person gave there, for quoting; None where there is none."""
+    for part in path.replace("[", ".[").split("."):
+        if part.startswith("[") and isinstance(data, list):
+            index = int(part[1:-1])
+            data = data[index] if index < len(data) else None
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "This"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value[:80]}"'
+    if isinstance(value, dict):
+        return "A table"
+    return str(value)[:80]
