@@ -1,0 +1,58 @@
+# Everything here works on a fresh Debian or Ubuntu machine with Python 3.11+ and make: each target installs what it needs.
+VENV ?= .venv
+PYTHON_OF_VENV = $(VENV)/bin/python
+INSTALL = sh docker/install.sh $(VENV)
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: run demo install dev test test-fast test-sqlite test-postgres check format bench lock clean help
+
+run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/settings.md)
+	@$(PYTHON_OF_VENV) -m portal.up --with-parent
+
+demo: install ## the same with a made-up lab to look around in
+	@$(PYTHON_OF_VENV) -m portal.up --with-parent --demo
+
+install:
+	@$(INSTALL) run
+
+dev:
+	@$(INSTALL) dev
+
+# The second run repeats what touches the database on PostgreSQL, in a private cluster that the tests start.
+test: dev ## every test: on SQLite, then what touches the database on PostgreSQL (up to 15 minutes)
+	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope --durations 10
+	@TEST_DATABASE=postgres $(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow" tests/portal tests/jobs tests/nodes
+
+test-fast: dev ## the quick tests, under a minute
+	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow"
+
+check: dev ## lint, format, types, import rules, templates, migrations
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+	@git ls-files -z -- 'templates/*.html' | xargs -0r $(VENV)/bin/djade --target-version 5.2 --check
+	@$(PYTHON_OF_VENV) manage.py makemigrations --check --dry-run
+	@if command -v biome >/dev/null; then biome ci static/js static/css; else echo "biome is not installed: JavaScript and CSS were not checked"; fi
+
+format: dev ## format code and templates
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+	@git ls-files -z -- 'templates/*.html' | xargs -0r $(VENV)/bin/djade --target-version 5.2
+
+bench: dev ## every benchmark; each prints a ratio measured in one run
+	@$(PYTHON_OF_VENV) -m bench
+
+lock: dev ## resolve requirements*.in again
+	@$(PYTHON_OF_VENV) -m venv var/uv && var/uv/bin/pip -q install uv
+	@for name in requirements requirements-dev; do \
+	    var/uv/bin/uv pip compile -q --python-version 3.11 --no-emit-index-url --no-emit-find-links --generate-hashes \
+	        $$name.in -o $$name.lock || exit 1; done
+
+clean: ## remove the environment and the caches (data in var/ stays)
+	rm -rf $(VENV) $(VENV).lock .mypy_cache .ruff_cache .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -not -path './var/*' -prune -exec rm -rf {} +
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-16s %s\n' "$$name" "$$text"; done

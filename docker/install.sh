@@ -1,0 +1,95 @@
+#!/bin/sh
+# Makes a virtual environment with everything that Vigil needs, or brings one up to date; does nothing when it is.
+# One script for `make`, for the image and for CI:  docker/install.sh VENV [run|dev]
+#   PYTHON=python3.12      use this interpreter instead of looking for one
+#   VIGIL_TORCH=no         leave the trainer's torch out (the portal itself never imports it)
+#   TORCH_PIP_ARGS=…       more arguments for torch's own `pip install`
+set -eu
+
+venv=${1:?usage: docker/install.sh VENV [run|dev]}
+flavour=${2:-run}
+torch=torch==2.13.0
+here=$(cd "$(dirname "$0")/.." && pwd)
+case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+log=${VIGIL_INSTALL_LOG:-$here/var/install.log}
+
+say() { printf '%s\n' "$*"; }
+refuse() { say "Vigil cannot be installed: $*" >&2; exit 1; }
+
+# One line for the person, everything else into the log, whose end is shown when it goes wrong.
+step() {
+    say "$1 …"
+    shift
+    mkdir -p "$(dirname "$log")"
+    printf '\n$ %s\n' "$*" >>"$log"
+    if ! "$@" </dev/null >>"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        refuse "the step above failed. The whole log is in $log."
+    fi
+}
+
+suits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+find_python() {
+    if [ -n "${PYTHON:-}" ]; then
+        suits "$PYTHON" || refuse "PYTHON=$PYTHON is not Python 3.11 or newer."
+        say "$PYTHON"
+        return
+    fi
+    # 3.11 first: the versions in the locks were resolved and tested on it.
+    for candidate in python3.11 python3.12 python3.13 python3; do
+        if suits "$candidate"; then
+            say "$candidate"
+            return
+        fi
+    done
+    refuse "no Python 3.11 or newer found. Install one (Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv), or name it: PYTHON=/path/to/python3.12 make …"
+}
+
+is_current() { [ -f "$venv/.vigil-$1" ] && [ "$(cat "$venv/.vigil-$1")" = "$2" ]; }
+mark() { printf '%s' "$2" >"$venv/.vigil-$1"; }
+digest() { cat "$@" | sha256sum | cut -d ' ' -f 1; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
+
+mkdir -p "$(dirname "$venv")"
+if command -v flock >/dev/null 2>&1; then
+    exec 9>"$venv.lock"
+    flock 9 # two makes at once take turns
+fi
+
+# A checkout that was moved has an environment whose scripts point to the old place.
+if ! is_current place "$venv" || ! "$venv/bin/python" -c '' 2>/dev/null; then
+    python=$(find_python)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        refuse "Python's venv module is missing. Install it: apt-get install $("$python" -c 'import sys; print("python3.%d-venv" % sys.version_info[1])')"
+    step "Making $venv with $("$python" --version)" "$python" -m venv --clear "$venv"
+    mark place "$venv"
+fi
+
+run_lock=$(digest "$here/requirements.lock")
+dev_lock=$(digest "$here/requirements-dev.lock")
+if [ "$flavour" = dev ]; then
+    if ! is_current dev "$dev_lock"; then
+        step "Installing the locked packages, tests' and checks' included (a minute or two)" \
+            pip install --require-hashes --requirement "$here/requirements-dev.lock"
+        mark dev "$dev_lock"
+        mark run "$run_lock"
+    fi
+elif ! is_current run "$run_lock"; then
+    step "Installing the locked packages (about a minute)" \
+        pip install --require-hashes --requirement "$here/requirements.lock"
+    mark run "$run_lock"
+fi
+
+if [ "${VIGIL_TORCH:-yes}" != no ] && ! is_current torch "$torch"; then
+    # Not in the locks: which build of torch suits is the machine's business (CPU, CUDA version).
+    # shellcheck disable=SC2086
+    step "Installing $torch for the trainer (the largest download)" pip install ${TORCH_PIP_ARGS:-} "$torch"
+    mark torch "$torch"
+fi
+
+project=$(digest "$here/pyproject.toml")
+if ! is_current project "$here $project"; then
+    step "Installing Vigil itself" pip install --no-deps --no-build-isolation --editable "$here"
+    mark project "$here $project"
+fi

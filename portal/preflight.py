@@ -1,0 +1,113 @@
+"""What `vigil up` makes sure of before it starts anything: a port, a home of its own, settings that can be used."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+class Refused(Exception):
+    """Vigil cannot start here. The message is one sentence with its remedy."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The web's socket, held by the supervisor: while a new web process loads, connections wait, none is refused."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except PermissionError:
+        raise Refused(f"port {port} is for root alone: choose one above 1023, as VIGIL_PORT=8000.") from None
+    except OSError as error:
+        listener.close()
+        if port == 0 or error.errno == 99:
+            raise Refused(f"this machine has no address {host}: set VIGIL_HOST to one of its own.") from None
+        free = _free_port(host, port + 1)
+        raise Refused(
+            f"port {port} is taken by {_listener_on(port)}: stop it, or choose another port with VIGIL_PORT={free}."
+        ) from None
+    listener.listen(2048)
+    return listener
+
+
+def _listener_on(port: int) -> str:
+    """Who listens there, as far as this user may know."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port and connection.pid:
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
+    except psutil.Error:
+        pass
+    return "another program"
+
+
+def _free_port(host: str, start: int) -> int:
+    for port in range(start, start + 100):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    return start
+
+
+@contextmanager
+def one_a_home(home: Path) -> Iterator[None]:
+    """Hold the home's lock, which the kernel lets go of however this process ends."""
+    with open(os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(
+                f"Vigil is already running from {home} ({file.read().strip() or 'just starting'}):"
+                " stop it there, or give this one another VIGIL_HOME and VIGIL_PORT."
+            ) from None
+        file.truncate(0)
+        yield
+
+
+def note_owner(home: Path, url: str) -> None:
+    (home / "up.lock").write_text(f"process {os.getpid()}, {url}\n")
+
+
+def load_settings(port: int) -> ModuleType:
+    """portal.settings reads only the environment, no Django: one truth for supervisor and site."""
+    os.environ["VIGIL_PORT"] = str(port)
+    try:
+        from portal import settings
+    except PermissionError as error:
+        raise Refused(f"{error.filename} cannot be written: set VIGIL_HOME to a folder of yours.") from None
+    except (ValueError, OSError) as error:
+        raise Refused(f"a setting cannot be used: {error}.") from None
+    return settings
+
+
+def fingerprint(settings: ModuleType) -> str:
+    """What the prepared database and static files were made from; when it is unchanged there is nothing to wait for."""
+    parts = [str(settings.DATABASES["default"]["NAME"]), str(settings.STATIC_ROOT)]
+    for pattern in ("*/migrations/*.py", "static/**/*", "requirements.lock"):
+        for path in sorted(BASE_DIR.glob(pattern)):
+            stat = path.stat()
+            parts.append(f"{path.relative_to(BASE_DIR)} {stat.st_size} {stat.st_mtime_ns}")
+    return sha256("\n".join(parts).encode()).hexdigest()
+
+
+def is_prepared(settings: ModuleType, mark: str) -> bool:
+    database = settings.DATABASES["default"]
+    if database["ENGINE"].endswith("sqlite3") and not Path(database["NAME"]).exists():
+        return False
+    try:
+        return bool((settings.VIGIL_HOME / "prepared").read_text() == mark) and settings.STATIC_ROOT.is_dir()
+    except OSError:
+        return False

@@ -1,0 +1,357 @@
+"""`vigil up`: the whole portal on one machine. It supervises Redis, web, two workers and beat, and starts no training:
+jobs belong to the scheduler and go on whatever happens here. Imports no Django."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from portal import redis_server, supervise
+from portal.preflight import BASE_DIR, Refused, fingerprint, is_prepared, listen, load_settings, note_owner, one_a_home
+from portal.supervise import Child
+
+START_PATIENCE_S = 60.0
+# A child that dies this often before anything was ready will not come up by trying again.
+HOPELESS_AFTER = 4
+# Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
+STOP_ORDER = ((("beat",), 0.8), (("follow", "work"), 1.6), (("web",), 1.4), (("redis",), 0.8))
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+# -- the supervisor --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Up:
+    """One running portal: its children, and what to do about their deaths."""
+
+    settings: ModuleType
+    listener: socket.socket
+    demo: bool = False
+    children: dict[str, Child] = field(default_factory=dict)
+    asked_to_stop: int = 0
+    has_been_ready: bool = False
+    _echoed: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.home: Path = self.settings.VIGIL_HOME
+        self.logs = self.home / "logs"
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+        self.environment = {
+            "DJANGO_SETTINGS_MODULE": "portal.settings",
+            "PYTHONUNBUFFERED": "1",
+            "VIGIL_HOME": str(self.home),
+        }
+
+    # starting
+
+    def start(self) -> None:
+        """Bring everything up, in parallel where the order allows it. Raises Refused when it cannot be."""
+        began = time.monotonic()
+        mark = fingerprint(self.settings)
+        prepared = is_prepared(self.settings, mark)
+        if not prepared:
+            say("Preparing the database and static files …")
+        self._start_redis()
+        # Importing Django takes most of a start: while the database is looked at, the others already load.
+        preparing = self._prepare(mark)
+        if prepared:
+            self._start_site()
+        answer = self._wait_for(preparing)
+        if not prepared:
+            self._start_site()
+        self._wait_until_ready()
+        if self.demo:
+            say("Making the demonstration lab …")
+            self._wait_for(self._manage("demo"))
+        self.has_been_ready = True
+        url = self.settings.VIGIL_PUBLIC_URL
+        say(f"Vigil is ready at {url} ({time.monotonic() - began:.1f} s). Data in {self.home}; Ctrl-C stops it.")
+        for line in answer.splitlines():
+            if line.startswith("Sign in:"):
+                say(line)
+
+    def _start_redis(self) -> None:
+        if os.environ.get("REDIS_URL") or os.environ.get("REDIS_URL_FILE"):
+            if problem := redis_server.url_answers(self.settings.REDIS_URL):
+                raise Refused(
+                    f"the Redis that REDIS_URL names does not answer ({problem}): start it, or unset REDIS_URL."
+                )
+            return
+        directory = self.home / "redis"
+        try:
+            command = redis_server.command(redis_server.find_server(), directory)
+        except redis_server.NoRedis as error:
+            raise Refused(str(error)) from None
+        redis = self._add("redis", command, important=None)
+        deadline = time.monotonic() + START_PATIENCE_S
+        while not redis_server.answers(redis_server.socket_path(directory)):
+            if time.monotonic() > deadline:
+                raise Refused(f"Redis does not answer; its log {redis.log} ends with\n{redis.log_tail()}")
+            self.turn(0.01)
+
+    def _start_site(self) -> None:
+        python = sys.executable
+        web = [
+            python, "-m", "uvicorn", "portal.asgi:application", "--fd", str(self.listener.fileno()),
+            "--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--ws-max-size", "65536",
+            "--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "1",
+            "--proxy-headers" if self.settings.flag("VIGIL_BEHIND_PROXY") else "--no-proxy-headers",
+        ]  # fmt: skip
+        # Deflating the sockets' frames would cost five times what sending them does.
+        self._add("web", web, pass_fds=[self.listener.fileno()])
+        for queue in ("follow", "work"):
+            # One task at a time in the process itself: a pool's children would outlive a killed parent.
+            worker = [
+                python, "-m", "celery", "-A", "portal.celery", "worker", "-Q", queue, "-n", f"{queue}@%h",
+                "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO",
+            ]  # fmt: skip
+            self._add(queue, worker, ready=re.compile(r" ready\."))
+        (self.home / "beat").mkdir(mode=0o700, exist_ok=True)
+        schedule = str(self.home / "beat" / "schedule")
+        beat = [python, "-m", "celery", "-A", "portal.celery", "beat", "-s", schedule, "--pidfile=", "-l", "WARNING"]
+        self._add("beat", beat)
+
+    def _add(self, name: str, command: Sequence[str], **options: object) -> Child:
+        child = Child(
+            name, command, self.logs / f"{name}.log", BASE_DIR, self.environment, **options  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.children[name] = child
+        child.start()
+        return child
+
+    def _prepare(self, mark: str) -> subprocess.Popen[str]:
+        return self._manage("prepare", "--mark", mark)
+
+    def _manage(self, *arguments: str) -> subprocess.Popen[str]:
+        parent = os.getpid()
+        with (self.logs / f"{arguments[0]}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, str(BASE_DIR / "manage.py"), *arguments],
+                cwd=BASE_DIR,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                preexec_fn=lambda: supervise.die_with(parent),
+            )
+
+    def _wait_for(self, process: subprocess.Popen[str]) -> str:
+        """What the command printed, once it has ended; what it prints is short enough for a pipe."""
+        try:
+            while process.poll() is None:
+                self.turn(0.05)
+        finally:
+            if process.poll() is None:
+                process.kill()
+        assert process.stdout
+        output = process.stdout.read()
+        if process.returncode:
+            name = Path(str(process.args[2])).name if isinstance(process.args, list) else "manage.py"
+            log = self.logs / f"{process.args[2] if isinstance(process.args, list) else name}.log"
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise Refused(f"`{name}` failed; its log {log} ends with\n{tail}")
+        return output
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_PATIENCE_S
+        with _Probe(self.listener) as probe:
+            while not (probe.answered and all(child.is_ready for child in self.children.values())):
+                if time.monotonic() > deadline:
+                    late = [name for name, child in self.children.items() if not child.is_ready] or ["web"]
+                    raise Refused(f"{late[0]} is not ready after {START_PATIENCE_S:.0f} s: see {self.logs}.")
+                self.turn(0.02)
+                probe.look()
+
+    # running
+
+    def run(self) -> None:
+        """Keep everything alive until asked to stop."""
+        while not self.asked_to_stop:
+            self.turn(0.5)
+
+    def turn(self, wait_s: float) -> None:
+        """One look at everything: signals, logs, deaths."""
+        _sleep(wait_s)
+        if self.asked_to_stop and not self.has_been_ready:
+            raise Interrupted
+        for child in self.children.values():
+            for line in child.read_log():
+                self._echo(child, line)
+            if child.process is not None and not child.is_running:
+                self._bury(child)
+            elif child.process is None and time.monotonic() >= child.start_again_at and not self.asked_to_stop:
+                child.start()
+            child.shorten_log()
+
+    def _bury(self, child: Child) -> None:
+        how = child.how_it_ended()
+        child.process = None
+        if self.asked_to_stop:
+            return
+        wait = child.note_death()
+        if not self.has_been_ready and child.deaths >= HOPELESS_AFTER:
+            raise Refused(f"{child.name} does not come up ({how}); its log {child.log} ends with\n{child.log_tail()}")
+        say(f"{child.name} {how}; starting it again in {wait:g} s (log: {child.log})")
+        if child.name == "redis":
+            redis_server.socket_path(self.home / "redis").unlink(missing_ok=True)
+
+    def _echo(self, child: Child, line: str) -> None:
+        """Show an important line; from a child that has much to say, only that it has."""
+        now = time.monotonic()
+        recent = [at for at in self._echoed.get(child.name, []) if now - at < 60]
+        self._echoed[child.name] = [*recent, now][-20:]
+        if len(recent) < 5:
+            say(f"{child.name}: {line[:300]}")
+        elif len(recent) == 5:
+            say(f"{child.name}: … more in {child.log}")
+
+    # stopping
+
+    def stop(self) -> None:
+        """End everything in reverse order, within five seconds whatever hangs."""
+        self.asked_to_stop = max(1, self.asked_to_stop)
+        for names, patience_s in STOP_ORDER:
+            children = [self.children[name] for name in names if name in self.children]
+            killed = supervise.stop(children, 0.0 if self.asked_to_stop > 1 else patience_s)
+            if killed and self.asked_to_stop == 1:
+                say(f"{' and '.join(killed)} did not stop in {patience_s:g} s and had to be killed.")
+
+
+class Interrupted(Exception):
+    """Asked to stop before everything was up."""
+
+
+class _Probe:
+    """One request to the web, so that it has loaded its pages before the first person asks; never blocks."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.address, self.answered = (host, port), False
+        self._connect()
+
+    def _connect(self) -> None:
+        self.socket = socket.create_connection(self.address, timeout=5)
+        host = "127.0.0.1" if ":" not in self.address[0] else "[::1]"
+        self.socket.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        self.socket.setblocking(False)
+
+    def look(self) -> None:
+        if self.answered:
+            return
+        try:
+            data = self.socket.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self.answered = data.startswith(b"HTTP/")
+        if not self.answered:  # the process that had taken the connection died
+            self.socket.close()
+            self._connect()
+
+    def __enter__(self) -> _Probe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+_wakeup: socket.socket | None = None
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep, but wake up for any signal: a death is noticed at once."""
+    if _wakeup is None:
+        time.sleep(seconds)
+    elif select.select([_wakeup], [], [], seconds)[0]:
+        _wakeup.recv(4096)
+
+
+def handle_signals(up: Up) -> None:
+    """Ctrl-C and TERM ask to stop, a second one to stop at once."""
+    global _wakeup
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    _wakeup = reader
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+
+    def ask(number: int, frame: object) -> None:
+        up.asked_to_stop += 1
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
+            signal.signal(number, ask)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("vigil up", description="Run the portal on this machine until Ctrl-C.")
+    parser.add_argument("--demo", action="store_true", help="add a made-up lab to look around in")
+    parser.add_argument("--host", default=os.environ.get("VIGIL_HOST", "127.0.0.1"), help="address to listen on")
+    parser.add_argument("--port", default=os.environ.get("VIGIL_PORT") or "8000", help="0 takes any free port")
+    parser.add_argument("--with-parent", action="store_true", help="stop when the process that started this one ends")
+    options = parser.parse_args(arguments)
+    if options.with_parent:
+        supervise.die_with(os.getppid(), signal.SIGTERM)
+    try:
+        return _run(options)
+    except Refused as error:
+        print(f"vigil up: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not options.port.isdecimal() or int(options.port) > 65535:
+        raise Refused(f"{options.port!r} is no port: VIGIL_PORT is a number from 1024 to 65535.")
+    if options.port == "0":  # taken before the settings are read, which tell the port to everybody
+        listener = listen(options.host, 0)
+        settings = load_settings(listener.getsockname()[1])
+        with one_a_home(settings.VIGIL_HOME):
+            return _supervise(Up(settings, listener, demo=options.demo))
+    settings = load_settings(int(options.port))
+    with one_a_home(settings.VIGIL_HOME):
+        return _supervise(Up(settings, listen(options.host, int(options.port)), demo=options.demo))
+
+
+def _supervise(up: Up) -> int:
+    handle_signals(up)
+    note_owner(up.home, up.settings.VIGIL_PUBLIC_URL)
+    began = 0.0
+    try:
+        up.start()
+        up.run()
+    except Interrupted:
+        pass
+    finally:
+        began = time.monotonic()
+        up.stop()
+    say(f"Vigil has stopped ({time.monotonic() - began:.1f} s). Jobs that were running go on.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
