@@ -1,31 +1,30 @@
-"""Report to Vigil from a training script: one file, the standard library only, any Python from 3.8.
+"""Report to Vigil from a training script: one file, the standard library only, any Python from 3.9.
 
     import vigil_report
 
-    vigil_report.log(step, loss=0.31, accuracy=0.9)      # any numbers, any names; never waits for disk or network
-    vigil_report.progress(step, total)                   # the progress bar
-    if vigil_report.stopping():                          # Vigil wants to end this attempt: save and leave with exit code 0
-        vigil_report.checkpoint("model.pt", step)        # a file or a folder, copied; rank 0's counts
-    path = vigil_report.resume_path()                    # where the last checkpoint lies, or None on a fresh start
+    path = vigil_report.resume_path()                # where the last checkpoint lies, or None on a fresh start
+    vigil_report.log(step, loss=0.31, accuracy=0.9)  # any numbers, any names; never waits for disk or network
+    vigil_report.progress(step, total)               # the progress bar
+    vigil_report.checkpoint("model.pt", step)        # a file or a folder, copied; rank 0's counts
+    if vigil_report.stopping():                      # Vigil wants this attempt to end: save, leave with exit code 0
+        ...
 
-Outside a Vigil job every call does nothing. Nothing here raises into the script: what cannot be reported is said once on stderr.
+Outside a Vigil job every call does nothing. Reporting never raises into the script: what cannot be reported is said
+once on stderr.
 """
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import re
-import shutil
-import signal
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 SEGMENT_BYTES = 16 * 1024 * 1024
 POINTS_A_BATCH = 5_000
@@ -36,8 +35,8 @@ CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 
-Points = Dict[str, List[Tuple[int, float]]]
-Event = Dict[str, Any]
+Points = dict[str, list[tuple[int, float]]]
+Event = dict[str, Any]
 
 
 def boot_id() -> str:
@@ -64,9 +63,9 @@ class Stream:
     """What one process says, appended to its own spool file by a thread of its own (PROTOCOLS §3).
 
     One writer for life, a random id, a header line, then a JSON line a batch with seq 0, 1, 2 …; segments of 16 MB.
-    `log` and `event` only append to memory. The thread writes every `flush_seconds`, at once after a quiet spell, and at
-    once for events, which it also fsyncs. A line that could not be written whole is written again at the same offset,
-    so a full disk leaves no damage; what no longer fits in memory meanwhile is counted in a `report.dropped` event.
+    `log` and `event` only append to memory. The thread writes every `flush_seconds`, at once after a quiet spell, and
+    at once for events, which it also fsyncs. A line that could not be written whole is written again at the same
+    offset, so a full disk leaves no damage; what no longer fits in memory meanwhile is counted (`report.dropped`).
     """
 
     def __init__(
@@ -192,7 +191,10 @@ class Stream:
         except (TypeError, ValueError, OverflowError):
             if name not in self._refused and len(self._refused) < 100:
                 self._refused.add(name)
-                print(f"vigil_report: {name} at step {step!r} is not a number under a plain name; skipped", file=sys.stderr)
+                print(
+                    f"vigil_report: {name} at step {step!r} is not a number under a plain name; skipped",
+                    file=sys.stderr,
+                )
             return
         self._points.setdefault(name, []).append((step, value))
         self._waiting += 1
@@ -296,4 +298,6 @@ class Stream:
 
 def _short(data: dict[str, Any]) -> dict[str, Any]:
     """The data of an event that was too long: every value cut, so that at least its beginning is kept."""
-    return {name: value if isinstance(value, (int, float)) else str(value)[:1024] for name, value in list(data.items())[:16]}
+    return {
+        name: value if isinstance(value, (int, float)) else str(value)[:1024] for name, value in list(data.items())[:16]
+    }

@@ -1,10 +1,10 @@
-"""A rank's heartbeat: written by the training loop itself, never by a thread, so that a stuck loop shows (PROTOCOLS §6).
+"""A rank's heartbeat: written by the training loop, never by a thread, so that a stuck loop shows (PROTOCOLS §6).
 
-    heartbeat = Heartbeat.open(attempt_dir, rank=rank, incarnation=incarnation)
-    heartbeat.beat("init")                 # just before the process group is made: 20 s limit once everybody is there
-    heartbeat.beat("restore"); heartbeat.beat("compile")
-    heartbeat.beat("step", step)           # at the start of every step; a few µs
-    heartbeat.beat("validate", step) …     # whenever the phase changes, and back to "step" after it
+heartbeat = Heartbeat.open(attempt_dir, rank=rank, incarnation=incarnation)
+heartbeat.beat("init")                 # just before the process group is made: 20 s limit once everybody is there
+heartbeat.beat("restore"); heartbeat.beat("compile")
+heartbeat.beat("step", step)           # at the start of every step; a few µs
+heartbeat.beat("validate", step) …     # whenever the phase changes, and back to "step" after it
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +47,8 @@ class Heartbeat:
         record = (
             f'{{"incarnation":{self._incarnation},"phase":"{phase}","step":{step},"monotonic":{time.monotonic():.6f}}}'
         )
-        try:
+        with suppress(OSError):
             os.pwrite(self._file, record.ljust(RECORD_BYTES - 1).encode() + b"\n", 0)
-        except OSError:
-            pass
 
 
 class NullHeartbeat:
@@ -70,8 +69,6 @@ def read_beat(path: Path) -> Beat | None:
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read(RECORD_BYTES * 2))
-        return Beat(
-            int(found["incarnation"]), str(found["phase"])[:32], int(found["step"]), float(found["monotonic"])
-        )
+        return Beat(int(found["incarnation"]), str(found["phase"])[:32], int(found["step"]), float(found["monotonic"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

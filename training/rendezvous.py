@@ -1,6 +1,7 @@
 """Where the ranks of one incarnation meet. Everything here is files in the run directory: no torch, no fixed port.
 
-A trainer of ours is told VIGIL_STORE_FILE, a path that does not exist yet. Rank 0 makes its store on port 0 and says where:
+A trainer of ours is told VIGIL_STORE_FILE, a path that does not exist yet. Rank 0 makes its store on port 0 and says
+where:
 
     if rank == 0:
         store = TCPStore(bind_host(), 0, world_size, is_master=True, wait_for_workers=False)
@@ -9,8 +10,9 @@ A trainer of ours is told VIGIL_STORE_FILE, a path that does not exist yet. Rank
         host, port = store_address()
         store = TCPStore(host, port, world_size, is_master=False)
 
-so no port is ever chosen before it is bound, and every incarnation has a new store. Other people's scripts get torchrun's
-MASTER_ADDR and MASTER_PORT instead, a port that was free a moment before; the launcher tries another if it was not.
+so no port is ever chosen before it is bound, and every incarnation has a new store. Other people's scripts get
+torchrun's MASTER_ADDR and MASTER_PORT instead, a port that was free a moment before; the launcher tries another if it
+was not.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def publish_store(port: int, environment: Mapping[str, str] = os.environ) -> Non
 def store_address(timeout: float = 300.0, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Host and port of rank 0's store, waiting for it to appear.
 
-    The wait is long because rank 0 may still be importing torch from a slow file system; a rank stuck *after* that is the
-    launcher's watchdog's business.
+    The wait is long because rank 0 may still be importing torch from a slow file system; a rank stuck *after* that is
+    the launcher's watchdog's business.
     """
     path = Path(environment["VIGIL_STORE_FILE"])
     deadline = time.monotonic() + timeout

@@ -14,8 +14,8 @@ from vigil_report import Stream
 class Reporter(Stream):
     """`log`, `event` and `flush` never wait for the disk; see Stream.
 
-    A trainer that gathers tensors on the device and hands over floats every N steps calls `flush()` right after, so that
-    they are on disk at once; and `flush(wait=…)` before a checkpoint is committed.
+    A trainer that gathers tensors on the device and hands over floats every N steps calls `flush()` right after, so
+    that they are on disk at once; and `flush(wait=…)` before a checkpoint is committed.
     """
 
     @classmethod

@@ -1,0 +1,342 @@
+"""Reading spool files: the one parser, for the shipper and for the portal's sweep. The standard library only.
+
+A file is whatever a job left there, so nothing in it is trusted. The rules (PROTOCOLS §3):
+
+- A stream is a header line, then a line a batch; the n-th line after the header *is* seq n, whatever it claims. A line
+  that is no well-formed batch with that seq is passed on as an empty batch with one `report.damaged` event, so a cursor
+  always gets past it.
+- Only a line that ends with a newline counts. A torn last line is ignored: more may come, or its writer is dead.
+- Segments `<file>`, `<file>.1`, `<file>.2` … follow each other once the next exists. An end line closes the stream.
+- Lines and segments are bounded; files are opened without following links and must be regular.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+NAME = re.compile(r"(?P<incarnation>\d{1,9})\.(?P<rank>-?\d{1,9})\.(?P<stream>[0-9a-f]{16})\.jsonl")
+SERIES_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
+LINE_BYTES = 1024 * 1024
+SEGMENT_BYTES = 16 * 1024 * 1024 + 2 * LINE_BYTES  # a writer turns the page at 16 MiB; anything far longer is not ours
+SEGMENTS = 10_000
+POINTS_A_BATCH = 20_000
+EVENTS_A_BATCH = 100
+EVENT_BYTES = 64 * 1024
+STEP_LIMIT = 2**53
+FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True)
+class Header:
+    stream: str
+    incarnation: int
+    rank: int
+    node: str
+    boot_id: str
+    restart_count: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One line. Values are float64 (NaN and infinities included); steps are not necessarily in order."""
+
+    seq: int
+    time: float
+    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def points(self) -> int:
+        return sum(len(column) for column in self.series.values())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the line of `seq` begins."""
+
+    seq: int
+    segment: int
+    offset: int
+
+
+class Spool:
+    """One stream on disk, read from a cursor on while it may still grow.
+
+    `directory` is an open descriptor of the spool folder, so that the caller decides how it got there safely.
+    """
+
+    def __init__(self, directory: int, name: str) -> None:
+        match = NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name!r} is not the name of a spool file")
+        self.name, self.stream = name, match["stream"]
+        self._named = (int(match["incarnation"]), int(match["rank"]))
+        self._directory = directory
+        self._start: _Place | None = None  # of seq 0, known once the header was read
+        self._at: _Place | None = None
+        self.header: Header | None = None
+        self.ended = False  # an end line was read, or what follows can never be read
+
+    @property
+    def next_seq(self) -> int:
+        """The seq of the next line to be read."""
+        return self._at.seq if self._at else 0
+
+    def size(self) -> int:
+        """Bytes on disk, all segments: it grew if this did. 0 where there is no such file."""
+        total = 0
+        for segment in range(SEGMENTS):
+            try:
+                found = os.stat(self._segment(segment), dir_fd=self._directory, follow_symlinks=False)
+            except OSError:
+                break
+            total += found.st_size
+        return total
+
+    def seek(self, seq: int) -> None:
+        """Read from this seq on; lines before it are counted, not parsed. Beyond the last line: stay at the end."""
+        if self._at is None or self._start is None or seq == self.next_seq:
+            return
+        if seq < self.next_seq:
+            self._at, self.ended = self._start, False
+        while self.next_seq < seq:
+            if not sum(1 for _ in self._lines(seq - self.next_seq)):
+                return
+
+    def read(self, limit: int = 256) -> list[Batch]:
+        """The next complete batches, at most `limit`. Empty at the end of what is on disk."""
+        if self._at is None and not self._read_header():
+            return []
+        batches = []
+        for seq, line in self._lines(limit):
+            batch = _parse(line, seq)
+            if batch is None:
+                self.ended = True
+                self._at = replace(self._at or _Place(0, 0, 0), seq=seq)  # the end line is no batch
+                break
+            batches.append(batch)
+        return batches
+
+    def _read_header(self) -> bool:
+        """The header says who speaks; where it contradicts the file's name, or is none, nobody does."""
+        self._at = _Place(-1, 0, 0)
+        for _, line in self._lines(1):
+            self.header = _parse_header(line, self.stream, self._named)
+            self._start = self._at
+            if self.header is None:
+                self.ended = True
+            return self.header is not None
+        self._at = None
+        return False
+
+    def _lines(self, limit: int) -> Iterator[tuple[int, bytes | None]]:
+        """Complete lines from the cursor on, moving it; None stands for one too long, or torn in a final segment."""
+        while limit > 0 and not self.ended and self._at is not None:
+            chunk, final = self._chunk(self._at)
+            start = 0
+            while limit > 0 and (end := chunk.find(b"\n", start)) >= 0:
+                self._at = _Place(self._at.seq + 1, self._at.segment, self._at.offset + end + 1 - start)
+                limit -= 1
+                yield self._at.seq - 1, chunk[start:end] if end - start <= LINE_BYTES else None
+                start = end + 1
+            if limit == 0 or start > 0:
+                continue  # there may be more after what was read at once
+            if not chunk and final:
+                self._at = _Place(self._at.seq, self._at.segment + 1, 0)
+            elif len(chunk) > LINE_BYTES or (chunk and final):
+                place = self._skip(self._at)
+                if place is None:
+                    return
+                self._at = place
+                limit -= 1
+                yield place.seq - 1, None
+            else:
+                return
+
+    def _chunk(self, place: _Place) -> tuple[bytes, bool]:
+        """What follows in this segment, and whether the segment is final because there is a next one."""
+        # Asked before reading: a writer never touches a segment again once it has made the next.
+        final = self._exists(place.segment + 1)
+        return self._pread(place, LINE_BYTES + 1), final
+
+    def _skip(self, place: _Place) -> _Place | None:
+        """Past a line that has no end within bounds: to the next newline, or to the next segment if there is one."""
+        offset = place.offset
+        while offset < SEGMENT_BYTES:
+            chunk = self._pread(_Place(0, place.segment, offset), LINE_BYTES)
+            if not chunk:
+                break
+            if (end := chunk.find(b"\n")) >= 0:
+                return _Place(place.seq + 1, place.segment, offset + end + 1)
+            offset += len(chunk)
+        if self._exists(place.segment + 1):
+            return _Place(place.seq + 1, place.segment + 1, 0)
+        if offset >= SEGMENT_BYTES:
+            self.ended = True  # a segment of ours never gets here
+        return None
+
+    def _segment(self, number: int) -> str:
+        return f"{self.name}.{number}" if number else self.name
+
+    def _exists(self, segment: int) -> bool:
+        if segment >= SEGMENTS:
+            return False
+        try:
+            os.stat(self._segment(segment), dir_fd=self._directory, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+    def _pread(self, place: _Place, size: int) -> bytes:
+        if place.offset >= SEGMENT_BYTES:
+            return b""
+        try:
+            file = os.open(
+                self._segment(place.segment),
+                os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+                dir_fd=self._directory,
+            )
+        except OSError:
+            return b""
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return b""
+            return os.pread(file, size, place.offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(file)
+
+
+def spool_names(directory: int) -> list[str]:
+    """First segments of the streams in an open spool folder, in order of incarnation, rank and name."""
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if (match := NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
+                found.append((int(match["incarnation"]), int(match["rank"]), entry.name))
+    return [name for _, _, name in sorted(found)]
+
+
+def open_folder(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a folder itself, never of what a link points to."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def read_spool(path: str | os.PathLike[str], from_seq: int = 0) -> tuple[Header | None, list[Batch], bool]:
+    """A whole stream at once, from a seq on: header, batches, and whether it has ended. For tests and small files."""
+    folder, name = os.path.split(os.fspath(path))
+    directory = open_folder(folder or ".")
+    try:
+        spool = Spool(directory, name)
+        batches = spool.read()
+        if from_seq:
+            spool.seek(from_seq)
+            batches = spool.read()
+        while more := spool.read():
+            batches += more
+        return spool.header, batches, spool.ended
+    finally:
+        os.close(directory)
+
+
+def _parse_header(line: bytes | None, stream: str, named: tuple[int, int]) -> Header | None:
+    found = _object(line)
+    if found is None or found.get("version") != 1 or found.get("stream") != stream:
+        return None
+    if (found.get("incarnation"), found.get("rank")) != named:
+        return None
+    node, boot_id, restart_count = found.get("node"), found.get("boot_id"), found.get("restart_count")
+    time = _number(found.get("time"))
+    if not isinstance(node, str) or not isinstance(boot_id, str) or time is None:
+        return None
+    if type(restart_count) is not int or not 0 <= restart_count < 2**31 or len(node) > 255 or len(boot_id) > 64:
+        return None
+    return Header(stream, *named, node, boot_id, restart_count, time)
+
+
+def _parse(line: bytes | None, seq: int) -> Batch | None:
+    """The batch of one line; None for the end line."""
+    found = _object(line)
+    if found is not None and found.get("end") is True and found.get("seq") == seq:
+        return None
+    if found is None or found.get("seq") != seq or (time := _number(found.get("time"))) is None:
+        return _damaged(seq, "not a batch of this place")
+    series, events = _series(found.get("series", {})), _events(found.get("events", []))
+    if series is None or events is None:
+        return _damaged(seq, "malformed series or events", time)
+    batch = Batch(seq, time, series, events)
+    return batch if batch.points <= POINTS_A_BATCH else _damaged(seq, "more points than a batch may have", time)
+
+
+def _damaged(seq: int, problem: str, time: float = 0.0) -> Batch:
+    return Batch(seq, time, {}, [{"kind": "report.damaged", "time": time, "seq": seq, "problem": problem}])
+
+
+def _object(line: bytes | None) -> dict[str, Any] | None:
+    if line is None:
+        return None
+    try:
+        found = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _number(value: object) -> float | None:
+    """A finite float, from a JSON number that is none of true, false, or beyond float64."""
+    if type(value) is int or type(value) is float:
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _series(found: object) -> dict[str, list[tuple[int, float]]] | None:
+    if not isinstance(found, dict):
+        return None
+    series = {}
+    for name, column in found.items():
+        if not SERIES_NAME.fullmatch(name) or not isinstance(column, list):
+            return None
+        points = []
+        for point in column:
+            if not isinstance(point, list) or len(point) != 2:
+                return None
+            step, value = point
+            number = FINITE.get(value) if isinstance(value, str) else _number(value)
+            if number is None or type(step) is not int or not 0 <= step < STEP_LIMIT:
+                return None
+            points.append((step, number))
+        series[name] = points
+    return series
+
+
+def _events(found: object) -> list[dict[str, Any]] | None:
+    if not isinstance(found, list) or len(found) > EVENTS_A_BATCH:
+        return None
+    for event in found:
+        if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or not event["kind"]:
+            return None
+        if len(event["kind"]) > 64 or _number(event.get("time")) is None:
+            return None
+        try:
+            if len(json.dumps(event, allow_nan=False)) > EVENT_BYTES:
+                return None
+        except (ValueError, RecursionError):  # 1e999 is read as infinity
+            return None
+    return found
