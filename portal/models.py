@@ -103,6 +103,10 @@ class Token(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.hint}…)"
 
+    @property
+    def is_expired(self) -> bool:
+        return self.expires_at <= timezone.now()
+
     @classmethod
     def issue(cls, user: User, name: str, *, scope: str = Scope.WRITE, days: int = 90) -> tuple["Token", str]:
         """A new token and its secret, which nobody can read again."""

@@ -33,6 +33,7 @@ VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
+VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 
 
 def _secret_key() -> str:
@@ -119,6 +120,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "portal.middleware.ContentSecurityPolicy",
+    "portal.middleware.problem_documents",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -170,11 +172,12 @@ ACCOUNT_LOGIN_METHODS = {"username"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_LOGOUT_REDIRECT_URL = "account_login"
-ACCOUNT_RATE_LIMITS = {"login_failed": None}  # guessing is axes' business: one mechanism, one message
+ACCOUNT_RATE_LIMITS = {"login": None, "login_failed": None}  # guessing is axes' business: one mechanism, one message
 AXES_FAILURE_LIMIT = 8
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
+AXES_USERNAME_CALLABLE = "portal.accounts.guessed_username"
 AXES_LOCKOUT_CALLABLE = "portal.accounts.locked_out"
 AXES_VERBOSE = False
 AUTH_PASSWORD_VALIDATORS = [

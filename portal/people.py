@@ -1,0 +1,108 @@
+"""REST: who I am, my projects, my tokens."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from django.db.models import OuterRef, Subquery
+from ninja import Router, Schema, Status
+from pydantic import Field, StringConstraints
+
+from portal import accounts
+from portal.api import ApiRequest, bad_field
+from portal.models import Membership, Project, Token
+from portal.problems import Problem
+
+router = Router(tags=["people"])
+Scope = Literal["read", "write", "admin"]
+
+
+class ProjectShape(Schema):
+    slug: str
+    title: str
+    role: Literal["researcher", "lead"] | None = Field(description="Null: seen as a sysadmin.")
+    slurm_account: str
+
+
+class Projects(Schema):
+    items: list[ProjectShape]
+    next: str | None = None
+
+
+class Me(Schema):
+    username: str
+    sysadmin: bool
+    slurm_user: str | None
+    token_scope: Scope | None = Field(description="Of the token that asks; null for a session.")
+
+
+class TokenShape(Schema):
+    id: int
+    name: str
+    hint: str
+    scope: Scope
+    created_at: datetime
+    expires_at: datetime
+    last_used_at: datetime | None
+    expired: bool
+
+
+class NewToken(TokenShape):
+    secret: str = Field(description="Shown this once.")
+
+
+class Tokens(Schema):
+    items: list[TokenShape]
+    next: str | None = None
+
+
+class TokenAsked(Schema):
+    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^\x00]*$")]
+    scope: Scope = "write"
+    days: int = Field(90, ge=1, le=730)
+
+
+@router.get("/me", response=Me, summary="Who asks")
+def me(request: ApiRequest) -> dict[str, object]:
+    user = request.auth
+    return {
+        "username": user.username,
+        "sysadmin": user.is_sysadmin,
+        "slurm_user": user.slurm_user,
+        "token_scope": request.token_scope,
+    }
+
+
+@router.get("/projects", response=Projects, summary="Projects you can see")
+def projects(request: ApiRequest) -> dict[str, object]:
+    role = Membership.objects.filter(user=request.auth, project=OuterRef("pk")).values("role")
+    found = Project.objects.visible_to(request.auth).annotate(role=Subquery(role))
+    return {"items": list(found.values("slug", "title", "role", "slurm_account"))}
+
+
+@router.get("/tokens", response=Tokens, summary="Your tokens")
+def tokens(request: ApiRequest) -> dict[str, object]:
+    return {"items": [_shape(token) for token in accounts.tokens_of(request.auth)]}
+
+
+@router.post("/tokens", response={201: NewToken}, summary="Make a token; its secret is shown once")
+def make_token(request: ApiRequest, asked: TokenAsked) -> Status[dict[str, object]]:
+    scopes = Token.Scope.values
+    if request.token_scope is not None and scopes.index(asked.scope) > scopes.index(request.token_scope):
+        raise Problem(403, "A token cannot make one that may do more than itself. Sign in for that.", kind="scope")
+    try:
+        token, secret = accounts.make_token(request.auth, asked.name, asked.scope, asked.days)
+    except ValueError as error:
+        raise bad_field("scope", str(error)) from error
+    return Status(201, {**_shape(token), "secret": secret})
+
+
+@router.delete("/tokens/{int:token_id}", response={204: None}, summary="Revoke a token")
+def revoke_token(request: ApiRequest, token_id: int) -> Status[None]:
+    if not accounts.revoke_token(request.auth, token_id):
+        raise Problem(404, f"You have no token {token_id}.")
+    return Status(204, None)
+
+
+def _shape(token: Token) -> dict[str, object]:
+    names = ("id", "name", "hint", "scope", "created_at", "expires_at", "last_used_at")
+    return {**{name: getattr(token, name) for name in names}, "expired": token.is_expired}
