@@ -198,8 +198,7 @@ SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 if flag("VIGIL_BEHIND_PROXY"):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
-CONTENT_SECURITY_POLICY = {
-    "EXCLUDE_URL_PREFIXES": ["/admin/"],
+CONTENT_SECURITY_POLICY = {  # a little wider for /admin: portal.middleware
     "DIRECTIVES": {
         "default-src": ["'none'"],
         "script-src": ["'self'"],
