@@ -171,3 +171,62 @@ class AuditEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.action} {self.thing}"
+
+
+class Series(models.Model):
+    """One named curve of something: an attempt's loss, a GPU's temperature. `column` tells a band's columns apart."""
+
+    class Column(models.TextChoices):
+        VALUE = ""
+        MIN = "min"
+        MEDIAN = "median"
+        MAX = "max"
+        WORST = "worst"
+
+    owner_kind = models.CharField(max_length=16)
+    owner_id = models.BigIntegerField()
+    name = models.CharField(max_length=128)
+    column = models.CharField(max_length=8, choices=Column.choices, default=Column.VALUE, blank=True)
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(
+                fields=["owner_kind", "owner_id", "column", "name"], name="one_series_a_name_and_column"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.owner_kind} {self.owner_id}"
+
+
+class Chunk(models.Model):
+    """Points of one series and incarnation (portal.series.codec); `data` comes last: an outline never reads it.
+
+    Loose, as reports bring them: ranks `rank`..`rank_last` × steps. Else, merged: up to 1,024 points of one rank.
+    """
+
+    series = models.ForeignKey(Series, models.CASCADE, related_name="chunks", db_index=False)
+    incarnation = models.IntegerField()
+    loose = models.BooleanField()
+    rank = models.IntegerField()
+    rank_last = models.IntegerField()
+    first_step = models.BigIntegerField()
+    last_step = models.BigIntegerField()
+    n = models.IntegerField()
+    stride = models.BigIntegerField(help_text="The distance of all neighbouring steps; 0 where it differs.")
+    first_time = models.FloatField(help_text="Unix seconds.")
+    last_time = models.FloatField()
+    min = models.FloatField(null=True, help_text="Over finite values, as are max and sum.")
+    max = models.FloatField(null=True)
+    sum = models.FloatField()
+    odd = models.IntegerField(help_text="How many values are NaN or infinite.")
+    data = models.BinaryField()
+
+    class Meta:
+        indexes = (
+            models.Index(fields=["series", "loose", "rank", "first_step"], name="chunks_of_a_rank"),
+            models.Index(fields=["series", "incarnation"], condition=models.Q(loose=True), name="loose_chunks"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.n} points from step {self.first_step}"
