@@ -51,7 +51,7 @@ lock: dev ## resolve requirements*.in again
 	        $$name.in -o $$name.lock || exit 1; done
 
 clean: ## remove the environment and the caches (data in var/ stays)
-	rm -rf $(VENV) $(VENV).lock .mypy_cache .ruff_cache .import_linter_cache *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -not -path './var/*' -prune -exec rm -rf {} +
 
 help: ## this list

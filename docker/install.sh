@@ -53,7 +53,8 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 mkdir -p "$(dirname "$venv")"
 if command -v flock >/dev/null 2>&1; then
-    exec 9>"$venv.lock"
+    mkdir -p "$(dirname "$log")"
+    exec 9>"$(dirname "$log")/install.lock"
     flock 9 # two makes at once take turns
 fi
 
@@ -90,6 +91,8 @@ fi
 
 project=$(digest "$here/pyproject.toml")
 if ! is_current project "$here $project"; then
-    step "Installing Vigil itself" pip install --no-deps --no-build-isolation --editable "$here"
+    # compat: one plain path, so that tests and benches are found as well.
+    step "Installing Vigil itself" pip install --no-deps --no-build-isolation --config-settings editable_mode=compat \
+        --editable "$here"
     mark project "$here $project"
 fi

@@ -44,7 +44,8 @@ def _listener_on(port: int) -> str:
 
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port and connection.pid:
+            here = getattr(connection.laddr, "port", None) == port
+            if here and connection.status == psutil.CONN_LISTEN and connection.pid:
                 return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
     except psutil.Error:
         pass

@@ -1,17 +1,31 @@
-"""Loaded before Django (see `-p` in pyproject.toml): every test process gets a home of its own."""
+"""Loaded before Django (see `-p` in pyproject.toml): every test process gets a home of its own.
+
+TEST_DATABASE=postgres runs on a private PostgreSQL; TEST_DATABASE_URL names one that exists."""
 
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if "VIGIL_TEST_HOME" not in os.environ:
-    _home = tempfile.mkdtemp(prefix="vigil-test-")
-    atexit.register(shutil.rmtree, _home, ignore_errors=True)
-    os.environ["VIGIL_HOME"] = _home
-    os.environ["SECRET_KEY"] = "a key for tests only, as long as a real one would be"
-for _name in ("DATABASE_URL", "REDIS_URL", "VIGIL_RUNS", "VIGIL_PUBLIC_URL", "VIGIL_PORT"):
+_home = tempfile.mkdtemp(prefix="vigil-test-")
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
+os.environ["VIGIL_HOME"] = _home
+os.environ["SECRET_KEY"] = "a key for tests only, as long as a real one would be"
+
+if os.environ.get("TEST_DATABASE") == "postgres" and "TEST_DATABASE_URL" not in os.environ:
+    from tests.postgres import NoPostgres, postgres
+
+    # The workers of xdist inherit the variable and so share this one cluster, each with a database of its own.
+    _cluster = postgres()
+    try:
+        os.environ["TEST_DATABASE_URL"] = _cluster.__enter__()
+    except NoPostgres as error:
+        sys.exit(str(error))
+    atexit.register(_cluster.__exit__, None, None, None)
+
+for _name in ("DATABASE_URL", "REDIS_URL", "VIGIL_RUNS", "VIGIL_PUBLIC_URL", "VIGIL_PORT", "VIGIL_HOST"):
     if f"TEST_{_name}" in os.environ:
         os.environ[_name] = os.environ[f"TEST_{_name}"]
     else:

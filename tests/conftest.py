@@ -1,0 +1,40 @@
+"""Fixtures for every test: `portal_up` is a real portal that slow tests share, `make_stack` makes one to break."""
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.stack import Stack
+
+
+@pytest.fixture(scope="session")
+def portal_up() -> Iterator[Stack]:
+    """A running `vigil up`. Shared: leave it up, and look only at what your test made."""
+    stack = Stack(VIGIL_LOCAL_TRUST="everyone")
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.close()
+
+
+@pytest.fixture(scope="session")
+def client_up(portal_up: Stack) -> Iterator[httpx.Client]:
+    """A REST client of `portal_up`, as its first sysadmin."""
+    with portal_up.client() as client:
+        yield client
+
+
+@pytest.fixture
+def make_stack() -> Iterator[Callable[..., Stack]]:
+    """Makes portals of one's own, not started yet; environment variables by name."""
+    made: list[Stack] = []
+
+    def make(**environment: str) -> Stack:
+        made.append(Stack(**environment))
+        return made[-1]
+
+    yield make
+    for stack in made:
+        stack.close()

@@ -1,0 +1,194 @@
+"""`vigil up` from outside: it comes up, keeps its children alive, refuses what cannot be, leaves nothing."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import httpx
+import psutil
+import pytest
+
+from portal import preflight, redis_server, supervise
+from tests.stack import NAMES, REPOSITORY, Stack, wait_for
+
+MakeStack = Callable[..., Stack]
+
+
+@pytest.mark.slow
+def test_starts_serves_and_stops_within_five_seconds(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.start()
+    assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200
+    pids = {name: stack.pid(name) for name in NAMES}
+    assert all(os.getsid(pid) == pid for pid in pids.values()), "each in a session of its own"
+    assert stack.stop(signal.SIGINT) < 5
+    assert stack.process
+    assert stack.process.returncode == 0
+    assert stack.processes() == []
+    assert "had to be killed" not in stack.said()
+
+
+@pytest.mark.slow
+def test_second_start_is_quick_and_keeps_the_port(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.start()
+    url, secret = stack.url, (stack.home / "secret_key").read_text()
+    stack.stop()
+    stack.start()
+    assert "Preparing" not in stack.said()
+    assert stack.url == url
+    assert (stack.home / "secret_key").read_text() == secret
+
+
+@pytest.mark.slow
+def test_every_child_is_restarted(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.start()
+    for name in NAMES:
+        old = stack.kill(name)
+        assert stack.wait_for_new(name, old) != old
+        wait_for(lambda name=name: f"{name} died of SIGKILL" in stack.said(), f"a word about {name}")
+    # A connection that is made while no web process lives waits for the next one.
+    stack.kill("web")
+    assert httpx.get(f"{stack.url}/healthz", timeout=20, trust_env=False).status_code == 200
+
+
+@pytest.mark.slow
+def test_killed_supervisor_leaves_no_process_and_can_start_again(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.start()
+    stack.kill("up")
+    assert stack.process
+    stack.process.wait(5)
+    wait_for(lambda: not stack.processes(), "every child to end", 5)
+    stack.start()
+    assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200
+
+
+@pytest.mark.slow
+def test_workers_take_tasks_again_after_redis_died(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.start()
+    old = stack.kill("redis")
+    stack.wait_for_new("redis", old)
+    path = redis_server.socket_path(stack.home / "redis")
+    wait_for(lambda: redis_server.answers(path), "Redis")
+    for queue in ("follow", "work"):
+        # A message that names no task is still taken and thrown away, with a word in the log.
+        send = f"import portal.celery as c; c.app.send_task('no.such.task.{queue}', queue={queue!r})"
+        environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+        subprocess.run([sys.executable, "-c", send], cwd=REPOSITORY, env=environment, check=True)
+        wait_for(lambda queue=queue: f"no.such.task.{queue}" in stack.log(queue), f"{queue} to take a task")
+
+
+@pytest.mark.slow
+def test_one_a_home(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.start()
+    second = _up(stack, "--port", "0")
+    assert second.returncode == 1
+    assert f"already running from {stack.home} (process {stack.pid('up')}, {stack.url})" in second.stderr
+    assert "VIGIL_HOME" in second.stderr
+
+
+def test_port_in_use_names_the_process_and_the_remedy(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        refused = _up(stack, "--port", str(server.getsockname()[1]))
+    assert refused.returncode == 1
+    assert f"is taken by process {os.getpid()}" in refused.stderr
+    assert "VIGIL_PORT=" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "word"),
+    [
+        ("VIGIL_PORT", "eighty", "'eighty' is no port"),
+        ("VIGIL_PORT", "70000", "'70000' is no port"),
+        ("VIGIL_HOST", "192.0.2.1", "no address 192.0.2.1"),
+        ("DATABASE_URL", "mysql://localhost/vigil", "DATABASE_URL mysql:// is not known"),
+        ("REDIS_URL", "redis://127.0.0.1:1/0", "REDIS_URL"),
+        ("REDIS_URL", "nonsense", "REDIS_URL"),
+        ("SECRET_KEY_FILE", "/nowhere/key", "/nowhere/key"),
+    ],
+)
+def test_unusable_setting_is_one_sentence(make_stack: MakeStack, setting: str, value: str, word: str) -> None:
+    stack = make_stack(**{setting: value})
+    refused = _up(stack, *(() if setting == "VIGIL_PORT" else ("--port", "0")))
+    assert refused.returncode == 1
+    assert word in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert stack.processes() == []
+
+
+def _up(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "portal.up", *arguments], cwd=REPOSITORY, env=stack.environment,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_no_redis_and_no_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(redis_server.NoRedis, match="apt-get install redis-server"):
+        redis_server.find_server()
+
+
+def test_bundled_redis_is_found_when_none_is_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert subprocess.run([redis_server.find_server(), "--version"], capture_output=True, check=True).stdout
+
+
+def test_long_home_is_refused(tmp_path: object) -> None:
+    home = preflight.Path(str(tmp_path)) / ("d" * 100)
+    with pytest.raises(redis_server.NoRedis, match="shorter VIGIL_HOME"):
+        redis_server.command("redis-server", home)
+
+
+def test_child_that_will_not_end_is_killed_in_time(tmp_path: object) -> None:
+    folder = preflight.Path(str(tmp_path))
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    )
+    child = supervise.Child("deaf", [sys.executable, "-c", deaf], folder / "deaf.log", folder, ready=_regex("deaf"))
+    child.start()
+    wait_for(lambda: child.read_log() or child.is_ready, "the child")
+    began = time.monotonic()
+    assert supervise.stop([child], 0.2) == ["deaf"]
+    assert time.monotonic() - began < 2
+    assert not psutil.pid_exists(child.pid or 0)
+
+
+def test_back_off_grows_and_is_forgotten_after_a_long_life(tmp_path: object) -> None:
+    folder = preflight.Path(str(tmp_path))
+    child = supervise.Child("short", [sys.executable, "-c", ""], folder / "short.log", folder)
+    child.start()
+    waits = [child.note_death() for _ in range(8)]
+    assert waits == [0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0]
+    child.started_at -= supervise.WELL_AFTER_S + 1
+    assert child.note_death() == 0.1
+    child.kill()
+
+
+def test_log_shows_what_matters_and_only_whole_lines(tmp_path: object) -> None:
+    folder = preflight.Path(str(tmp_path))
+    child = supervise.Child("web", [], folder / "web.log", folder, ready=_regex("ready"))
+    child.log.write_bytes(b"2026 INFO x: fine\n2026 WARNING x: odd\nValueError: bad\nall rea")
+    assert child.read_log() == ["2026 WARNING x: odd", "ValueError: bad"]
+    assert not child.is_ready
+    with child.log.open("ab") as file:
+        file.write(b"dy\n")
+    assert child.read_log() == []
+    assert child.is_ready
+
+
+def _regex(text: str) -> object:
+    import re
+
+    return re.compile(text)

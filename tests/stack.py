@@ -1,0 +1,190 @@
+"""A real `vigil up` for tests: its own home and port, its processes by name, its first sysadmin's client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+T = TypeVar("T")
+NAMES = ("redis", "web", "follow", "work", "beat")
+# Set for the tests' own Django, not for the portal that they start.
+_NOT_PASSED_ON = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
+
+
+def wait_for(look: Callable[[], T], what: str, timeout_s: float = 30.0, every_s: float = 0.05) -> T:
+    """The first true answer of `look`; fails by name after the time-out."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(every_s)
+    return answer
+
+
+class Stack:
+    """One supervised portal. `start` and `stop` may be called again and again: the home stays until `close`."""
+
+    def __init__(self, **environment: str) -> None:
+        # Short: a unix socket's path holds about 100 characters.
+        self.home = Path(tempfile.mkdtemp(prefix="vigil-up-"))
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _NOT_PASSED_ON and not name.startswith(("VIGIL_", "TEST_", "PYTEST_"))
+        }
+        self.environment = {**inherited, "VIGIL_HOME": str(self.home), **environment}
+        self.output = self.home / "up.out"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    # its life
+
+    def start(self, *arguments: str, timeout_s: float = 60.0) -> None:
+        """Start it and wait until it says that it is ready; on the port it had before, if there was one."""
+        self.output.write_bytes(b"")
+        command = [sys.executable, "-m", "portal.up", "--port", str(self.port), "--with-parent", *arguments]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=REPOSITORY, env=self.environment, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.said()}", timeout_s)
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def _is_ready(self) -> bool:
+        assert self.process
+        if self.process.poll() is not None:
+            raise AssertionError(f"`vigil up` ended with {self.process.returncode}:\n{self.said()}")
+        return "Vigil is ready at" in self.said()
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 15.0) -> float:
+        """Ask it to stop; answers how many seconds that took."""
+        assert self.process
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(timeout_s)
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        """Stop it, end the jobs that outlive it, remove its home."""
+        if self.process and self.process.poll() is None:
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        wait_for(lambda: not self.processes(), "the last process to end")
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    # what it says
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def line(self, start: str) -> str:
+        """The rest of the first line that starts so."""
+        return next(line.removeprefix(start).strip() for line in self.said().splitlines() if line.startswith(start))
+
+    @property
+    def url(self) -> str:
+        return self.line("Vigil is ready at").split()[0]
+
+    @property
+    def sign_in_url(self) -> str:
+        return self.line("Sign in:")
+
+    def log(self, name: str) -> str:
+        return (self.home / "logs" / f"{name}.log").read_text(errors="replace")
+
+    # its processes
+
+    def pid(self, name: str) -> int:
+        """The process id of one of NAMES, or of `up` itself."""
+        assert self.process
+        if name == "up":
+            return self.process.pid
+        for child in psutil.Process(self.process.pid).children():
+            if _name_of(child) == name:
+                return child.pid
+        raise LookupError(f"no {name} among the children of `vigil up`")
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Send the signal to one of NAMES, or to `up`; answers the process id."""
+        pid = self.pid(name)
+        os.kill(pid, number)
+        return pid
+
+    def wait_for_new(self, name: str, old: int, timeout_s: float = 20.0) -> int:
+        """Wait until the process has been started again."""
+
+        def look() -> int:
+            try:
+                pid = self.pid(name)
+            except (LookupError, psutil.NoSuchProcess):
+                return 0
+            return pid if pid != old else 0
+
+        return wait_for(look, f"a new {name}", timeout_s)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that belongs to this home: the portal's, and the jobs' that it started."""
+        return [process for process in psutil.process_iter() if self._owns(process)]
+
+    def _owns(self, process: psutil.Process) -> bool:
+        home = str(self.home)
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return any(home in word for word in process.cmdline()) or any(
+                value.startswith(home) for value in process.environ().values()
+            )
+        except psutil.Error:
+            return False
+
+    # its door
+
+    def client(self) -> httpx.Client:
+        """A REST client of the first sysadmin, with the token that the first start left for `vigil`."""
+        known = tomllib.loads((self.home / "cli.toml").read_text())
+        return httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {known['token']}"}, timeout=30, trust_env=False
+        )
+
+    def vigil(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run the command line against this portal."""
+        return subprocess.run(
+            [sys.executable, "-m", "portal.cli", *arguments], cwd=REPOSITORY, env=self.environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return ""
+    if any("redis-server" in word or "valkey-server" in word for word in words[:1]):
+        return "redis"
+    if "uvicorn" in words:
+        return "web"
+    if "beat" in words:
+        return "beat"
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "-Q"), "")
