@@ -1,0 +1,262 @@
+"""What a run is: validated before anything is allocated, by the portal and by `python -m training` alike; no torch.
+
+[run]
+recipe = "language"
+steps = 400
+[run.language]        # the recipe's own options, and [run.ddp] the parallelism's (see training.choices)
+layers = 4
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from training import choices
+from training.choices import Choice, Value
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a configuration: the field by its dotted path, and what to do about it."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class ConfigError(ValueError):
+    """A configuration that can't be run; `problems` says why, field by field."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def _names(kind: str) -> Callable[[dict[str, Any]], None]:
+    """Puts a folder's modules into the JSON schema, so that a form can offer them."""
+    return lambda schema: schema.update(enum=choices.names(kind))
+
+
+class RunConfig(BaseModel):
+    """The trainer's own configuration. Frozen: what was validated is what runs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+    recipe: str = Field("language", json_schema_extra=_names("recipes"))
+    """What is trained, on what data."""
+    parallelism: str = Field("ddp", json_schema_extra=_names("parallel"))
+    """How the ranks share the work."""
+    steps: int = Field(200, ge=1, le=100_000_000)
+    """Optimizer steps."""
+    global_batch: int = Field(32, ge=1, le=1_000_000)
+    """Samples per step, over all ranks; fixed for the whole run, also when ranks are lost."""
+    micro_batch: int | None = Field(None, ge=1)
+    """Samples per rank and forward pass; left out: the global batch divided over the ranks, so no accumulation."""
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+    """Of the initial weights, the order of the data and the dropout."""
+    learning_rate: float = Field(3e-4, gt=0, le=100, allow_inf_nan=False)
+    """The highest, at the end of the warm-up."""
+    warmup_steps: int = Field(20, ge=0)
+    """Steps over which the learning rate rises linearly; then it falls along a cosine."""
+    min_learning_rate_ratio: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
+    """Where the cosine ends, as a part of the learning rate."""
+    weight_decay: float = Field(0.1, ge=0, le=10, allow_inf_nan=False)
+    """AdamW's, on matrices only."""
+    clip: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Largest global gradient norm; 0: no clipping."""
+    validate_every: int = Field(100, ge=0)
+    """Steps between validations; 0: none."""
+    validation_batches: int = Field(8, ge=1)
+    """Global batches per validation."""
+    checkpoint_every: int = Field(100, ge=0)
+    """Steps between checkpoints; 0: only at the end and when stopped."""
+    keep_checkpoints: int = Field(3, ge=1)
+    """How many of the newest checkpoints to keep, beside pinned ones and the one the run started from."""
+    determinism: Literal["bitwise", "fast"] = "bitwise"
+    """bitwise: the same run gives the same losses, bit for bit; fast: any kernel may be chosen."""
+    dtype: Literal["fp32"] = "fp32"
+    """Of weights and arithmetic."""
+    flush_seconds: float = Field(1.0, gt=0, le=60, allow_inf_nan=False)
+    """Longest time that a metric waits on the device before it is reported."""
+    flush_steps: int = Field(50, ge=1, le=10_000)
+    """Most steps that a metric waits on the device before it is reported."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The chosen recipe's and parallelism's own options: written as tables [run.<name>], here with their defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_tables(cls, data: Any) -> Any:
+        """Moves [run.<recipe>] and [run.<parallelism>] into `options`."""
+        if not isinstance(data, Mapping):
+            return data
+        known = {*choices.names("recipes"), *choices.names("parallel")} - set(cls.model_fields)
+        tables = {name: value for name, value in data.items() if name in known}
+        rest = {name: value for name, value in data.items() if name not in known}
+        if tables:
+            rest["options"] = {**rest.get("options", {}), **tables}
+        return rest
+
+    @field_validator("recipe")
+    @classmethod
+    def _is_recipe(cls, name: str) -> str:
+        return _chosen("recipes", name)
+
+    @field_validator("parallelism")
+    @classmethod
+    def _is_parallelism(cls, name: str) -> str:
+        return _chosen("parallel", name)
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        chosen = {self.recipe: choices.get("recipes", self.recipe)}
+        chosen[self.parallelism] = choices.get("parallel", self.parallelism)
+        wrong = [line for table, given in self.options.items() for line in self._wrong_options(chosen, table, given)]
+        if wrong:
+            # Raised inside a validator, these keep their own places: run.language.layers, not run.
+            raise ValidationError.from_exception_data("RunConfig", wrong)
+        filled = {table: choice.with_defaults(self.options.get(table, {})) for table, choice in chosen.items()}
+        object.__setattr__(self, "options", {table: options for table, options in filled.items() if options})
+        return self
+
+    def _wrong_options(self, chosen: Mapping[str, Choice], table: str, given: object) -> Iterator[InitErrorDetails]:
+        if table not in chosen:
+            message = (
+                f"is a table of options that this run doesn't use (recipe {self.recipe}, parallelism "
+                f"{self.parallelism}). Remove it, or choose {table}."
+            )
+            yield _line((table,), message, given)
+        elif not isinstance(given, Mapping):
+            yield _line((table,), f"must be a table, [run.{table}].", given)
+        else:
+            for name, message in chosen[table].problems(given):
+                yield _line((table, name), message, given[name])
+
+    @model_serializer(mode="wrap")
+    def _flatten(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The shape people write: options as tables named after what they belong to, nothing that is None."""
+        data: dict[str, Any] = handler(self)
+        tables = data.pop("options", {})
+        written = {name: value for name, value in data.items() if value is not None}
+        written.update(tables)
+        return written
+
+    def check(self, world_size: int) -> Iterator[Problem]:
+        """What can't work on this many ranks, with the nearest values that can."""
+        micro = self.micro_batch or 1
+        unit = world_size * micro
+        if self.global_batch % unit:
+            over = f"{world_size} rank{'s' * (world_size > 1)}" + (f" × micro batch {micro}" if micro > 1 else "")
+            yield Problem(
+                "global_batch",
+                f"{self.global_batch} does not divide over {over}. {_nearest_multiples(self.global_batch, unit)}",
+            )
+        if self.warmup_steps >= self.steps > 1:
+            yield Problem(
+                "warmup_steps",
+                f"{self.warmup_steps} is not less than steps = {self.steps}, so the learning rate would never "
+                f"reach its value. Try {max(1, self.steps // 10)}.",
+            )
+
+    def recipe_options(self) -> dict[str, Value]:
+        return dict(self.options.get(self.recipe, {}))
+
+    def parallelism_options(self) -> dict[str, Value]:
+        return dict(self.options.get(self.parallelism, {}))
+
+    def hash(self) -> str:
+        """Of everything that decides the numbers a run computes; a checkpoint remembers it."""
+        return hashlib.sha256(json.dumps(self.numerics(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def numerics(self) -> dict[str, Any]:
+        """The fields that decide the numbers; how often things are written or reported doesn't."""
+        data = self.model_dump()
+        return {name: value for name, value in data.items() if name not in BOOKKEEPING}
+
+
+BOOKKEEPING = {
+    *("validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints"),
+    *("flush_seconds", "flush_steps", "micro_batch"),
+}
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A run.toml or a whole job spec, as far as the trainer cares."""
+
+    name: str
+    config: RunConfig
+    on_cpu: bool
+    """The job asked for no GPU, so none is used even where there is one."""
+
+
+def load(path: Path) -> RunFile:
+    """Reads a run.toml or a job spec; ConfigError with dotted field names if it can't be run."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(str(path), f"can't be read: {error}.")]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([Problem(str(path), f"is not TOML: {error}.")]) from error
+    if not isinstance(data.get("run"), dict):
+        raise ConfigError([Problem("run", 'is missing. Write a table [run] with at least recipe = "language".')])
+    allocation = data.get("launch", data.get("resources", {}))
+    on_cpu = isinstance(allocation, dict) and allocation.get("gpus_per_node") == 0
+    return RunFile(str(data.get("name", path.stem)), parse(data["run"]), on_cpu)
+
+
+def parse(table: Mapping[str, Any]) -> RunConfig:
+    """A [run] table as RunConfig; ConfigError names every field that is wrong, as `run.<field>`."""
+    try:
+        return RunConfig.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(problems(error)) from error
+
+
+def problems(error: ValidationError, prefix: str = "run") -> list[Problem]:
+    """Pydantic's errors as problems, each naming its field and the fix."""
+    return [_problem(item, prefix) for item in error.errors(include_url=False)]
+
+
+def _problem(item: ErrorDetails, prefix: str) -> Problem:
+    location = item["loc"]
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        message = f"is not a setting of [run]. {choices.suggest(str(location[-1]), sorted(set(RunConfig.model_fields) - {'options'}))}"
+    return Problem(".".join([prefix, *map(str, location)]), message)
+
+
+def _line(location: tuple[str, ...], message: str, given: object) -> InitErrorDetails:
+    # The message goes in as a value: it may hold braces, which a template would read.
+    kind = PydanticCustomError("option", "{message}", {"message": message})
+    return InitErrorDetails(type=kind, loc=location, input=given)
+
+
+def _chosen(kind: str, name: str) -> str:
+    known = choices.names(kind)
+    if name not in known:
+        raise ValueError(f'"{name}" does not exist. {choices.suggest(name, known)}')
+    return name
+
+
+def _nearest_multiples(value: int, unit: int) -> str:
+    below = value // unit * unit
+    above = below + unit
+    return f"Nearest that do: {below} or {above}." if below else f"The nearest that does: {above}."
