@@ -34,7 +34,7 @@ class Adapter(DefaultAccountAdapter):
 
 
 def guessed_username(request: HttpRequest, credentials: dict[str, str] | None = None) -> str | None:
-    """Whose password is being guessed: spelled as allauth compares it, or each capital would be a fresh set of tries."""
+    """Whose password is being guessed, spelled as allauth compares it: or each capital were a fresh set of tries."""
     name = (credentials or {}).get("username") or request.POST.get("login") or request.POST.get("username")
     return name.strip().lower() if name else None
 

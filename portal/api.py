@@ -43,6 +43,11 @@ class ApiRequest(HttpRequest):
     token_scope: str | None  # None: a session, which may do all that its person may
 
 
+class ProblemField(Schema):
+    field: str
+    message: str
+
+
 class ProblemDocument(Schema):
     """An error, as RFC 9457 has it; `errors` names fields by their dotted path."""
 
@@ -50,7 +55,7 @@ class ProblemDocument(Schema):
     title: str
     status: int
     detail: str
-    errors: list[FieldError]
+    errors: list[ProblemField]
 
 
 class Bearer(HttpBearer):

@@ -1,9 +1,48 @@
 """Every address of the site."""
 
-from django.contrib import admin
-from django.urls import include, path
+from allauth.account import views as allauth
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path, re_path
+from django.views.generic import RedirectView
 
+from nodes import api as nodes_api
+from portal import people, person, problems
+from portal.admin import site
+from portal.api import make_api
+
+api = make_api()
+api.add_router("/v1", people.router)
+api.add_router("/v1/nodes", nodes_api.router)
+
+
+def no_such_endpoint(request: HttpRequest, rest: str) -> HttpResponse:
+    return problems.plain(404)
+
+
+def alive(request: HttpRequest) -> HttpResponse:
+    """That this process answers; whether everything works is `vigil check`'s business."""
+    return HttpResponse("ok\n", content_type="text/plain")
+
+
+accounts = [
+    path("login/", allauth.login, name="account_login"),
+    path("logout/", allauth.logout, name="account_logout"),
+    path("inactive/", allauth.account_inactive, name="account_inactive"),
+    path("signup/", allauth.signup, name="account_signup"),  # says that it is closed
+    path("reauthenticate/", allauth.reauthenticate, name="account_reauthenticate"),
+    path("password/change/", allauth.password_change, name="account_change_password"),
+    path("password/new/", person.set_password, name="set_password"),
+    path("password/set/", RedirectView.as_view(pattern_name="set_password"), name="account_set_password"),
+    path("link/<str:secret>/", person.login_link, name="login_link"),
+]
 urlpatterns = [
-    path("accounts/", include("allauth.account.urls")),
-    path("admin/", admin.site.urls),
+    path("accounts/", include(accounts)),
+    path("me/", person.me, name="me"),
+    path("me/tokens/", person.make_token, name="tokens"),
+    path("me/tokens/<int:token_id>/revoke/", person.revoke_token, name="token_revoke"),
+    path("api/", api.urls),
+    re_path(r"^api/(?P<rest>.*)$", no_such_endpoint),
+    path("healthz", alive, name="alive"),
+    path("admin/login/", RedirectView.as_view(pattern_name="account_login", query_string=True)),
+    path("admin/", site.urls),
 ]

@@ -1,0 +1,248 @@
+"""REST: jobs. Thin: authorise, call one function, answer."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from django.db import transaction
+from django.http import HttpResponse
+from ninja import Query, Router, Schema, Status
+from pydantic import Field, StringConstraints, field_validator
+
+from jobs import submit as lifecycle
+from jobs.api.asking import BODY, KEY_HEADER, asked, job_of, key_of
+from jobs.api.shapes import (
+    Attempts,
+    AttemptShape,
+    Check,
+    Checkpoints,
+    Events,
+    JobDetail,
+    Jobs,
+    JobShape,
+    SpecShape,
+    attempt_shape,
+    checkpoint_shape,
+    event_shape,
+    job_detail,
+    job_shape,
+)
+from jobs.models import Attempt, Event, Job, Tag
+from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
+from jobs.spec import JobSpec, write_toml
+from portal.access import note_if_sysadmin
+from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
+from portal.paging import BadCursor, Order, page
+from portal.problems import Problem
+
+router = Router(tags=["jobs"])
+spec_router = Router(tags=["jobs"])
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+TagName = Annotated[str, StringConstraints(pattern=r"^[\w.:/+-]{1,64}$")]
+LongText = Annotated[str, StringConstraints(max_length=20_000, pattern=r"^[^\x00]*$")]
+
+
+class Wanted(Schema):
+    """Filters of the list; repeat `state`, `project` and `tag` for several."""
+
+    q: Text = Field("", description="Words that must all be found: in the name, or as number, tag, project or person.")
+    state: list[str] = Field([], description=f"Any of {', '.join(STATE_WORDS)}.")
+    project: list[Text] = []
+    owner: Text = ""
+    kind: Text = ""
+    tag: list[Text] = Field([], description="All of these.")
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    parent: int | None = Field(None, ge=1, lt=2**63)
+    sort: str = Field(DEFAULT_SORT, description=f"One of {', '.join(SORTS)}.", json_schema_extra={"enum": list(SORTS)})
+    limit: Limit
+    cursor: Cursor
+
+    @field_validator("state")
+    @classmethod
+    def _known_states(cls, states: list[str]) -> list[str]:
+        for state in states:
+            if state not in STATE_WORDS:
+                raise ValueError(f"{state[:40]!r} is not a state. Take one of {', '.join(STATE_WORDS)}.")
+        return states
+
+    @field_validator("sort")
+    @classmethod
+    def _known_sort(cls, sort: str) -> str:
+        if sort not in SORTS:
+            raise ValueError(f"{sort[:40]!r} is not an order. Take one of {', '.join(SORTS)}.")
+        return sort
+
+    @field_validator("created_after", "created_before")
+    @classmethod
+    def _with_zone(cls, time: datetime | None) -> datetime | None:
+        if time is not None and time.tzinfo is None:
+            raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
+        return time
+
+    def search(self) -> Search:
+        return Search(
+            text=self.q,
+            states=self.state,
+            projects=self.project,
+            owner=self.owner,
+            kind=self.kind,
+            tags=self.tag,
+            created_after=self.created_after,
+            created_before=self.created_before,
+            parent=self.parent,
+            sort=self.sort,
+        )
+
+
+class WantedEvents(Schema):
+    kind: Text = ""
+    attempt: int | None = Field(None, ge=1, lt=2**31, description="An attempt's number.")
+    limit: Limit
+    cursor: Cursor
+
+
+class Changes(Schema):
+    """What may change of a job; what is left out stays."""
+
+    model_config = {"extra": "forbid"}
+    name: Name | None = None
+    tags: list[TagName] | None = Field(None, max_length=50)
+    notes: LongText | None = None
+
+
+class Resumption(Schema):
+    """From where: neither means the newest checkpoint on the line of the last attempt."""
+
+    model_config = {"extra": "forbid", "strict": True}
+    step: int | None = Field(default=None, ge=0, lt=2**63, description="Step of a committed checkpoint.")
+    steps: int | None = Field(default=None, ge=1, lt=2**63, description="Run up to this many steps instead.")
+
+
+@router.get("", response=Jobs, summary="Jobs you can see")
+def jobs(request: ApiRequest, wanted: Query[Wanted]) -> dict[str, Any]:
+    try:
+        found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+    except BadCursor as error:
+        raise bad_field("cursor", str(error)) from error
+    return {"items": [job_shape(job) for job in found.items], "next": found.next}
+
+
+@router.post("", response={200: JobShape, 201: JobShape}, summary="Submit a job", openapi_extra={**BODY, **KEY_HEADER})
+def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]]:
+    key = key_of(request)
+    wanted = asked(request)
+    parent = None if wanted.parent is None else _parent(request, wanted.parent)
+    job, created = lifecycle.submit(
+        request.auth, wanted.spec, spec_toml=wanted.spec_toml, key=key, parent=parent, code=wanted.code
+    )
+    response.headers["Location"] = f"/api/v1/jobs/{job.pk}"
+    return Status(201 if created else 200, job_shape(job_of(request, job.pk)))
+
+
+@router.post("/check", response=Check, summary="Check a spec without submitting it", openapi_extra=BODY)
+def check(request: ApiRequest) -> dict[str, Any]:
+    wanted = asked(request)
+    findings = lifecycle.dry_run(request.auth, wanted.spec)
+    return {
+        "spec": wanted.spec.model_dump(mode="json"),
+        "spec_toml": write_toml(wanted.spec, defaults=True),
+        "findings": [{"level": f.level, "title": f.title, "text": f.text} for f in findings],
+    }
+
+
+@router.get("/{int:job_id}", response=JobDetail, summary="One job")
+def job(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    return job_detail(job_of(request, job_id))
+
+
+@router.patch("/{int:job_id}", response=JobDetail, summary="Change a job's name, tags or notes")
+def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]:
+    found = job_of(request, job_id, "change")
+    asked_for = changes.model_dump(exclude_unset=True)
+    for name, value in asked_for.items():
+        if value is None:
+            raise bad_field(name, "Leave it out to keep it; null is no value for it.")
+    with transaction.atomic():
+        if tags := asked_for.pop("tags", None):
+            found.tags.exclude(name__in=tags).delete()
+            Tag.objects.bulk_create([Tag(job=found, name=name) for name in dict.fromkeys(tags)], ignore_conflicts=True)
+        elif tags is not None:
+            found.tags.all().delete()
+        if asked_for:
+            Job.objects.filter(pk=found.pk).update(**asked_for)
+        note_if_sysadmin(request.auth, "job.changed", found)
+    return job_detail(job_of(request, job_id))
+
+
+@router.delete("/{int:job_id}", response={204: None}, summary="Delete an ended job with all its data")
+def delete(request: ApiRequest, job_id: int) -> Status[None]:
+    found = job_of(request, job_id, "change", doing="deleted")
+    lifecycle.delete(request.auth, found)
+    note_if_sysadmin(request.auth, "job.deleted", found)
+    return Status(204, None)
+
+
+@router.post("/{int:job_id}/cancel", response={202: JobShape}, summary="Cancel a job; its last checkpoint is kept")
+def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
+    found = job_of(request, job_id, "change", doing="cancelled")
+    lifecycle.cancel(request.auth, found)
+    note_if_sysadmin(request.auth, "job.cancelled", found)
+    return Status(202, job_shape(job_of(request, job_id)))
+
+
+@router.post(
+    "/{int:job_id}/resume",
+    response={201: AttemptShape},
+    summary="Resume a job that has ended",
+    openapi_extra=KEY_HEADER,
+)
+def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -> Status[dict[str, Any]]:
+    found = job_of(request, job_id, "change", doing="resumed")
+    wanted = wanted or Resumption()
+    attempt = lifecycle.resume(request.auth, found, step=wanted.step, steps=wanted.steps, key=key_of(request))
+    note_if_sysadmin(request.auth, "job.resumed", found)
+    return Status(201, attempt_shape(attempt))
+
+
+@router.get("/{int:job_id}/spec", response=SpecShape, summary="The spec, to read or to clone")
+def spec(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    found = job_of(request, job_id)
+    return {"spec": found.spec, "spec_toml": found.spec_toml, "parent": found.parent_id}
+
+
+@router.get("/{int:job_id}/attempts", response=Attempts, summary="Its attempts, oldest first")
+def attempts(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    found = Attempt.objects.filter(job=job_of(request, job_id))
+    return {"items": [attempt_shape(attempt) for attempt in found.order_by("number")]}
+
+
+@router.get("/{int:job_id}/checkpoints", response=Checkpoints, summary="Its checkpoints, newest step first")
+def checkpoints(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    found = job_of(request, job_id).checkpoints.select_related("attempt")
+    return {"items": [checkpoint_shape(checkpoint) for checkpoint in found]}
+
+
+@router.get("/{int:job_id}/events", response=Events, summary="What happened, in the order in which Vigil learned of it")
+def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dict[str, Any]:
+    found = Event.objects.filter(attempt__job=job_of(request, job_id)).select_related("attempt")
+    if wanted.kind:
+        found = found.filter(kind=wanted.kind)
+    if wanted.attempt is not None:
+        found = found.filter(attempt__number=wanted.attempt)
+    try:
+        part = page(found, Order("id"), cursor=wanted.cursor, limit=wanted.limit)
+    except BadCursor as error:
+        raise bad_field("cursor", str(error)) from error
+    return {"items": [event_shape(event) for event in part.items], "next": part.next}
+
+
+@spec_router.get("/schema", response=dict[str, Any], summary="JSON Schema of a job's spec")
+def spec_schema(request: ApiRequest) -> dict[str, Any]:
+    return JobSpec.model_json_schema()
+
+
+def _parent(request: ApiRequest, job_id: int) -> Job:
+    try:
+        return job_of(request, job_id)
+    except Problem as error:
+        raise bad_field("parent", error.detail) from error

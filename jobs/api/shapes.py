@@ -1,0 +1,187 @@
+"""What the API answers about jobs: the shapes, and rows put into them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Literal
+
+from django.conf import settings
+from ninja import Schema
+from pydantic import Field
+
+from jobs.models import Attempt, Checkpoint, Event, Job
+from jobs.progress import progress
+
+Values = dict[str, float | str | None]
+
+
+class AttemptShape(Schema):
+    id: int
+    number: int
+    state: str = Field(description="Slurm's word, lower-case.")
+    reason: str
+    scheduler_id: str
+    nodes: list[str]
+    exit_code: int | None
+    signal: int | None
+    cause: str = Field(description="Why it ended, in one word.")
+    decision: str = Field(description="What Vigil decided after its end.")
+    failure: dict[str, Any] = Field(description="The first failure, as its launcher saw it.")
+    resume_from: int | None = Field(description="Id of the checkpoint it started from.")
+    step: int | None
+    steps: int | None
+    phase: str
+    incarnation: int
+    created_at: datetime
+    submitted_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    cancel_asked_at: datetime | None
+
+
+class ProgressShape(Schema):
+    step: int | None
+    steps: int | None
+    fraction: float | None
+    eta_seconds: float | None
+
+
+class JobShape(Schema):
+    id: int
+    name: str
+    kind: str
+    project: str
+    owner: str
+    state: str = Field(description="Its latest attempt's.")
+    reason: str
+    attempt: AttemptShape | None = Field(description="The latest.")
+    progress: ProgressShape
+    latest: Values = Field(description="Newest values of rank 0.")
+    tags: list[str]
+    notes: str
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    parent: int | None = Field(description="The job it was cloned from.")
+    url: str
+
+
+class JobDetail(JobShape):
+    spec: dict[str, Any]
+    spec_toml: str
+    directory: str = Field(description="Its run directory, once there is one.")
+
+
+class SpecShape(Schema):
+    spec: dict[str, Any]
+    spec_toml: str
+    parent: int | None
+
+
+class CheckpointShape(Schema):
+    id: int
+    step: int
+    name: str
+    generation: int
+    state: str
+    problem: str
+    resumable: bool
+    bytes: int
+    seconds: float | None
+    parent_step: int | None
+    consumed_samples: int | None
+    world_size: int | None
+    attempt: int = Field(description="Number of the attempt that wrote it.")
+    pinned: bool
+    created_at: datetime
+
+
+class EventShape(Schema):
+    id: int
+    attempt: int = Field(description="The attempt's number.")
+    time: datetime
+    kind: str
+    rank: int | None
+    incarnation: int | None
+    data: dict[str, Any]
+
+
+class FindingShape(Schema):
+    level: Literal["ok", "info", "warn", "error"]
+    title: str
+    text: str
+
+
+class Check(Schema):
+    spec: dict[str, Any] = Field(description="The spec with every default filled in.")
+    spec_toml: str
+    findings: list[FindingShape]
+
+
+class Jobs(Schema):
+    items: list[JobShape]
+    next: str | None
+
+
+class Attempts(Schema):
+    items: list[AttemptShape]
+    next: str | None = None
+
+
+class Checkpoints(Schema):
+    items: list[CheckpointShape]
+    next: str | None = None
+
+
+class Events(Schema):
+    items: list[EventShape]
+    next: str | None
+
+
+_ATTEMPT = [name for name in AttemptShape.model_fields if name != "resume_from"]
+_CHECKPOINT = [name for name in CheckpointShape.model_fields if name != "attempt"]
+
+
+def attempt_shape(attempt: Attempt) -> dict[str, Any]:
+    return {**{name: getattr(attempt, name) for name in _ATTEMPT}, "resume_from": attempt.resume_from_id}
+
+
+def job_shape(job: Job) -> dict[str, Any]:
+    """Needs `with_latest_attempt()` and prefetched tags to cost no query."""
+    latest = job.latest
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "kind": job.kind,
+        "project": job.project.slug,
+        "owner": job.owner.username,
+        "state": latest.state if latest else "pending",
+        "reason": latest.reason if latest else "",
+        "attempt": attempt_shape(latest) if latest else None,
+        "progress": asdict(progress(latest)),
+        "latest": latest.latest if latest else {},
+        "tags": sorted(tag.name for tag in job.tags.all()),
+        "notes": job.notes,
+        "created_at": job.created_at,
+        "started_at": latest.started_at if latest else None,
+        "ended_at": latest.ended_at if latest else None,
+        "parent": job.parent_id,
+        "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{job.pk}",
+    }
+
+
+def job_detail(job: Job) -> dict[str, Any]:
+    directory = str(settings.VIGIL_RUNS / job.directory) if job.directory else ""
+    return {**job_shape(job), "spec": job.spec, "spec_toml": job.spec_toml, "directory": directory}
+
+
+def checkpoint_shape(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Needs its attempt."""
+    return {**{name: getattr(checkpoint, name) for name in _CHECKPOINT}, "attempt": checkpoint.attempt.number}
+
+
+def event_shape(event: Event) -> dict[str, Any]:
+    """Needs its attempt."""
+    names = ("id", "time", "kind", "rank", "incarnation", "data")
+    return {**{name: getattr(event, name) for name in names}, "attempt": event.attempt.number}
