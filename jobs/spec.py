@@ -47,7 +47,7 @@ def limit_of(seconds: int) -> str:
 
 
 def _suggest_limit(text: str) -> str:
-    """What the person may have meant: "12 hours" is 12:00:00, "1h 30m" is 01:30:00, "90" is 01:30:00 (minutes, as Slurm)."""
+    """What the person may have meant: "12 hours" is 12:00:00, "90" is 01:30:00 (minutes, as in Slurm)."""
     units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
     found = re.findall(r"(\d{1,5})\s*([dhms])", text.lower())
     seconds = sum(int(number) * units[unit] for number, unit in found)
@@ -185,7 +185,11 @@ class Restart(_Model):
 
     max_restarts: int = Field(3, ge=0, le=100, title="Restarts at most", description="New attempts after a failure.")
     in_place: int = Field(
-        3, ge=0, le=100, title="In place", description="Restarts of ranks within an attempt; each checkpoint refills it."
+        3,
+        ge=0,
+        le=100,
+        title="In place",
+        description="Restarts of ranks within an attempt; each checkpoint refills it.",
     )
 
 
@@ -288,7 +292,9 @@ class JobSpec(_Model):
 def read_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text of sane size, or SpecError with the line."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise SpecError.at("", f"The specification is larger than {MAX_BYTES // 1024} KB. Keep code and data out of it.")
+        raise SpecError.at(
+            "", f"The specification is larger than {MAX_BYTES // 1024} KB. Keep code and data out of it."
+        )
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -42,11 +42,9 @@ def _path(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     parts: list[str] = []
     inside: type[BaseModel] | None = model
     for part in loc:
-        if inside is not None and part not in inside.model_fields and inside is not model and part != loc[-1]:
-            continue
         if isinstance(part, str) and part in {"int", "str", "float", "bool"} and parts:
             continue
-        if isinstance(part, str) and part.startswith("function-"):
+        if isinstance(part, str) and (part.startswith("function-") or (part == "options" and parts == ["run"])):
             continue
         parts.append(f"[{part}]" if isinstance(part, int) else part)
         if inside is not None and isinstance(part, str):
@@ -98,12 +96,12 @@ def _unknown(model: type[BaseModel], path: str) -> str:
     for table in tables:
         inside = _model_of(inside, table) if inside is not None else None
     names = list(inside.model_fields) if inside is not None else []
-    where = f"[{'.'.join(tables)}]" if tables else "the specification"
-    if close := difflib.get_close_matches(key, names, n=1, cutoff=0.6):
-        return f'{where} has no "{key[:80]}". Did you mean "{close[0]}"?'
+    where = f"[{'.'.join(tables)}]" if tables else "The specification"
     for other, other_names in _tables(model):
         if key in other_names and other != ".".join(tables):
             return f'{where} has no "{key}". It belongs under [{other}].'
+    if close := difflib.get_close_matches(key, names, n=1, cutoff=0.6):
+        return f'{where} has no "{key[:80]}". Did you mean "{close[0]}"?'
     known = ", ".join(names)
     return f'{where} has no "{key[:80]}".' + (f" It knows {known}." if known else "")
 

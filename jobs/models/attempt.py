@@ -44,11 +44,18 @@ class Attempt(models.Model):
         DEADLINE = "deadline"
         REQUEUED = "requeued"
 
+    class Origin(models.TextChoices):
+        SUBMITTED = "submitted"
+        RESTARTED = "restarted", "restarted by Vigil"
+        REQUEUED = "requeued", "requeued by the scheduler"
+        RESUMED = "resumed", "resumed by a person"
+
     ALIVE = frozenset({"pending", "running", "suspended", "completing"})
     ENDED_BADLY = frozenset({"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline"})
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
+    origin = models.CharField(max_length=16, choices=Origin.choices, default=Origin.SUBMITTED)
     key = models.CharField(
         max_length=16, unique=True, default=_new_key, help_text="In the scheduler's name and comment."
     )

@@ -1,0 +1,118 @@
+"""Checkpoints as their trainers tell of them: registered, chosen from, verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs.models import Attempt, Checkpoint
+
+State = Checkpoint.State
+USABLE = (State.COMMITTED, State.VERIFIED)
+
+
+def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
+    """Keep the rows in step with what a trainer did. Called in the intake's transaction; may see an event again."""
+    kind = event.get("kind")
+    if kind == "checkpoint.committed":
+        _committed(attempt, event)
+    elif kind == "checkpoint.pruned":
+        step, generation = _whole(event.get("step")), _whole(event.get("generation"))
+        if step is not None and generation is not None:
+            rows = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, generation=generation)
+            rows.exclude(state=State.PRUNED).update(state=State.PRUNED)
+
+
+def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
+    step, generation = _whole(event.get("step")), _whole(event.get("generation"))
+    if step is None or generation is None:
+        return
+    name = f"step-{step}"
+    # Another generation's checkpoint of this step stays, under the name to which its trainer moved it.
+    older = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, name=name).exclude(generation=generation)
+    for row in older.exclude(state=State.PRUNED):
+        Checkpoint.objects.filter(pk=row.pk).update(name=f"{name}.g{row.generation}")
+    Checkpoint.objects.get_or_create(
+        job_id=attempt.job_id,
+        step=step,
+        generation=generation,
+        defaults={
+            "attempt": attempt,
+            "name": name,
+            "parent_step": _whole(event.get("parent_step")),
+            "parent_generation": _whole(event.get("parent_generation")),
+            "bytes": _whole(event.get("bytes")) or 0,
+            "seconds": _number(event.get("seconds")),
+            "consumed_samples": _whole(event.get("consumed_samples")),
+            "world_size": _whole(event.get("world_size")),
+            "created_at": _time(event.get("time")),
+        },
+    )
+
+
+def newest_on_line(attempt: Attempt) -> Checkpoint | None:
+    """The newest usable checkpoint on the line of descent of this attempt, never just the highest number."""
+    own = Checkpoint.objects.filter(attempt=attempt, state__in=USABLE)
+    if (newest := own.order_by("-generation", "-step").first()) is not None:
+        return newest
+    if attempt.resume_from is not None and attempt.resume_from.state in USABLE:
+        return attempt.resume_from
+    if attempt.resume_from is not None:
+        return _ancestor(attempt.resume_from)
+    earlier = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).order_by("-number").first()
+    return newest_on_line(earlier) if earlier is not None else None
+
+
+def committed_by(attempt: Attempt) -> int:
+    """How many checkpoints this attempt has committed, pruned ones included: whether it got anywhere."""
+    return Checkpoint.objects.filter(attempt=attempt).count()
+
+
+def last_write_seconds(job_id: int) -> float | None:
+    """How long the newest checkpoint of a job took to write, for the grace that stopping needs."""
+    rows = Checkpoint.objects.filter(job_id=job_id, seconds__isnull=False).order_by("-created_at")
+    return rows.values_list("seconds", flat=True).first()
+
+
+def due_for_verification() -> Checkpoint | None:
+    """The newest committed checkpoint of some job that nobody has looked through yet."""
+    rows = Checkpoint.objects.filter(state=State.COMMITTED, problem="").order_by("-created_at")
+    return rows.select_related("job").first()
+
+
+def _ancestor(checkpoint: Checkpoint) -> Checkpoint | None:
+    """The nearest usable checkpoint up the line of parents."""
+    seen: set[int] = set()
+    current: Checkpoint | None = checkpoint
+    while current is not None and current.pk not in seen:
+        if current.state in USABLE:
+            return current
+        seen.add(current.pk)
+        parent = Q(step=current.parent_step, generation=current.parent_generation)
+        if current.parent_step is None:
+            return None
+        current = Checkpoint.objects.filter(parent, job_id=current.job_id).first()
+    return None
+
+
+def _whole(value: object) -> int | None:
+    """A whole number that a database column holds; anything else is nothing."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+        return value
+    return None
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < 1e9 else None  # type: ignore[operator,arg-type]
+
+
+def _time(value: object) -> datetime:
+    seconds = _number(value) if not isinstance(value, float | int) or value < 1e9 else float(value)
+    if seconds is None or not 0 < seconds < 4e9:
+        return timezone.now()
+    return datetime.fromtimestamp(seconds, UTC)

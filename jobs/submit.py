@@ -1,0 +1,270 @@
+"""What people ask of jobs: submit, resume, cancel, delete. Each writes what was asked; the follower acts.
+
+No scheduler is asked here: these functions run inside web requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from hashlib import sha256
+
+from django.conf import settings
+from django.db import IntegrityError, connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs import checkpoints, tasks, upload
+from jobs.dryrun import Finding, dry_run, misfits
+from jobs.errors import Conflict, IdempotencyConflict, Problem, Refused, SpecError
+from jobs.models import Attempt, Checkpoint, Job, Tag
+from jobs.restart import next_attempt
+from jobs.rundir import discard
+from jobs.spec import JobSpec, set_values
+from portal.access import can
+from portal.models import IdempotencyKey, Project, User
+from portal.series import store
+
+__all__ = ["Finding", "cancel", "delete", "dry_run", "resume", "submit"]
+
+KEY_LIFE = timedelta(hours=24)
+
+
+def submit(
+    user: User,
+    spec: JobSpec,
+    *,
+    spec_toml: str,
+    key: str | None = None,
+    parent: Job | None = None,
+    code: bytes | None = None,
+) -> tuple[Job, bool]:
+    """A new job with its first attempt, due to be submitted; or the job that the same request made before.
+
+    `code` is a tar.gz of a script job's directory. Raises SpecError, Refused or IdempotencyConflict, changing nothing.
+    """
+    project = check(user, spec, code=code)
+    body = sha256(b"\0".join([spec_toml.encode(), str(parent and parent.pk).encode(), code or b""])).hexdigest()
+    with _durable():
+        if (earlier := _answered(user, "jobs", key, body)) is not None:
+            return Job.objects.get(pk=earlier), False
+        kept = upload.keep(code) if code is not None else ""
+        try:
+            with transaction.atomic():
+                job = _create(user, project, spec, spec_toml, parent)
+                attempt = _first_attempt(job, kept)
+                _remember(user, "jobs", key, body, job.pk)
+                transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
+        except IntegrityError:
+            upload.forget(kept)
+            if (earlier := _answered(user, "jobs", key, body)) is None:
+                raise
+            return Job.objects.get(pk=earlier), False
+        except BaseException:
+            upload.forget(kept)
+            raise
+    return job, True
+
+
+def resume(
+    user: User, job: Job, *, step: int | None = None, steps: int | None = None, key: str | None = None
+) -> Attempt:
+    """The next attempt of a job that has ended, from the newest checkpoint on its line, or the one at `step`.
+
+    `steps` raises how far it shall run: a completed job needs that, or an earlier step, to have something to do.
+    """
+    _may_change(user, job)
+    route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps}".encode()).hexdigest()
+    with _durable():
+        if (earlier := _answered(user, route, key, body)) is not None:
+            return Attempt.objects.get(pk=earlier)
+        with transaction.atomic():
+            job = Job.objects.select_for_update().get(pk=job.pk)
+            last = _resumable(job, step, steps)
+            start = _start_of(job, last, step)
+            if steps is not None:
+                _lengthen(job, steps, start)
+            attempt = next_attempt(last, Attempt.Origin.RESUMED, resume_from=start)
+            _remember(user, route, key, body, attempt.pk)
+            transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
+    return attempt
+
+
+def cancel(user: User, job: Job) -> None:
+    """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off."""
+    _may_change(user, job)
+    with _durable():
+        asked = Attempt.objects.filter(pk=job.latest_id, cancel_asked_at=None).filter(
+            Q(ended_at=None) | Q(decided_at=None)
+        )
+        if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
+            tasks.queue(tasks.follow)
+            return
+    latest = Attempt.objects.filter(pk=job.latest_id).first()
+    if latest is not None and latest.cancel_asked_at is None:
+        raise Conflict(f"Not cancelled. #{job.pk} has already ended: {latest.state.replace('_', ' ')}.")
+
+
+def delete(user: User, job: Job) -> None:
+    """Remove a job that has ended, with its run directory, metrics and checkpoints. There is no way back."""
+    _may_change(user, job)
+    with transaction.atomic():
+        job = Job.objects.select_for_update().get(pk=job.pk)
+        if Attempt.objects.filter(Q(ended_at=None) | Q(decided_at=None), job=job).exists():
+            raise Conflict(f"Not deleted. #{job.pk} has not ended: cancel it first.")
+        directory = job.directory
+        attempts = list(job.attempts.values_list("pk", flat=True))
+        for attempt_id in attempts:
+            store.drop(("attempt", attempt_id))
+        IdempotencyKey.objects.filter(route="jobs", thing_id=job.pk).delete()
+        job.delete()
+        # Renamed within the transaction: if that fails, nothing is deleted; the bytes go later (jobs.tasks.sweep).
+        discard(directory)
+        transaction.on_commit(lambda: tasks.queue(tasks.empty_trash))
+
+
+def check(user: User, spec: JobSpec, *, code: bytes | None, dry: bool = False) -> Project:
+    """The project to submit to, if nothing stops this person and this spec. `dry`: without looking into the code."""
+    project = project_of(user, spec)
+    _check_trust(user, spec)
+    if problems := [*([] if dry and code is not None else _code_problems(spec, code)), *misfits(spec)]:
+        raise SpecError(problems)
+    return project
+
+
+def project_of(user: User, spec: JobSpec) -> Project:
+    """The project to submit to, or SpecError naming those that there are."""
+    project = Project.objects.visible_to(user).filter(slug=spec.project).first()
+    if project is not None and can(user, "submit", project):
+        return project
+    mine = ", ".join(Project.objects.visible_to(user).values_list("slug", flat=True)[:20])
+    remedy = f"Choose one of {mine}." if mine else "You belong to none yet: ask a sysadmin to add you to one."
+    raise SpecError.at("project", f'"{spec.project}" is not a project of yours. {remedy}')
+
+
+def _may_change(user: User, job: Job) -> None:
+    if not can(user, "change", job):
+        raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
+
+
+def _check_trust(user: User, spec: JobSpec) -> None:
+    """The local scheduler runs everything as one Unix user: other people's code needs somebody's decision."""
+    if settings.VIGIL_SCHEDULER != "local" or spec.kind != "script" or user.is_sysadmin:
+        return
+    if settings.VIGIL_LOCAL_TRUST != "everyone" and not settings.VIGIL_LOCAL_USER:
+        raise Refused(
+            "Not submitted: jobs run as the portal's own Unix user here, so programs are taken from sysadmins only.",
+            "A sysadmin can set VIGIL_LOCAL_USER to another Unix user for jobs, or VIGIL_LOCAL_TRUST=everyone.",
+        )
+
+
+def _code_problems(spec: JobSpec, code: bytes | None) -> list[Problem]:
+    if spec.script is None:
+        return [Problem("code", "Only a job of kind = script takes code. Leave it out.")] if code is not None else []
+    if code is None:
+        if spec.script.git:
+            return []
+        fix = "The portal opens no folder of yours. `vigil submit` packs and sends it; or give git and ref."
+        return [Problem("script.directory", fix)]
+    if spec.script.git:
+        return [Problem("code", "The program comes from git; leave the upload out, or give directory instead.")]
+    return upload.problems(code, entry=spec.script.entry)
+
+
+def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent: Job | None) -> Job:
+    job = Job.objects.create(
+        project=project,
+        owner=user,
+        name=spec.name,
+        kind=spec.kind,
+        spec=spec.model_dump(mode="json"),
+        spec_toml=spec_toml,
+        notes=spec.notes,
+        parent=parent,
+    )
+    Tag.objects.bulk_create([Tag(job=job, name=tag) for tag in spec.tags])
+    return job
+
+
+def _first_attempt(job: Job, kept: str) -> Attempt:
+    attempt = Attempt(job=job, number=1, steps=(job.spec.get("run") or {}).get("steps"))
+    if kept:
+        attempt.key = kept  # leads the worker to the upload
+    attempt.save()
+    job.latest = attempt
+    job.save(update_fields=["latest"])
+    return attempt
+
+
+def _resumable(job: Job, step: int | None, steps: int | None) -> Attempt:
+    """The job's last attempt, if a further one may follow it."""
+    last = job.latest
+    if last is None or last.ended_at is None:
+        raise Conflict(f"Not resumed. #{job.pk} has not ended: it is {last.state if last else 'being made'}.")
+    if last.decided_at is None:
+        raise Conflict(f"Not resumed. Vigil is just deciding how #{job.pk} goes on. Ask again in a few seconds.")
+    if last.state == Attempt.State.COMPLETED and step is None and steps is None:
+        raise Conflict(
+            f"#{job.pk} has completed. Say from which step it shall run again, or how many steps it shall run."
+        )
+    if steps is not None and job.kind != "distributed":
+        raise SpecError.at("steps", "Only the trainer knows steps; a program of your own takes them as an argument.")
+    return last
+
+
+def _start_of(job: Job, last: Attempt, step: int | None) -> Checkpoint | None:
+    """The checkpoint to start from; None: from the beginning, where there is none at all."""
+    if step is None:
+        return checkpoints.newest_on_line(last)
+    usable = job.checkpoints.filter(state__in=[Checkpoint.State.COMMITTED, Checkpoint.State.VERIFIED])
+    chosen = usable.filter(step=step).order_by("-generation").first()
+    if chosen is None:
+        there = sorted(set(usable.values_list("step", flat=True)), key=lambda s: abs(s - step))[:5]
+        nearest = (
+            f"Nearest: {', '.join(f'{s:,}' for s in sorted(there))}." if there else "There is none to resume from."
+        )
+        raise SpecError.at("step", f"No checkpoint at step {step:,}. {nearest}")
+    return chosen
+
+
+def _lengthen(job: Job, steps: int, start: Checkpoint | None) -> None:
+    """Change how far the job runs: in the spec, and in its text, where comments and order stay."""
+    if start is not None and steps <= start.step:
+        raise SpecError.at("steps", f"{steps:,} is not beyond the checkpoint at step {start.step:,}.")
+    text = set_values(job.spec_toml, {"run.steps": steps})
+    spec = JobSpec.parse({**job.spec, "run": {**job.spec["run"], "steps": steps}})
+    job.spec, job.spec_toml = spec.model_dump(mode="json"), text
+    job.save(update_fields=["spec", "spec_toml"])
+
+
+def _answered(user: User, route: str, key: str | None, body: str) -> int | None:
+    """What the same request made within the last day, if this repeats one."""
+    if not key:
+        return None
+    known = IdempotencyKey.objects.filter(user=user, route=route, key=key)
+    known.filter(created_at__lt=timezone.now() - KEY_LIFE).delete()
+    row = known.first()
+    if row is not None and row.body_digest != body:
+        raise IdempotencyConflict
+    return row.thing_id if row is not None else None
+
+
+def _remember(user: User, route: str, key: str | None, body: str, thing_id: int) -> None:
+    if key:
+        IdempotencyKey.objects.create(user=user, route=route, key=key, body_digest=body, thing_id=thing_id)
+
+
+@contextmanager
+def _durable() -> Iterator[None]:
+    """What a person was told is on disk: SQLite syncs these commits (intake's last second is in the spools)."""
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA synchronous=FULL")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA synchronous=NORMAL")

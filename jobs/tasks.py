@@ -1,0 +1,52 @@
+"""Celery's side of jobs: thin. What a lost message would have done, the next tick finds in the database."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import Task, shared_task
+from kombu.exceptions import OperationalError
+
+logger = logging.getLogger(__name__)
+
+
+def queue(task: Task, *args: object, **options: Any) -> None:
+    """Ask a worker to hurry. No broker: the next tick does it anyway, so nobody waits or fails for that."""
+    try:
+        task.apply_async(args, retry=False, ignore_result=True, **options)
+    except (OperationalError, OSError) as error:
+        logger.warning("Not queued, the next tick finds it: %s%s (%s)", task.name, args, error)
+
+
+@shared_task(name="jobs.tasks.submit", expires=60)
+def submit(attempt_id: int) -> None:
+    """Hand a new attempt to the scheduler at once, without waiting for the next tick."""
+    from jobs.handover import hand_over
+
+    hand_over(attempt_id)
+
+
+@shared_task(name="jobs.tasks.follow", expires=2)
+def follow() -> None:
+    """One tick of the follower."""
+    from jobs.follow import tick
+
+    tick()
+
+
+@shared_task(name="jobs.tasks.verify", expires=30)
+def verify() -> None:
+    """Look through the newest checkpoint that nobody has verified yet."""
+    from jobs.verify import verify_next
+
+    verify_next()
+
+
+@shared_task(name="jobs.tasks.empty_trash", expires=600)
+def empty_trash() -> None:
+    """Remove the run directories of deleted jobs, and uploads that no job came of."""
+    from jobs import rundir, upload
+
+    rundir.empty_trash()
+    upload.forget_stale()
