@@ -3,6 +3,7 @@
 # One script for `make`, for the image and for CI:  docker/install.sh VENV [run|dev]
 #   PYTHON=python3.12      use this interpreter instead of looking for one
 #   VIGIL_TORCH=no         leave the trainer's torch out (the portal itself never imports it)
+#   VIGIL_PROJECT=no       only what it depends on
 #   TORCH_PIP_ARGS=…       more arguments for torch's own `pip install`
 set -eu
 
@@ -89,6 +90,7 @@ if [ "${VIGIL_TORCH:-yes}" != no ] && ! is_current torch "$torch"; then
     mark torch "$torch"
 fi
 
+[ "${VIGIL_PROJECT:-yes}" != no ] || exit 0
 project=$(digest "$here/pyproject.toml")
 if ! is_current project "$here $project"; then
     # compat: one plain path, so that tests and benches are found as well.

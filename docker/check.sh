@@ -1,0 +1,65 @@
+#!/bin/sh
+# What can be proven of the image without an engine: the compose file is valid, and the Dockerfile's own install steps,
+# run into a temporary prefix without torch, give every role. Takes what is tracked, as `COPY . .` would.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+temporary=$(mktemp -d)
+web=
+trap 'test -z "$web" || kill "$web" 2>/dev/null || true; rm -rf "$temporary"' EXIT INT TERM
+cd "$here"
+
+git ls-files -z --cached -- . ':!tests' ':!.ci' | xargs -0 cp --parents -t "$temporary" 2>/dev/null || true
+cd "$temporary"
+sh docker/secrets.sh
+if docker compose version >/dev/null 2>&1; then
+    docker compose -f docker/compose.yaml config --quiet
+elif command -v docker-compose >/dev/null 2>&1; then
+    docker-compose -f docker/compose.yaml config --quiet
+else
+    echo "neither 'docker compose' nor docker-compose is here to read docker/compose.yaml" >&2
+    exit 1
+fi
+echo "compose file: valid"
+
+# The Dockerfile's two RUN lines, with this prefix for /opt/vigil.
+grep -c 'docker/install.sh /opt/vigil run' docker/Dockerfile | grep -qx 2
+VIGIL_PROJECT=no VIGIL_TORCH=no sh docker/install.sh "$temporary/opt" run
+VIGIL_TORCH=no sh docker/install.sh "$temporary/opt" run
+export PATH="$temporary/opt/bin:$PATH" VIGIL_HOME="$temporary/home" VIGIL_RUNS="$temporary/runs"
+export VIGIL_HOST=127.0.0.1 REDIS_URL="unix://$temporary/none.sock"
+VIGIL_PORT=$(python -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
+export VIGIL_PORT
+unset DATABASE_URL SECRET_KEY VIRTUAL_ENV || true
+
+if python -c 'import torch' 2>/dev/null; then
+    echo "torch is in an environment that was made without it" >&2
+    exit 1
+fi
+docker/entrypoint.sh prepare | grep -q '^Sign in: '
+docker/entrypoint.sh web &
+web=$!
+python - <<'PYTHON'
+import os, time, httpx
+url = f"http://127.0.0.1:{os.environ['VIGIL_PORT']}"
+deadline = time.monotonic() + 30
+while True:
+    try:
+        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        page = httpx.get(f"{url}/", follow_redirects=True, trust_env=False)
+        break
+    except httpx.TransportError:
+        assert time.monotonic() < deadline, "the web role does not answer"
+        time.sleep(0.1)
+assert page.status_code == 200 and "Vigil" in page.text, page.status_code
+style = page.text.split('rel="stylesheet" href="')[1].split('"')[0]
+assert httpx.get(url + style, trust_env=False).status_code == 200, style
+PYTHON
+docker/entrypoint.sh worker follow --help >/dev/null
+docker/entrypoint.sh beat --help >/dev/null
+docker/entrypoint.sh vigil --help >/dev/null
+docker/entrypoint.sh manage check >/dev/null
+if docker/entrypoint.sh nonsense 2>/dev/null; then
+    echo "the entrypoint takes a role that there isn't" >&2
+    exit 1
+fi
+echo "image: its install steps and its roles work, without torch"

@@ -1,0 +1,42 @@
+#!/bin/sh
+# What one container does. Settings come from the environment, a secret from the file that NAME_FILE names.
+#   prepare          migrate, collect static files, make the first sysadmin; ends
+#   web              answer HTTP and websockets on $VIGIL_PORT
+#   worker QUEUE     do the tasks of one queue: follow or work
+#   beat             tick; exactly one a site
+#   agent            report on the node that it runs on
+#   vigil …, manage …  the command line; Django's own
+set -eu
+cd "$(dirname "$0")/.."
+role=${1:-web}
+[ $# -eq 0 ] || shift
+
+case $role in
+prepare) exec python manage.py prepare "$@" ;;
+web)
+    # Only the proxy reaches this port, and it overwrites the header that says who asks.
+    exec python -m uvicorn portal.asgi:application --host "${VIGIL_HOST:-0.0.0.0}" --port "${VIGIL_PORT:-8000}" \
+        --ws websockets-sansio --ws-per-message-deflate false --ws-max-size 65536 \
+        --proxy-headers --forwarded-allow-ips '*' --no-access-log --log-level warning "$@"
+    ;;
+worker)
+    queue=${1:?a worker needs its queue: follow or work}
+    shift
+    exec celery --quiet -A portal.celery worker -Q "$queue" -n "$queue@%h" --pool solo \
+        --without-gossip --without-mingle --without-heartbeat -l INFO "$@"
+    ;;
+beat) exec celery --quiet -A portal.celery beat -s "$VIGIL_HOME/beat-schedule" --pidfile= -l WARNING "$@" ;;
+agent)
+    if [ ! -f nodes/agent/__main__.py ]; then
+        echo "This version of Vigil has no node agent yet." >&2
+        exit 1
+    fi
+    exec python -P -m nodes.agent "$@"
+    ;;
+vigil) exec vigil "$@" ;;
+manage) exec python manage.py "$@" ;;
+*)
+    echo "Unknown role '$role': prepare, web, worker QUEUE, beat, agent, vigil … or manage …" >&2
+    exit 2
+    ;;
+esac
