@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from django.db import IntegrityError, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
 from portal.models import Lease
@@ -26,7 +27,7 @@ class LeaseLost(Exception):
     """Somebody else holds the lease now. What was about to be written was not."""
 
 
-def _from_now(seconds: float) -> ExpressionWrapper:
+def _from_now(seconds: float) -> Combinable:
     return ExpressionWrapper(Now() + timedelta(seconds=seconds), output_field=DateTimeField())
 
 

@@ -142,16 +142,20 @@ class Resources(_Model):
     """What the scheduler is asked for."""
 
     nodes: Annotated[int | str, BeforeValidator(_nodes)] = Field(
-        1, title="Nodes", description='How many, or "min:max" for an elastic job.'
+        default=1, title="Nodes", description='How many, or "min:max" for an elastic job.'
     )
-    gpus_per_node: int = Field(0, ge=0, le=64, title="GPUs a node", description="One rank a GPU; 0 runs on CPUs.")
-    ranks_per_node: int = Field(1, ge=1, le=1024, title="Ranks a node", description="Where there are no GPUs.")
-    cpus_per_rank: int = Field(1, ge=1, le=1024, title="CPUs a rank", description="Cores for each rank's process.")
+    gpus_per_node: int = Field(
+        default=0, ge=0, le=64, title="GPUs a node", description="One rank a GPU; 0 runs on CPUs."
+    )
+    ranks_per_node: int = Field(default=1, ge=1, le=1024, title="Ranks a node", description="Where there are no GPUs.")
+    cpus_per_rank: int = Field(
+        default=1, ge=1, le=1024, title="CPUs a rank", description="Cores for each rank's process."
+    )
     memory_gib: float | None = Field(
-        None, gt=0, le=100_000, title="Memory a node (GiB)", description="Empty: the scheduler's default."
+        default=None, gt=0, le=100_000, title="Memory a node (GiB)", description="Empty: the scheduler's default."
     )
     time_limit: Annotated[str, AfterValidator(_time_limit)] = Field(
-        "01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."
+        default="01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."
     )
 
     @property
@@ -183,9 +187,11 @@ class Resources(_Model):
 class Restart(_Model):
     """How often it may be started anew after a failure."""
 
-    max_restarts: int = Field(3, ge=0, le=100, title="Restarts at most", description="New attempts after a failure.")
+    max_restarts: int = Field(
+        default=3, ge=0, le=100, title="Restarts at most", description="New attempts after a failure."
+    )
     in_place: int = Field(
-        3,
+        default=3,
         ge=0,
         le=100,
         title="In place",
@@ -196,18 +202,25 @@ class Restart(_Model):
 class Script(_Model):
     """Somebody's own program, one process a rank, with torchrun's environment."""
 
-    directory: str = Field("", max_length=4096, title="Directory", description="Packed and sent by `vigil submit`.")
-    git: Annotated[str, AfterValidator(_git)] = Field("", title="Git URL", description="https:// or ssh://")
-    ref: Annotated[str, AfterValidator(_ref)] = Field("", title="Git ref", description="A branch, a tag or a commit.")
+    directory: str = Field(
+        default="", max_length=4096, title="Directory", description="Packed and sent by `vigil submit`."
+    )
+    git: Annotated[str, AfterValidator(_git)] = Field(default="", title="Git URL", description="https:// or ssh://")
+    ref: Annotated[str, AfterValidator(_ref)] = Field(
+        default="", title="Git ref", description="A branch, a tag or a commit."
+    )
     entry: Annotated[str, AfterValidator(_entry)] = Field(
-        "train.py", max_length=500, title="Program", description="The file to run, inside the directory."
+        default="train.py", max_length=500, title="Program", description="The file to run, inside the directory."
     )
     args: list[str] = Field(default_factory=list, max_length=1000, title="Arguments")
     env: Annotated[dict[str, str], AfterValidator(_environment)] = Field(
         default_factory=dict, max_length=200, title="Environment", description="Variables that the program sees."
     )
     python: Annotated[str, AfterValidator(_python)] = Field(
-        "", max_length=4096, title="Python", description="Interpreter or virtual environment; empty: the portal's own."
+        default="",
+        max_length=4096,
+        title="Python",
+        description="Interpreter or virtual environment; empty: the portal's own.",
     )
 
     @model_validator(mode="after")
@@ -226,15 +239,17 @@ class JobSpec(_Model):
 
     name: Annotated[str, AfterValidator(_name)] = Field(title="Name", description="Letters, digits, dots, dashes.")
     kind: Literal["distributed", "script"] = Field(
-        "distributed", title="Kind", description="distributed: Vigil's trainer. script: a program of your own."
+        default="distributed", title="Kind", description="distributed: Vigil's trainer. script: a program of your own."
     )
-    project: str = Field("default", max_length=64, title="Project", description="Who it belongs to.")
+    project: str = Field(default="default", max_length=64, title="Project", description="Who it belongs to.")
     tags: Annotated[list[str], AfterValidator(_tags)] = Field(default_factory=list, max_length=50, title="Tags")
-    notes: str = Field("", max_length=20_000, title="Notes")
+    notes: str = Field(default="", max_length=20_000, title="Notes")
     resources: Resources = Field(default_factory=Resources, title="Resources")
     restart: Restart = Field(default_factory=Restart, title="If it fails")
-    run: RunConfig | None = Field(None, title="Run", description="The trainer's configuration (kind = distributed).")
-    script: Script | None = Field(None, title="Script", description="Your own program (kind = script).")
+    run: RunConfig | None = Field(
+        default=None, title="Run", description="The trainer's configuration (kind = distributed)."
+    )
+    script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
 
     @model_validator(mode="before")
     @classmethod
@@ -316,9 +331,14 @@ def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
 def _defaults(spec: JobSpec) -> dict[str, Any]:
     """The defaults of everything that has one, in the shape of a dumped spec."""
     base = JobSpec.model_construct(name="").model_dump(mode="json", exclude_none=True)
-    base["run"] = RunConfig().model_dump(mode="json", exclude_none=True) if spec.run else {}
+    base["run"] = RunConfig.model_validate(_choices(spec)).model_dump(mode="json", exclude_none=True)
     base["script"] = Script.model_construct().model_dump(mode="json", exclude_none=True)
     return base
+
+
+def _choices(spec: JobSpec) -> dict[str, str]:
+    """What a run chose: other options have other defaults."""
+    return {"recipe": spec.run.recipe, "parallelism": spec.run.parallelism} if spec.run else {}
 
 
 def _write(

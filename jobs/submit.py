@@ -95,13 +95,11 @@ def cancel(user: User, job: Job) -> None:
     """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off."""
     _may_change(user, job)
     with _durable():
-        asked = Attempt.objects.filter(pk=job.latest_id, cancel_asked_at=None).filter(
-            Q(ended_at=None) | Q(decided_at=None)
-        )
+        asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
         if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
             tasks.queue(tasks.follow)
             return
-    latest = Attempt.objects.filter(pk=job.latest_id).first()
+    latest = job.attempts.order_by("-number").first()
     if latest is not None and latest.cancel_asked_at is None:
         raise Conflict(f"Not cancelled. #{job.pk} has already ended: {latest.state.replace('_', ' ')}.")
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from django.conf import settings
 from django.db import models
 
 from portal.models import Project, User
-
-if TYPE_CHECKING:
-    from jobs.models.attempt import Attempt
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -37,9 +34,6 @@ class Job(models.Model):
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
 
     objects = JobQuerySet.as_manager()
-
-    if TYPE_CHECKING:
-        attempts: models.Manager[Attempt]
 
     class Meta:
         ordering = ("-id",)
