@@ -239,7 +239,8 @@ def _problem(item: ErrorDetails, prefix: str) -> Problem:
     location = item["loc"]
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
-        message = f"is not a setting of [run]. {choices.suggest(str(location[-1]), sorted(set(RunConfig.model_fields) - {'options'}))}"
+        known = sorted(set(RunConfig.model_fields) - {"options"})
+        message = f"is not a setting of [run]. {choices.suggest(str(location[-1]), known)}"
     return Problem(".".join([prefix, *map(str, location)]), message)
 
 
