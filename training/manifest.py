@@ -1,0 +1,241 @@
+"""What a committed checkpoint is, told from its folder alone: no torch, and no trust in what lies there.
+
+    checkpoints/step-400/COMMITTED       JSON: every file with its size and digest, what the state is, where it came from
+    checkpoints/step-400/VERIFIED        its trainer has read it back and found every digest right
+    checkpoints/step-400/PINNED          a person wants it kept
+    checkpoints/.step-500.3/             being written by generation 3; not a checkpoint yet
+
+A checkpoint is *committed* when its manifest is there and the sizes are right, *verified* when the digests are, too.
+The trainer, `python -m training verify` and the portal share these functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+COMMITTED, VERIFIED, PINNED = "COMMITTED", "VERIFIED", "PINNED"
+VERSION = 1
+MANIFEST_BYTES = 64 * 2**20
+"""The largest manifest that is read: several 100,000 files."""
+CHUNK_BYTES = 4 * 2**20
+NAME = re.compile(r"step-(?P<step>\d{1,18})(\.g(?P<generation>\d{1,9}))?")
+STAGING = re.compile(r"\.step-\d{1,18}\.(?P<generation>\d{1,9})")
+FILE_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class CheckpointError(Exception):
+    """The folder holds no checkpoint that could be resumed; the message says why."""
+
+
+@dataclass(frozen=True)
+class File:
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One committed checkpoint. `name` is its folder's, which may change; (step, generation) never does."""
+
+    name: str = ""
+    step: int
+    generation: int
+    parent: tuple[int, int] | None = None
+    """(step, generation) of what its run had resumed from or committed before; None: it started afresh."""
+    consumed_samples: int
+    world_size: int
+    layout: dict[str, Any]
+    """How the ranks shared the work: parallelism, axes, micro_batch, device."""
+    config_hash: str
+    config: dict[str, Any] = field(default_factory=dict)
+    """The settings behind the hash, so that a difference can be named."""
+    data: str = ""
+    """Identity of the data it was trained on."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """Small values that the trainer goes on from, e.g. the best validation loss."""
+    files: tuple[File, ...]
+    created: float
+    """Unix time of the commit."""
+    seconds: float = 0.0
+    """From the first rank's staging to the commit."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.step, self.generation
+
+    def dump(self) -> str:
+        data = asdict(self)
+        del data["name"]
+        return json.dumps({"version": VERSION, **data}, indent=1)
+
+
+Location = Path | int
+"""A checkpoint's folder: its path, or a descriptor that a careful caller has opened."""
+
+
+def read(checkpoint: Location) -> Manifest:
+    """The manifest; CheckpointError if there is none or it makes no sense."""
+    with _opened(checkpoint) as folder:
+        return _read(folder, _name(checkpoint))
+
+
+def check(checkpoint: Location) -> Manifest:
+    """The manifest of a *committed* checkpoint: every file is there with its size."""
+    with _opened(checkpoint) as folder:
+        manifest = _read(folder, _name(checkpoint))
+        for file in manifest.files:
+            os.close(_open_file(folder, file))
+        return manifest
+
+
+def verify(checkpoint: Location, *, most_bytes: int | None = None) -> Manifest:
+    """The manifest of a *verified* checkpoint: every file has its digest. Reads at most `most_bytes`."""
+    with _opened(checkpoint) as folder:
+        manifest = _read(folder, _name(checkpoint))
+        if most_bytes is not None and manifest.bytes > most_bytes:
+            raise CheckpointError(f"{manifest.bytes} bytes are more than the {most_bytes} that are read")
+        for file in manifest.files:
+            if _digest(_open_file(folder, file), file.bytes) != file.sha256:
+                raise CheckpointError(f"{file.file} is not what was written: its sha256 differs from the manifest's")
+        return manifest
+
+
+def committed(checkpoints: Path) -> list[Manifest]:
+    """Every committed checkpoint under this folder, by step and generation; what is broken is left out."""
+    found = []
+    for name in _listed(checkpoints):
+        if NAME.fullmatch(name):
+            try:
+                found.append(check(checkpoints / name))
+            except CheckpointError:
+                continue
+    return sorted(found, key=lambda manifest: manifest.identity)
+
+
+def staged(checkpoints: Path) -> Iterator[tuple[Path, int]]:
+    """(folder, generation) of what was being written."""
+    for name in _listed(checkpoints):
+        if match := STAGING.fullmatch(name):
+            yield checkpoints / name, int(match["generation"])
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _name(checkpoint: Location) -> str:
+    return checkpoint.name if isinstance(checkpoint, Path) else ""
+
+
+@contextmanager
+def _opened(checkpoint: Location) -> Iterator[int]:
+    if isinstance(checkpoint, int):
+        yield checkpoint
+        return
+    try:
+        folder = os.open(checkpoint, _FOLDER)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint} can't be opened: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _read(folder: int, name: str) -> Manifest:
+    try:
+        descriptor = os.open(COMMITTED, _FILE, dir_fd=folder)
+    except FileNotFoundError as error:
+        raise CheckpointError("there is no COMMITTED manifest: it was never finished") from error
+    except OSError as error:
+        raise CheckpointError(f"COMMITTED can't be opened: {error.strerror}") from error
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > MANIFEST_BYTES:
+            raise CheckpointError("COMMITTED is not a manifest: not a plain file, or far too large")
+        try:
+            return _parse(json.loads(file.read(MANIFEST_BYTES)), name)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"COMMITTED is damaged: {type(error).__name__}: {error}") from error
+
+
+def _parse(data: Mapping[str, Any], name: str) -> Manifest:
+    if data["version"] != VERSION:
+        raise CheckpointError(f"the manifest has version {data['version']}, this Vigil reads {VERSION}")
+    files = tuple(_parse_file(item) for item in data["files"])
+    if len({file.file for file in files}) != len(files):
+        raise ValueError("a file is listed twice")
+    parent = data["parent"]
+    return Manifest(
+        name=name,
+        step=_whole(data["step"]),
+        generation=_whole(data["generation"]),
+        parent=(_whole(parent[0]), _whole(parent[1])) if parent is not None else None,
+        consumed_samples=_whole(data["consumed_samples"]),
+        world_size=_whole(data["world_size"]),
+        layout=dict(data["layout"]),
+        config_hash=str(data["config_hash"]),
+        config=dict(data["config"]),
+        data=str(data["data"]),
+        state=dict(data["state"]),
+        files=files,
+        created=float(data["created"]),
+        seconds=float(data["seconds"]),
+        versions=dict(data["versions"]),
+    )
+
+
+def _parse_file(item: Mapping[str, Any]) -> File:
+    file = File(str(item["file"]), _whole(item["bytes"]), str(item["sha256"]))
+    if not FILE_NAME.fullmatch(file.file) or not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
+        raise ValueError(f"{file.file[:80]!r} is no file of a checkpoint")
+    return file
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _open_file(folder: int, file: File) -> int:
+    """A descriptor of a plain file of the size that the manifest says, below this very folder."""
+    try:
+        descriptor = os.open(file.file, _FILE, dir_fd=folder)
+    except OSError as error:
+        raise CheckpointError(f"{file.file} can't be opened: {error.strerror}") from error
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_size != file.bytes:
+        os.close(descriptor)
+        raise CheckpointError(f"{file.file} has {about.st_size} bytes, the manifest says {file.bytes}")
+    return descriptor
+
+
+def _digest(descriptor: int, size: int) -> str:
+    """Of at most `size` bytes: a file that grows meanwhile is not read forever."""
+    digest = hashlib.sha256()
+    with open(descriptor, "rb", buffering=0) as file:
+        while size > 0 and (chunk := file.read(min(size, CHUNK_BYTES))):
+            digest.update(chunk)
+            size -= len(chunk)
+    return digest.hexdigest()
