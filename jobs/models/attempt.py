@@ -24,6 +24,12 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
         """Still taking reports."""
         return self.filter(closed_at=None)
 
+    def for_reports(self) -> Self:
+        """Locked, with what an intake reads and writes, and the job that it is published under."""
+        fields = ("number", "state", "step", "steps", "phase", "incarnation", "latest", "version")
+        rows = self.select_for_update(of=("self",)).select_related("job")
+        return rows.only(*fields, "job__project_id")
+
 
 class Attempt(models.Model):
     """One submission of a job. States are Slurm's own words, lower-case."""

@@ -1,0 +1,169 @@
+"""What sockets hear: after each commit one binary message a job, and one line for the lists of its project.
+
+A frame is a little-endian uint32, that many bytes of JSON (padded with blanks to a multiple of 8), then columns: for
+each entry of the header's `series` the steps (n × f64), then the values (n × f32; a band has four such columns: min,
+median, max, worst rank). A message on Redis is a uint32, that many bytes of frame, and what the hub makes bands of:
+every rank's points, in the same form, or nothing where rank 0 is all there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import redis
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F
+from numpy.typing import NDArray
+
+from jobs.models import Attempt, Event
+from portal.series.store import Fresh
+
+logger = logging.getLogger(__name__)
+
+POINTS = 8_192  # of one message; after an outage there are more, and who looks reads them from the database
+EVENTS = 64
+_RETRY_S = 2.0
+_LENGTH = struct.Struct("<I")
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def job_topic(job_id: int) -> str:
+    return f"vigil:job:{job_id}"
+
+
+def project_topic(project_id: int) -> str:
+    return f"vigil:project:{project_id}"
+
+
+def announce(attempt_id: int) -> None:
+    """Say that something about an attempt changed that its pages show: its version rises, sockets get a header.
+
+    Call it after the change, in its transaction or outside of one.
+    """
+    with transaction.atomic():
+        if not Attempt.objects.filter(pk=attempt_id).update(version=F("version") + 1):
+            return
+        attempt = Attempt.objects.select_related("job").get(pk=attempt_id)
+        transaction.on_commit(lambda: publish(attempt, [], []))
+
+
+def publish(attempt: Attempt, columns: Sequence[Fresh], events: Sequence[Event]) -> None:
+    """Tell the sockets of a job, and the lists of its project, what was just committed."""
+    job, about = attempt.job, header(attempt)
+    about["events"] = [told(event) for event in events[:EVENTS]]
+    partial = len(events) > EVENTS or sum(len(fresh.step) for fresh in columns) > POINTS
+    if partial:
+        about["partial"], columns = True, []  # who sees this reads again
+    frame = pack(about, *_values(about, columns))
+    message = _LENGTH.pack(len(frame)) + frame + _ranks(about, columns)
+    _send({job_topic(job.pk): message, project_topic(job.project_id): msgspec.json.encode(line(attempt))})
+
+
+def header(attempt: Attempt) -> dict[str, Any]:
+    """What every frame begins with."""
+    return {
+        "attempt": attempt.pk,
+        "number": attempt.number,
+        "version": attempt.version,
+        "state": attempt.state,
+        "step": attempt.step,
+        "steps": attempt.steps,
+        "phase": attempt.phase,
+        "incarnation": attempt.incarnation,
+    }
+
+
+def line(attempt: Attempt) -> dict[str, Any]:
+    """A job as lists follow it."""
+    return {"job": attempt.job_id, **header(attempt), "latest": attempt.latest}
+
+
+def told(event: Event) -> dict[str, Any]:
+    """An event as sockets have it; long texts are left to who reads it."""
+    data = {key: value[:500] if isinstance(value, str) else value for key, value in event.data.items()}
+    about = {"kind": event.kind, "time": event.time.timestamp(), "rank": event.rank, "incarnation": event.incarnation}
+    return {**data, **about}
+
+
+def pack(about: dict[str, Any], *columns: NDArray[Any]) -> bytes:
+    """A frame: the header, then the columns as they are."""
+    text = msgspec.json.encode(about)
+    text += b" " * (-(len(text) + _LENGTH.size) % 8)
+    return b"".join((_LENGTH.pack(len(text)), text, *(np.ascontiguousarray(column).tobytes() for column in columns)))
+
+
+def unpack(frame: bytes) -> tuple[dict[str, Any], memoryview]:
+    """A frame's header, and the bytes of its columns."""
+    (length,) = _LENGTH.unpack_from(frame)
+    end = _LENGTH.size + length
+    return msgspec.json.decode(frame[_LENGTH.size : end]), memoryview(frame)[end:]
+
+
+def split(message: bytes) -> tuple[bytes, bytes]:
+    """A message's frame, and its block of all ranks' points."""
+    (length,) = _LENGTH.unpack_from(message)
+    end = _LENGTH.size + length
+    return message[_LENGTH.size : end], message[end:]
+
+
+def narrow(value: NDArray[np.float64]) -> NDArray[np.float32]:
+    """float32 for drawing. What is finite stays finite."""
+    return np.where(np.isfinite(value), np.clip(value, -_FLOAT32_MAX, _FLOAT32_MAX), value).astype("<f4")
+
+
+def _values(about: dict[str, Any], columns: Iterable[Fresh]) -> list[NDArray[Any]]:
+    """The columns of rank 0 and of the first launcher; notes them in the header."""
+    about["series"], found = [], []
+    for fresh in columns:
+        ranks = {run[0] for run in fresh.runs}
+        for rank in sorted(ranks & {0, -1}):
+            step, value = fresh.step, fresh.value
+            if len(ranks) > 1:
+                mask = np.repeat([run[0] == rank for run in fresh.runs], [run[2] for run in fresh.runs])
+                step, value = step[mask], value[mask]
+            about["series"].append(
+                {"name": fresh.name, "kind": "value", "rank": rank, "incarnation": fresh.incarnation, "n": len(step)}
+            )
+            found += [step.astype("<f8"), narrow(value)]
+    return found
+
+
+def _ranks(about: dict[str, Any], columns: Sequence[Fresh]) -> bytes:
+    """All ranks' points of the series that more ranks than 0 report."""
+    mine = [fresh for fresh in columns if max(run[0] for run in fresh.runs) > 0]
+    if not mine:
+        return b""
+    entries = [{"name": f.name, "incarnation": f.incarnation, "runs": f.runs, "n": len(f.step)} for f in mine]
+    flat = [column for f in mine for column in (f.step.astype("<f8"), narrow(f.value))]
+    return pack({**about, "series": entries, "events": []}, *flat)
+
+
+_silent_until = 0.0
+
+
+@cache
+def _redis() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
+
+
+def _send(messages: dict[str, bytes]) -> None:
+    """Publish, if Redis is there. Without it sockets go stale and read again by their heartbeat; nothing is lost."""
+    global _silent_until
+    if time.monotonic() < _silent_until:
+        return
+    try:
+        with _redis().pipeline(transaction=False) as pipe:
+            for topic, message in messages.items():
+                pipe.publish(topic, message)
+            pipe.execute()
+    except (redis.RedisError, OSError) as error:
+        _silent_until = time.monotonic() + _RETRY_S
+        logger.warning("Live updates pause: Redis does not answer (%s)", error)

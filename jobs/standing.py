@@ -1,0 +1,77 @@
+"""Where an attempt stands by what its ranks tell: step, steps, phase, incarnation and rank 0's newest values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.models import Attempt
+from training.spool import STEP_LIMIT
+
+LATEST = 64  # series kept for lists
+
+
+@dataclass
+class Standing:
+    """Only the newest incarnation moves it: a superseded rank's late words change nothing."""
+
+    step: int | None
+    steps: int | None
+    phase: str
+    incarnation: int
+    latest: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Standing:
+        return cls(attempt.step, attempt.steps, attempt.phase, attempt.incarnation, dict(attempt.latest))
+
+    def write(self, attempt: Attempt) -> dict[str, Any]:
+        """Put it into the attempt; answers the fields for an UPDATE."""
+        fields = {name: getattr(self, name) for name in ("step", "steps", "phase", "incarnation", "latest")}
+        for name, value in fields.items():
+            setattr(attempt, name, value)
+        return fields
+
+    def see_points(self, name: str, incarnation: int, step: NDArray[np.int64], value: NDArray[np.float64]) -> None:
+        """Rank 0's points of one series, in order of arrival."""
+        if not len(step) or not self._is_current(incarnation):
+            return
+        self._reach(int(step.max()))
+        if name in self.latest or len(self.latest) < LATEST:
+            self.latest[name] = plain(float(value[-1]))
+
+    def see_event(self, kind: str, incarnation: int | None, rank: int | None, data: Mapping[str, Any]) -> None:
+        """What rank 0 told; the others' words on this are the same, or are a launcher's."""
+        if rank != 0 or incarnation is None or not self._is_current(incarnation):
+            return
+        if kind == "phase" and isinstance(phase := data.get("phase"), str):
+            self.phase = phase[:32]
+        if kind in {"run.started", "progress"} and (steps := _whole(data.get("steps"))) is not None:
+            self.steps = steps
+        step = _whole(data.get("start_step" if kind == "run.started" else "step"))
+        if kind in {"run.started", "progress", "phase", "run.completed"} and step is not None:
+            self._reach(step)
+
+    def _is_current(self, incarnation: int) -> bool:
+        """Whether these words are of the newest incarnation; a newer one begins afresh."""
+        if incarnation > self.incarnation:
+            self.incarnation, self.step, self.phase = incarnation, None, ""
+        return incarnation == self.incarnation
+
+    def _reach(self, step: int) -> None:
+        self.step = step if self.step is None else max(step, self.step)
+
+
+def plain(value: float) -> float | str:
+    """A float as JSON has it: NaN and the infinities by their names."""
+    if np.isfinite(value):
+        return value
+    return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < STEP_LIMIT else None

@@ -1,0 +1,269 @@
+"""Report posts as shippers send them (PROTOCOLS §3), from bytes to clean columns.
+
+A frame that is malformed is refused whole (`Malformed`): nobody can say what it meant. In a well-formed frame a batch
+with bad content (a value that is no number, a name that is no name) is quarantined: it is dropped and counted, and
+the stream's cursor passes it, because sending it again would not mend it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from training.spool import EVENT_BYTES, SERIES_NAME, STEP_LIMIT
+
+COMPRESSED_BYTES = 1024 * 1024
+INFLATED_BYTES = 16 * 1024 * 1024
+POINTS = 50_000
+STREAMS = 2_048
+BATCHES = 50_000
+EVENTS = 2_000
+LATEST_TIME = 32_503_680_000.0  # the year 3000, in Unix seconds
+
+Batch = tuple[int, int]  # index of the stream in the post, index of the batch in the stream
+
+_Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Cursor = Annotated[int, Meta(ge=0, le=2**53)]
+_Rank = Annotated[int, Meta(ge=-100_000, le=1_000_000)]
+_Uid = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+_Text = Annotated[str, Meta(max_length=255, pattern=r"^[^\x00]*\Z")]
+_Short = Annotated[str, Meta(max_length=64, pattern=r"^[^\x00]*\Z")]
+_Step = Annotated[int, Meta(ge=0, lt=STEP_LIMIT)]
+_Value = float | Literal["NaN", "Infinity", "-Infinity"]
+_Kind = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]{1,64}\Z")]
+_Time = Annotated[float, Meta(ge=0, lt=LATEST_TIME)]
+
+
+class Malformed(Exception):
+    """The post is no frame of ours; nothing was taken. Status 422, or 413 where it is too large."""
+
+    def __init__(self, field: str, message: str, *, status: int = 422) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field, self.message, self.status = field, message, status
+
+
+class Part(msgspec.Struct):
+    """What one stream sends: batches `first` .. `first + len(times)`, with the time of each."""
+
+    id: _Uid
+    incarnation: _Count
+    rank: _Rank
+    first: _Cursor
+    times: list[_Time]
+    node: _Text = ""
+    boot_id: _Short = ""
+    restart_count: _Count = 0
+    end: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Points of one series; `runs` cut the columns: (stream, batch, number of points) each."""
+
+    runs: list[tuple[int, int, int]]
+    step: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Happening:
+    """An event of a batch; `data` is what it told beside kind and time (Unix seconds)."""
+
+    batch: Batch
+    kind: str
+    time: float
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Post:
+    """A well-formed post. Content of the batches in `bad` (with the reason) is to be left out."""
+
+    streams: list[Part]
+    series: dict[str, Columns]
+    events: list[Happening]
+    bad: dict[Batch, str] = field(default_factory=dict)
+
+
+class _Columns(msgspec.Struct):
+    runs: list[tuple[int, int, int]]
+    step: list[_Step]
+    value: list[_Value]
+
+
+class _Frame(msgspec.Struct):
+    version: Literal[1]
+    streams: list[Part]
+    series: dict[str, _Columns] = {}
+    events: list[msgspec.Raw] = []
+
+
+class _RawColumns(msgspec.Struct):
+    runs: list[tuple[int, int, int]]
+    step: list[msgspec.Raw]
+    value: list[msgspec.Raw]
+
+
+class _RawFrame(msgspec.Struct):
+    """The same frame with its content left unread, to find out which batches are to blame."""
+
+    version: Literal[1]
+    streams: list[Part]
+    series: dict[str, _RawColumns] = {}
+    events: list[msgspec.Raw] = []
+
+
+class _Place(msgspec.Struct):
+    stream: int
+    batch: int
+
+
+class _About(msgspec.Struct):
+    kind: _Kind
+    time: _Time
+
+
+_frames = msgspec.json.Decoder(_Frame)
+_raw_frames = msgspec.json.Decoder(_RawFrame)
+_places = msgspec.json.Decoder(_Place)
+_abouts = msgspec.json.Decoder(_About)
+_objects = msgspec.json.Decoder(dict[str, Any])
+_steps = msgspec.json.Decoder(_Step)
+_values = msgspec.json.Decoder(_Value)
+
+
+def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
+    """The body of a post, gzipped or plain; stops reading as soon as it is over a limit."""
+    if encoding not in {"", "identity", "gzip"}:
+        raise Malformed("Content-Encoding", "send gzip, or nothing", status=415)
+    body, received = bytearray(), 0
+    gunzip = zlib.decompressobj(wbits=31)
+    for chunk in chunks:
+        received += len(chunk)
+        if received > COMPRESSED_BYTES:
+            raise Malformed("body", f"more than {COMPRESSED_BYTES} bytes; send less at once", status=413)
+        if encoding != "gzip":
+            body += chunk
+            continue
+        try:
+            body += gunzip.decompress(chunk, INFLATED_BYTES + 1 - len(body))
+        except zlib.error:
+            raise Malformed("body", "is not gzip") from None
+        if len(body) > INFLATED_BYTES:
+            raise Malformed("body", f"more than {INFLATED_BYTES} bytes inflated; send less at once", status=413)
+    if encoding == "gzip" and (not gunzip.eof or gunzip.unused_data):
+        raise Malformed("body", "is not one whole gzip stream: truncated, or something follows it")
+    return bytes(body)
+
+
+def parse(body: bytes) -> Post:
+    """The post in a body. Raises Malformed."""
+    bad: dict[Batch, str] = {}
+    try:
+        frame: _Frame | _RawFrame = _frames.decode(body)
+    except msgspec.ValidationError:
+        frame = _decode_raw(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Malformed("body", f"is not JSON: {error}") from None
+    _check_streams(frame.streams)
+    series = {name: _columns(name, sent, frame.streams, bad) for name, sent in frame.series.items()}
+    if sum(len(columns.step) for columns in series.values()) > POINTS:
+        raise Malformed("series", f"more than {POINTS} points; send fewer at once", status=413)
+    if len(frame.events) > EVENTS:
+        raise Malformed("events", f"more than {EVENTS}; send fewer at once", status=413)
+    events = [event for i, raw in enumerate(frame.events) if (event := _event(i, raw, frame.streams, bad))]
+    return Post(frame.streams, series, events, bad)
+
+
+def _decode_raw(body: bytes) -> _RawFrame:
+    try:
+        return _raw_frames.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message, _, place = str(error).partition(" - at `$.")
+        raise Malformed(place.rstrip("`") or "body", message) from None
+
+
+def _check_streams(streams: list[Part]) -> None:
+    if len(streams) > STREAMS or sum(len(part.times) for part in streams) > BATCHES:
+        raise Malformed("streams", f"more than {STREAMS} streams or {BATCHES} batches; send fewer at once", status=413)
+    if len({part.id for part in streams}) < len(streams):
+        raise Malformed("streams", "the same stream twice")
+
+
+def _columns(name: str, sent: _Columns | _RawColumns, streams: list[Part], bad: dict[Batch, str]) -> Columns:
+    place = f"series.{name[:128]}"
+    if not sent.runs:
+        raise Malformed(place, "is empty: leave it out")
+    if len(sent.step) != len(sent.value):
+        raise Malformed(place, f"{len(sent.step)} steps but {len(sent.value)} values")
+    total = 0
+    for stream, batch, count in sent.runs:
+        _check_place(place, stream, batch, streams)
+        if count < 1:
+            raise Malformed(place, f"a run of {count} points")
+        total += count
+    if total != len(sent.step):
+        raise Malformed(place, f"runs of {total} points in all, but {len(sent.step)} steps")
+    if not SERIES_NAME.fullmatch(name):
+        bad.update(dict.fromkeys(((run[0], run[1]) for run in sent.runs), f"no name for a series: {name[:64]!r}"))
+        return Columns(sent.runs, np.zeros(total, np.int64), np.zeros(total))
+    if isinstance(sent, _Columns):
+        return Columns(sent.runs, np.array(sent.step, np.int64), np.array(sent.value, np.float64))
+    return _sift(name, sent, bad)
+
+
+def _sift(name: str, sent: _RawColumns, bad: dict[Batch, str]) -> Columns:
+    """Read point by point, and mark the batches whose points cannot be read."""
+    step, value = np.zeros(len(sent.step), np.int64), np.zeros(len(sent.value))
+    at = 0
+    for stream, batch, count in sent.runs:
+        for i in range(at, at + count):
+            try:
+                step[i], value[i] = _steps.decode(sent.step[i]), float(_values.decode(sent.value[i]))
+            except msgspec.DecodeError as error:
+                bad[stream, batch] = f"{name}: {error}"
+        at += count
+    return Columns(sent.runs, step, value)
+
+
+def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, str]) -> Happening | None:
+    try:
+        place = _places.decode(raw)
+    except msgspec.DecodeError as error:
+        raise Malformed(f"events.{index}", str(error)) from None
+    _check_place(f"events.{index}", place.stream, place.batch, streams)
+    batch = (place.stream, place.batch)
+    try:
+        about, data = _abouts.decode(raw), _objects.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        bad[batch] = f"event: {error}"
+        return None
+    if len(bytes(raw)) > EVENT_BYTES + 1024:
+        bad[batch] = f"event {about.kind}: more than {EVENT_BYTES} bytes"
+        return None
+    for key in ("stream", "batch", "kind", "time"):
+        del data[key]
+    return Happening(batch, about.kind, about.time, without_nul(data))
+
+
+def without_nul(value: Any) -> Any:
+    """The same JSON value with U+FFFD for NUL, which PostgreSQL cannot keep; a log line may well have one."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd")
+    if isinstance(value, list):
+        return [without_nul(item) for item in value]
+    if isinstance(value, dict):
+        return {without_nul(key): without_nul(item) for key, item in value.items()}
+    return value
+
+
+def _check_place(where: str, stream: int, batch: int, streams: list[Part]) -> None:
+    if not 0 <= stream < len(streams) or not 0 <= batch < len(streams[stream].times):
+        raise Malformed(where, f"no batch {batch} in stream {stream} of this post")

@@ -1,0 +1,178 @@
+"""The bytes of a chunk. Loose: many ranks, quick to write. Merged: one rank, byte-shuffled and deflated.
+
+Everything is little-endian. The first byte says which, and in which version:
+
+- loose (1): u32 runs; per run i32 rank, u32 n, f64 time; then all steps i64, then all values f64.
+- merged (2): u32 n, i64 first step, i64 stride, u32 × 3 lengths; then steps (deltas, only where the stride is 0),
+  times (lengths of stretches of equal time u32, then their times f64), values f64: each byte-shuffled and deflated.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+LOOSE, MERGED = 1, 2
+POINTS = 1024  # of a full merged chunk
+# Fast deflate: half of the work of the default for a few per cent of space.
+LEVEL = 3
+
+_LOOSE = struct.Struct("<BI")
+_MERGED = struct.Struct("<BIqqIII")
+_RUN = np.dtype([("rank", "<i4"), ("n", "<u4"), ("time", "<f8")])
+
+
+@dataclass(frozen=True)
+class Points:
+    """Columns of equal length: of one rank in one incarnation, in order of arrival or of step."""
+
+    step: Integers
+    time: Floats
+    value: Floats
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def take(self, which: Any) -> Points:
+        """The points that an index, slice or mask picks."""
+        return Points(self.step[which], self.time[which], self.value[which])
+
+
+EMPTY = Points(np.empty(0, np.int64), np.empty(0), np.empty(0))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a chunk's row tells without its data; min, max and sum are over finite values."""
+
+    n: int
+    first_step: int
+    last_step: int
+    stride: int
+    min: float | None
+    max: float | None
+    sum: float
+    odd: int
+
+
+def summarise(step: Integers, value: Floats) -> Summary:
+    """Of at least one point; steps in any order."""
+    finite = value[np.isfinite(value)]
+    low, high, total = None, None, 0.0
+    if len(finite):
+        low, high = float(finite.min()), float(finite.max())
+        with np.errstate(over="ignore"):
+            # The sum of huge values may leave float64; a mean has bounds anyway.
+            total = float(np.clip(finite.sum(), -1.7e308, 1.7e308))
+    return Summary(
+        n=len(step),
+        first_step=int(step.min()),
+        last_step=int(step.max()),
+        stride=_stride(step),
+        min=low,
+        max=high,
+        sum=total,
+        odd=len(value) - len(finite),
+    )
+
+
+def _stride(step: Integers) -> int:
+    """The one distance between neighbours, where they rise by it; 1 for a single point; else 0."""
+    if len(step) < 2:
+        return 1
+    distance = int(step[1] - step[0])
+    return distance if distance > 0 and bool(np.all(np.diff(step) == distance)) else 0
+
+
+def encode_loose(runs: list[tuple[int, float, int]], step: Integers, value: Floats) -> bytes:
+    """`runs` cut the columns: (rank, Unix time, number of points) each."""
+    head = np.array([(rank, n, time) for rank, time, n in runs], _RUN)
+    return b"".join(
+        (_LOOSE.pack(LOOSE, len(runs)), head.tobytes(), step.astype("<i8").tobytes(), value.astype("<f8").tobytes())
+    )
+
+
+def decode_loose(data: bytes) -> list[tuple[int, Points]]:
+    """(rank, points) in order of arrival; a rank may come more than once."""
+    head, step, value = _open_loose(data)
+    ends = np.cumsum(head["n"], dtype=np.int64)
+    return [
+        (
+            int(run["rank"]),
+            Points(step[end - run["n"] : end], np.full(run["n"], run["time"]), value[end - run["n"] : end]),
+        )
+        for run, end in zip(head, ends, strict=True)
+    ]
+
+
+def decode_rank(data: bytes, rank: int) -> Points:
+    """One rank's points of a loose chunk, in order of arrival."""
+    head, step, value = _open_loose(data)
+    counts = head["n"].astype(np.int64)
+    mine = head["rank"] == rank
+    mask = np.repeat(mine, counts)
+    return Points(step[mask], np.repeat(head["time"][mine], counts[mine]), value[mask])
+
+
+def _open_loose(data: bytes) -> tuple[NDArray[np.void], Integers, Floats]:
+    kind, runs = _LOOSE.unpack_from(data)
+    if kind != LOOSE:
+        raise ValueError(f"a chunk of kind {kind} where a loose one was expected")
+    head = np.frombuffer(data, _RUN, runs, _LOOSE.size)
+    at, n = _LOOSE.size + head.nbytes, int(head["n"].sum())
+    return head, np.frombuffer(data, "<i8", n, at), np.frombuffer(data, "<f8", n, at + 8 * n)
+
+
+def encode_merged(points: Points) -> bytes:
+    """One rank's points, steps rising."""
+    stride = _stride(points.step)
+    steps = b"" if stride else _deflate(np.diff(points.step, prepend=points.step[0]).astype("<i8"))
+    starts = np.flatnonzero(np.diff(points.time, prepend=np.nan))
+    lengths = np.diff(starts, append=len(points)).astype("<u4")
+    times = _deflate(lengths) + _deflate(points.time[starts].astype("<f8"))
+    values = _deflate(points.value.astype("<f8"))
+    head = _MERGED.pack(MERGED, len(points), int(points.step[0]), stride, len(steps), len(times), len(values))
+    return b"".join((head, steps, times, values))
+
+
+def decode_merged(data: bytes, *, times: bool = True) -> Points:
+    """The points of a merged chunk; without times (left NaN) it is quicker."""
+    kind, n, first, stride, *sizes = _MERGED.unpack_from(data)
+    if kind != MERGED:
+        raise ValueError(f"a chunk of kind {kind} where a merged one was expected")
+    at = np.cumsum([_MERGED.size, *sizes])
+    if stride:
+        step = np.arange(first, first + n * stride, stride, dtype=np.int64)
+    else:
+        step = first + np.cumsum(_inflate(data[at[0] : at[1]], "<i8"))
+    time = _times(data[at[1] : at[2]]) if times else np.full(n, np.nan)
+    return Points(step, time, _inflate(data[at[2] : at[3]], "<f8"))
+
+
+def _times(data: bytes) -> Floats:
+    inflate = zlib.decompressobj()
+    lengths = _unshuffle(inflate.decompress(data), "<u4")
+    return np.repeat(_inflate(inflate.unused_data, "<f8"), lengths)
+
+
+def _deflate(column: NDArray[Any]) -> bytes:
+    """Bytes of equal weight beside each other: the high ones hardly differ, and shrink to nothing."""
+    shuffled = column.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
+    return zlib.compress(shuffled, LEVEL)
+
+
+def _inflate(data: bytes, dtype: str) -> NDArray[Any]:
+    return _unshuffle(zlib.decompress(data), dtype)
+
+
+def _unshuffle(data: bytes, dtype: str) -> NDArray[Any]:
+    size = np.dtype(dtype).itemsize
+    return np.ascontiguousarray(np.frombuffer(data, np.uint8).reshape(size, -1).T).view(dtype).reshape(-1)

@@ -1,0 +1,100 @@
+"""Writing series: named curves of an owner, appended as loose chunks inside the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from typing import Any
+
+from django.db import connection
+
+from portal.models import Chunk, Series
+from portal.series.codec import Floats, Integers, encode_loose, summarise
+
+Owner = tuple[str, int]  # ("attempt", 17)
+
+_LOOKUP = (
+    'SELECT name, id FROM portal_series WHERE owner_kind = %s AND owner_id = %s AND "column" = %s AND name IN ({})'
+)
+_COLUMNS = (
+    "series_id", "incarnation", "loose", "rank", "rank_last", "first_step", "last_step", "n", "stride",
+    "first_time", "last_time", "min", "max", "sum", "odd", "data",
+)  # fmt: skip
+_INSERT = f"INSERT INTO portal_chunk ({', '.join(_COLUMNS)}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """New points of one series and incarnation. `runs` cut the columns: (rank, Unix time, number of points) each."""
+
+    name: str
+    incarnation: int
+    runs: Sequence[tuple[int, float, int]]
+    step: Integers
+    value: Floats
+
+
+def find(owner: Owner, names: Iterable[str], *, column: str = "") -> dict[str, int]:
+    """The ids of those series that exist."""
+    wanted = list(names)
+    if not wanted:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(_LOOKUP.format(", ".join(["%s"] * len(wanted))), [*owner, column, *wanted])
+        return dict(cursor.fetchall())
+
+
+def declare(owner: Owner, names: Sequence[str], *, column: str = "", limit: int | None = None) -> dict[str, int]:
+    """The ids of these series, made where they are new, as long as the owner has fewer than `limit`.
+
+    What goes beyond the limit is missing from the answer. The caller holds the owner's row lock.
+    """
+    ids = find(owner, names, column=column)
+    fresh = [name for name in names if name not in ids]
+    if not fresh:
+        return ids
+    kind, owner_id = owner
+    if limit is not None:
+        there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column=column).count()
+        fresh = fresh[: max(0, limit - there)]
+    Series.objects.bulk_create(
+        [Series(owner_kind=kind, owner_id=owner_id, name=name, column=column) for name in fresh], ignore_conflicts=True
+    )
+    return ids | find(owner, fresh, column=column)
+
+
+def append(ids: dict[str, int], columns: Iterable[Fresh]) -> None:
+    """Store new points as loose chunks; part of the caller's transaction."""
+    rows = [_row(ids[fresh.name], fresh) for fresh in columns]
+    with connection.cursor() as cursor:
+        cursor.executemany(_INSERT, rows)
+
+
+def _row(series_id: int, fresh: Fresh) -> tuple[Any, ...]:
+    ranks, times = [run[0] for run in fresh.runs], [run[1] for run in fresh.runs]
+    about = summarise(fresh.step, fresh.value)
+    # fmt: off
+    return (
+        series_id, fresh.incarnation, True, min(ranks), max(ranks), about.first_step, about.last_step, about.n, 0,
+        min(times), max(times), about.min, about.max, about.sum, about.odd,
+        encode_loose(list(fresh.runs), fresh.step, fresh.value),
+    )
+    # fmt: on
+
+
+def names(owners: Iterable[Owner]) -> list[str]:
+    """What these owners have series of, in order of first appearance."""
+    found: dict[str, None] = {}
+    for kind, owner_id in owners:
+        there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column="").order_by("id")
+        found.update(dict.fromkeys(there.values_list("name", flat=True)))
+    return list(found)
+
+
+def drop(owner: Owner) -> None:
+    """Forget everything that the owner has; part of the caller's transaction."""
+    kind, owner_id = owner
+    mine = Series.objects.filter(owner_kind=kind, owner_id=owner_id)
+    Chunk.objects.filter(series__in=mine).delete()
+    mine.delete()
