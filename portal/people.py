@@ -56,6 +56,7 @@ class Tokens(Schema):
 
 
 class TokenAsked(Schema):
+    model_config = {"extra": "forbid"}
     name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^\x00]*$")]
     scope: Scope = "write"
     days: int = Field(90, ge=1, le=730)

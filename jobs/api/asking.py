@@ -8,6 +8,7 @@ from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr, ValidationError
 
+from jobs import upload
 from jobs.errors import Conflict, IdempotencyConflict, LogError, Refused, SpecError
 from jobs.models import Job
 from jobs.spec import JobSpec, write_toml
@@ -15,7 +16,6 @@ from portal.access import Action, can
 from portal.api import Api, ApiRequest, bad_field, plain_message, too_large
 from portal.problems import FieldError, Problem
 
-MAX_CODE = 50 * 1024 * 1024
 TOML_TYPES = frozenset({"application/toml", "text/toml", "application/x-toml", "text/x-toml"})
 
 
@@ -187,6 +187,6 @@ def _from_form(request: HttpRequest) -> Asked:
 def _code(file: Any) -> bytes | None:
     if not isinstance(file, UploadedFile):
         return None
-    if (file.size or 0) > MAX_CODE:
+    if (file.size or 0) > upload.MAX_BYTES:
         raise too_large()
     return bytes(file.read())

@@ -38,6 +38,7 @@ class AttemptShape(Schema):
     started_at: datetime | None
     ended_at: datetime | None
     cancel_asked_at: datetime | None
+    decided_at: datetime | None = Field(description="When Vigil decided what comes after it: nothing, or another one.")
 
 
 class ProgressShape(Schema):
@@ -63,6 +64,7 @@ class JobShape(Schema):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    over: bool = Field(description="It has ended, and Vigil will not start it anew by itself.")
     parent: int | None = Field(description="The job it was cloned from.")
     url: str
 
@@ -166,6 +168,7 @@ def job_shape(job: Job) -> dict[str, Any]:
         "created_at": job.created_at,
         "started_at": latest.started_at if latest else None,
         "ended_at": latest.ended_at if latest else None,
+        "over": bool(latest and latest.ended_at and latest.decided_at),
         "parent": job.parent_id,
         "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{job.pk}",
     }

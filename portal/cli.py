@@ -1,0 +1,256 @@
+"""The `vigil` command. Imports no Django, and nothing heavy before it is needed: help must come at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from portal import tables
+from portal.client import Portal, Trouble, find_portal
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+job_id = click.argument("job_id", metavar="ID", type=click.IntRange(min=1))
+
+
+class _Vigil(click.Group):
+    """Turns what the portal refuses into one clear line and exit code 1."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except Trouble as trouble:
+            _complain(trouble)
+            raise click.exceptions.Exit(1) from None
+
+
+@click.group(cls=_Vigil, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def main() -> None:
+    """Vigil: submit training jobs, watch them, and read what became of them.
+
+    The portal's address and your token come from VIGIL_URL and VIGIL_TOKEN, else from cli.toml in VIGIL_HOME or
+    ~/.config/vigil. Exit codes: 0 done, 1 it failed, 2 wrong usage.
+    """
+
+
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.pass_context
+def up(context: click.Context) -> None:
+    """Run the portal on this machine until Ctrl-C (`vigil up --help`)."""
+    from portal.up import main as run
+
+    raise click.exceptions.Exit(run(context.args))
+
+
+@main.command()
+@click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="SPEC.toml")
+@click.option("--set", "changes", multiple=True, metavar="a.b=c", help="Change a value of the spec; may be repeated.")
+@click.option("--name", help="The job's name, instead of the spec's.")
+@click.option("--watch", is_flag=True, help="Stay until the job is over; 1 if it ends badly.")
+@click.option("--check", is_flag=True, help="Only say what would happen.")
+@click.option("--key", help="Idempotency key: the same key and spec make one job, however often sent.")
+@as_json
+def submit(
+    spec: Path, changes: tuple[str, ...], name: str | None, watch: bool, check: bool, key: str | None, as_json: bool
+) -> None:
+    """Submit the job that SPEC.toml describes."""
+    from portal import sending
+
+    text = sending.read(spec, [*changes, *([f"name={json.dumps(name)}"] if name else [])])
+    portal = find_portal()
+    if check:
+        found = sending.check(portal, text)
+        _out(found, tables.findings, as_json)
+        raise click.exceptions.Exit(1 if any(f["level"] == "error" for f in found["findings"]) else 0)
+    packed = sending.pack_for(spec, text)
+    if packed and packed.left_out:
+        click.echo(f"Left out, as git does not track them: {', '.join(packed.left_out[:10])}", err=True)
+    job = sending.submit(portal, text, packed, key or str(uuid.uuid4()))
+    if not watch:
+        _out(job, lambda job: [f"Submitted #{job['id']} {job['name']}: {job['url']}"], as_json)
+        return
+    _watch(portal, job, as_json, f"Submitted #{job['id']} {job['name']}: {job['url']}")
+
+
+@main.command()
+@click.option("--state", multiple=True, help="A state, or alive, ended, bad; may be repeated.")
+@click.option("--project", multiple=True)
+@click.option("--owner", help="A user name.")
+@click.option("--kind", help="distributed or script.")
+@click.option("--tag", multiple=True)
+@click.option("-q", "--search", "q", help="Words in the name; or a number, tag, project or person.")
+@click.option(
+    "--sort", default="-created", show_default=True, help="created, name, state, started, ended …; - reverses."
+)
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@as_json
+def jobs(limit: int, as_json: bool, **filters: Any) -> None:
+    """List jobs, newest first."""
+    portal = find_portal()
+    found = list(portal.items("jobs", most=limit, limit=min(limit, 200), **filters))
+    _out({"items": found}, tables.jobs, as_json)
+
+
+@main.command()
+@job_id
+@as_json
+def job(job_id: int, as_json: bool) -> None:
+    """Show one job."""
+    _out(find_portal().get(f"jobs/{job_id}"), tables.job, as_json)
+
+
+@main.command()
+@job_id
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("--rank", type=int, default=0, show_default=True, help="Negative: the launcher of node −rank−1.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Its number; default: the latest.")
+@click.option("--incarnation", type=click.IntRange(min=0), help="Default: the latest.")
+@click.option("-n", "--lines", type=click.IntRange(min=1), default=1000, show_default=True, help="From the end.")
+@click.option("-q", "--search", help="Only lines that hold this text.")
+@as_json
+def logs(job_id: int, as_json: bool, **options: Any) -> None:
+    """Print a rank's log."""
+    from portal import reading
+
+    reading.logs(find_portal(), job_id, as_json=as_json, **options)
+
+
+@main.command()
+@job_id
+@click.option("--series", "names", multiple=True, metavar="NAME", help="Default: every one; may be repeated.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--all", "ghosts", is_flag=True, help="Superseded values too, of steps done twice.")
+@click.option(
+    "--csv", "as_csv", is_flag=True, help="attempt,incarnation,rank,step,time,value: every point, for machines."
+)
+@as_json
+def metrics(job_id: int, as_json: bool, **options: Any) -> None:
+    """Print what a job measured: the newest values, or every point with --csv or --json."""
+    from portal import reading
+
+    if options["as_csv"] and as_json:
+        raise click.UsageError("Choose one of --csv and --json.")
+    reading.metrics(find_portal(), job_id, as_json=as_json, **options)
+
+
+@main.command()
+@job_id
+@as_json
+def checkpoints(job_id: int, as_json: bool) -> None:
+    """List a job's checkpoints."""
+    _out(find_portal().get(f"jobs/{job_id}/checkpoints"), tables.checkpoints, as_json)
+
+
+@main.command()
+@job_id
+@as_json
+def cancel(job_id: int, as_json: bool) -> None:
+    """Ask a job to stop; it writes a last checkpoint first."""
+    job = find_portal().post(f"jobs/{job_id}/cancel")
+    _out(job, lambda job: [f"#{job['id']} is asked to stop. Its last checkpoint will be kept."], as_json)
+
+
+@main.command()
+@job_id
+@click.option("--step", type=click.IntRange(min=0), help="A checkpoint's step; default: the newest on its line.")
+@click.option("--steps", type=click.IntRange(min=1), help="Run up to this many steps instead.")
+@click.option("--watch", is_flag=True, help="Stay until the job is over; 1 if it ends badly.")
+@as_json
+def resume(job_id: int, step: int | None, steps: int | None, watch: bool, as_json: bool) -> None:
+    """Resume a job that has ended from a checkpoint."""
+    portal = find_portal()
+    body = {name: value for name, value in {"step": step, "steps": steps}.items() if value is not None}
+    attempt = portal.post(f"jobs/{job_id}/resume", json=body, key=str(uuid.uuid4()))
+    said = f"Resumed #{job_id} as attempt {attempt['number']}."
+    if watch:
+        _watch(portal, portal.get(f"jobs/{job_id}"), as_json, said)
+    else:
+        _out(attempt, lambda attempt: [said], as_json)
+
+
+@main.command()
+@as_json
+def nodes(as_json: bool) -> None:
+    """List the nodes."""
+    _out(find_portal().get("nodes"), tables.nodes, as_json)
+
+
+@main.command()
+@click.argument("name")
+@as_json
+def node(name: str, as_json: bool) -> None:
+    """Show one node."""
+    from urllib.parse import quote
+
+    _out(find_portal().get(f"nodes/{quote(name, safe='')}"), tables.node, as_json)
+
+
+@main.command()
+@as_json
+def tokens(as_json: bool) -> None:
+    """List your API tokens; they are made on the page /me/."""
+    _out(find_portal().get("tokens"), tables.tokens, as_json)
+
+
+@main.command("login-link")
+@click.argument("user", required=False)
+@as_json
+def login_link(user: str | None, as_json: bool) -> None:
+    """Print a link that signs USER in once, within the hour. On the portal's own machine."""
+    manage = Path(__file__).resolve().parent.parent / "manage.py"
+    command = [sys.executable, str(manage), "login_link", *([user] if user else [])]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Trouble(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "manage.py failed.")
+    said = done.stdout.strip()
+    _out({"url": said.removeprefix("Sign in: ")}, lambda answer: [said], as_json)
+
+
+def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> None:
+    """Follow the job to its end; leaves with 1 if that is a bad one."""
+    from portal import watch
+
+    screen = watch.Screen()
+    screen.say(said)
+
+    def changed(job: dict[str, Any]) -> None:
+        screen.show(job)
+        if as_json:
+            attempt = job["attempt"]["number"]
+            line = {"type": "progress", "job": job["id"], "attempt": attempt, "state": job["state"]}
+            click.echo(json.dumps({**line, **job["progress"], "latest": job["latest"]}))
+
+    try:
+        last = watch.follow(portal, job["id"], changed=changed)
+    except KeyboardInterrupt:
+        screen.say(f"#{job['id']} goes on. Cancel it with `vigil cancel {job['id']}`.")
+        raise click.exceptions.Exit(1) from None
+    screen.say(f"#{last['id']} {watch.words(last)}")
+    if as_json:
+        click.echo(json.dumps(last))
+    raise click.exceptions.Exit(0 if last["state"] == "completed" else 1)
+
+
+def _out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:
+    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)))
+
+
+def _complain(trouble: Trouble) -> None:
+    """The message, and each field with its fix on a line of its own."""
+    errors = trouble.problem.get("errors") or []
+    if not errors:
+        click.echo(f"vigil: {trouble}", err=True)
+    for error in errors:
+        where = f"{error['field']}: " if error["field"] else ""
+        click.echo(f"vigil: {where}{error['message']}", err=True)
+
+
+if __name__ == "__main__":
+    main()

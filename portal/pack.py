@@ -1,0 +1,130 @@
+"""Packing a script's folder for upload: what git tracks, as it is now, or everything where there is no git."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import subprocess
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_BYTES = 50 * 1000 * 1000
+MAX_UNPACKED = 500 * 1000 * 1000
+SKIPPED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
+
+
+class Unpackable(Exception):
+    """The folder cannot be sent. The message says why, and what to do."""
+
+
+@dataclass
+class Packed:
+    """A tar.gz of a folder, and what was left out of it."""
+
+    code: bytes
+    files: int
+    left_out: list[str] = field(default_factory=list)
+
+
+def pack(directory: Path) -> Packed:
+    """The folder as a tar.gz, the same bytes for the same files."""
+    root = directory.resolve()
+    if not root.is_dir():
+        raise Unpackable(f"{directory} is not a folder.")
+    tracked = _tracked(root)
+    names = tracked.files if tracked else _everything(root)
+    if not names:
+        raise Unpackable(f"{directory} is empty.")
+    inner = io.BytesIO()
+    total = 0
+    with tarfile.open(fileobj=inner, mode="w") as archive:
+        for name in sorted(set(names)):
+            total += _add(archive, root, name)
+            if total > MAX_UNPACKED:
+                raise Unpackable(f"{directory} holds more than 500 MB. Keep data and weights out of it.")
+    code = gzip.compress(inner.getvalue(), mtime=0)
+    if len(code) > MAX_BYTES:
+        raise Unpackable(
+            f"{directory} packs to {len(code) / 1e6:.0f} MB, at most 50 MB are taken. {_largest(root, names)}"
+        )
+    return Packed(code, len(names), tracked.untracked if tracked else [])
+
+
+@dataclass
+class _Tracked:
+    files: list[str]
+    untracked: list[str]
+
+
+def _tracked(root: Path) -> _Tracked | None:
+    """What git knows of the folder; None where there is no repository, or none of it is tracked."""
+    files = _git(root, "ls-files", "-z", "--cached")
+    if not files:
+        return None
+    there = [name for name in files if os.path.lexists(root / name) and not _is_submodule(root / name)]
+    return _Tracked(there, _git(root, "ls-files", "-z", "--others", "--exclude-standard") or [])
+
+
+def _git(root: Path, *arguments: str) -> list[str] | None:
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        return None
+    if done.returncode == 0:
+        return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    if b"not a git repository" in done.stderr:
+        return None
+    raise Unpackable(f"git does not list {root}: {done.stderr.decode(errors='replace').strip()}")
+
+
+def _is_submodule(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _everything(root: Path) -> list[str]:
+    names = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        names += [os.path.relpath(os.path.join(folder, name), root) for name in [*files, *links]]
+    return names
+
+
+def _add(archive: tarfile.TarFile, root: Path, name: str) -> int:
+    """Put one file or link in; answers its size in bytes."""
+    path = root / name
+    mode = path.lstat().st_mode
+    member = tarfile.TarInfo(name)
+    if stat.S_ISLNK(mode):
+        member.type, member.linkname = tarfile.SYMTYPE, _link(root, path, name)
+        archive.addfile(member)
+        return 0
+    if not stat.S_ISREG(mode):
+        raise Unpackable(f"{name} is not a file, a folder or a link. Take it out of the folder.")
+    _behind_no_link(root, path, name)
+    data = path.read_bytes()
+    member.size, member.mode = len(data), 0o755 if mode & 0o100 else 0o644
+    archive.addfile(member, io.BytesIO(data))
+    return len(data)
+
+
+def _link(root: Path, path: Path, name: str) -> str:
+    target = os.readlink(path)
+    ends = Path(os.path.normpath(path.parent / target))
+    if os.path.isabs(target) or not ends.is_relative_to(root) or not path.resolve().is_relative_to(root):
+        raise Unpackable(f"{name} is a link that leads out of the folder, to {target}. Put the file itself there.")
+    return target
+
+
+def _behind_no_link(root: Path, path: Path, name: str) -> None:
+    if not path.parent.resolve().is_relative_to(root):
+        raise Unpackable(f"{name} lies behind a link that leads out of the folder. Put the folder itself there.")
+
+
+def _largest(root: Path, names: list[str]) -> str:
+    sizes = sorted(((root / name).lstat().st_size, name) for name in names)[-3:]
+    return "Largest: " + ", ".join(f"{name} ({size / 1e6:.0f} MB)" for size, name in reversed(sizes)) + "."

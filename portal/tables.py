@@ -1,0 +1,147 @@
+"""What the command line prints for people: lines of plain text, in columns that fit their content."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from portal.watch import clock
+
+Row = list[str]
+
+
+def table(head: Row, rows: list[Row], empty: str) -> list[str]:
+    """Left-aligned columns; a head that ends in ">" aligns its column right."""
+    if not rows:
+        return [empty]
+    right = [name.endswith(">") for name in head]
+    names = [name.rstrip(">") for name in head]
+    widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(head))]
+    lines = []
+    for row in [names, *rows]:
+        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def jobs(answer: dict[str, Any]) -> list[str]:
+    head = ["ID>", "STATE", "NAME", "PROJECT", "OWNER", "STEP>", "LOSS>", "CREATED"]
+    rows = [
+        [str(j["id"]), word(j["state"]), j["name"], j["project"], j["owner"], steps(j["progress"]), loss(j), age(j)]
+        for j in answer["items"]
+    ]
+    return table(head, rows, "No jobs. Submit one with `vigil submit SPEC.toml`.")
+
+
+def job(answer: dict[str, Any]) -> list[str]:
+    attempt, progress = answer["attempt"], answer["progress"]
+    facts = {
+        "state": word(answer["state"]) + (f" ({answer['reason']})" if answer["reason"] else ""),
+        "kind": answer["kind"],
+        "project": f"{answer['project']}, submitted by {answer['owner']}",
+        "attempt": f"{attempt['number']}" + (f" on {', '.join(attempt['nodes'])}" if attempt["nodes"] else ""),
+        "steps": steps(progress) if progress["step"] is not None else "",
+        "left": clock(progress["eta_seconds"]) if progress["eta_seconds"] is not None else "",
+        "latest": ", ".join(f"{name} {number(value)}" for name, value in answer["latest"].items()),
+        "decision": attempt["decision"],
+        "tags": ", ".join(answer["tags"]),
+        "notes": answer["notes"],
+        "created": local(answer["created_at"]),
+        "started": local(answer["started_at"]),
+        "ended": local(answer["ended_at"]),
+        "parent": f"#{answer['parent']}" if answer["parent"] else "",
+        "directory": answer["directory"],
+        "page": answer["url"],
+    }
+    width = max(map(len, facts))
+    return [f"#{answer['id']} {answer['name']}", *(f"  {k.ljust(width)}  {v}" for k, v in facts.items() if v)]
+
+
+def checkpoints(answer: dict[str, Any]) -> list[str]:
+    head = ["STEP>", "STATE", "MB>", "SECONDS>", "ATTEMPT>", "PARENT>", "WRITTEN"]
+    rows = [
+        [
+            f"{c['step']:,}",
+            c["state"] + (f": {c['problem']}" if c["problem"] else ""),
+            f"{c['bytes'] / 1e6:,.1f}",
+            number(c["seconds"]),
+            str(c["attempt"]),
+            "" if c["parent_step"] is None else f"{c['parent_step']:,}",
+            local(c["created_at"]),
+        ]
+        for c in answer["items"]
+    ]
+    return table(head, rows, "No checkpoints yet.")
+
+
+def nodes(answer: dict[str, Any]) -> list[str]:
+    head = ["NAME", "STATE", "PARTITION", "CPUS>", "GPUS>", "GPU", "REASON"]
+    rows = [
+        [
+            n["name"],
+            word(n["state"]),
+            n["partition"],
+            f"{n['cpus_used']}/{n['cpus']}",
+            f"{n['gpus_used']}/{n['gpus']}",
+            n["gpu_type"],
+            n["reason"],
+        ]
+        for n in answer["items"]
+    ]
+    return table(head, rows, "No nodes: the scheduler has named none yet.")
+
+
+def node(answer: dict[str, Any]) -> list[str]:
+    width = max(map(len, answer))
+    return [f"{name.ljust(width)}  {value}" for name, value in answer.items() if value not in {"", None}]
+
+
+def tokens(answer: dict[str, Any]) -> list[str]:
+    head = ["ID>", "NAME", "BEGINS", "SCOPE", "EXPIRES", "LAST USED"]
+    rows = [
+        [
+            str(t["id"]),
+            t["name"],
+            f"{t['hint']}…",
+            t["scope"],
+            local(t["expires_at"]) + (" (expired)" if t["expired"] else ""),
+            local(t["last_used_at"]) or "never",
+        ]
+        for t in answer["items"]
+    ]
+    return table(head, rows, "No tokens. Make one on the portal's page /me/.")
+
+
+def findings(answer: dict[str, Any]) -> list[str]:
+    return [f"{finding['level']:5}  {finding['title']}  {finding['text']}" for finding in answer["findings"]]
+
+
+def word(state: str) -> str:
+    return state.replace("_", " ")
+
+
+def steps(progress: dict[str, Any]) -> str:
+    if progress["step"] is None:
+        return "–"
+    return f"{progress['step']:,}" + (f"/{progress['steps']:,}" if progress["steps"] else "")
+
+
+def loss(job: dict[str, Any]) -> str:
+    value = job["latest"].get("loss")
+    return f"{value:.3f}" if isinstance(value, int | float) else value or "–"
+
+
+def number(value: float | str | None) -> str:
+    return "–" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+
+def local(time: str | None) -> str:
+    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S") if time else ""
+
+
+def age(job: dict[str, Any]) -> str:
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(job["created_at"])).total_seconds()
+    for size, name in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {name} ago"
+    return f"{max(0, int(seconds))} s ago"
