@@ -1,6 +1,6 @@
 """What a committed checkpoint is, told from its folder alone: no torch, and no trust in what lies there.
 
-    checkpoints/step-400/COMMITTED       JSON: every file with its size and digest, what the state is, where it came from
+    checkpoints/step-400/COMMITTED       JSON: every file with size and digest, what the state is, where it came from
     checkpoints/step-400/VERIFIED        its trainer has read it back and found every digest right
     checkpoints/step-400/PINNED          a person wants it kept
     checkpoints/.step-500.3/             being written by generation 3; not a checkpoint yet
