@@ -32,6 +32,15 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+@dataclass(frozen=True)
+class _Command:
+    """A management command on its way; its errors go to the log."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log: Path
+
+
 # -- the supervisor --------------------------------------------------------------------------------------------------
 
 
@@ -68,7 +77,7 @@ class Up:
             say("Preparing the database and static files …")
         self._start_redis()
         # Importing Django takes most of a start: while the database is looked at, the others already load.
-        preparing = self._prepare(mark)
+        preparing = self._manage("prepare", "--mark", mark)
         if prepared:
             self._start_site()
         answer = self._wait_for(preparing)
@@ -82,7 +91,7 @@ class Up:
         url = self.settings.VIGIL_PUBLIC_URL
         say(f"Vigil is ready at {url} ({time.monotonic() - began:.1f} s). Data in {self.home}; Ctrl-C stops it.")
         for line in answer.splitlines():
-            if line.startswith("Sign in:"):
+            if line.startswith(("Sign in:", "Note:")):
                 say(line)
 
     def _start_redis(self) -> None:
@@ -134,26 +143,26 @@ class Up:
         child.start()
         return child
 
-    def _prepare(self, mark: str) -> subprocess.Popen[str]:
-        return self._manage("prepare", "--mark", mark)
-
-    def _manage(self, *arguments: str) -> subprocess.Popen[str]:
+    def _manage(self, *arguments: str) -> _Command:
         parent = os.getpid()
-        with (self.logs / f"{arguments[0]}.log").open("ab") as log:
-            return subprocess.Popen(
+        log = self.logs / f"{arguments[0]}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
                 [sys.executable, str(BASE_DIR / "manage.py"), *arguments],
                 cwd=BASE_DIR,
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=output,
                 text=True,
                 start_new_session=True,
                 preexec_fn=lambda: supervise.die_with(parent),
             )
+        return _Command(arguments[0], process, log)
 
-    def _wait_for(self, process: subprocess.Popen[str]) -> str:
+    def _wait_for(self, command: _Command) -> str:
         """What the command printed, once it has ended; what it prints is short enough for a pipe."""
+        process = command.process
         try:
             while process.poll() is None:
                 self.turn(0.05)
@@ -161,13 +170,14 @@ class Up:
             if process.poll() is None:
                 process.kill()
         assert process.stdout
-        output = process.stdout.read()
+        with process.stdout as output:
+            printed = output.read()
         if process.returncode:
-            name = Path(str(process.args[2])).name if isinstance(process.args, list) else "manage.py"
-            log = self.logs / f"{process.args[2] if isinstance(process.args, list) else name}.log"
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise Refused(f"`{name}` failed; its log {log} ends with\n{tail}")
-        return output
+            lines = command.log.read_text(errors="replace").splitlines()[-15:]
+            if lines and lines[-1].startswith("CommandError: "):  # a refusal in one sentence
+                raise Refused(lines[-1].removeprefix("CommandError: "))
+            raise Refused(f"`{command.name}` failed; its log {command.log} ends with\n" + "\n".join(lines))
+        return printed
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_PATIENCE_S

@@ -5,10 +5,13 @@ from hashlib import sha256
 
 from django.conf import settings
 from django.contrib.staticfiles.finders import get_finders
+from django.core.checks import ERROR, run_checks
 from django.core.management import call_command, get_commands
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
+
+from portal import checks
 
 # Any number that nothing else locks: two starts on one PostgreSQL take turns.
 LOCK = 7_424_101
@@ -22,12 +25,21 @@ class Command(BaseCommand):
         parser.add_argument("--mark", default="", help="left in VIGIL_HOME/prepared once everything is done")
 
     def handle(self, *args: object, mark: str, **options: object) -> None:
+        self.check_site()
         migrate()
         collect_static()
         if "first_start" in get_commands():
             call_command("first_start", stdout=self.stdout)
         if mark:
             (settings.VIGIL_HOME / "prepared").write_text(mark)
+
+    def check_site(self) -> None:
+        """Stop at what would misbehave later, mention what only might."""
+        for found in run_checks(tags=[checks.TAG]):
+            text = " ".join(part for part in (str(found.msg), found.hint) if part)
+            if found.level >= ERROR:
+                raise CommandError(text)
+            self.stdout.write(f"Note: {text}")
 
 
 def migrate() -> None:

@@ -1,0 +1,107 @@
+"""System checks: what would make a site misbehave later is said at its start, with the remedy.
+
+`manage.py prepare` (so `vigil up` and every container) runs those tagged `vigil`; `manage.py check --deploy` all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from portal import redis_server
+
+TAG = "vigil"
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs"}
+)
+ROOM_BYTES = 2 * 1024**3
+
+
+@register(TAG)
+def database_is_local(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """SQLite's locks and its shared memory don't hold across machines: a network file system corrupts it."""
+    database = settings.DATABASES["default"]
+    if not str(database["ENGINE"]).endswith("sqlite3"):
+        return []
+    kind = file_system(Path(str(database["NAME"])).parent)
+    if kind not in NETWORK_FILE_SYSTEMS:
+        return []
+    hint = "Put VIGIL_HOME on a local disk (VIGIL_RUNS may stay on the shared one), or use PostgreSQL: DATABASE_URL."
+    return [Error(f"SQLite cannot be kept on {kind} ({database['NAME']}).", hint=hint, id="vigil.E001")]
+
+
+@register(TAG)
+def runs_can_be_written(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Every job needs its run directory; nobody outside the group should read them."""
+    runs: Path = settings.VIGIL_RUNS
+    try:
+        runs.mkdir(mode=0o2770, parents=True, exist_ok=True)
+    except OSError as error:
+        return [Error(f"{runs} cannot be made: {error.strerror}.", hint="Set VIGIL_RUNS.", id="vigil.E002")]
+    if not os.access(runs, os.W_OK | os.X_OK):
+        hint = "Give it to the user that runs Vigil, or set VIGIL_RUNS."
+        return [Error(f"{runs} cannot be written.", hint=hint, id="vigil.E002")]
+    found: list[CheckMessage] = []
+    if runs.stat().st_mode & stat.S_IRWXO:
+        found.append(
+            Warning(f"Everybody on this machine may look into {runs}.", hint=f"chmod o= {runs}", id="vigil.W001")
+        )
+    free = shutil.disk_usage(runs).free
+    if free < ROOM_BYTES:
+        hint = "Delete jobs that nobody needs, or put VIGIL_RUNS on a larger disk."
+        found.append(Warning(f"Only {free / 1024**3:.1f} GiB are free for {runs}.", hint=hint, id="vigil.W002"))
+    return found
+
+
+@register(TAG)
+def people_can_sign_in(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Off loopback the cookies are sent over TLS only."""
+    url = urlsplit(settings.VIGIL_PUBLIC_URL)
+    if settings.ON_LOOPBACK or url.scheme == "https":
+        return []
+    hint = "Put a proxy with TLS before it and set VIGIL_PUBLIC_URL=https://…, VIGIL_BEHIND_PROXY=1."
+    message = f"Nobody can sign in at {settings.VIGIL_PUBLIC_URL}: its cookies travel over https only."
+    return [Error(message, hint=hint, id="vigil.E003")]
+
+
+@register(TAG)
+def trainer_is_there(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Jobs of the local scheduler run in this very environment; looked for, never imported."""
+    if settings.VIGIL_SCHEDULER != "local" or importlib.util.find_spec("torch"):
+        return []
+    hint = "Run `make run` once more, or use another scheduler."
+    return [Warning("torch is not installed: jobs on this machine will fail.", hint=hint, id="vigil.W003")]
+
+
+@register(TAG, deploy=True)
+def redis_answers(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    if problem := redis_server.url_answers(settings.REDIS_URL):
+        hint = "Start it (`vigil up` starts a private one), or set REDIS_URL."
+        return [Error(f"Redis does not answer: {problem}.", hint=hint, id="vigil.E004")]
+    return []
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds this path, as the kernel calls it; empty where it does not say."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    kind, longest = "", -1
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        mount = before.split()[4].replace("\\040", " ")
+        # Later mounts cover earlier ones at the same place.
+        if len(mount) >= longest and path.resolve().is_relative_to(mount):
+            kind, longest = after.split()[0], len(mount)
+    return kind

@@ -1,0 +1,81 @@
+"""What a site is told at its start about what would misbehave later."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from portal import checks
+
+
+def ids(found: list[Any]) -> list[str]:
+    return [message.id for message in found]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("nfs4", ["vigil.E001"]), ("lustre", ["vigil.E001"]), ("ext4", [])])
+def test_sqlite_is_refused_on_network_file_systems(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, kind: str, expected: list[str]
+) -> None:
+    monkeypatch.setattr(checks, "file_system", lambda path: kind)
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "/home/vigil.sqlite3"}
+    monkeypatch.setitem(settings.DATABASES, "default", database)
+    assert ids(checks.database_is_local(None)) == expected
+
+
+def test_file_system_is_that_of_the_longest_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = (
+        "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / /home rw,nosuid shared:1 - nfs4 filer:/home rw\n"
+        "23 22 0:41 / /home/a\\040b rw - xfs /dev/sdb rw\n"
+    )
+    monkeypatch.setattr(checks.Path, "read_text", lambda self: mounts)
+    assert checks.file_system(Path("/")) == "ext4"
+    assert checks.file_system(Path("/home/ada/vigil")) == "nfs4"
+    assert checks.file_system(Path("/home/a b/vigil")) == "xfs"
+    assert checks.file_system(Path("/homework")) == "ext4"
+
+
+def test_run_root_is_made_closed_to_others(settings: Any, tmp_path: Path) -> None:
+    settings.VIGIL_RUNS = tmp_path / "shared" / "runs"
+    assert "vigil.W001" not in ids(checks.runs_can_be_written(None))
+    settings.VIGIL_RUNS.chmod(0o755)
+    assert "vigil.W001" in ids(checks.runs_can_be_written(None))
+
+
+def test_run_root_that_cannot_be_made_is_an_error(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings.VIGIL_RUNS = tmp_path / "file" / "runs"
+    assert ids(checks.runs_can_be_written(None)) == ["vigil.E002"]
+
+
+def test_little_room_is_mentioned(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> None:
+    settings.VIGIL_RUNS = tmp_path / "runs"
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=1024**3))
+    (found,) = checks.runs_can_be_written(None)
+    assert "1.0 GiB" in found.msg
+
+
+@pytest.mark.parametrize(
+    ("url", "loopback", "expected"),
+    [
+        ("http://127.0.0.1:8000", True, []),
+        ("https://vigil.lab.example", False, []),
+        ("http://vigil.lab.example", False, ["vigil.E003"]),
+    ],
+)
+def test_plain_http_off_loopback_is_refused(settings: Any, url: str, loopback: bool, expected: list[str]) -> None:
+    settings.VIGIL_PUBLIC_URL, settings.ON_LOOPBACK = url, loopback
+    assert ids(checks.people_can_sign_in(None)) == expected
+
+
+def test_redis_that_does_not_answer_is_named(settings: Any, tmp_path: Path) -> None:
+    settings.REDIS_URL = f"unix://{tmp_path}/redis.sock"
+    assert ids(checks.redis_answers(None)) == ["vigil.E004"]
+
+
+def test_prepare_stops_at_an_error_before_it_touches_anything(settings: Any) -> None:
+    settings.VIGIL_PUBLIC_URL, settings.ON_LOOPBACK = "http://vigil.lab.example", False
+    with pytest.raises(CommandError, match="VIGIL_BEHIND_PROXY"):
+        call_command("prepare")
