@@ -16,9 +16,13 @@ once on stderr.
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import hashlib
 import json
 import os
 import re
+import shutil
+import signal
 import socket
 import sys
 import threading
@@ -34,6 +38,7 @@ EVENT_BYTES = 32 * 1024
 CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
+FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|PINNED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 Points = dict[str, list[tuple[int, float]]]
 Event = dict[str, Any]
@@ -82,13 +87,13 @@ class Stream:
         self.id = os.urandom(8).hex()
         self.path = Path(attempt_dir) / "spool" / f"{incarnation}.{rank}.{self.id}.jsonl"
         if restart_count is None:
-            restart_count = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+            restart_count = int(os.environ.get("VIGIL_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._header = {
             "stream": self.id,
             "version": 1,
             "incarnation": incarnation,
             "rank": rank,
-            "node": node or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+            "node": node or os.environ.get("VIGIL_NODE") or os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
             "boot_id": boot_id(),
             "restart_count": restart_count,
             "time": time.time(),
@@ -108,6 +113,7 @@ class Stream:
         self._file = -1
         self._segment = self._offset = self._seq = 0
         self._pid = os.getpid()
+        self.stacks: Any = None  # a file that must stay open as long as the stream
         self._thread = threading.Thread(target=self._run, name="vigil-report", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -164,10 +170,15 @@ class Stream:
                 self._wrote.wait(left)
             return self._done >= mine
 
+    @property
+    def mine(self) -> bool:
+        """False in a forked child: the stream is its parent's."""
+        return os.getpid() == self._pid
+
     def close(self) -> None:
         """The last batch and the end line. Waits five seconds at most; after it nothing is taken any more."""
-        if os.getpid() != self._pid:
-            return  # a forked child: the stream is its parent's
+        if not self.mine:
+            return
         with self._lock:
             self._closing = True
             self._hurry()
@@ -301,3 +312,227 @@ def _short(data: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value if isinstance(value, (int, float)) else str(value)[:1024] for name, value in list(data.items())[:16]
     }
+
+
+# What a script calls.
+
+_opened: Stream | None = None
+_parent: tuple[int, int] | None = None  # (step, generation) of what this process last committed, or resumed from
+
+
+def log(step: int, **values: float) -> None:
+    """Numbers of one step, such as log(step, loss=0.3). Every rank may log; pages show rank 0 first."""
+    if stream := _stream():
+        stream.log(step, **values)
+
+
+def progress(step: int, total: int) -> None:
+    """How far it is: the progress bar and the time that is left."""
+    if stream := _stream():
+        stream.event("progress", step=int(step), steps=int(total))
+
+
+def event(kind: str, **data: Any) -> None:
+    """Something worth a line in the job's history."""
+    if stream := _stream():
+        stream.event(kind, **data)
+
+
+def stopping() -> bool:
+    """Whether Vigil wants this attempt to end: save with `checkpoint`, then leave with exit code 0.
+
+    A script that asks takes stopping into its own hands: TERM no longer ends it (unless it has a handler of its own).
+    With several ranks, ask on one and tell the others: they may hear of it at different steps.
+    """
+    if _stream() is None:
+        return False
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return (_attempt() / "stop-requested").exists()
+
+
+def resume_path() -> Path | None:
+    """Where the checkpoint lies that this start goes on from: the file or folder once given to `checkpoint`."""
+    name = os.environ.get("VIGIL_RESUME", "")
+    if not name or _stream() is None:
+        return None
+    folder = _checkpoints() / name
+    try:
+        layout = json.loads((folder / "COMMITTED").read_text())["layout"]
+        form, kept = str(layout["form"]), os.path.basename(str(layout["name"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"vigil_report: {folder} is no checkpoint of a script: {error!r}", file=sys.stderr)
+        return None
+    if form != "archive":
+        return folder / kept if form == "file" else folder
+    unpacked = _attempt() / "resume" / f"{os.environ['VIGIL_INCARNATION']}.{os.environ['RANK']}" / kept
+    if not unpacked.exists():
+        shutil.unpack_archive(folder / "folder.tar", unpacked)
+    return unpacked
+
+
+def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int = 0) -> Path | None:
+    """Copy a file or folder into the job's checkpoints, whole or not at all; where it lies, or None if it does not.
+
+    The next start of this job finds it by `resume_path`. Of several ranks only rank 0 commits; the others' calls do
+    nothing, so call it when all have written. The copy is read while it is written: don't change the file meanwhile.
+    """
+    stream = _stream()
+    if stream is None or os.environ.get("RANK", "0") != "0":
+        return None
+    began = time.monotonic()
+    stream.flush(wait=10)  # a resume begins after this step: what was logged before it must not be lost
+    try:
+        return _commit(stream, Path(path), int(step), consumed_samples, began)
+    except (OSError, ValueError, shutil.Error) as error:
+        print(f"vigil_report: no checkpoint at step {step}: {error}", file=sys.stderr)
+        stream.event("checkpoint.skipped", step=step, reason=str(error)[:500])
+        return None
+
+
+def _stream() -> Stream | None:
+    """This process's stream, opened by the first call; None outside a Vigil job and in a forked child."""
+    global _opened, _parent
+    if _opened is None and "VIGIL_ATTEMPT_DIR" in os.environ:
+        rank, incarnation = int(os.environ.get("RANK") or 0), int(os.environ.get("VIGIL_INCARNATION") or 0)
+        _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
+        _parent = _resumed_from()
+        try:  # so that Vigil can ask for stacks when the script does not stop
+            stacks = open(_attempt() / "stacks" / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115
+            faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+            _opened.stacks = stacks
+        except (OSError, ValueError):
+            pass
+    return _opened if _opened is not None and _opened.mine else None
+
+
+def _attempt() -> Path:
+    return Path(os.environ["VIGIL_ATTEMPT_DIR"])
+
+
+def _checkpoints() -> Path:
+    return Path(os.environ["VIGIL_RUN_DIR"]) / "job" / "checkpoints"
+
+
+def _generation() -> int:
+    return int(os.environ.get("VIGIL_GENERATION") or 0)
+
+
+def _resumed_from() -> tuple[int, int] | None:
+    try:
+        told = json.loads((_checkpoints() / os.environ["VIGIL_RESUME"] / "COMMITTED").read_text())
+        return int(told["step"]), int(told["generation"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _check_fence() -> None:
+    newest = int((Path(os.environ["VIGIL_RUN_DIR"]) / "job" / "GENERATION").read_text())
+    if newest != _generation():
+        raise ValueError(f"a newer launch of this job has taken over (generation {newest})")
+
+
+def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began: float) -> Path:
+    """Copy beside, write the manifest last, rename: as Vigil's own trainer does (training/checkpoint.py)."""
+    global _parent
+    generation, target = _generation(), _checkpoints() / f"step-{step}"
+    _check_fence()
+    staging = target.with_name(f".step-{step}.{generation}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        form, files = _copy(path, staging)
+        manifest = {
+            "version": 1, "step": step, "generation": generation, "parent": _parent,
+            "consumed_samples": consumed_samples, "world_size": int(os.environ.get("WORLD_SIZE") or 1), "layout": {"form": form, "name": path.name},
+            "config_hash": "", "config": {}, "data": "", "state": {}, "files": files, "created": time.time(),
+            "seconds": time.monotonic() - began, "versions": {"python": sys.version.split()[0]},
+        }  # fmt: skip
+        _write_durable(staging / "COMMITTED", json.dumps(manifest).encode())
+        _sync_folder(staging)
+        _check_fence()
+        _make_room(target)
+        os.rename(staging, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    _sync_folder(target.parent)
+    parent, _parent = _parent, (step, generation)
+    stream.event(
+        "checkpoint.committed",
+        step=step,
+        name=target.name,
+        generation=generation,
+        parent_step=parent[0] if parent else None,
+        parent_generation=parent[1] if parent else None,
+        bytes=sum(int(file["bytes"]) for file in files),
+        seconds=time.monotonic() - began,
+        stall_seconds=time.monotonic() - began,
+        consumed_samples=consumed_samples,
+        world_size=manifest["world_size"],
+    )
+    if stopping():
+        _write_durable(_attempt() / "stopped.json", json.dumps({"step": step, "name": target.name}).encode())
+        stream.event("stop.saved", step=step)
+    stream.flush(wait=5)
+    return target
+
+
+def _make_room(target: Path) -> None:
+    """What stands under this name came from elsewhere in the line of descent; it keeps its data under a longer name."""
+    try:
+        told = json.loads((target / "COMMITTED").read_text())
+    except FileNotFoundError:
+        return
+    if told["generation"] == _generation():
+        raise ValueError("this start has committed this step already")
+    os.rename(target, target.with_name(f"{target.name}.g{told['generation']}"))
+
+
+def _copy(path: Path, staging: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The bytes, fsynced, with their digests. A folder with folders or odd names in it becomes one archive."""
+    if path.is_file():
+        if not FILE.fullmatch(path.name):
+            raise ValueError(f"{path.name!r} is not a plain file name: letters, digits, dots, dashes, underscores")
+        return "file", [_copy_file(path, staging / path.name)]
+    inside = sorted(path.iterdir())
+    if not inside:
+        raise ValueError(f"{path} is empty")
+    if all(entry.is_file() and FILE.fullmatch(entry.name) for entry in inside):
+        return "folder", [_copy_file(entry, staging / entry.name) for entry in inside]
+    return _archive(path, staging)
+
+
+def _archive(path: Path, staging: Path) -> tuple[str, list[dict[str, Any]]]:
+    archive = Path(shutil.make_archive(str(staging / "folder"), "tar", root_dir=path))
+    return "archive", [_copy_file(archive, archive)]
+
+
+def _copy_file(source: Path, target: Path) -> dict[str, Any]:
+    """Copy (or, where it lies there already, only read) one file; what the manifest says of it."""
+    digest, size = hashlib.sha256(), 0
+    with open(source, "rb") as read, open(target, "r+b" if source == target else "xb") as written:
+        while chunk := read.read(4 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+            if source != target:
+                written.write(chunk)
+        written.flush()
+        os.fsync(written.fileno())
+    return {"file": target.name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _write_durable(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,50 @@
+"""What a rank does to be understood when it hangs: stacks on SIGUSR2, the flight recorder from a helper thread.
+
+    hang.install(attempt_dir, rank=rank, incarnation=incarnation)     # first thing in a rank
+
+The stacks come from a C signal handler, so they come whatever Python is stuck in. The helper thread sleeps in read() on
+a pipe to the launcher (VIGIL_CONTROL) and works as long as the stuck call has let go of the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+DUMP = b"d"
+_kept: list[object] = []  # faulthandler needs the file to stay open
+
+
+def install(attempt_dir: Path, *, rank: int, incarnation: int) -> None:
+    """Once a process. SIGUSR2 writes stacks/<incarnation>.<rank>.txt; a DUMP byte flight/<incarnation>.<rank>.json."""
+    (attempt_dir / "stacks").mkdir(exist_ok=True)
+    file = open(attempt_dir / "stacks" / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115
+    _kept.append(file)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+    if (control := os.environ.get("VIGIL_CONTROL", "")).isdecimal():
+        target = attempt_dir / "flight" / f"{incarnation}.{rank}.json"
+        threading.Thread(target=_serve, args=(int(control), target), name="vigil-hang", daemon=True).start()
+
+
+def _serve(control: int, target: Path) -> None:
+    while os.read(control, 1) == DUMP:
+        with suppress(Exception):
+            _dump_flight_recorder(target)
+
+
+def _dump_flight_recorder(target: Path) -> None:
+    """What collectives this rank was in, where torch records them (TORCH_FR_BUFFER_SIZE)."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    trace = torch._C._distributed_c10d._dump_fr_trace_json()
+    target.parent.mkdir(exist_ok=True)
+    temporary = target.with_name(f".{target.name}")
+    temporary.write_bytes(trace if isinstance(trace, bytes) else str(trace).encode())
+    os.replace(temporary, target)

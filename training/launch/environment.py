@@ -1,0 +1,71 @@
+"""What the ranks of our trainer are started with: torchrun's variables and ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from training.launch.attempt import Attempt
+from training.launch.members import Incarnation
+from training.launch.plan import Plan
+from training.launch.ranks import inherited
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start as a rank, where, and with which variables besides those that every rank gets."""
+
+    arguments: tuple[str, ...]
+    directory: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def trainer(plan: Plan) -> Command:
+    """Our own trainer. With -P, so that no file lying about in the working directory is imported."""
+    # A checkout that was never installed is found by PYTHONPATH, and so must its ranks be.
+    found = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    arguments = (sys.executable, "-P", "-m", "training", str(plan.run_dir / "portal" / "run.toml"))
+    return Command(arguments, plan.job_dir, found)
+
+
+def rank_environment(
+    plan: Plan, attempt: Attempt, incarnation: Incarnation, command: Command, *, local_rank: int, store_file: Path
+) -> dict[str, str]:
+    """The whole environment of one rank: inherited by an allow list, torchrun's names, ours."""
+    rank = plan.first_rank + local_rank
+    return {
+        "OMP_NUM_THREADS": str(plan.cpus_per_rank),
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        **inherited(),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **command.environment,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(plan.node_rank),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_WORLD_SIZE": str(plan.ranks_per_node),
+        "GROUP_WORLD_SIZE": str(plan.nodes),
+        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "MASTER_ADDR": incarnation.host,
+        "MASTER_PORT": str(incarnation.port),
+        "TORCHELASTIC_RUN_ID": f"{attempt.number}.{incarnation.generation}",
+        "TORCHELASTIC_RESTART_COUNT": str(incarnation.number),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.in_place),
+        # Sharing one store between rendezvous and training made recovery hang (PROTOCOLS §6).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "VIGIL_RUN_DIR": str(plan.run_dir),
+        "VIGIL_ATTEMPT_DIR": str(attempt.folder),
+        "VIGIL_NODE": plan.node,
+        "VIGIL_RESTART_COUNT": str(plan.restart_count),
+        "VIGIL_INCARNATION": str(incarnation.number),
+        "VIGIL_GENERATION": str(incarnation.generation),
+        "VIGIL_RESUME": incarnation.resume,
+        "VIGIL_STORE_FILE": str(store_file),
+        "VIGIL_STORE_HOST": incarnation.host,
+    }

@@ -1,0 +1,80 @@
+"""Which rank failed first and why, among all that ended when one did (PROTOCOLS §1)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["exception", "signal", "hang", "lost_peer", "address_in_use", "node"]
+
+_TAIL_BYTES = 64 * 1024
+# The last line of a traceback, whatever libraries print after it while the process goes down.
+_RAISED = re.compile(
+    r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed|Warning))\b(?::.*)?$"
+)
+_LOST_PEER = re.compile(
+    r"connection (?:closed|reset|refused)|broken pipe|\bgloo\b|\bNCCL\b|DistBackendError|DistNetworkError|"
+    r"DistStoreError|failed to recv|recvValue|sendBytes|connectFullMesh|monitoredBarrier|RendezvousFailed|"
+    r"timed out after \d+ms|wait timeout|socket timeout|process group .* (?:abort|watchdog)",
+    re.IGNORECASE,
+)
+_ADDRESS_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's end that was not its own success. `order` tells who was first on one node."""
+
+    rank: int
+    kind: Kind
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str = ""
+    order: float = 0.0
+
+    @property
+    def code(self) -> int:
+        return 128 + self.signal if self.signal else self.exit_code or 1
+
+    @property
+    def in_place(self) -> bool:
+        """Whether starting the ranks again may help: not after an exception or a bad configuration."""
+        return self.kind != "exception"
+
+    def told(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "order"}
+
+
+def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, *, order: float) -> Failure:
+    """What an exit means, with the rank's own last word."""
+    error = last_error(log)
+    kind: Kind = "exception"
+    if signal is not None:
+        kind = "signal"
+    elif _ADDRESS_IN_USE.search(error):
+        kind = "address_in_use"
+    elif _LOST_PEER.search(error):
+        kind = "lost_peer"
+    return Failure(rank, kind, exit_code, signal, error, order)
+
+
+def first_failure(failures: Iterable[Failure]) -> Failure:
+    """The one that the others followed from: a peer that was lost is an echo of whatever took it away."""
+    return min(failures, key=lambda failure: (failure.kind == "lost_peer", failure.order))
+
+
+def last_error(log: Path) -> str:
+    """The last line of the last traceback in a log, else its last line; at most 500 characters."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = [line.rstrip() for line in file.read(_TAIL_BYTES).decode(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    said = [line for line in lines if line.strip()]
+    raised = next((line for line in reversed(said) if _RAISED.match(line)), None)
+    return (raised or (said[-1] if said else ""))[:500]

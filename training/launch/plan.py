@@ -1,0 +1,164 @@
+"""What is to be launched here: run.toml and the scheduler's environment as one typed value."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BAD_PLAN = 2  # exit code: nothing was started, and starting again would not help
+IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]{0,127}")
+
+
+class BadPlan(Exception):
+    """run.toml or the environment makes no sense; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """Somebody's own program. The code lies in job/code, or comes from git as the job starts."""
+
+    entry: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
+    git: str = ""
+    ref: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    run_dir: Path
+    scheduler_id: str
+    restart_count: int
+    node: str
+    node_rank: int = 0
+    nodes: int = 1
+    ranks_per_node: int = 1
+    gpus_per_node: int = 0
+    cpus_per_rank: int = 1
+    in_place: int = 3  # restarts of ranks; every new commit refills it
+    grace_seconds: float = 30.0  # besides twice the last measured write
+    drain_seconds: float = 10.0  # for the last reports, while the nodes wait
+    sample_seconds: float = 2.0  # between two looks at what the node's processes use
+    limits: Mapping[str, float] = field(default_factory=dict)  # the watchdog's, by phase
+    script: Script | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def first_rank(self) -> int:
+        return self.node_rank * self.ranks_per_node
+
+    @property
+    def job_dir(self) -> Path:
+        return self.run_dir / "job"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.job_dir / "checkpoints"
+
+    @property
+    def leads(self) -> bool:
+        """The lowest node decides for all: it forms incarnations, judges failures, has the last word."""
+        return self.node_rank == 0
+
+
+def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Plan:
+    """The plan of one node's launcher, or BadPlan."""
+    path = run_dir / "portal" / "run.toml"
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BadPlan(f"{path} cannot be read: {error}") from None
+    launch = _Table(document.get("launch", {}), "launch")
+    watchdog = _Table(launch.table("watchdog"), "launch.watchdog")
+    gpus = launch.whole("gpus_per_node", 0, least=0)
+    return Plan(
+        run_dir=run_dir,
+        scheduler_id=_scheduler_id(environment),
+        restart_count=_number(environment, "SLURM_RESTART_COUNT", 0),
+        node=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+        node_rank=_number(environment, "SLURM_NODEID", 0),
+        # With "min:max" nodes the scheduler decides how many there are.
+        nodes=_number(environment, "SLURM_NNODES", 0) or launch.whole("nodes", 1, least=1),
+        ranks_per_node=gpus or launch.whole("ranks_per_node", 1, least=1),
+        gpus_per_node=gpus,
+        cpus_per_rank=launch.whole("cpus_per_rank", 1, least=1),
+        in_place=launch.whole("in_place", 3, least=0),
+        grace_seconds=launch.seconds("grace_seconds", 30.0),
+        drain_seconds=launch.seconds("drain_seconds", 10.0),
+        sample_seconds=launch.seconds("sample_seconds", 2.0),
+        limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.found},
+        script=_script(document.get("script")) if document.get("kind") == "script" else None,
+    )
+
+
+def _scheduler_id(environment: Mapping[str, str]) -> str:
+    """The scheduler's, or for a launch by hand one that nobody else has."""
+    found = environment.get("SLURM_JOB_ID", "")
+    if not found:
+        return f"by-hand-{os.getpid()}-{os.urandom(4).hex()}"
+    if not IDENTIFIER.fullmatch(found):
+        raise BadPlan(f"SLURM_JOB_ID={found!r} is not an id of a scheduler's job")
+    return found
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not text.isdecimal():
+        raise BadPlan(f"{name}={text!r} is not a number")
+    return int(text)
+
+
+def _script(found: Any) -> Script:
+    table = _Table(found, "script")
+    return Script(
+        entry=table.text("entry", "train.py"),
+        args=tuple(str(argument) for argument in table.found.get("args", ())),
+        env={str(name): str(value) for name, value in table.table("env").items()},
+        python=table.text("python", ""),
+        git=table.text("git", ""),
+        ref=table.text("ref", ""),
+    )
+
+
+class _Table:
+    """A TOML table whose values are taken by type, with errors that name the key."""
+
+    def __init__(self, found: Any, name: str) -> None:
+        if not isinstance(found, dict):
+            raise BadPlan(f"run.toml: [{name}] is missing or not a table")
+        self.found, self.name = found, name
+
+    def whole(self, key: str, default: int, *, least: int) -> int:
+        value = self.found.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise BadPlan(f"run.toml: {self.name}.{key} must be a whole number of at least {least}, not {value!r}")
+        return value
+
+    def seconds(self, key: str, default: float) -> float:
+        value = self.found.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+            raise BadPlan(f"run.toml: {self.name}.{key} must be seconds, not {value!r}")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.found.get(key, default)
+        if not isinstance(value, str):
+            raise BadPlan(f"run.toml: {self.name}.{key} must be text, not {value!r}")
+        return value
+
+    def table(self, key: str) -> dict[str, Any]:
+        value = self.found.get(key, {})
+        if not isinstance(value, dict):
+            raise BadPlan(f"run.toml: {self.name}.{key} must be a table")
+        return value

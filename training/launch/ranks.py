@@ -1,0 +1,205 @@
+"""The ranks of one node: started with torchrun's environment, killed without remainder."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from training.hang import DUMP
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# What a job may inherit; everything else (the portal's settings, a person's secrets) stays outside.
+_PLAIN = {
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "HOSTNAME",
+    "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH",
+    "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "VIRTUAL_ENV", "MODULEPATH",
+    "LOADEDMODULES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+}  # fmt: skip
+_PREFIXES = (
+    "LC_", "SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "FI_", "IBV_", "TORCH_", "TORCHINDUCTOR_",
+    "TRITON_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "HF_", "PYTORCH_",
+)  # fmt: skip
+_SECRETS = ("TOKEN", "SECRET", "PASSWORD", "JWT", "CREDENTIAL", "_KEY")
+
+
+def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The part of our environment that ranks get."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in _PLAIN or name.startswith(_PREFIXES)) and not any(word in name for word in _SECRETS)
+    }
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a rank ended. `at` is this node's monotonic clock: good for the order on one node only."""
+
+    rank: int
+    exit_code: int | None
+    signal: int | None
+    at: float
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def code(self) -> int:
+        """As a shell tells it."""
+        return 128 + self.signal if self.signal else (self.exit_code if self.exit_code is not None else 1)
+
+
+@dataclass
+class Rank:
+    rank: int
+    process: subprocess.Popen[bytes]
+    pidfd: int  # readable once the process has ended
+    control: int  # our end of the pipe to its helper thread (training.hang)
+    log: Path
+    exit: Exit | None = None
+
+    def poll(self) -> Exit | None:
+        """The exit once it has ended."""
+        if self.exit is None and (code := self.process.poll()) is not None:
+            ended = time.monotonic()
+            self.exit = Exit(self.rank, code if code >= 0 else None, -code if code < 0 else None, ended)
+            os.close(self.pidfd)
+            os.close(self.control)
+        return self.exit
+
+    def dump(self) -> None:
+        """Ask for stacks and the flight recorder, where the process has prepared for that."""
+        if self.exit is None:
+            with suppress(OSError):
+                os.write(self.control, DUMP)
+            if self.has_handler(signal.SIGUSR2):
+                self.signal(signal.SIGUSR2)
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            if self.exit is None:
+                os.kill(self.process.pid, number)
+
+    def has_handler(self, number: int) -> bool:
+        """Whether the process catches this signal; sending it otherwise would kill it."""
+        return bool(self._mask("SigCgt") >> (number - 1) & 1)
+
+    def ignores(self, number: int) -> bool:
+        return bool(self._mask("SigIgn") >> (number - 1) & 1)
+
+    def _mask(self, name: str) -> int:
+        with suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+                if line.startswith(f"{name}:"):
+                    return int(line.split()[1], 16)
+        return 0
+
+
+def start(
+    rank: int,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    log: Path,
+    ignored: Sequence[signal.Signals],
+) -> Rank:
+    """One process in its own group, dying with us, its output in its log. `ignored` signals stay so through exec."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    theirs, ours = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(ours, False)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**environment, "VIGIL_CONTROL": str(theirs)},
+            cwd=directory,
+            pass_fds=(theirs,),
+            process_group=0,
+            preexec_fn=child_setup(ignored),
+        )
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(file)
+        os.close(theirs)
+    return Rank(rank, process, os.pidfd_open(process.pid), ours, log)
+
+
+def child_setup(ignored: Sequence[signal.Signals]) -> Callable[[], None]:
+    """What runs between fork and exec: die with the launcher, leave some signals to it."""
+    launcher = os.getpid()
+
+    def setup() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(1)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+    return setup
+
+
+def become_subreaper() -> None:
+    """What ranks leave behind becomes our child instead of init's, so that it can be found and ended."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_all(ranks: Sequence[Rank], *, spare: int | None = None, patience: float = 10.0) -> None:
+    """SIGKILL to every rank, its group and whatever else descends from us (but `spare`), until nothing is left.
+
+    Gives up after `patience`: a process in uninterruptible sleep cannot be helped from here.
+    """
+    deadline = time.monotonic() + patience
+    for rank in ranks:
+        if rank.poll() is None:  # a reaped pid may be somebody else's by now; what it left is among the descendants
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.process.pid, signal.SIGKILL)
+    while True:
+        for rank in ranks:
+            rank.poll()
+        left = descendants(spare=spare)
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        reap(spare=spare, but={rank.process.pid for rank in ranks})
+        if (not left and all(rank.exit for rank in ranks)) or time.monotonic() > deadline:
+            return
+        time.sleep(0.005)
+
+
+def descendants(*, spare: int | None = None) -> list[psutil.Process]:
+    """Every live process below us, except `spare` and what is below it."""
+    found: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        for child in psutil.Process().children():
+            if child.pid != spare and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+                with suppress(psutil.Error):
+                    found += child.children(recursive=True)
+    return found
+
+
+def reap(*, spare: int | None, but: set[int]) -> None:
+    """Collect adopted children that have ended; our own are Popen's to collect."""
+    with suppress(psutil.Error):
+        for child in psutil.Process().children():
+            if child.pid == spare or child.pid in but:
+                continue
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)

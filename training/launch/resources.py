@@ -1,0 +1,80 @@
+"""What the job's processes on this node use: cores, memory, and its GPUs where there are any."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from contextlib import suppress
+
+import psutil
+
+GIB = 1024**3
+
+
+class Meter:
+    """Measures between two looks. Cores are CPU seconds a second; memory is resident, what is shared counted once."""
+
+    def __init__(self, *, gpus: int = 0, visible: str = "") -> None:
+        self._cpu: dict[tuple[int, float], float] = {}
+        self._at = time.monotonic()
+        self._gpus = Gpus(gpus, visible) if gpus else None
+
+    def look(self, processes: list[psutil.Process]) -> dict[str, float]:
+        now = time.monotonic()
+        cpu: dict[tuple[int, float], float] = {}
+        memory = 0
+        for process in processes:
+            with suppress(psutil.Error):
+                with process.oneshot():
+                    times, found = process.cpu_times(), process.memory_info()
+                    cpu[process.pid, process.create_time()] = times.user + times.system
+                # Every rank maps the same libraries and shards: of what is shared, only the first one's is counted.
+                memory += found.rss - found.shared if memory else found.rss
+        # A process that is new since the last look began at zero; of one that has gone, the rest is unknown.
+        used = sum(seconds - self._cpu.get(key, 0.0) for key, seconds in cpu.items())
+        elapsed = max(now - self._at, 1e-6)
+        self._cpu, self._at = cpu, now
+        return {"cpu_cores": used / elapsed, "memory_gib": memory / GIB, **(self._gpus.look() if self._gpus else {})}
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class Gpus:
+    """The job's GPUs through NVIDIA's own library, if the machine has it: mean utilisation, used memory, power."""
+
+    def __init__(self, count: int, visible: str) -> None:
+        self._handles: list[ctypes.c_void_p] = []
+        try:
+            self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return
+        if self._library.nvmlInit_v2() != 0:
+            return
+        for name in [part.strip() for part in visible.split(",") if part.strip()] or [str(i) for i in range(count)]:
+            handle = ctypes.c_void_p()
+            if name.isdecimal():
+                failed = self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
+            else:
+                failed = self._library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+            if not failed:
+                self._handles.append(handle)
+
+    def look(self) -> dict[str, float]:
+        if not self._handles:
+            return {}
+        use, memory, power = _Utilization(), _Memory(), ctypes.c_uint()
+        percent = used = watts = 0.0
+        for handle in self._handles:
+            if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use)) == 0:
+                percent += use.gpu
+            if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
+                used += memory.used
+            if self._library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(power)) == 0:
+                watts += power.value / 1000
+        return {"gpu_percent": percent / len(self._handles), "gpu_memory_gib": used / GIB, "gpu_watts": watts}

@@ -1,0 +1,79 @@
+"""Being asked to stop: TERM and USR1 to the launcher become the file `stop-requested` for everybody (PROTOCOLS §2)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from training.rendezvous import read_json, write_json
+
+STOPPED = 75  # exit code: saved and resumable; the batch script asks to be requeued
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+
+
+class Signals:
+    """Remembers what arrived since the launcher began. A handler only notes; the loop acts."""
+
+    def __init__(self) -> None:
+        self.asked: signal.Signals | None = None
+        self.wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def install(self) -> None:
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def is_asked(self) -> bool:
+        return self.asked is not None
+
+    def clear_wake(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self.wake, 64):
+                pass
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is None:
+            self.asked = signal.Signals(number)
+
+
+class Stop:
+    """Whether this attempt is to stop, said by any of its launchers; and for how long already."""
+
+    def __init__(self, attempt_dir: Path, run_dir: Path) -> None:
+        self._requested = attempt_dir / "stop-requested"
+        self._stopped = attempt_dir / "stopped.json"
+        self._cancelled = run_dir / "portal" / "cancelled"
+        self.reason = ""
+        self._since = 0.0
+
+    def look(self, asked: signal.Signals | None) -> bool:
+        """True once: when it has just become known."""
+        if self.reason:
+            return False
+        if asked is not None:
+            self._request(asked)
+        found: Any = read_json(self._requested)
+        if found is None:
+            return False
+        self.reason, self._since = str(found.get("reason", "signal")), time.monotonic()
+        return True
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._since if self.reason else 0.0
+
+    @property
+    def saved(self) -> bool:
+        """A rank has said that the stop's checkpoint is committed."""
+        return self._stopped.exists()
+
+    def _request(self, asked: signal.Signals) -> None:
+        reason = "time_limit" if asked is signal.SIGUSR1 else "cancel" if self._cancelled.exists() else "signal"
+        if not self._requested.exists():
+            write_json(self._requested, {"reason": reason, "time": time.time()}, durable=True)

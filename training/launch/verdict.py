@@ -1,0 +1,81 @@
+"""What follows when all ranks of an incarnation have ended: the leader's judgement, and the attempt's last word."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from training.launch.failures import Failure, first_failure
+from training.launch.stop import STOPPED, Stop
+
+PORT_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the attempt ends. `cause`: completed, stopped, failed, hang, stop_timeout, fenced, node."""
+
+    exit_code: int
+    cause: str
+    first_failure: Failure | None = None
+    incarnation: int = 0
+    error: str = ""
+
+    def told(self) -> dict[str, Any]:
+        """result.json."""
+        first = self.first_failure
+        return {
+            "exit_code": self.exit_code,
+            "cause": self.cause,
+            "error": self.error or (first.error if first else ""),
+            "first_failure": {**first.told(), "incarnation": self.incarnation} if first else None,
+        }
+
+
+class Budget:
+    """Restarts in place that are left: `in_place` of them, all of them again after each new commit."""
+
+    def __init__(self, in_place: int, newest: str) -> None:
+        self._in_place, self._newest = in_place, newest
+        self._used = self._ports = 0
+
+    def take(self, failure: Failure, newest: str) -> bool:
+        """Whether one more start is granted after this failure, `newest` being the newest commit now."""
+        if failure.kind == "address_in_use":  # somebody took the port between our look and the rank's bind
+            self._ports += 1
+            return self._ports <= PORT_TRIES
+        if newest != self._newest:
+            self._newest, self._used = newest, 0
+        self._used += 1
+        return self._used <= self._in_place
+
+
+def judge(
+    failures: list[Failure],
+    *,
+    incarnation: int,
+    broken: dict[str, Any] | None,
+    stop: Stop,
+    budget: Budget,
+    newest: str,
+    started_from: str,
+) -> Verdict | None:
+    """The attempt's verdict, or None: start the ranks again. `newest` and `started_from` are checkpoints' names."""
+    reason = broken["reason"] if broken else ""
+    if reason == "fenced":
+        return Verdict(1, "fenced", error="a newer launch of this job has taken over")
+    if reason == "grace":
+        return Verdict(137, "stop_timeout", error="the ranks did not stop within the grace time and were killed")
+    if not failures:
+        return Verdict(STOPPED, "stopped") if stop.reason and stop.saved else Verdict(0, "completed")
+    first = first_failure(failures)
+    cause = first.kind if first.kind in {"hang", "node"} else "failed"
+    if stop.reason and stop.saved and first.kind == "lost_peer":
+        return Verdict(STOPPED, "stopped")  # saved; then one rank left before another had hung up
+    if stop.reason and first.signal == signal.SIGTERM:
+        # A script that knows no better way to stop. What it committed on its way is worth going on from.
+        return Verdict(STOPPED if newest != started_from else first.code, "stopped")
+    if stop.reason or not first.in_place or not budget.take(first, newest):
+        return Verdict(first.code, cause, first, incarnation)
+    return None
