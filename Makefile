@@ -1,6 +1,7 @@
 # Everything here works on a fresh Debian or Ubuntu machine with Python 3.11+ and make: each target installs what it needs.
 VENV ?= .venv
 PYTHON_OF_VENV = $(VENV)/bin/python
+UV = var/uv/bin/uv pip compile -q --python-version 3.11 --no-emit-index-url --no-emit-find-links --generate-hashes
 INSTALL = sh docker/install.sh $(VENV)
 export OMP_NUM_THREADS ?= 1
 
@@ -8,10 +9,10 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: run demo install dev test test-fast test-sqlite test-postgres check format bench lock clean help
 
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/settings.md)
-	@$(PYTHON_OF_VENV) -m portal.up --with-parent
+	@exec $(PYTHON_OF_VENV) -m portal.up --with-parent
 
 demo: install ## the same with a made-up lab to look around in
-	@$(PYTHON_OF_VENV) -m portal.up --with-parent --demo
+	@exec $(PYTHON_OF_VENV) -m portal.up --with-parent --demo
 
 install:
 	@$(INSTALL) run
@@ -46,9 +47,8 @@ bench: dev ## every benchmark; each prints a ratio measured in one run
 
 lock: dev ## resolve requirements*.in again
 	@$(PYTHON_OF_VENV) -m venv var/uv && var/uv/bin/pip -q install uv
-	@for name in requirements requirements-dev; do \
-	    var/uv/bin/uv pip compile -q --python-version 3.11 --no-emit-index-url --no-emit-find-links --generate-hashes \
-	        $$name.in -o $$name.lock || exit 1; done
+	@$(UV) requirements.in -o requirements.lock
+	@$(UV) -c requirements.lock requirements-dev.in -o requirements-dev.lock
 
 clean: ## remove the environment and the caches (data in var/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache *.egg-info

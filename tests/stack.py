@@ -37,9 +37,11 @@ def wait_for(look: Callable[[], T], what: str, timeout_s: float = 30.0, every_s:
 class Stack:
     """One supervised portal. `start` and `stop` may be called again and again: the home stays until `close`."""
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, prepared: Path | None = None, **environment: str) -> None:
         # Short: a unix socket's path holds about 100 characters.
         self.home = Path(tempfile.mkdtemp(prefix="vigil-up-"))
+        if prepared:
+            shutil.copytree(prepared, self.home, dirs_exist_ok=True)
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -49,6 +51,12 @@ class Stack:
         self.output = self.home / "up.out"
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
+
+    def prepare(self) -> None:
+        """Only make the database and the static files, as a first start would."""
+        environment = {**self.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+        command = [sys.executable, "manage.py", "prepare"]
+        subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, timeout=120)
 
     # its life
 

@@ -20,8 +20,9 @@ MakeStack = Callable[..., Stack]
 
 @pytest.mark.slow
 def test_starts_serves_and_stops_within_five_seconds(make_stack: MakeStack) -> None:
-    stack = make_stack()
+    stack = make_stack(fresh=True)
     stack.start()
+    assert "Sign in: http://" in stack.said()
     assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200
     pids = {name: stack.pid(name) for name in NAMES}
     assert all(os.getsid(pid) == pid for pid in pids.values()), "each in a session of its own"
@@ -96,7 +97,7 @@ def test_one_a_home(make_stack: MakeStack) -> None:
 
 
 def test_port_in_use_names_the_process_and_the_remedy(make_stack: MakeStack) -> None:
-    stack = make_stack()
+    stack = make_stack(fresh=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         refused = _up(stack, "--port", str(server.getsockname()[1]))
     assert refused.returncode == 1
@@ -118,7 +119,7 @@ def test_port_in_use_names_the_process_and_the_remedy(make_stack: MakeStack) -> 
     ],
 )
 def test_unusable_setting_is_one_sentence(make_stack: MakeStack, setting: str, value: str, word: str) -> None:
-    stack = make_stack(**{setting: value})
+    stack = make_stack(fresh=True, **{setting: value})
     refused = _up(stack, *(() if setting == "VIGIL_PORT" else ("--port", "0")))
     assert refused.returncode == 1
     assert word in refused.stderr
