@@ -10,6 +10,7 @@ from pathlib import Path
 
 from allauth.account.adapter import DefaultAccountAdapter
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -134,7 +135,7 @@ def _who_starts() -> str:
     try:
         name = getpass.getuser()
         User.username_validator(name)
-    except (OSError, KeyError, ValueError):
+    except (OSError, KeyError, ValidationError):
         return "admin"
     return "admin" if name == "root" else name
 

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _home = tempfile.mkdtemp(prefix="vigil-test-")
 atexit.register(shutil.rmtree, _home, ignore_errors=True)
 os.environ["VIGIL_HOME"] = _home
+os.mkdir(os.path.join(_home, "static"))  # whitenoise warns where there is none
 os.environ["SECRET_KEY"] = "a key for tests only, as long as a real one would be"
 
 if os.environ.get("TEST_DATABASE") == "postgres" and "TEST_DATABASE_URL" not in os.environ:

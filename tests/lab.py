@@ -1,0 +1,65 @@
+"""A small lab for tests: people, a project, jobs in any state, and clients that are signed in."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.test import Client
+from django.utils import timezone
+
+from jobs.models import Attempt, Job, Tag
+from jobs.spec import JobSpec
+from portal.models import Membership, Project, Token, User
+
+PASSWORD = "long enough for a lab"
+SPEC = {"name": "wren", "run": {"recipe": "language", "steps": 200}}
+
+
+def person(name: str, project: Project | None = None, *, role: str = "researcher", **fields: Any) -> User:
+    """Somebody with a password, in the project."""
+    user = User.objects.create_user(name, password=PASSWORD, **fields)
+    if project is not None:
+        Membership.objects.create(user=user, project=project, role=role)
+    return user
+
+
+def sysadmin(name: str = "sam") -> User:
+    return person(name, is_superuser=True)
+
+
+def a_project(slug: str = "default") -> Project:
+    return Project.objects.get_or_create(slug=slug)[0]
+
+
+def a_job(owner: User, project: Project, *, state: str = "completed", tags: tuple[str, ...] = (), **fields: Any) -> Job:
+    """A job with one attempt in that state, its times and decision as they would be."""
+    attempt = fields.pop("attempt", {})
+    spec = JobSpec.parse({**SPEC, "name": fields.get("name", "wren"), "project": project.slug})
+    given = {"name": spec.name, "kind": spec.kind, "spec": spec.model_dump(mode="json"), "spec_toml": "# as written\n"}
+    job = Job.objects.create(project=project, owner=owner, **{**given, **fields})
+    Tag.objects.bulk_create([Tag(job=job, name=name) for name in tags])
+    now = timezone.now()
+    times: dict[str, Any] = {} if state == "pending" else {"started_at": now - timedelta(minutes=5)}
+    if state not in Attempt.ALIVE:
+        times |= {"ended_at": now, "decided_at": now}
+    job.latest = Attempt.objects.create(job=job, **{"number": 1, "state": state, **times, **attempt})
+    job.save(update_fields=["latest"])
+    return job
+
+
+def bearer(user: User, scope: str = "write", **options: Any) -> Client:
+    """A client that sends a token of this person."""
+    _, secret = Token.issue(user, "test", scope=scope)
+    return Client(headers={"Authorization": f"Bearer {secret}"}, **options)
+
+
+def signed_in(user: User, **options: Any) -> Client:
+    """A browser with this person's session."""
+    client = Client(**options)
+    client.force_login(user, backend="allauth.account.auth_backends.AuthenticationBackend")
+    return client
+
+
+def send(client: Client, method: str, path: str, body: Any = None, **headers: str) -> Any:
+    """A request with a JSON body; the response."""
+    given = {} if body is None else {"data": body, "content_type": "application/json"}
+    return getattr(client, method)(path, headers={k.replace("_", "-"): v for k, v in headers.items()}, **given)
