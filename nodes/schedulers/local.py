@@ -1,0 +1,345 @@
+"""This machine as a scheduler: the same interface, batch script and run directory as under Slurm.
+
+Everything it knows lies in files under one folder on a local disk; each job has a watcher of its own (shim.py) that no
+portal process needs to be there for. See slots.py for the queue, docs/decisions for why.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodes.schedulers import processes, shim, slots
+from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
+
+# A job's environment is built from these and what the submission says, never inherited.
+PASSED_ON = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+)
+START_WAIT_S = 15
+KEEP_S = 30 * 86_400  # folders of ended jobs
+FINAL = frozenset({"completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory"})
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: str
+    name: str
+
+
+class LocalScheduler:
+    """Implements nodes.schedulers.base.Scheduler."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        cpus: int | None = None,
+        gpus: Iterable[Gpu] | None = None,
+        memory_mib: int | None = None,
+        user: str = "",
+        pass_on: Iterable[str] = (),
+    ) -> None:
+        """`cpus` may exceed the cores, to oversubscribe; `user`: the Unix user that jobs run as, if not ours."""
+        self.root = str(root.absolute())
+        self.user = user
+        self.pass_on = (*PASSED_ON, *pass_on)
+        self.cpus = cpus or len(os.sched_getaffinity(0))
+        self.gpus = tuple(gpus) if gpus is not None else find_gpus()
+        self.memory_mib = memory_mib or machine_memory_mib()
+        for name in ("jobs", "keys"):
+            os.makedirs(os.path.join(self.root, name), mode=0o700, exist_ok=True)
+
+    def submit(self, submission: Submission) -> str:
+        """Write the request, then start its watcher. The same key again is the same job."""
+        self._check(submission)
+        with slots.locked(self.root):
+            self._write_capacity()
+            job_id = self._known(submission.key)
+            if job_id is None:
+                job_id = self._write_request(submission)
+        self._start(job_id)
+        return str(job_id)
+
+    def find(self, key: str) -> str | None:
+        known = self._known(key)
+        return None if known is None else str(known)
+
+    def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
+        found = {}
+        for scheduler_id in scheduler_ids:
+            if scheduler_id.isdecimal() and (status := self._status(int(scheduler_id))) is not None:
+                found[scheduler_id] = status
+        return found
+
+    def signal(self, scheduler_id: str, name: str) -> None:
+        if name not in {"TERM", "USR1", "KILL"}:
+            raise SchedulerError(f"{name} is not a signal that jobs are sent.", permanent=True)
+        self._tell(scheduler_id, name)
+
+    def cancel(self, scheduler_id: str) -> None:
+        self._tell(scheduler_id, "CANCEL")
+
+    def nodes(self) -> list[NodeStatus]:
+        with slots.locked(self.root):
+            self._write_capacity()
+            free = slots.free(self._capacity(), slots.alive(self.root))
+        cpus_used, gpus_used = self.cpus - free["cpus"], len(self.gpus) - len(free["gpus"])
+        idle, full = not cpus_used and not gpus_used, cpus_used >= self.cpus
+        return [
+            NodeStatus(
+                name=shim.node_names(1)[0],
+                state="idle" if idle else "allocated" if full else "mixed",
+                partition="local",
+                cpus=self.cpus,
+                cpus_used=cpus_used,
+                gpus=len(self.gpus),
+                gpus_used=gpus_used,
+                gpu_type=self.gpus[0].name if self.gpus else "",
+                memory_mib=self.memory_mib,
+            )
+        ]
+
+    def _check(self, submission: Submission) -> None:
+        """Refuse what could never start, and what could not be stopped in time."""
+        nodes = submission.min_nodes
+        for what, asked, there in (
+            ("CPUs", submission.cpus_per_node * nodes, self.cpus),
+            ("GPUs", submission.gpus_per_node * nodes, len(self.gpus)),
+            ("MiB of memory", (submission.memory_mib_per_node or 0) * nodes, self.memory_mib),
+        ):
+            if asked > there:
+                message = f"{asked:,} {what} are asked for and this machine has {there:,}. Ask for less."
+                raise SchedulerError(message, permanent=True)
+        if submission.grace_s >= submission.time_limit_s:
+            limit = f"the {submission.time_limit_s} s allowed"
+            message = f"Stopping needs {submission.grace_s} s of {limit}. Raise the time limit."
+            raise SchedulerError(message, permanent=True)
+
+    def _capacity(self) -> slots.Facts:
+        return {"cpus": self.cpus, "gpus": [gpu.index for gpu in self.gpus], "memory_mib": self.memory_mib}
+
+    def _write_capacity(self) -> None:
+        """Let the shims know what there is; under the lock."""
+        path = os.path.join(self.root, "capacity.json")
+        if slots.read_json(path) != self._capacity():
+            slots.write_json(path, self._capacity())
+            slots.touch_changed(self.root)
+
+    def _known(self, key: str) -> int | None:
+        try:
+            return int(os.readlink(self._key(key)))
+        except FileNotFoundError:
+            return None
+
+    def _key(self, key: str) -> str:
+        if not key.isalnum():
+            raise SchedulerError(f"{key!r} cannot be a key.", permanent=True)
+        return os.path.join(self.root, "keys", key)
+
+    def _write_request(self, submission: Submission) -> int:
+        """A folder for the next id, whole before the key leads to it; under the lock."""
+        used = slots.job_ids(self.root)
+        last = slots.read_json(os.path.join(self.root, "last.json")) or {"id": 0}
+        job_id: int = max([last["id"], *used]) + 1
+        slots.write_json(os.path.join(self.root, "last.json"), {"id": job_id})
+        place = slots.folder(self.root, job_id)
+        os.makedirs(os.path.join(place, "inbox"), mode=0o700)
+        slots.write_json(os.path.join(place, "request.json"), self._request(submission))
+        os.symlink(str(job_id), self._key(submission.key))
+        if job_id % 50 == 0:
+            self._prune(used)
+        return job_id
+
+    def _request(self, submission: Submission) -> slots.Facts:
+        user = self._job_user()
+        return {
+            "key": submission.key,
+            "name": submission.name,
+            "script": submission.script,
+            "directory": submission.directory,
+            "output": submission.output,
+            "time_limit_s": submission.time_limit_s,
+            "grace_s": submission.grace_s,
+            "submitted_at": time.time(),
+            "environment": {**self._environment(user), **submission.environment},
+            "user": user,
+            "ticket": {
+                "cpus": submission.cpus_per_node,
+                "gpus": submission.gpus_per_node,
+                "memory_mib": submission.memory_mib_per_node or 0,
+                "min_nodes": submission.min_nodes,
+                "max_nodes": submission.max_nodes,
+            },
+        }
+
+    def _job_user(self) -> dict[str, Any] | None:
+        """The other Unix user that jobs run as, in numbers; None: as ourselves."""
+        if not self.user or self.user == pwd.getpwuid(os.geteuid()).pw_name:
+            return None
+        try:
+            user = pwd.getpwnam(self.user)
+        except KeyError:
+            raise SchedulerError(f"VIGIL_LOCAL_USER={self.user}: there is no such Unix user.", permanent=True) from None
+        if os.geteuid() != 0:
+            message = f"Only root can start jobs as {self.user}. Start the portal as root, or as {self.user}."
+            raise SchedulerError(message, permanent=True)
+        groups = [group.gr_gid for group in grp.getgrall() if self.user in group.gr_mem]
+        known = {"name": self.user, "uid": user.pw_uid, "gid": user.pw_gid, "home": user.pw_dir, "shell": user.pw_shell}
+        return {**known, "groups": [user.pw_gid, *groups]}
+
+    def _environment(self, user: Mapping[str, Any] | None) -> dict[str, str]:
+        """From an allow list: the portal's secrets, database and broker are none of a job's business."""
+        kept = {name: os.environ[name] for name in self.pass_on if name in os.environ}
+        kept.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+        kept.setdefault("LANG", "C.UTF-8")
+        if user is not None:
+            kept |= {"USER": user["name"], "LOGNAME": user["name"], "HOME": user["home"], "SHELL": user["shell"]}
+        return kept
+
+    def _start(self, job_id: int) -> None:
+        """Start the watcher, once; it detaches, and answers when it holds its lock."""
+        place = slots.folder(self.root, job_id)
+        if os.path.exists(os.path.join(place, "status.json")) or slots.is_held(os.path.join(place, "shim.lock")):
+            return
+        with open(os.path.join(place, "shim.log"), "ab") as log:
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-I", "-S", shim.__file__, place],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"},
+                    cwd="/",
+                    timeout=START_WAIT_S,
+                    check=False,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise SchedulerError(f"The watcher of job {job_id} does not start: {error}") from error
+        if done.returncode != 0:
+            raise SchedulerError(f"The watcher of job {job_id} ended at once: {_tail(log.name)}")
+
+    def _status(self, job_id: int) -> JobStatus | None:
+        place = slots.folder(self.root, job_id)
+        request = slots.read_json(os.path.join(place, "request.json"))
+        if request is None:
+            return None
+        # Asked before the status is read: a shim that ends in between has written its last word by then.
+        watched = slots.is_held(os.path.join(place, "shim.lock"))
+        status = slots.read_json(os.path.join(place, "status.json"))
+        if not watched and (status is None or status["state"] not in FINAL):
+            status = self._settle(job_id, request)
+        if status is None:
+            return None
+        return JobStatus(scheduler_id=str(job_id), key=request["key"], **{**status, "nodes": tuple(status["nodes"])})
+
+    def _settle(self, job_id: int, request: slots.Facts) -> slots.Facts | None:
+        """A job that nobody watches: start what never was, end what a dead shim left, and say so."""
+        place = slots.folder(self.root, job_id)
+        if not os.path.exists(os.path.join(place, "shim.json")):
+            pending = {"state": "pending", "submitted_at": request["submitted_at"], "reason": "Starting", "nodes": []}
+            if time.time() - request["submitted_at"] > START_WAIT_S:  # whoever submitted it died in between
+                self._start(job_id)
+            return pending
+        lock = shim.hold(os.path.join(place, "shim.lock"))
+        if lock is None:
+            return slots.read_json(os.path.join(place, "status.json"))
+        try:
+            status = slots.read_json(os.path.join(place, "status.json"))
+            if status is not None and status["state"] in FINAL:
+                return status
+            return self._bury(job_id, place, status or {"submitted_at": request["submitted_at"], "nodes": []})
+        finally:
+            os.close(lock)
+
+    def _bury(self, job_id: int, place: str, status: slots.Facts) -> slots.Facts:
+        """End what the dead shim's job left behind, then write its last word."""
+        known = slots.read_json(os.path.join(place, "shim.json")) or {}
+        here = known.get("boot_id") == processes.boot_id()
+        deadline = time.monotonic() + 5
+        while here and processes.kill_marked("VIGIL_LOCAL_JOB", place):
+            if time.monotonic() > deadline:
+                return {**status, "state": "completing", "reason": "Some of its processes do not die."}
+            time.sleep(0.02)
+        reason = "Its watcher was killed, and everything of it ended." if here else "The machine was restarted."
+        status = {**status, "state": "node_fail", "reason": reason, "ended_at": time.time()}
+        slots.write_json(os.path.join(place, "status.json"), status)
+        slots.give_back(self.root, job_id, for_good=True)
+        return status
+
+    def _tell(self, scheduler_id: str, word: str) -> None:
+        """Leave a word in the inbox and wake the watcher; one that has ended is no error."""
+        if not scheduler_id.isdecimal():
+            raise SchedulerError(f"{scheduler_id!r} is not an id of this scheduler.", permanent=True)
+        place = slots.folder(self.root, int(scheduler_id))
+        status = self._status(int(scheduler_id))
+        if status is None or status.state in FINAL:
+            return
+        with open(os.path.join(place, "inbox", f"{time.time_ns():020}-{word}"), "xb"):
+            pass
+        known = slots.read_json(os.path.join(place, "shim.json"))
+        if known is not None and processes.is_same(known):
+            try:
+                os.kill(known["pid"], signal.SIGHUP)
+            except ProcessLookupError:
+                return
+
+    def _prune(self, job_ids: list[int]) -> None:
+        """Forget jobs that ended long ago."""
+        for job_id in job_ids:
+            place = slots.folder(self.root, job_id)
+            status = slots.read_json(os.path.join(place, "status.json"))
+            if status and status["state"] in FINAL and time.time() - (status["ended_at"] or 0) > KEEP_S:
+                request = slots.read_json(os.path.join(place, "request.json"))
+                shutil.rmtree(place, ignore_errors=True)
+                if request is not None:
+                    processes.remove_marker(self._key(request["key"]))
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that the driver shows; none where there is no driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    command = [tool, "--query-gpu=index,name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    lines = (line.split(",", 1) for line in answer.splitlines() if "," in line)
+    return tuple(Gpu(index.strip(), name.strip()) for index, name in lines)
+
+
+def machine_memory_mib() -> int:
+    """What the machine has, or what its control group allows if that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = "max"
+    return min(total, int(limit) if limit.isdecimal() else total) // (1 << 20)
+
+
+def _tail(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read()[-500:].decode(errors="replace").strip() or "it said nothing"

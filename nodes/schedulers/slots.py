@@ -1,0 +1,166 @@
+"""CPUs, GPUs and memory of this machine, shared out in files under one lock; first come, first served.
+
+Standard library only, and light: every shim imports it, and a job's start waits for that.
+
+    <root>/lock            held for the moment of looking and taking
+    <root>/changed         touched whenever something was taken or given back: who waits looks again
+    <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} as the last submit saw them
+    <root>/jobs/<id>/ticket.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes"}: waits or runs
+    <root>/jobs/<id>/slots.json    {"nodes", "cpus", "gpus": [ids], "memory_mib"}: has got them
+    <root>/jobs/<id>/shim.lock     held for life by the shim: who has died holds nothing
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+@contextmanager
+def locked(root: str) -> Iterator[None]:
+    """The one lock over all slots."""
+    descriptor = os.open(os.path.join(root, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: str, value: Facts) -> None:
+    """Whole or not at all."""
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: str) -> Facts | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_held(path: str) -> bool:
+    """Whether a living process holds this lock file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def touch_changed(root: str) -> None:
+    """Tell those who wait that it is worth looking again."""
+    path = os.path.join(root, "changed")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.utime(descriptor)
+    os.close(descriptor)
+
+
+def changed_at(root: str) -> int:
+    try:
+        return os.stat(os.path.join(root, "changed")).st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def job_ids(root: str) -> list[int]:
+    """Every job that has a folder, oldest first."""
+    return sorted(int(name) for name in os.listdir(os.path.join(root, "jobs")) if name.isdigit())
+
+
+def folder(root: str, job_id: int) -> str:
+    return os.path.join(root, "jobs", str(job_id))
+
+
+def alive(root: str) -> list[tuple[int, Facts, Facts | None]]:
+    """Jobs that wait or run: (id, what they ask for, what they have), oldest first."""
+    found = []
+    for job_id in job_ids(root):
+        place = folder(root, job_id)
+        # Looked at in this order: most folders belong to jobs that have ended, and have no ticket any more.
+        ticket = read_json(os.path.join(place, "ticket.json"))
+        if ticket is not None and is_held(os.path.join(place, "shim.lock")):
+            found.append((job_id, ticket, read_json(os.path.join(place, "slots.json"))))
+    return found
+
+
+def free(capacity: Facts, jobs: list[tuple[int, Facts, Facts | None]]) -> Facts:
+    """What nobody has."""
+    taken = [slots for _, _, slots in jobs if slots is not None]
+    busy = {gpu for slots in taken for gpu in slots["gpus"]}
+    return {
+        "cpus": capacity["cpus"] - sum(slots["cpus"] for slots in taken),
+        "gpus": [gpu for gpu in capacity["gpus"] if gpu not in busy],
+        "memory_mib": capacity["memory_mib"] - sum(slots["memory_mib"] for slots in taken),
+    }
+
+
+def nodes_that_fit(ticket: Facts, room: Facts) -> int:
+    """How many of the nodes asked for would fit now, at most `max_nodes`; each is played by this machine."""
+    most: int = ticket["max_nodes"]
+    for need, have in (
+        (ticket["cpus"], room["cpus"]),
+        (ticket["gpus"], len(room["gpus"])),
+        (ticket["memory_mib"], room["memory_mib"]),
+    ):
+        if need:
+            most = min(most, have // need)
+    return max(0, most)
+
+
+def take(root: str, job_id: int) -> tuple[Facts | None, str]:
+    """This job's slots if it is its turn, else None and why it waits."""
+    with locked(root):
+        capacity = read_json(os.path.join(root, "capacity.json"))
+        if capacity is None:
+            return None, "Resources"
+        jobs = alive(root)
+        mine = next((ticket for other, ticket, _ in jobs if other == job_id), None)
+        if mine is None:
+            return None, "Resources"
+        ahead = sum(1 for other, _, slots in jobs if other < job_id and slots is None)
+        if ahead:
+            return None, "Priority"
+        room = free(capacity, jobs)
+        nodes = nodes_that_fit(mine, room)
+        if nodes < mine["min_nodes"]:
+            return None, "Resources"
+        slots = {
+            "nodes": nodes,
+            "cpus": mine["cpus"] * nodes,
+            "gpus": room["gpus"][: mine["gpus"] * nodes],
+            "memory_mib": mine["memory_mib"] * nodes,
+        }
+        write_json(os.path.join(folder(root, job_id), "slots.json"), slots)
+    touch_changed(root)
+    return slots, ""
+
+
+def give_back(root: str, job_id: int, *, for_good: bool) -> None:
+    """Return the slots; for good, the place in the queue too."""
+    place = folder(root, job_id)
+    for name in ("slots.json", "ticket.json") if for_good else ("slots.json",):
+        try:
+            os.unlink(os.path.join(place, name))
+        except FileNotFoundError:
+            continue
+    touch_changed(root)

@@ -1,0 +1,172 @@
+"""What any scheduler must do: subclass it and give a `scheduler` fixture and a `work` folder that its jobs can reach.
+
+The batch scripts here are plain bash; what they leave in the folder tells what happened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError, Submission
+
+T = TypeVar("T")
+_keys = itertools.count(int(time.time_ns()))
+ENDED = {"completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory"}
+
+
+def until(look: Callable[[], T], *, seconds: float = 20) -> T:
+    """What `look` answers, as soon as that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {found!r}"
+        time.sleep(0.02)
+    return found
+
+
+class SchedulerContract:
+    """Tests that hold for Slurm and for this machine alike."""
+
+    def submission(self, work: Path, script: str, **options: object) -> Submission:
+        key = f"{next(_keys):x}"
+        folder = work / key
+        folder.mkdir()
+        batch = folder / "batch.sh"
+        batch.write_text(f"#!/bin/bash\n{script}\n")
+        values: dict[str, object] = {
+            "key": key,
+            "name": "contract",
+            "user": "",
+            "script": str(batch),
+            "directory": str(folder),
+            "output": str(folder / "output"),
+            "time_limit_s": 60,
+            "grace_s": 5,
+        }
+        return Submission(**{**values, **options})  # type: ignore[arg-type]
+
+    def status(self, scheduler: Scheduler, scheduler_id: str) -> JobStatus:
+        return scheduler.status([scheduler_id])[scheduler_id]
+
+    def state(self, scheduler: Scheduler, scheduler_id: str, *wanted: str) -> JobStatus:
+        """The status, once the state is one of these."""
+
+        def look() -> JobStatus | None:
+            status = self.status(scheduler, scheduler_id)
+            return status if status.state in wanted else None
+
+        return until(look)
+
+    def test_runs_and_keeps_the_exit_code(self, scheduler: Scheduler, work: Path) -> None:
+        asked = self.submission(work, "echo hello; pwd; exit 3")
+        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        assert (status.state, status.exit_code, status.key) == ("failed", 3, asked.key)
+        assert status.submitted_at is not None
+        assert status.started_at is not None
+        assert status.ended_at is not None
+        assert status.submitted_at - 2 <= status.started_at <= status.ended_at
+        assert status.nodes
+        assert Path(asked.output).read_text() == f"hello\n{asked.directory}\n"
+
+    def test_completes(self, scheduler: Scheduler, work: Path) -> None:
+        status = self.state(scheduler, scheduler.submit(self.submission(work, "true")), *ENDED)
+        assert (status.state, status.exit_code, status.restart_count) == ("completed", 0, 0)
+
+    def test_finds_by_key_and_submits_a_key_once(self, scheduler: Scheduler, work: Path) -> None:
+        asked = self.submission(work, "echo once >> count")
+        assert scheduler.find(asked.key) is None
+        scheduler_id = scheduler.submit(asked)
+        assert scheduler.find(asked.key) == scheduler_id
+        self.state(scheduler, scheduler_id, "completed")
+        assert scheduler.find(asked.key) == scheduler_id
+        assert (Path(asked.directory) / "count").read_text() == "once\n"
+
+    def test_an_unknown_id_is_missing_from_the_answer(self, scheduler: Scheduler) -> None:
+        assert scheduler.status(["987654321"]) == {}
+        scheduler.signal("987654321", "TERM")
+        scheduler.cancel("987654321")
+
+    def test_signals_the_batch_script(self, scheduler: Scheduler, work: Path) -> None:
+        script = "trap 'echo term; exit 4' TERM; trap 'echo usr1' USR1; echo up; while :; do sleep 0.05; done"
+        asked = self.submission(work, script)
+        scheduler_id = scheduler.submit(asked)
+        output = Path(asked.output)
+        until(lambda: output.exists() and "up" in output.read_text())
+        scheduler.signal(scheduler_id, "USR1")
+        until(lambda: "usr1" in output.read_text())
+        scheduler.signal(scheduler_id, "TERM")
+        status = self.state(scheduler, scheduler_id, *ENDED)
+        assert (status.state, status.exit_code) == ("failed", 4)
+        scheduler.signal(scheduler_id, "TERM")  # of one that has ended: no error
+
+    def test_cancel_ends_everything(self, scheduler: Scheduler, work: Path) -> None:
+        script = "trap '' TERM; (trap '' TERM; setsid sleep 300 & echo $! > pid; wait) & wait"
+        asked = self.submission(work, script)
+        scheduler_id = scheduler.submit(asked)
+        pid_file = Path(asked.directory) / "pid"
+        until(lambda: pid_file.exists() and pid_file.read_text().strip())
+        pid = int(pid_file.read_text())
+        scheduler.cancel(scheduler_id)
+        status = self.state(scheduler, scheduler_id, *ENDED)
+        assert status.state == "cancelled"
+        assert not os.path.exists(f"/proc/{pid}")
+        scheduler.cancel(scheduler_id)  # again: no error
+
+    @pytest.mark.slow
+    def test_time_limit_with_a_warning(self, scheduler: Scheduler, work: Path) -> None:
+        script = "trap 'echo warned > warned' USR1; trap '' TERM; while :; do sleep 0.05; done"
+        asked = self.submission(work, script, time_limit_s=2, grace_s=1)
+        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        assert status.state == "timeout"
+        assert (Path(asked.directory) / "warned").exists()
+
+    def test_requeue_keeps_the_id(self, scheduler: Scheduler, work: Path) -> None:
+        script = (
+            'echo "${SLURM_RESTART_COUNT:-0}" >> starts\n'
+            '[ "${SLURM_RESTART_COUNT:-0}" -ge 2 ] && exit 0\n'
+            'scontrol requeue "$SLURM_JOB_ID"; exit 75'
+        )
+        asked = self.submission(work, script)
+        scheduler_id = scheduler.submit(asked)
+        status = self.state(scheduler, scheduler_id, "completed")
+        assert status.restart_count == 2
+        assert (Path(asked.directory) / "starts").read_text() == "0\n1\n2\n"
+
+    def test_two_nodes_are_two_tasks(self, scheduler: Scheduler, work: Path) -> None:
+        task = 'echo "$SLURM_NODEID/$SLURM_NNODES $SLURMD_NODENAME" > task-$SLURM_NODEID; exit $((SLURM_NODEID * 7))'
+        asked = self.submission(
+            work, f"srun --ntasks-per-node=1 --kill-on-bad-exit=0 bash -c '{task}'", min_nodes=2, max_nodes=2
+        )
+        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        assert (status.state, status.exit_code, len(status.nodes)) == ("failed", 7, 2)
+        folder = Path(asked.directory)
+        said = [(folder / f"task-{node}").read_text().split() for node in range(2)]
+        assert [first for first, _ in said] == ["0/2", "1/2"]
+        assert sorted({name for _, name in said}) == sorted(status.nodes)
+
+    def test_an_environment_from_an_allow_list(
+        self, scheduler: Scheduler, work: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SECRET_KEY", "not for jobs")
+        monkeypatch.setenv("DATABASE_URL", "not for jobs")
+        asked = self.submission(work, "env", environment={"VIGIL_SUBMISSION": "this one"})
+        self.state(scheduler, scheduler.submit(asked), "completed")
+        found = Path(asked.output).read_text()
+        assert "not for jobs" not in found
+        assert "VIGIL_SUBMISSION=this one\n" in found
+
+    def test_refuses_more_than_there_is(self, scheduler: Scheduler, work: Path) -> None:
+        with pytest.raises(SchedulerError) as refused:
+            scheduler.submit(self.submission(work, "true", cpus_per_node=100_000))
+        assert refused.value.permanent
+
+    def test_describes_its_nodes(self, scheduler: Scheduler) -> None:
+        nodes = scheduler.nodes()
+        assert nodes
+        assert all(node.name and node.cpus and node.memory_mib and node.state for node in nodes)

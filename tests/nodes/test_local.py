@@ -1,0 +1,189 @@
+"""The local scheduler: the contract, and what only it must do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodes.schedulers import processes, slots
+from nodes.schedulers.base import JobStatus, Scheduler
+from nodes.schedulers.choose import SchedulerSettings, open_scheduler
+from nodes.schedulers.local import Gpu, LocalScheduler
+from tests.nodes.scheduler_contract import ENDED, SchedulerContract, until
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "scheduler"
+    _end_all(tmp_path / "scheduler")
+
+
+@pytest.fixture
+def scheduler(root: Path) -> LocalScheduler:
+    return LocalScheduler(root, cpus=2, gpus=[])
+
+
+def _end_all(root: Path) -> None:
+    """No job outlives its test."""
+    known = LocalScheduler(root, cpus=1, gpus=[])
+    ids = [str(job_id) for job_id in slots.job_ids(str(root))]
+    for scheduler_id in ids:
+        known.cancel(scheduler_id)
+    until(lambda: all(status.state in ENDED for status in known.status(ids).values()))
+
+
+class TestLocal(SchedulerContract):
+    def shim_pid(self, root: Path, scheduler_id: str) -> int:
+        known = slots.read_json(str(root / "jobs" / scheduler_id / "shim.json"))
+        assert known is not None
+        assert processes.is_same(known)
+        return int(known["pid"])
+
+    def running(self, scheduler: Scheduler, work: Path, **options: object) -> tuple[str, int]:
+        """A job that sleeps, and the pid of something that it started."""
+        asked = self.submission(work, "sleep 300 & echo $! > pid; wait", **options)
+        scheduler_id = scheduler.submit(asked)
+        pid_file = Path(asked.directory) / "pid"
+        until(lambda: pid_file.exists() and pid_file.read_text().strip())
+        return scheduler_id, int(pid_file.read_text())
+
+    def test_queues_first_come_first_served(self, scheduler: LocalScheduler, work: Path) -> None:
+        first, _ = self.running(scheduler, work, cpus_per_node=2)
+        second = scheduler.submit(self.submission(work, "sleep 300", cpus_per_node=2))
+        third = scheduler.submit(self.submission(work, "sleep 300", cpus_per_node=1))
+        assert until(lambda: self.status(scheduler, second).reason) == "Resources"
+        assert until(lambda: self.status(scheduler, third).reason) == "Priority"
+        node = scheduler.nodes()[0]
+        assert (node.state, node.cpus, node.cpus_used) == ("allocated", 2, 2)
+        scheduler.cancel(first)
+        self.state(scheduler, second, "running")
+        assert self.status(scheduler, third).state == "pending"
+        scheduler.cancel(third)
+        assert self.state(scheduler, third, *ENDED).state == "cancelled"
+        scheduler.cancel(second)
+        self.state(scheduler, second, *ENDED)
+        until(lambda: scheduler.nodes()[0].state == "idle")
+
+    def test_gpus_are_shared_out_and_split_over_nodes(self, root: Path, work: Path) -> None:
+        scheduler = LocalScheduler(root, cpus=8, gpus=[Gpu(str(i), "H100") for i in range(4)])
+        holder, _ = self.running(scheduler, work, gpus_per_node=1)
+        task = "bash -c 'echo $CUDA_VISIBLE_DEVICES > gpus-$SLURM_NODEID'"
+        asked = self.submission(
+            work, f"echo $CUDA_VISIBLE_DEVICES; srun {task}", gpus_per_node=1, min_nodes=2, max_nodes=4
+        )
+        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        assert status.state == "completed"
+        assert len(status.nodes) == 3  # as many as were free
+        assert Path(asked.output).read_text() == "1,2,3\n"
+        folder = Path(asked.directory)
+        assert [(folder / f"gpus-{node}").read_text().strip() for node in range(3)] == ["1", "2", "3"]
+        node = scheduler.nodes()[0]
+        assert (node.gpus, node.gpus_used, node.gpu_type) == (4, 1, "H100")
+        scheduler.cancel(holder)
+
+    def test_the_exit_status_is_kept_though_nobody_watched(self, root: Path, work: Path) -> None:
+        """Submitted by a process that ends at once; found by another that never saw it."""
+        asked = self.submission(work, "sleep 0.2; exit 9")
+        program = (
+            "import sys; from pathlib import Path; from nodes.schedulers.base import Submission;"
+            "from nodes.schedulers.local import LocalScheduler;"
+            f"print(LocalScheduler(Path({str(root)!r}), cpus=2, gpus=[]).submit(Submission("
+            f"key={asked.key!r}, name='x', user='', script={asked.script!r}, directory={asked.directory!r},"
+            f" output={asked.output!r}, time_limit_s=60, grace_s=5)))"
+        )
+        repository = Path(__file__).parents[2]
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=repository, capture_output=True, text=True, check=True
+        )
+        later = LocalScheduler(root, cpus=2, gpus=[])
+        status = self.state(later, done.stdout.strip(), *ENDED)
+        assert (status.state, status.exit_code) == ("failed", 9)
+        assert later.find(asked.key) == done.stdout.strip()
+
+    @pytest.mark.slow
+    def test_kill_9_of_the_shim_is_a_lost_node_and_leaves_nothing(
+        self, scheduler: LocalScheduler, root: Path, work: Path
+    ) -> None:
+        scheduler_id, pid = self.running(scheduler, work, cpus_per_node=2)
+        waiting = scheduler.submit(self.submission(work, "true", cpus_per_node=2))
+        os.kill(self.shim_pid(root, scheduler_id), signal.SIGKILL)
+        status = self.state(scheduler, scheduler_id, *ENDED)
+        assert status.state == "node_fail"
+        assert "watcher was killed" in status.reason
+        until(lambda: not os.path.exists(f"/proc/{pid}"))
+        self.state(scheduler, waiting, "completed")  # the slots of the dead are free
+
+    def test_after_a_restart_of_the_machine(self, scheduler: LocalScheduler, root: Path, work: Path) -> None:
+        """A boot id that is not this one: nothing is signalled, the job is lost."""
+        scheduler_id, pid = self.running(scheduler, work)
+        os.kill(self.shim_pid(root, scheduler_id), signal.SIGKILL)
+        place = root / "jobs" / scheduler_id
+        slots.write_json(str(place / "shim.json"), {"pid": os.getpid(), "start_time": 1, "boot_id": "another"})
+        status = self.state(scheduler, scheduler_id, *ENDED)
+        assert (status.state, status.reason) == ("node_fail", "The machine was restarted.")
+        os.kill(pid, signal.SIGKILL)
+
+    def test_a_stopped_shim_is_not_taken_for_dead(self, scheduler: LocalScheduler, root: Path, work: Path) -> None:
+        scheduler_id, pid = self.running(scheduler, work)
+        shim_pid = self.shim_pid(root, scheduler_id)
+        os.kill(shim_pid, signal.SIGSTOP)
+        assert self.status(scheduler, scheduler_id).state == "running"
+        os.kill(shim_pid, signal.SIGCONT)
+        scheduler.cancel(scheduler_id)
+        self.state(scheduler, scheduler_id, "cancelled")
+        assert not os.path.exists(f"/proc/{pid}")
+
+    def test_a_submit_that_died_before_the_shim_is_finished(
+        self, scheduler: LocalScheduler, work: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = self.submission(work, "true")
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalScheduler, "_start", lambda self, job_id: None)
+            scheduler_id = scheduler.submit(asked)
+        assert self.status(scheduler, scheduler_id).state == "pending"
+        assert scheduler.submit(asked) == scheduler_id
+        self.state(scheduler, scheduler_id, "completed")
+
+    def test_a_script_that_cannot_start_says_why(self, scheduler: LocalScheduler, work: Path) -> None:
+        asked = self.submission(work, "true", directory=str(work / "gone"))
+        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        assert (status.state, status.exit_code) == ("failed", 126)
+        assert "No such file" in status.reason
+
+    def test_a_planted_link_as_output_is_not_followed(self, scheduler: LocalScheduler, work: Path) -> None:
+        asked = self.submission(work, "echo written")
+        victim = work / "victim"
+        victim.write_text("mine")
+        Path(asked.output).symlink_to(victim)
+        assert self.state(scheduler, scheduler.submit(asked), *ENDED).state == "failed"
+        assert victim.read_text() == "mine"
+
+    def test_starts_quickly(self, scheduler: LocalScheduler, work: Path) -> None:
+        """From asking to the script's first command; a generous bar for a busy machine."""
+        taken = []
+        for _ in range(5):
+            started = time.monotonic()
+            status: JobStatus = self.state(scheduler, scheduler.submit(self.submission(work, "true")), "completed")
+            taken.append(time.monotonic() - started)
+            assert status.exit_code == 0
+        assert min(taken) < 0.5
+
+
+def test_settings_in_plain_values(tmp_path: Path) -> None:
+    scheduler = open_scheduler(SchedulerSettings(home=tmp_path, local_cpus="7", local_gpus="none"))
+    node = scheduler.nodes()[0]
+    assert (node.cpus, node.gpus, node.state) == (7, 0, "idle")
