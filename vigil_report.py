@@ -443,11 +443,22 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
     try:
         form, files = _copy(path, staging)
         manifest = {
-            "version": 1, "step": step, "generation": generation, "parent": _parent,
-            "consumed_samples": consumed_samples, "world_size": int(os.environ.get("WORLD_SIZE") or 1), "layout": {"form": form, "name": path.name},
-            "config_hash": "", "config": {}, "data": "", "state": {}, "files": files, "created": time.time(),
-            "seconds": time.monotonic() - began, "versions": {"python": sys.version.split()[0]},
-        }  # fmt: skip
+            "version": 1,
+            "step": step,
+            "generation": generation,
+            "parent": _parent,
+            "consumed_samples": consumed_samples,
+            "world_size": int(os.environ.get("WORLD_SIZE") or 1),
+            "layout": {"form": form, "name": path.name},
+            "config_hash": "",
+            "config": {},
+            "data": "",
+            "state": {},
+            "files": files,
+            "created": time.time(),
+            "seconds": time.monotonic() - began,
+            "versions": {"python": sys.version.split()[0]},
+        }
         _write_durable(staging / "COMMITTED", json.dumps(manifest).encode())
         _sync_folder(staging)
         _check_fence()

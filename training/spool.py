@@ -19,7 +19,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 NAME = re.compile(r"(?P<incarnation>\d{1,9})\.(?P<rank>-?\d{1,9})\.(?P<stream>[0-9a-f]{16})\.jsonl")
 SERIES_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
@@ -30,6 +30,9 @@ POINTS_A_BATCH = 20_000
 EVENTS_A_BATCH = 100
 EVENT_BYTES = 64 * 1024
 STEP_LIMIT = 2**53
+TIME_LIMIT = 32_503_680_000.0  # the year 3000, in Unix seconds
+RANKS = range(-100_000, 1_000_001)
+PRINTABLE = re.compile(r"[^\x00-\x1f]*")
 FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -255,10 +258,10 @@ def _parse_header(line: bytes | None, stream: str, named: tuple[int, int]) -> He
     if (found.get("incarnation"), found.get("rank")) != named:
         return None
     node, boot_id, restart_count = found.get("node"), found.get("boot_id"), found.get("restart_count")
-    time = _number(found.get("time"))
-    if not isinstance(node, str) or not isinstance(boot_id, str) or time is None:
+    time = _time(found.get("time"))
+    if not _is_text(node, 255) or not _is_text(boot_id, 64) or time is None or named[1] not in RANKS:
         return None
-    if type(restart_count) is not int or not 0 <= restart_count < 2**31 or len(node) > 255 or len(boot_id) > 64:
+    if type(restart_count) is not int or not 0 <= restart_count < 2**31:
         return None
     return Header(stream, *named, node, boot_id, restart_count, time)
 
@@ -268,7 +271,7 @@ def _parse(line: bytes | None, seq: int) -> Batch | None:
     found = _object(line)
     if found is not None and found.get("end") is True and found.get("seq") == seq:
         return None
-    if found is None or found.get("seq") != seq or (time := _number(found.get("time"))) is None:
+    if found is None or found.get("seq") != seq or (time := _time(found.get("time"))) is None:
         return _damaged(seq, "not a batch of this place")
     series, events = _series(found.get("series", {})), _events(found.get("events", []))
     if series is None or events is None:
@@ -306,6 +309,15 @@ def _number(value: object) -> float | None:
     return None
 
 
+def _time(value: object) -> float | None:
+    number = _number(value)
+    return number if number is not None and 0 <= number < TIME_LIMIT else None
+
+
+def _is_text(value: object, longest: int) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= longest and PRINTABLE.fullmatch(value) is not None
+
+
 def _series(found: object) -> dict[str, list[tuple[int, float]]] | None:
     if not isinstance(found, dict):
         return None
@@ -330,9 +342,9 @@ def _events(found: object) -> list[dict[str, Any]] | None:
     if not isinstance(found, list) or len(found) > EVENTS_A_BATCH:
         return None
     for event in found:
-        if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or not event["kind"]:
+        if not isinstance(event, dict) or not event.get("kind") or not _is_text(event["kind"], 64):
             return None
-        if len(event["kind"]) > 64 or _number(event.get("time")) is None:
+        if _time(event.get("time")) is None:
             return None
         try:
             if len(json.dumps(event, allow_nan=False)) > EVENT_BYTES:

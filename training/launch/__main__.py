@@ -49,9 +49,7 @@ def launch(plan: Plan, attempt: Attempt) -> int:
         for file in (log, sys.stderr):
             print(f"{stamp} {line}", file=file, flush=True)
 
-    say(
-        f"attempt {attempt.number}, {plan.node} (node {plan.node_rank} of {plan.nodes}), {plan.ranks_per_node} ranks here"
-    )
+    say(f"attempt {attempt.number} on {plan.node}, node {plan.node_rank} of {plan.nodes}, {plan.ranks_per_node} ranks")
     reporter = Reporter.open(
         attempt.folder, rank=-1 - plan.node_rank, incarnation=0, node=plan.node, restart_count=plan.restart_count
     )

@@ -299,7 +299,7 @@ class Launcher:
             self._reporter.log(int(time.time() - self._began), **used)
 
     def _pass_on_term(self, ranks: list[Rank]) -> None:
-        """A script that handles TERM gets it, one that asks vigil_report.stopping() ignores it, any other ends by it."""
+        """A script that handles TERM gets it; one that asks vigil_report.stopping() ignores it; others end by it."""
         for rank in ranks:
             if self._plan.script is not None and not rank.ignores(signal.SIGTERM):
                 rank.signal(signal.SIGTERM)
