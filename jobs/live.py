@@ -3,7 +3,7 @@
 A frame is a little-endian uint32, that many bytes of JSON (padded with blanks to a multiple of 8), then columns: for
 each entry of the header's `series` the steps (n × f64), then the values (n × f32; a band has four such columns: min,
 median, max, worst rank). A message on Redis is a uint32, that many bytes of frame, and what the hub makes bands of:
-every rank's points, in the same form, or nothing where rank 0 is all there is.
+the points of all ranks but 0 in the same form, or nothing where there are none.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 POINTS = 8_192  # of one message; after an outage there are more, and who looks reads them from the database
 EVENTS = 64
+BAND = ("min", "median", "max", "worst")
 _RETRY_S = 2.0
 _LENGTH = struct.Struct("<I")
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -63,7 +64,7 @@ def publish(attempt: Attempt, columns: Sequence[Fresh], events: Sequence[Event])
     if partial:
         about["partial"], columns = True, []  # who sees this reads again
     frame = pack(about, *_values(about, columns))
-    message = _LENGTH.pack(len(frame)) + frame + _ranks(about, columns)
+    message = _LENGTH.pack(len(frame)) + frame + _others(about, columns)
     _send({job_topic(job.pk): message, project_topic(job.project_id): msgspec.json.encode(line(attempt))})
 
 
@@ -107,6 +108,19 @@ def unpack(frame: bytes) -> tuple[dict[str, Any], memoryview]:
     return msgspec.json.decode(frame[_LENGTH.size : end]), memoryview(frame)[end:]
 
 
+def columns_of(about: dict[str, Any], data: memoryview) -> list[dict[str, NDArray[Any]]]:
+    """The columns of each entry of the header's `series`, by name."""
+    found, at = [], 0
+    for entry in about.get("series", ()):
+        n, columns = entry["n"], {"step": np.frombuffer(data, "<f8", entry["n"], at)}
+        at += 8 * n
+        for name in BAND if entry.get("kind") == "band" else ("value",):
+            columns[name] = np.frombuffer(data, "<f4", n, at)
+            at += 4 * n
+        found.append(columns)
+    return found
+
+
 def split(message: bytes) -> tuple[bytes, bytes]:
     """A message's frame, and its block of all ranks' points."""
     (length,) = _LENGTH.unpack_from(message)
@@ -114,7 +128,7 @@ def split(message: bytes) -> tuple[bytes, bytes]:
     return message[_LENGTH.size : end], message[end:]
 
 
-def narrow(value: NDArray[np.float64]) -> NDArray[np.float32]:
+def narrow(value: NDArray[Any]) -> NDArray[np.float32]:
     """float32 for drawing. What is finite stays finite."""
     return np.where(np.isfinite(value), np.clip(value, -_FLOAT32_MAX, _FLOAT32_MAX), value).astype("<f4")
 
@@ -136,14 +150,22 @@ def _values(about: dict[str, Any], columns: Iterable[Fresh]) -> list[NDArray[Any
     return found
 
 
-def _ranks(about: dict[str, Any], columns: Sequence[Fresh]) -> bytes:
-    """All ranks' points of the series that more ranks than 0 report."""
-    mine = [fresh for fresh in columns if max(run[0] for run in fresh.runs) > 0]
-    if not mine:
-        return b""
-    entries = [{"name": f.name, "incarnation": f.incarnation, "runs": f.runs, "n": len(f.step)} for f in mine]
-    flat = [column for f in mine for column in (f.step.astype("<f8"), narrow(f.value))]
-    return pack({**about, "series": entries, "events": []}, *flat)
+def _others(about: dict[str, Any], columns: Sequence[Fresh]) -> bytes:
+    """The points of all ranks but 0, which the frame has."""
+    entries, flat = [], []
+    for fresh in columns:
+        ranks, counts = [run[0] for run in fresh.runs], [run[2] for run in fresh.runs]
+        wanted = [rank > 0 for rank in ranks]
+        if not any(wanted):
+            continue
+        step, value = fresh.step, fresh.value
+        if not all(wanted):
+            mask = np.repeat(wanted, counts)
+            step, value = step[mask], value[mask]
+        runs = [(rank, count) for rank, count in zip(ranks, counts, strict=True) if rank > 0]
+        entries.append({"name": fresh.name, "incarnation": fresh.incarnation, "runs": runs, "n": len(step)})
+        flat += [step.astype("<f8"), narrow(value)]
+    return pack({**about, "series": entries, "events": []}, *flat) if entries else b""
 
 
 _silent_until = 0.0

@@ -1,16 +1,30 @@
 """The ASGI application: reports by their own short way, Django for other requests, Channels for sockets."""
 
 import os
+from typing import cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
-from channels.routing import ProtocolTypeRouter  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.core.asgi import get_asgi_application  # noqa: E402
 
 _django = get_asgi_application()  # sets Django up, before anything below imports models
 
+from django.urls import path, re_path  # noqa: E402
+
 import portal.celery  # noqa: E402, F401  (binds shared tasks to our broker)
 from jobs.api.reports import Intake  # noqa: E402
-from portal.limits import BodyLimit  # noqa: E402
+from jobs.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
+from portal.limits import Application, BodyLimit  # noqa: E402
+from portal.sockets import Door  # noqa: E402
 
-application = ProtocolTypeRouter({"http": Intake(BodyLimit(_django))})
+sockets = URLRouter(
+    [
+        path("ws/jobs/<int:job_id>", JobSocket.as_asgi()),
+        path("ws/jobs", JobsSocket.as_asgi()),
+        re_path(r"", NoSocket.as_asgi()),
+    ]
+)
+application = ProtocolTypeRouter(
+    {"http": Intake(BodyLimit(cast(Application, _django))), "websocket": Door(sockets)},
+)

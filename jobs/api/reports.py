@@ -111,8 +111,8 @@ _TAKEN = {
     },
 )
 def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
-    """For trainers: the bearer is the attempt's own token. A stream whose `first` is not what Vigil expects next is left
-    alone, the others of the same post are taken; obey the answered numbers even when they are lower."""
+    """For trainers: the bearer is the attempt's own token. A stream whose `first` is not what Vigil expects next is
+    left alone, the others of the same post are taken; obey the answered numbers even when they are lower."""
     chunks = iter(lambda: request.read(65_536), b"")
     return _answer(
         attempt_id, request.headers.get("Authorization", ""), request.headers.get("Content-Encoding", ""), chunks

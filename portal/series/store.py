@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
 from typing import Any
 
 from django.db import connection
+from django.db.models import Max
 
 from portal.models import Chunk, Series
-from portal.series.codec import Floats, Integers, encode_loose, summarise
+from portal.series.codec import Floats, Integers, Points, decode_loose, encode_loose, summarise
 
 Owner = tuple[str, int]  # ("attempt", 17)
 
@@ -90,6 +90,23 @@ def names(owners: Iterable[Owner]) -> list[str]:
         there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column="").order_by("id")
         found.update(dict.fromkeys(there.values_list("name", flat=True)))
     return list(found)
+
+
+def recent(owner: Owner, *, seconds: float) -> list[tuple[str, int, int, Points]]:
+    """(name, incarnation, rank, points) of what came last: not older than the newest by more than `seconds`."""
+    kind, owner_id = owner
+    loose = Chunk.objects.filter(
+        series__owner_kind=kind, series__owner_id=owner_id, series__column=Series.Column.VALUE, loose=True
+    )
+    newest = loose.aggregate(newest=Max("last_time"))["newest"]
+    if newest is None:
+        return []
+    rows = loose.filter(last_time__gte=newest - seconds).order_by("id")
+    return [
+        (name, incarnation, rank, points)
+        for name, incarnation, data in rows.values_list("series__name", "incarnation", "data")
+        for rank, points in decode_loose(bytes(data))
+    ]
 
 
 def drop(owner: Owner) -> None:

@@ -1,0 +1,72 @@
+"""The door of every websocket: whose page it comes from, and who opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlsplit
+
+from channels.auth import AuthMiddlewareStack
+from channels.db import database_sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest
+from django.http.request import split_domain_port, validate_host
+
+from portal.models import Token, User, digest
+
+Scope = MutableMapping[str, Any]
+Application = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+
+
+class Door:
+    """Refuses (403, before anything is accepted) other sites' pages, and cookies that come from no page at all.
+
+    A browser always says which page opens a socket; a script says nothing and must bring a token, in its header: one
+    in the query would end up in logs.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self.with_token = application
+        self.with_session: Application = AuthMiddlewareStack(application)
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        origin, authorization = headers.get("origin"), headers.get("authorization")
+        if not is_ours(origin, headers.get("host", "")) or (origin is None and authorization is None):
+            await send({"type": "websocket.close", "code": 4403})
+            return
+        if authorization is None:
+            await self.with_session(scope, receive, send)
+            return
+        scope["token"] = digest(authorization.partition(" ")[2])
+        scope["user"] = await database_sync_to_async(_user_of_token)(scope["token"])
+        await self.with_token(scope, receive, send)
+
+
+def is_ours(origin: str | None, host: str) -> bool:
+    """Whether a page of this origin may talk to us; scripts have none."""
+    domain, _ = split_domain_port(host)
+    if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
+        return False
+    if origin is None:
+        return True
+    return origin in settings.CSRF_TRUSTED_ORIGINS or urlsplit(origin).netloc == host
+
+
+def still(scope: Scope) -> User | AnonymousUser:
+    """Who this socket belongs to now: nobody, once signed out, deactivated, or the token has died."""
+    if "token" in scope:
+        return _user_of_token(scope["token"])
+    request = HttpRequest()
+    # Read anew: what the socket's scope holds is the session as it was when the socket opened.
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(scope["session"].session_key)
+    user = get_user(request)
+    return user if isinstance(user, User) else AnonymousUser()
+
+
+def _user_of_token(token: str) -> User | AnonymousUser:
+    found = Token.objects.alive().select_related("user").filter(digest=token).first()
+    return found.user if found else AnonymousUser()

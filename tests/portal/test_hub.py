@@ -1,0 +1,149 @@
+"""The hub against a real Redis: nothing lost between joining and reading, slow listeners, an outage of Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from portal import redis_server
+from portal.hub import QUEUE, Hub, Item
+
+
+class Server:
+    """A private redis-server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"unix://{redis_server.socket_path(directory)}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = redis_server.command(redis_server.find_server(), self.directory)
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while not redis_server.answers(redis_server.socket_path(self.directory)):
+            assert time.monotonic() < deadline, "Redis does not start"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+    def publish(self, topic: str, *messages: bytes) -> None:
+        with redis.Redis.from_url(self.url) as client:
+            for message in messages:
+                client.publish(topic, message)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "redis")
+    server.start()
+    yield server
+    server.kill()
+
+
+def run(server: Server, scene: Callable[[Hub], Awaitable[None]], **options: object) -> None:
+    async def play() -> None:
+        hub = Hub(server.url, **options)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait_for(scene(hub), 30)
+        finally:
+            await hub.close()
+
+    asyncio.run(play())
+
+
+def test_who_has_joined_misses_nothing(server: Server) -> None:
+    async def scene(hub: Hub) -> None:
+        for i in range(20):  # again and again: the first message may come right after joining
+            listener = await hub.join(f"topic-{i % 3}")
+            await asyncio.to_thread(server.publish, f"topic-{i % 3}", b"%d" % i)
+            assert await listener.get() == b"%d" % i
+            await hub.leave(listener)
+
+    run(server, scene)
+
+
+def test_every_listener_of_the_topic_hears_and_no_other(server: Server) -> None:
+    async def scene(hub: Hub) -> None:
+        first, second, other = await hub.join("a"), await hub.join("a"), await hub.join("b")
+        await asyncio.to_thread(server.publish, "a", b"1", b"2")
+        await asyncio.to_thread(server.publish, "b", b"3")
+        assert [await first.get(), await first.get()] == [b"1", b"2"]
+        assert [await second.get(), await second.get()] == [b"1", b"2"]
+        assert await other.get() == b"3"
+
+    run(server, scene)
+
+
+def test_a_slow_listener_is_told_and_does_not_slow_others(server: Server) -> None:
+    async def scene(hub: Hub) -> None:
+        slow, quick = await hub.join("a"), await hub.join("a")
+        total = QUEUE + 10
+        publishing = asyncio.create_task(asyncio.to_thread(server.publish, "a", *(b"%d" % i for i in range(total))))
+        assert [await quick.get() for _ in range(total)] == [b"%d" % i for i in range(total)]
+        await publishing
+        assert await slow.get() is None
+        assert await slow.get() == b"%d" % (QUEUE + 1)
+
+    run(server, scene)
+
+
+def test_after_an_outage_of_redis_listeners_are_told_and_hear_again(server: Server) -> None:
+    async def scene(hub: Hub) -> None:
+        listener = await hub.join("a")
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        assert await listener.get() is None
+        # Only then is it subscribed again: a message is heard at the first try.
+        await asyncio.to_thread(server.publish, "a", b"back")
+        assert await listener.get() == b"back"
+
+    run(server, scene)
+
+
+def test_joining_without_redis_does_not_fail(server: Server) -> None:
+    server.kill()
+
+    async def scene(hub: Hub) -> None:
+        listener = await hub.join("a")
+        await asyncio.to_thread(server.start)
+        assert await listener.get() is None
+
+    run(server, scene)
+
+
+class Shout:
+    """A relay that says everything louder, and tells the audience `quiet` what it was."""
+
+    async def open(self) -> None:
+        self.opened = True
+
+    def feed(self, message: bytes, audiences: set[str]) -> Iterable[Item]:
+        if message == b"bad":
+            raise ValueError("bad")
+        yield "", message.upper()
+        for audience in audiences - {""}:
+            yield audience, message
+
+    def tick(self) -> Iterable[Item]:
+        yield "", b"TICK"
+
+
+def test_a_relay_makes_of_messages_what_its_audiences_get(server: Server) -> None:
+    async def scene(hub: Hub) -> None:
+        plain, quiet = await hub.join("a"), await hub.join("a", audience="quiet")
+        await asyncio.to_thread(server.publish, "a", b"bad", b"word")  # what cannot be read harms nobody
+        heard = [message for message in [await quiet.get() for _ in range(2)] if message != b"TICK"]
+        assert heard[:1] == [b"WORD"]
+        assert await plain.get() in {b"WORD", b"TICK"}
+
+    run(server, scene, relay=lambda topic: Shout())
