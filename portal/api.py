@@ -79,7 +79,7 @@ class Session(APIKeyCookie):
     param_name = settings.SESSION_COOKIE_NAME
 
     def __call__(self, request: HttpRequest) -> User | None:
-        if "Authorization" in request.headers or not isinstance(request.user, User) or not request.user.is_active:
+        if request.headers.get("Authorization") or not isinstance(request.user, User) or not request.user.is_active:
             return None
         if request.method not in SAFE and check_csrf(request):
             raise Problem(403, "The CSRF token is missing or wrong: send it as X-CSRFToken.", kind="csrf")
@@ -229,7 +229,7 @@ def _validation_error(request: HttpRequest, error: ValidationError) -> HttpRespo
 def _field(place: tuple[Any, ...]) -> str:
     """("body", "asked", "tags", 0) → "tags.0": where it was and our argument's name mean nothing to the sender."""
     parts = place[1:]
-    if place[0] in {"body", "form"} and len(parts) > 1 or place[0] == "query" and parts[:1] == ("asked",):
+    if place[0] == "body":
         parts = parts[1:]
     return ".".join(map(str, parts)) or str(place[0])
 

@@ -260,6 +260,11 @@ def test_docs_load_nothing_from_outside():
 
 # Records
 
+RECORDS = [
+    *("portal/user", "portal/project", "portal/token", "portal/auditentry", "axes/accessattempt"),
+    *("jobs/job", "jobs/attempt", "jobs/checkpoint", "nodes/node"),
+]
+
 
 @pytest.mark.parametrize(("fields", "status"), [({}, 302), ({"is_staff": True}, 302), ({"is_superuser": True}, 200)])
 def test_records_are_for_sysadmins_alone(fields, status):
@@ -273,10 +278,7 @@ def test_every_record_page_opens():
     sam = lab.sysadmin()
     lab.a_job(sam, lab.a_project())
     client = lab.signed_in(sam)
-    for name in (
-        "portal/user portal/project portal/token portal/auditentry axes/accessattempt"
-        " jobs/job jobs/attempt jobs/checkpoint nodes/node"
-    ).split():
+    for name in RECORDS:
         assert client.get(f"/admin/{name}/").status_code == 200, name
     assert client.get(f"/admin/portal/user/{sam.pk}/change/").status_code == 200
     assert client.get("/admin/portal/user/add/").status_code == 200

@@ -1,0 +1,175 @@
+"""The API as a whole: every error is a problem document, the schema holds, lists page by cursor."""
+
+import asyncio
+import json
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+
+from nodes.models import Node
+from portal import limits, people
+from tests import lab
+from tests.lab import send
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def mira():
+    return lab.person("mira", lab.a_project())
+
+
+def is_problem(answer, status: int) -> dict:
+    assert answer.status_code == status, answer.content
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    document = answer.json()
+    assert set(document) == {"type", "title", "status", "detail", "errors"}
+    assert document["status"] == status
+    assert document["detail"]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("get", "/api/nowhere", None, 404),
+        ("get", "/api/v1/nowhere", None, 404),
+        ("get", "/api/v1/jobs/abc", None, 404),
+        ("get", "/api/v1/jobs/-1", None, 404),
+        ("get", "/api/v1/jobs/1/nowhere", None, 404),
+        ("get", "/api/v1/jobs/99999999999999999999999", None, 404),
+        ("get", "/api/v1/nodes/none", None, 404),
+        ("get", "/api/", None, 404),
+        ("delete", "/api/v1/me", None, 405),
+        ("put", "/api/v1/jobs", {}, 405),
+        ("post", "/api/v1/tokens", {"name": 5}, 422),
+        ("post", "/api/v1/tokens", {"name": "x", "colour": "red"}, 422),
+        ("post", "/api/v1/tokens", [], 400),
+        ("get", "/api/v1/jobs?limit=0", None, 422),
+        ("get", "/api/v1/jobs?limit=1000", None, 422),
+        ("get", "/api/v1/jobs?q=%00", None, 422),
+        ("get", "/api/v1/jobs?cursor=nonsense", None, 422),
+    ],
+)
+def test_every_error_is_a_problem_document(mira, method, path, body, status):
+    is_problem(send(lab.bearer(mira), method, path, body), status)
+
+
+def test_nobody_is_told_how_to_be_somebody():
+    answer = Client().get("/api/v1/jobs")
+    assert "/me/" in is_problem(answer, 401)["detail"]
+    is_problem(send(Client(enforce_csrf_checks=True), "post", "/api/v1/jobs", {}), 401)
+
+
+@pytest.mark.parametrize(
+    "body", ["{", "nul", '{"name": NaN}', "[" * 100_000, '"\ud800"'.encode("utf-8", "surrogatepass")]
+)
+def test_what_is_not_json(mira, body):
+    answer = lab.bearer(mira).post("/api/v1/tokens", data=body, content_type="application/json")
+    is_problem(answer, 400)
+
+
+def test_method_not_allowed_says_which_are(mira):
+    answer = lab.bearer(mira).delete("/api/v1/me")
+    assert answer.headers["Allow"] == "GET"
+
+
+def test_a_fault_of_ours_is_told_without_its_insides(mira, monkeypatch):
+    client = lab.bearer(mira, raise_request_exception=False)
+
+    def fail(*args):
+        raise RuntimeError("password=hunter2")
+
+    monkeypatch.setattr(people.accounts, "tokens_of", fail)
+    assert "hunter2" not in str(is_problem(client.get("/api/v1/tokens"), 500))
+
+
+def test_a_busy_database_asks_to_come_again(mira, monkeypatch):
+    def fail(*args):
+        raise OperationalError("database is locked")
+
+    monkeypatch.setattr(people.accounts, "tokens_of", fail)
+    answer = lab.bearer(mira).get("/api/v1/tokens")
+    is_problem(answer, 503)
+    assert answer.headers["Retry-After"] == "5"
+
+
+def test_validation_names_the_field(mira):
+    answer = send(lab.bearer(mira), "post", "/api/v1/tokens", {"name": "x", "days": "soon"})
+    assert [error["field"] for error in is_problem(answer, 422)["errors"]] == ["days"]
+    answer = lab.bearer(mira).get("/api/v1/jobs?limit=many&state=asleep")
+    assert {error["field"] for error in is_problem(answer, 422)["errors"]} == {"limit", "state"}
+
+
+def test_large_bodies(mira):
+    answer = lab.bearer(mira).post("/api/v1/tokens", data=b" " * 3_000_000, content_type="application/json")
+    is_problem(answer, 413)
+
+
+def ask_bounded(headers: dict[str, str], chunks: list[bytes], path: str = "/api/v1/jobs") -> tuple[int, int]:
+    """(status, chunks read) of a body through the bound, before an application that would read everything."""
+    sent: list[dict] = []
+    left = list(chunks)
+
+    async def application(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive():
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}
+    asyncio.run(limits.BodyLimit(application)(scope, receive, send))
+    if sent[0]["status"] == 413:
+        assert json.loads(sent[1]["body"])["status"] == 413
+    return sent[0]["status"], len(chunks) - len(left)
+
+
+def test_bodies_are_cut_off_before_they_are_kept():
+    mib = b" " * limits.MIB
+    assert ask_bounded({}, [mib, mib]) == (200, 2)
+    assert ask_bounded({}, [mib] * 100) == (413, 3)
+    assert ask_bounded({"content-length": str(10**10)}, [mib]) == (413, 0)
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    assert ask_bounded(form, [mib] * 52) == (200, 52)
+    assert ask_bounded(form, [mib] * 60) == (413, 53)
+    assert ask_bounded(form, [mib] * 60, "/accounts/login/") == (413, 3)
+
+
+def test_schema_is_openapi_3_1_with_problem_documents():
+    schema = Client().get("/api/openapi.json").json()
+    assert schema["openapi"].startswith("3.1")
+    for path in (
+        "jobs",
+        "jobs/{job_id}",
+        "jobs/{job_id}/cancel",
+        "jobs/check",
+        "nodes/{name}",
+        "tokens",
+        "spec/schema",
+    ):
+        assert f"/api/v1/{path}" in schema["paths"], path
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            assert "application/problem+json" in operation["responses"]["4XX"]["content"], path
+            assert operation["summary"]
+
+
+def test_me_projects_and_nodes(mira):
+    lab.a_project("siskin")
+    Node.objects.create(name="dgx-01", cpus=128, gpus=8)
+    client = lab.bearer(mira)
+    assert client.get("/api/v1/me").json()["token_scope"] == "write"
+    projects = client.get("/api/v1/projects").json()["items"]
+    assert [(p["slug"], p["role"]) for p in projects] == [("default", "researcher")]
+    assert {p["slug"] for p in lab.bearer(lab.sysadmin()).get("/api/v1/projects").json()["items"]} == {
+        "default",
+        "siskin",
+    }
+    assert [n["name"] for n in client.get("/api/v1/nodes").json()["items"]] == ["dgx-01"]
+    assert client.get("/api/v1/nodes/dgx-01").json()["gpus"] == 8
