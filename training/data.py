@@ -7,7 +7,7 @@ consumed, and is the same on any number of ranks (PROTOCOLS §5).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -155,14 +155,28 @@ class Loader:
         self._first = consumed
 
 
-def fixed_batches(samples: int, share: Share, batches: int) -> Iterator[Ids]:
-    """This share of the first `batches` global batches, in their own order, micro-batch by micro-batch."""
-    for batch in range(batches):
-        first = batch * share.global_batch
-        places = np.arange(first + share.start, first + share.start + share.size, dtype=np.int64)
-        for cut in share.cuts():
-            if len(inside := places[cut][places[cut] < samples]):
-                yield inside
+def fixed_batch(batch: int, *, samples: int, share: Share) -> list[Ids]:
+    """This share of the `batch`-th global batch in the data's own order, by micro-batch; nothing past the end."""
+    first = batch * share.global_batch + share.start
+    ids = np.arange(first, min(first + share.size, samples), dtype=np.int64)
+    return [part for cut in share.cuts() if len(part := ids[cut])]
+
+
+def derive_seed(*parts: int) -> int:
+    """A seed of 64 bits from numbers alone: nothing to save, and it survives any change of ranks (PROTOCOLS §4)."""
+    seed = 0
+    for part in parts:
+        seed = _mix_int(seed ^ (part & _WORD) + 0x9E3779B97F4A7C15 & _WORD)
+    return seed
+
+
+def _mix_int(value: int) -> int:
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
+    return value ^ value >> 31
+
+
+_WORD = 2**64 - 1
 
 
 def cache_dir(run_dir: Path) -> Path:

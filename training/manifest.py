@@ -2,6 +2,7 @@
 
     checkpoints/step-400/COMMITTED       JSON: every file with size and digest, what the state is, where it came from
     checkpoints/step-400/VERIFIED        its trainer has read it back and found every digest right
+    checkpoints/step-400/DAMAGED         somebody has found that it is not what was written; it counts no more
     checkpoints/step-400/PINNED          a person wants it kept
     checkpoints/.step-500.3/             being written by generation 3; not a checkpoint yet
 
@@ -16,13 +17,13 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMMITTED, VERIFIED, PINNED = "COMMITTED", "VERIFIED", "PINNED"
+COMMITTED, VERIFIED, DAMAGED, PINNED = "COMMITTED", "VERIFIED", "DAMAGED", "PINNED"
 VERSION = 1
 MANIFEST_BYTES = 64 * 2**20
 """The largest manifest that is read: several 100,000 files."""
@@ -54,6 +55,8 @@ class Manifest:
     generation: int
     parent: tuple[int, int] | None = None
     """(step, generation) of what its run had resumed from or committed before; None: it started afresh."""
+    ancestors: tuple[tuple[int, int], ...] = ()
+    """The (step, generation) of those before it on its line that were still there, its parent the last."""
     consumed_samples: int
     world_size: int
     layout: dict[str, Any]
@@ -97,21 +100,23 @@ def read(checkpoint: Location) -> Manifest:
 
 
 def check(checkpoint: Location) -> Manifest:
-    """The manifest of a *committed* checkpoint: every file is there with its size."""
+    """The manifest of a *committed* checkpoint: every file is there with its size, and nobody found it damaged."""
     with _opened(checkpoint) as folder:
+        if DAMAGED in os.listdir(folder):
+            raise CheckpointError("it was found damaged: see the file DAMAGED in it")
         manifest = _read(folder, _name(checkpoint))
         for file in manifest.files:
             os.close(_open_file(folder, file))
         return manifest
 
 
-def verify(checkpoint: Location, *, most_bytes: int | None = None) -> Manifest:
-    """The manifest of a *verified* checkpoint: every file has its digest. Reads at most `most_bytes`."""
+def verify(checkpoint: Location, *, files: Iterable[File] | None = None, most_bytes: int | None = None) -> Manifest:
+    """The manifest of a *verified* checkpoint: all files, or these, have their digests. Reads `most_bytes`."""
     with _opened(checkpoint) as folder:
         manifest = _read(folder, _name(checkpoint))
         if most_bytes is not None and manifest.bytes > most_bytes:
             raise CheckpointError(f"{manifest.bytes} bytes are more than the {most_bytes} that are read")
-        for file in manifest.files:
+        for file in manifest.files if files is None else files:
             if _digest(_open_file(folder, file), file.bytes) != file.sha256:
                 raise CheckpointError(f"{file.file} is not what was written: its sha256 differs from the manifest's")
         return manifest
@@ -185,12 +190,12 @@ def _parse(data: Mapping[str, Any], name: str) -> Manifest:
     files = tuple(_parse_file(item) for item in data["files"])
     if len({file.file for file in files}) != len(files):
         raise ValueError("a file is listed twice")
-    parent = data["parent"]
     return Manifest(
         name=name,
         step=_whole(data["step"]),
         generation=_whole(data["generation"]),
-        parent=(_whole(parent[0]), _whole(parent[1])) if parent is not None else None,
+        parent=_identity(data["parent"]) if data["parent"] is not None else None,
+        ancestors=tuple(_identity(item) for item in data["ancestors"]),
         consumed_samples=_whole(data["consumed_samples"]),
         world_size=_whole(data["world_size"]),
         layout=dict(data["layout"]),
@@ -210,6 +215,11 @@ def _parse_file(item: Mapping[str, Any]) -> File:
     if not FILE_NAME.fullmatch(file.file) or not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
         raise ValueError(f"{file.file[:80]!r} is no file of a checkpoint")
     return file
+
+
+def _identity(item: Any) -> tuple[int, int]:
+    step, generation = item
+    return _whole(step), _whole(generation)
 
 
 def _whole(value: object) -> int:

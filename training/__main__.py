@@ -1,0 +1,146 @@
+"""`python -m training run.toml`: one rank of a run. `python -m training verify CHECKPOINT…`: are its digests right?
+
+    python -m training examples/language.toml                                     # one rank, in this process
+    python -m torch.distributed.run --nproc-per-node 2 -m training run.toml       # two
+    python -m training run.toml --resume step-200                                 # newest (default), none, or a name
+
+Started by hand a run keeps everything in `runs/<name>` beside the TOML file, and goes on where it was stopped. Exit
+codes: 0 completed (under Vigil's launcher: or stopped), 75 stopped with a checkpoint, 1 failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training import config, manifest, place
+from training.heartbeat import Heartbeat
+from training.report import Reporter
+from training.stopping import StopRequest, dump_stacks_on_usr2
+
+if TYPE_CHECKING:
+    from training.distributed import World
+
+STOPPED = 75
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    if options.command == "verify":
+        return verify(options.checkpoint)
+    try:
+        run = config.load(options.run)
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return train(run, options)
+
+
+def verify(checkpoints: Sequence[Path]) -> int:
+    """Reads every file of each checkpoint; 0 if all are as they were written."""
+    failed = 0
+    for folder in checkpoints:
+        try:
+            found = manifest.verify(folder)
+        except manifest.CheckpointError as error:
+            failed = 1
+            print(f"{folder}: {error}", file=sys.stderr)
+        else:
+            print(f"{folder}: verified, step {found.step}, {len(found.files)} files, {found.bytes:,} bytes")
+    return failed
+
+
+def train(run: config.RunFile, options: argparse.Namespace) -> int:
+    stop = StopRequest()
+    where = place.from_launcher()
+    stop.listen(launched=where is not None)
+    rank = int(os.environ.get("RANK", "0"))
+    heartbeat = None
+    if where is not None:
+        dump_stacks_on_usr2(where.attempt_dir, incarnation=where.incarnation, rank=rank)
+        heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
+    # cuBLAS picks its workspace, and with it the order of sums, when it is first loaded.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from training import distributed  # torch: a second that a wrong configuration need not wait for
+
+    if heartbeat is not None:
+        heartbeat.beat("init")
+    world = distributed.join(on_cpu=run.on_cpu)
+    if where is None:
+        where = _place_by_hand(world, run, options)
+        dump_stacks_on_usr2(where.attempt_dir, incarnation=where.incarnation, rank=rank)
+        heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
+    assert heartbeat is not None
+    stop.watch(where.attempt_dir)
+    return _train(run.config, where, world, heartbeat, stop)
+
+
+def _train(
+    settings: config.RunConfig, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest
+) -> int:
+    from training import distributed
+    from training.trainer import Trainer, set_determinism
+
+    reporter = Reporter.open(
+        where.attempt_dir,
+        rank=world.rank,
+        incarnation=where.incarnation,
+        node=os.environ.get("VIGIL_NODE", ""),
+        restart_count=int(os.environ.get("VIGIL_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or 0),
+        flush_seconds=settings.flush_seconds,
+        flush_steps=settings.flush_steps,
+    )
+    set_determinism(settings.determinism)
+    try:
+        completed = Trainer(settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=stop).run()
+    except BaseException as error:
+        _fail(reporter, error)
+    reporter.close()
+    distributed.leave()
+    return 0 if completed or where.launched else STOPPED
+
+
+def _fail(reporter: Reporter, error: BaseException) -> None:
+    """Says why, and ends without waiting for threads that may wait for peers that are gone."""
+    if isinstance(error, config.ConfigError | manifest.CheckpointError):
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+    reporter.event("run.failed", error=str(error)[:4000], exception=type(error).__name__)
+    reporter.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _place_by_hand(world: World, run: config.RunFile, options: argparse.Namespace) -> place.Place:
+    from training import distributed
+
+    made = None
+    if world.leads:
+        run_dir: Path = options.run_dir or options.run.parent / "runs" / run.name
+        made = place.by_hand(run_dir.absolute(), resume=options.resume)
+        print(f"run directory: {made.run_dir}", flush=True)
+    found: place.Place = distributed.broadcast(world, made)
+    return found
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    if list(arguments[:1]) == ["verify"]:
+        parser = argparse.ArgumentParser("python -m training verify")
+        parser.add_argument("checkpoint", nargs="+", type=Path)
+        return parser.parse_args(arguments[1:], argparse.Namespace(command="verify"))
+    parser = argparse.ArgumentParser("python -m training", description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")
+    parser.add_argument("--run-dir", type=Path, help="where everything is kept; default: runs/<name> beside the file")
+    parser.add_argument("--resume", default=place.NEWEST, help="newest (default), none, or a checkpoint's name")
+    return parser.parse_args(arguments, argparse.Namespace(command="train"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

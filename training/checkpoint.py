@@ -1,0 +1,372 @@
+"""Checkpoints of a run: written beside training, committed by one rename, pruned, read back (PROTOCOLS §4).
+
+A save copies the state at a step boundary, and a thread of each rank writes the copy on a process group of its own
+(on the default group it would mix with training's collectives and hang). Only one save is in flight.
+
+    .step-400.3/          made exclusively by rank 0, written by all, fsynced, digests taken on the way
+    .step-400.3/COMMITTED written by rank 0 once every rank has told what it wrote
+    step-400/             renamed, unless a newer generation has taken over: now it is a checkpoint
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from training import manifest as manifests
+from training.distributed import World, broadcast
+from training.launch.attempt import Fenced, read_generation
+from training.manifest import CheckpointError, File, Manifest
+from training.rendezvous import read_json, write_json
+from training.report import AnyReporter
+
+State = dict[str, Any]
+REPORT_SECONDS = 5.0
+"""How long a commit waits for the metrics before it to be on disk: after a resume nobody would report them again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a manifest says beside what was written."""
+
+    step: int
+    consumed_samples: int
+    layout: dict[str, Any]
+    config_hash: str
+    config: dict[str, Any]
+    data: str
+    state: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Save:
+    """One save in flight."""
+
+    facts: Facts
+    began: float
+    stall: float
+    """Seconds that training waited for the copy."""
+    thread: threading.Thread | None = None
+    committed: Manifest | None = None
+    error: BaseException | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run, as one rank sees them."""
+
+    def __init__(
+        self, job_dir: Path, attempt_dir: Path, world: World, *, generation: int, keep: int, reporter: AnyReporter
+    ) -> None:
+        self.folder = job_dir / "checkpoints"
+        self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
+        self._generation, self._keep, self._reporter = generation, keep, reporter
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
+        self._flight: _Save | None = None
+        self._start: set[tuple[int, int]] = set()
+        self._line: list[tuple[int, int]] = []
+        self.latest: Manifest | None = None
+        """What the next one descends from: the newest that this run committed or started from."""
+
+    def start_from(self, start: Manifest | None) -> None:
+        """Takes up the line of descent, and clears away what earlier generations left half done."""
+        self.latest = start
+        self._line = [*start.ancestors, start.identity] if start else []
+        if self._world.leads:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._protect(start)
+            self._clear()
+
+    def find(self, name: str) -> Manifest:
+        """A committed checkpoint by name."""
+        return manifests.check(self.folder / name)
+
+    def restore(self, state: State, start: Manifest) -> None:
+        """Reads a checkpoint into the state's tensors, once every file has the digest it was written with."""
+        from training import storage
+
+        folder = self.folder / start.name
+        self._together(lambda: self._verify_share(folder))
+        storage.read(state, folder, self._group)
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is still writing."""
+        return self._flight is not None and self._flight.thread is not None and self._flight.thread.is_alive()
+
+    def save(self, state: State, facts: Facts) -> None:
+        """Begins to save; call on all ranks at the same step boundary, none of them busy."""
+        self.settle()
+        began = time.monotonic()
+        copy = _copy(state)
+        save = self._flight = _Save(facts, time.time(), time.monotonic() - began)
+        save.thread = threading.Thread(target=self._run, args=(save, copy), name="checkpoint", daemon=True)
+        save.thread.start()
+
+    def wait(self) -> Manifest:
+        """Waits for the save in flight; raises what went wrong with it."""
+        save = self._flight
+        if save is None or save.thread is None:
+            raise RuntimeError("nothing is being saved")
+        save.thread.join()
+        self.settle()
+        if save.error is not None:
+            raise save.error
+        assert save.committed is not None
+        return save.committed
+
+    def finish_flight(self) -> None:
+        """Waits for a save that may be in flight. If it fails, training has the state still, and can save it again."""
+        if self._flight is not None and self._flight.thread is not None:
+            self._flight.thread.join()
+        self.settle()
+
+    def settle(self) -> None:
+        """Takes note of a save that has ended. One that failed is told and training goes on; being fenced ends it."""
+        save = self._flight
+        if save is None or self.busy:
+            return
+        self._flight = None
+        if save.committed is not None:
+            self.latest = save.committed
+        elif isinstance(save.error, Fenced):
+            raise save.error
+        elif self._world.leads:
+            self._reporter.event("checkpoint.skipped", step=save.facts.step, reason=str(save.error))
+
+    def skip(self, step: int) -> None:
+        """Counts a due save that was left out because the one before is still being written."""
+        if self._world.leads:
+            self._reporter.event("checkpoint.skipped", step=step, reason="the one before is still being written")
+
+    # The thread's side. All ranks run through the same steps; an error of one becomes an error of all.
+
+    def _run(self, save: _Save, state: State) -> None:
+        try:
+            save.committed = self._write(save, state)
+        except BaseException as error:  # handed to the main thread, which knows what it means
+            save.error = error
+            return
+        if self._world.leads:
+            self._look_after(save.committed)
+
+    def _write(self, save: _Save, state: State) -> Manifest:
+        from training import storage
+
+        staging = self.folder / f".step-{save.facts.step}.{self._generation}"
+        self._together(lambda: self._make(staging) if self._world.leads else None)
+        files = storage.write(state, staging, self._group)
+        told = self._together(lambda: self._told(files))
+        manifest = self._manifest(save, [file for part in told for file in part])
+        self._together(lambda: self._commit(staging, manifest, save) if self._world.leads else None)
+        return manifest
+
+    def _told(self, files: list[File]) -> list[File]:
+        """What this rank wrote; its metrics up to here are on disk, too."""
+        self._reporter.flush(wait=REPORT_SECONDS)
+        return files
+
+    def _make(self, staging: Path) -> None:
+        shutil.rmtree(staging, ignore_errors=True)  # this very generation failed to write it, disk full
+        staging.mkdir(parents=True)
+
+    def _manifest(self, save: _Save, files: list[File]) -> Manifest:
+        facts = save.facts
+        return Manifest(
+            name=f"step-{facts.step}",
+            step=facts.step,
+            generation=self._generation,
+            parent=self.latest.identity if self.latest else None,
+            ancestors=tuple(self._line),
+            consumed_samples=facts.consumed_samples,
+            world_size=self._world.size,
+            layout=facts.layout,
+            config_hash=facts.config_hash,
+            config=facts.config,
+            data=facts.data,
+            state=facts.state,
+            files=tuple(sorted(files, key=lambda file: file.file)),
+            created=time.time(),
+            seconds=time.time() - save.began,
+            versions=facts.versions,
+        )
+
+    def _commit(self, staging: Path, manifest: Manifest, save: _Save) -> None:
+        """The one moment at which it becomes a checkpoint."""
+        _write_durably(staging / manifests.COMMITTED, manifest.dump())
+        _fsync_folder(staging)
+        self._check_fence()
+        target = self.folder / manifest.name
+        _move_aside(target)
+        os.rename(staging, target)
+        _fsync_folder(self.folder)
+        self._tell_committed(manifest, save.stall)
+
+    def _look_after(self, manifest: Manifest) -> None:
+        """Reads the new checkpoint back, then removes what is no longer needed. Never fails the save."""
+        self._line = [*self._line, manifest.identity]
+        folder = self.folder / manifest.name
+        try:
+            manifests.verify(folder)
+            _write_durably(folder / manifests.VERIFIED, f"{time.time()}\n")
+        except (OSError, CheckpointError) as error:
+            self._reporter.event(
+                "checkpoint.damaged", step=manifest.step, name=manifest.name, generation=manifest.generation,
+                reason=str(error),
+            )  # fmt: skip
+        with suppress(OSError, Fenced):
+            self._prune()
+
+    def _prune(self) -> None:
+        """Removes from this run's own line all but the newest, what a person pinned, the start, two verified ones."""
+        own = [found for found in manifests.committed(self.folder) if found.identity in self._line]
+        verified = [found for found in own if (self.folder / found.name / manifests.VERIFIED).exists()]
+        kept = {found.identity for found in (*own[-self._keep :], *verified[-2:])} | self._start
+        for found in own:
+            if found.identity in kept or (self.folder / found.name / manifests.PINNED).exists():
+                continue
+            self._check_fence()
+            remove(self.folder / found.name)
+            self._line.remove(found.identity)
+            self._reporter.event("checkpoint.pruned", step=found.step, name=found.name, generation=found.generation)
+
+    def _together(self, act: Callable[[], Any]) -> list[Any]:
+        """Does something on every rank and gathers the answers; where one failed, all raise."""
+        try:
+            mine: tuple[Any, BaseException | None] = (act(), None)
+        except Exception as error:
+            mine = (None, error)
+        answers: list[Any] = [mine] * self._world.size
+        if self._group is not None:
+            dist.all_gather_object(answers, mine, group=self._group)
+        for _, failed in answers:
+            if failed is not None:
+                raise failed
+        return [answer for answer, _ in answers]
+
+    # On the main thread, at the start.
+
+    def _protect(self, start: Manifest | None) -> None:
+        """The start of the attempt is never pruned, nor that of this incarnation."""
+        path = self._attempt_dir / "start.json"
+        if not path.exists():
+            write_json(path, {"step": start.step if start else None, "generation": start.generation if start else None})
+        about = read_json(path) or {}
+        self._start = {(about.get("step"), about.get("generation"))}  # type: ignore[arg-type]
+        if start is not None:
+            self._start.add(start.identity)
+
+    def _clear(self) -> None:
+        for staging, generation in manifests.staged(self.folder):
+            if generation < self._generation:
+                shutil.rmtree(staging, ignore_errors=True)
+        for doomed in self.folder.glob(".pruned-*"):
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _verify_share(self, folder: Path) -> None:
+        files = manifests.check(folder).files[self._world.rank :: self._world.size]
+        try:
+            manifests.verify(folder, files=files)
+        except CheckpointError as error:
+            # Whoever looks for a checkpoint to resume from passes this one by from now on.
+            with suppress(OSError):
+                _write_durably(folder / manifests.DAMAGED, f"{error}\n")
+            raise
+
+    def _check_fence(self) -> None:
+        check_fence(self._job_dir, self._generation)
+
+    def _tell_committed(self, manifest: Manifest, stall: float) -> None:
+        tell_committed(self._reporter, manifest, stall)
+
+
+def check_fence(job_dir: Path, generation: int) -> None:
+    """Raises Fenced if a newer launch has taken over: then this process must write nothing any more."""
+    newest = read_generation(job_dir)
+    if newest > generation:
+        raise Fenced(f"generation {newest} has replaced {generation}, which must not write any more")
+
+
+def tell_committed(reporter: AnyReporter, manifest: Manifest, stall: float = 0.0) -> None:
+    parent_step, parent_generation = manifest.parent or (None, None)
+    reporter.event(
+        "checkpoint.committed",
+        step=manifest.step,
+        name=manifest.name,
+        generation=manifest.generation,
+        parent_step=parent_step,
+        parent_generation=parent_generation,
+        bytes=manifest.bytes,
+        seconds=round(manifest.seconds, 3),
+        stall_seconds=round(stall, 4),
+        consumed_samples=manifest.consumed_samples,
+        world_size=manifest.world_size,
+    )
+
+
+def remove(checkpoint: Path) -> None:
+    """Takes it out of sight in one rename, then deletes: half a checkpoint is never seen under a checkpoint's name."""
+    doomed = checkpoint.with_name(f".pruned-{checkpoint.name}.{os.urandom(4).hex()}")
+    os.rename(checkpoint, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def load_start(checkpoints: Checkpoints, world: World, name: str) -> Manifest | None:
+    """The checkpoint to start from as rank 0 reads it, so that all ranks start from the same. "": none."""
+    found: Manifest | CheckpointError | None = None
+    if name and world.leads:
+        try:
+            found = checkpoints.find(name)
+        except CheckpointError as error:
+            found = error
+    agreed: Manifest | CheckpointError | None = broadcast(world, found)
+    if isinstance(agreed, CheckpointError):
+        raise CheckpointError(f"{name} can't be resumed from: {agreed}")
+    return agreed
+
+
+def _copy(state: State) -> State:
+    """The state's tensors on the CPU, no longer training's own."""
+    return {
+        name: _copy(value) if isinstance(value, dict) else value.detach().to("cpu", copy=True)
+        for name, value in state.items()
+    }
+
+
+def _move_aside(target: Path) -> None:
+    """A step of another line keeps its checkpoint under a name of its own: step-400.g2."""
+    if not target.exists():
+        return
+    try:
+        generation = manifests.read(target).generation
+    except CheckpointError:
+        remove(target)
+        return
+    aside = target.with_name(f"{target.name}.g{generation}")
+    if aside.exists():
+        remove(aside)
+    os.rename(target, aside)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

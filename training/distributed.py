@@ -1,0 +1,116 @@
+"""The ranks of a run: how they meet, and the few things they agree on outside the model's own collectives."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+from training.rendezvous import bind_host, publish_store, store_address
+
+TIMEOUT = timedelta(minutes=30)
+"""Of a collective. Long: a stuck rank is the watchdog's business, which knows the phase and kills from outside."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks. One rank alone is a world, too: every path is the same."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 writes what is written once."""
+        return self.rank == 0
+
+
+def join(*, on_cpu: bool = False) -> World:
+    """Meets the other ranks: where Vigil's launcher says, as torchrun says, or nobody."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    device = _device(on_cpu)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
+        # Otherwise gloo listens on whatever this machine's name resolves to, which may be nothing.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if size == 1:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    elif "VIGIL_STORE_FILE" in os.environ:
+        dist.init_process_group(backend, store=_store(rank, size), rank=rank, world_size=size, timeout=TIMEOUT)
+    else:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    return World(rank, size, device)
+
+
+def leave() -> None:
+    with suppress(Exception):  # the work is done; a peer that left first is no failure
+        dist.destroy_process_group()
+
+
+def broadcast(world: World, value: Any) -> Any:
+    """Rank 0's value on every rank. Small plain things only."""
+    holder: list[Any] = [value]
+    if world.size > 1:
+        dist.broadcast_object_list(holder, src=0, device=torch.device("cpu"))
+    return holder[0]
+
+
+def sum_over_ranks(world: World, values: torch.Tensor) -> torch.Tensor:
+    if world.size > 1:
+        dist.all_reduce(values)
+    return values
+
+
+class Agreement:
+    """What the ranks decide together at every step boundary: one small reduction, begun with the step, read at its end.
+
+    It runs on the host beside the step's own work, so a GPU is never waited for. A flag counts once any rank has
+    raised it, and all ranks see it at the same boundary.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._flags = torch.zeros(2, dtype=torch.int32)
+        self._work: dist.Work | None = None
+
+    def begin(self, *, stop: bool, saving: bool) -> None:
+        self._flags[0], self._flags[1] = stop, saving
+        if self._world.size > 1:
+            self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
+
+    def end(self) -> tuple[bool, bool]:
+        """(some rank was asked to stop, some rank is still saving)."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        stop, saving = self._flags.tolist()
+        return bool(stop), bool(saving)
+
+    def now(self, *, stop: bool, saving: bool = False) -> tuple[bool, bool]:
+        self.begin(stop=stop, saving=saving)
+        return self.end()
+
+
+def _device(on_cpu: bool) -> torch.device:
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if on_cpu or not torch.cuda.is_available() or local >= torch.cuda.device_count():
+        return torch.device("cpu")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _store(rank: int, size: int) -> Store:
+    """A new store for each incarnation, on a port that nobody chose beforehand."""
+    if rank == 0:
+        store = TCPStore(bind_host(), 0, size, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+        publish_store(store.port)
+        return store
+    host, port = store_address()
+    return TCPStore(host, port, size, is_master=False, timeout=TIMEOUT)

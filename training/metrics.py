@@ -1,0 +1,90 @@
+"""What is measured each step: kept on the device, fetched with one copy every so many steps or seconds.
+
+Fetching a value makes the host wait for the device, so it is never done step by step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.report import AnyReporter
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Wall-clock seconds of one step, the data's part included."""
+
+    step: float
+    data: float
+
+
+class Meter:
+    """Collects, and reports every `flush_steps` steps or `flush_seconds`, whichever is first; the first at once."""
+
+    def __init__(
+        self,
+        reporter: AnyReporter,
+        *,
+        leads: bool,
+        unit: str,
+        units_per_step: int,
+        flush_steps: int,
+        flush_seconds: float,
+        say: Callable[[str], None],
+        device: torch.device,
+    ) -> None:
+        self._reporter, self._leads, self._say, self._device = reporter, leads, say, device
+        self._unit, self._units = unit, units_per_step
+        self._flush_steps, self._flush_seconds = flush_steps, flush_seconds
+        self._steps: list[tuple[int, float, StepTimes]] = []
+        self._values: list[Tensor] = []
+        self._due = 0.0
+
+    def record(self, step: int, *, loss: Tensor, norm: Tensor, learning_rate: float, times: StepTimes) -> None:
+        """One step's values; loss and gradient norm are scalars on the device."""
+        self._steps.append((step, learning_rate, times))
+        self._values += (loss, norm)
+        if len(self._steps) >= self._flush_steps or time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands everything over to the reporter, whose thread writes it."""
+        if not self._steps:
+            return
+        values = torch.stack(self._values).tolist()
+        for (step, learning_rate, times), loss, norm in zip(self._steps, values[::2], values[1::2], strict=True):
+            log = {"loss": loss, "gradient_norm": norm, "step_seconds": times.step}
+            if self._leads:
+                log["learning_rate"] = learning_rate
+                log["data_seconds"] = times.data
+                log[f"{self._unit}_per_second"] = self._units / max(times.step, 1e-9)
+            self._reporter.log(step, **log)
+        self._reporter.log(self._steps[-1][0], memory_gib=memory_gib(self._device))
+        self._reporter.flush()
+        if self._leads:
+            self._tell(values)
+        self._steps, self._values = [], []
+        self._due = time.monotonic() + self._flush_seconds
+
+    def _tell(self, values: list[float]) -> None:
+        step, learning_rate, _ = self._steps[-1]
+        seconds = sum(times.step for _, _, times in self._steps)
+        rate = f"{self._units * len(self._steps) / max(seconds, 1e-9):,.0f} {self._unit}/s"
+        self._say(f"step {step}  loss {values[-2]:.4f}  norm {values[-1]:.3f}  lr {learning_rate:.2e}  {rate}")
+
+
+def memory_gib(device: torch.device) -> float:
+    """What this rank holds: on its GPU at most so far, else in main memory now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * PAGE_BYTES / GIB

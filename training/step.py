@@ -1,0 +1,71 @@
+"""One step's arithmetic: micro-batches forward and backward, the gradient's norm, the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from training.config import RunConfig
+from training.data import Batch, Task
+
+Accumulating = Callable[[nn.Module], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What goes through the model at once on this rank."""
+
+    batch: Batch
+    weight: float
+    """Of its mean loss, such that the mean over all ranks of the weighted sums is the mean over the global batch."""
+    share: float
+    """Its part of this rank's samples."""
+    seed: int
+    """Of the model's random numbers: nothing but (seed, step, micro-batch, dp index)."""
+
+
+def forward_backward(
+    task: Task, model: nn.Module, micro_batches: Sequence[MicroBatch], accumulating: Accumulating
+) -> Tensor:
+    """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own mean loss, a scalar.
+
+    A parallelism that runs the model otherwise (a pipeline) brings its own function of this name.
+    """
+    total: Tensor | None = None
+    for index, micro in enumerate(micro_batches):
+        last = index == len(micro_batches) - 1
+        seed_model(micro.seed, micro.batch[0].device)
+        with nullcontext() if last else accumulating(model):
+            loss = task.loss(model, micro.batch)
+            (loss * micro.weight).backward()  # type: ignore[no-untyped-call]
+        part = loss.detach() * micro.share
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def seed_model(seed: int, device: torch.device) -> None:
+    """Seeds the generator that dropout on this device draws from, and no other: it costs a microsecond."""
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def clip_gradients(parameters: list[nn.Parameter], largest: float) -> Tensor:
+    """The global norm before clipping, a scalar on the device; 0 clips nothing."""
+    return nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf)
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Of the step after `step` finished ones: a linear warm-up, then half a cosine down to the lowest."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    through = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, through)))
+    return config.learning_rate * (config.min_learning_rate_ratio + (1 - config.min_learning_rate_ratio) * cosine)

@@ -1,0 +1,80 @@
+"""How a run is asked to stop (PROTOCOLS §2).
+
+Under the launcher a rank ignores TERM and USR1, which reach it when a whole process group is signalled; the launcher
+alone decides and leaves `stop-requested` in the attempt's folder. Standalone, the first Ctrl-C or TERM asks, the second
+ends the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from training.rendezvous import read_json, write_json
+
+REQUESTED, STOPPED = "stop-requested", "stopped.json"
+
+
+class StopRequest:
+    """Whether this rank has been asked. Asking the file system takes a few µs, so every step does."""
+
+    def __init__(self) -> None:
+        self._file: str | None = None
+        self._reason = ""
+
+    def listen(self, *, launched: bool) -> None:
+        """Call before torch is imported: a signal during the import must not kill the rank."""
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN if launched else self._on_signal)
+        if not launched:
+            signal.signal(signal.SIGINT, self._on_signal)
+
+    def watch(self, attempt_dir: Path) -> None:
+        self._file = str(attempt_dir / REQUESTED)
+
+    @property
+    def asked(self) -> bool:
+        if not self._reason and self._file is not None and os.path.exists(self._file):
+            found = read_json(Path(self._file)) or {}
+            self._reason = str(found.get("reason") or "signal")
+        return bool(self._reason)
+
+    @property
+    def reason(self) -> str:
+        """cancel, time_limit or signal; "" if another rank was asked."""
+        return self._reason
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._reason = "signal"
+        signal.signal(number, signal.SIG_DFL)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What rank 0 leaves behind once the last checkpoint is committed."""
+
+    step: int
+    name: str
+    generation: int
+    reason: str
+
+    def write(self, attempt_dir: Path) -> None:
+        about = {"step": self.step, "name": self.name, "generation": self.generation, "reason": self.reason}
+        write_json(attempt_dir / STOPPED, {**about, "time": time.time()}, durable=True)
+
+
+def dump_stacks_on_usr2(attempt_dir: Path, *, incarnation: int, rank: int) -> None:
+    """From here on SIGUSR2 writes all threads' stacks to stacks/<incarnation>.<rank>.txt, even in a hung collective."""
+    folder = attempt_dir / "stacks"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115 – open as long as the process lives
+    _OPEN.append(file)
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+
+
+_OPEN: list[IO[str]] = []

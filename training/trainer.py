@@ -1,0 +1,378 @@
+"""The training loop: reads a run's configuration, trains to the end or to a stop, and leaves checkpoints and reports.
+
+The order at a step's boundary is: agree on stopping, validate, save, report. Everything that decides the numbers is a
+function of the configuration and the step, or lies in the checkpoint; so a run that was killed and resumed continues
+with the very same losses (PROTOCOLS §4).
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import time
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from training import step as arithmetic
+from training.checkpoint import Checkpoints, Facts, check_fence, load_start, tell_committed
+from training.config import ConfigError, Problem, RunConfig
+from training.data import Ids, Loader, Order, Prepared, Share, Split, Task, cache_dir, derive_seed, fixed_batch
+from training.distributed import Agreement, World, broadcast, sum_over_ranks
+from training.heartbeat import Heartbeat, NullHeartbeat
+from training.manifest import Manifest
+from training.metrics import Meter, StepTimes
+from training.optimizer import AdamW
+from training.place import Place
+from training.report import AnyReporter
+from training.step import MicroBatch
+from training.stopping import Stopped, StopRequest
+
+DISCARDED = 2**32
+"""Stands for a step's number in the seed of the pass that is thrown away."""
+
+
+class Trainer:
+    """One rank's run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        place: Place,
+        world: World,
+        *,
+        reporter: AnyReporter,
+        heartbeat: Heartbeat | NullHeartbeat,
+        stop: StopRequest,
+    ) -> None:
+        self.config, self.place, self.world = config, place, world
+        self.reporter, self.heartbeat, self.stop = reporter, heartbeat, stop
+        self.agreement = Agreement(world)
+        self.step = 0
+        self.consumed = 0
+        self.best_validation_loss: float | None = None
+        self.checkpoints = Checkpoints(
+            place.job_dir,
+            place.attempt_dir,
+            world,
+            generation=place.generation,
+            keep=config.keep_checkpoints,
+            reporter=reporter,
+        )
+
+    def run(self) -> bool:
+        """Trains; True if to the end, False if it was asked to stop and left a checkpoint."""
+        check_fence(self.place.job_dir, self.place.generation)
+        start = load_start(self.checkpoints, self.world, self.place.resume)
+        self.checkpoints.start_from(start)
+        self._prepare(start)
+        self._begin(start)
+        stopping, _ = self.agreement.now(stop=self.stop.asked)
+        while not stopping and self.step < self.config.steps:
+            stopping, saving = self._one_step()
+            if not stopping:
+                stopping = self._between_steps(saving)
+        return self._finish(stopping)
+
+    # Setting up.
+
+    def _prepare(self, start: Manifest | None) -> None:
+        """Data, model, optimizer; then one pass that is thrown away, and only then the state."""
+        config, world = self.config, self.world
+        recipe, parallel = _module("recipes", config.recipe), _module("parallel", config.parallelism)
+        self._check(start)
+        self._phase("data")
+        self.prepared = self._prepare_data(recipe, start)
+        torch.manual_seed(derive_seed(config.seed))
+        self.task: Task = recipe.build(self.prepared.path, **config.recipe_options())
+        self.task.model.to(world.device)
+        shape = {axis: world.size if axis == "dp" else 1 for axis in parallel.AXES}
+        parallel.check(shape, **config.parallelism_options())
+        mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=parallel.AXES)
+        self.model = parallel.apply(self.task.model, mesh, **config.parallelism_options())
+        self._accumulating = parallel.accumulating
+        self._forward_backward = getattr(parallel, "forward_backward", arithmetic.forward_backward)
+        self.share = self._share(mesh["dp"].get_local_rank(), shape["dp"], start)
+        self.loader = Loader(Order(self.task.samples["train"], derive_seed(config.seed, 1)), self.share)
+        self.optimizer = AdamW(self.task.model.named_parameters(), weight_decay=config.weight_decay)
+        self.meter = self._meter()
+        self._phase("compile")
+        self._discarded_pass()
+        if start is not None:
+            self._phase("restore")
+            self._restore(start)
+
+    def _check(self, start: Manifest | None) -> None:
+        """A fresh run must divide evenly over its ranks; one that has lost some goes on with what it has."""
+        if start is None or start.world_size == self.world.size:
+            problems = list(self.config.check(self.world.size))
+            if problems:
+                raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
+        elif self.config.global_batch < self.world.size:
+            message = f"{self.config.global_batch} samples leave nothing to do for some of {self.world.size} ranks."
+            raise ConfigError([Problem("run.global_batch", message)])
+        if start is not None:
+            _check_same_model(self.config, start)
+
+    def _prepare_data(self, recipe: ModuleType, start: Manifest | None) -> Prepared:
+        """Rank 0 makes the data, the others open the very same."""
+        made: Prepared | Exception | None = None
+        if self.world.leads:
+            try:
+                made = recipe.prepare(cache_dir(self.place.run_dir), start.data if start else None)
+            except Exception as error:  # told to all, so that no rank waits for data that never comes
+                made = error
+        agreed: Prepared | Exception = broadcast(self.world, made)
+        if isinstance(agreed, Exception):
+            raise agreed
+        return agreed
+
+    def _share(self, index: int, count: int, start: Manifest | None) -> Share:
+        """The micro-batch stays what it was when ranks are lost: memory doesn't grow, accumulation does."""
+        batch = self.config.global_batch
+        before = start.layout.get("micro_batch") if start else None
+        micro = self.config.micro_batch or (before if isinstance(before, int) else -(-batch // count))
+        return Share(index, count, batch, micro)
+
+    def _meter(self) -> Meter:
+        return Meter(
+            self.reporter,
+            leads=self.world.leads,
+            unit=self.task.unit,
+            units_per_step=self._units_per_step,
+            flush_steps=self.config.flush_steps,
+            flush_seconds=self.config.flush_seconds,
+            say=self._say,
+            device=self.world.device,
+        )
+
+    @property
+    def _units_per_step(self) -> int:
+        return self.config.global_batch * self.task.units_per_sample
+
+    def _discarded_pass(self) -> None:
+        """One forward and backward whose result is thrown away, at every start, fresh or resumed.
+
+        DDP rebuilds its buckets after its first backward, so that pass adds gradients in another order than all later
+        ones; without this, a resumed run would differ from one that went on.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.task.model.named_buffers()}
+        ids = self.loader.ids(0)[:1]
+        self._forward_backward(self.task, self.model, self._micro_batches(ids, DISCARDED), self._accumulating)
+        self.optimizer.zero_grad()
+        for name, buffer in self.task.model.named_buffers():
+            buffer.copy_(buffers[name])
+
+    def _restore(self, start: Manifest) -> None:
+        self.checkpoints.restore(self._state(), start)
+        self.step, self.consumed = start.step, start.consumed_samples
+        best = start.state.get("best_validation_loss")
+        self.best_validation_loss = float(best) if best is not None else None
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds: the very tensors, to copy from or to read into."""
+        return {"model": dict(self.task.model.state_dict()), "optimizer": self.optimizer.state()}
+
+    def _begin(self, start: Manifest | None) -> None:
+        if not self.world.leads:
+            return
+        if start is not None:
+            tell_committed(self.reporter, start)  # perhaps it died between commit and report; the portal takes it once
+        parameters = sum(parameter.numel() for parameter in self.task.model.parameters())
+        self.reporter.event(
+            "run.started",
+            recipe=self.config.recipe,
+            parallelism=self.config.parallelism,
+            steps=self.config.steps,
+            start_step=self.step,
+            world_size=self.world.size,
+            device=self.world.device.type,
+            parameters=parameters,
+            tokens_per_step=self._units_per_step,
+            unit=self.task.unit,
+            micro_batch=self.share.micro_batch,
+            resumed_from=start.name if start else None,
+            versions=_versions(),
+            **self.task.facts,
+        )
+        self._phase("step")
+        came = f"from {start.name}" if start else "afresh"
+        ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)} on {self.world.device.type}"
+        self._say(f"{self.config.recipe}: {parameters:,} parameters, {ranks}, {came}, {self.config.steps} steps")
+
+    # The loop.
+
+    def _one_step(self) -> tuple[bool, bool]:
+        """One optimizer step; (some rank was asked to stop, some rank is still saving)."""
+        began = time.perf_counter()
+        self.heartbeat.beat("data", self.step)
+        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy)
+        micro_batches = self._micro_batches(self.loader.ids(self.consumed), self.step)
+        loaded = time.perf_counter()
+        self.heartbeat.beat("step", self.step)
+        loss = self._forward_backward(self.task, self.model, micro_batches, self._accumulating)
+        norm = arithmetic.clip_gradients(self.optimizer.parameters, self.config.clip)
+        rate = arithmetic.learning_rate(self.config, self.step)
+        self.optimizer.step(rate)
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.consumed += self.config.global_batch
+        stopping, saving = self.agreement.end()
+        times = StepTimes(step=time.perf_counter() - began, data=loaded - began)
+        self.meter.record(self.step, loss=loss, norm=norm, learning_rate=rate, times=times)
+        return stopping, saving
+
+    def _micro_batches(self, ids: list[Ids], step: int) -> list[MicroBatch]:
+        return [
+            MicroBatch(
+                batch=self._batch("train", part),
+                weight=len(part) * self.share.count / self.share.global_batch,
+                share=len(part) / self.share.size,
+                seed=derive_seed(self.config.seed, step, number, self.share.index),
+            )
+            for number, part in enumerate(ids)
+        ]
+
+    def _batch(self, split: Split, ids: Ids) -> tuple[torch.Tensor, ...]:
+        device = self.world.device
+        batch = self.task.batch(split, ids)
+        return batch if device.type == "cpu" else tuple(part.to(device, non_blocking=True) for part in batch)
+
+    def _between_steps(self, saving: bool) -> bool:
+        """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
+        self.checkpoints.settle()
+        config, last = self.config, self.step == self.config.steps
+        if config.validate_every and (last or self.step % config.validate_every == 0) and self._validate():
+            return True
+        if config.checkpoint_every and not last and self.step % config.checkpoint_every == 0:
+            if saving:
+                self.checkpoints.skip(self.step)
+            else:
+                self._save()
+        return False
+
+    def _validate(self) -> bool:
+        """Means over the first global batches of the validation data; True if cut short by a stop."""
+        self.meter.flush()
+        self._phase("validate")
+        samples = self.task.samples["validation"]
+        batches = min(self.config.validation_batches, -(-samples // self.config.global_batch))
+        sums: dict[str, torch.Tensor] = {}
+        seen = 0
+        stopping = False
+        self.task.model.eval()
+        with torch.no_grad():
+            for batch in range(batches):
+                self.heartbeat.beat("validate", self.step)
+                for ids in fixed_batch(batch, samples=samples, share=self.share):
+                    seen += len(ids)
+                    for name, mean in self.task.score(self.task.model, self._batch("validation", ids)).items():
+                        sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)
+                stopping, _ = self.agreement.now(stop=self.stop.asked)
+                if stopping:
+                    break
+        self.task.model.train()
+        if not stopping:
+            self._report_validation(sums, seen)
+        self._phase("step")
+        return stopping
+
+    def _report_validation(self, sums: dict[str, torch.Tensor], seen: int) -> None:
+        names = sorted(sums)
+        flat = torch.tensor([*(sums[name] for name in names), seen], dtype=torch.float64)
+        *totals, count = sum_over_ranks(self.world, flat).tolist()
+        means = {name: total / count for name, total in zip(names, totals, strict=True)}
+        if self.best_validation_loss is None or means["loss"] < self.best_validation_loss:
+            self.best_validation_loss = means["loss"]
+        if self.world.leads:
+            self.reporter.log(self.step, **{f"validation_{name}": mean for name, mean in means.items()})
+            self._say(
+                f"step {self.step}  " + "  ".join(f"validation {name} {mean:.4f}" for name, mean in means.items())
+            )
+
+    def _save(self) -> None:
+        self.meter.flush()
+        self.heartbeat.beat("save", self.step)
+        layout = {
+            "parallelism": self.config.parallelism,
+            "axes": {"dp": self.share.count},
+            "micro_batch": self.share.micro_batch,
+            "device": self.world.device.type,
+            "threads": torch.get_num_threads(),
+        }
+        facts = Facts(
+            step=self.step,
+            consumed_samples=self.consumed,
+            layout=layout,
+            config_hash=self.config.hash(),
+            config=self.config.numerics(),
+            data=self.prepared.identity,
+            state={"best_validation_loss": self.best_validation_loss},
+            versions=_versions(),
+        )
+        self.checkpoints.save(self._state(), facts)
+        self.heartbeat.beat("step", self.step)
+
+    # The end.
+
+    def _finish(self, stopping: bool) -> bool:
+        """The last checkpoint, committed before anybody leaves."""
+        self.meter.flush()
+        reason = self.stop.reason or "signal"
+        if stopping and self.world.leads:
+            self.reporter.event("stop.requested", reason=reason)
+        self._phase("save")
+        last = self._last_checkpoint()
+        if self.world.leads:
+            if stopping:
+                Stopped(last.step, last.name, last.generation, reason).write(self.place.attempt_dir)
+                self.reporter.event("stop.saved", step=self.step)
+            else:
+                self.reporter.event("run.completed", step=self.step)
+            self._say(f"{'stopped' if stopping else 'completed'} at step {self.step}, saved as {last.name}")
+        self.heartbeat.beat("end", self.step)
+        return not stopping
+
+    def _last_checkpoint(self) -> Manifest:
+        self.checkpoints.finish_flight()
+        latest = self.checkpoints.latest
+        if latest is not None and latest.step == self.step:
+            return latest
+        self._save()
+        return self.checkpoints.wait()
+
+    def _phase(self, phase: str) -> None:
+        self.heartbeat.beat(phase, self.step)
+        if self.world.leads:
+            self.reporter.event("phase", phase=phase, step=self.step)
+
+    def _say(self, text: str) -> None:
+        if self.world.leads:
+            print(text, flush=True)
+
+
+def set_determinism(wanted: str) -> None:
+    """bitwise: only kernels that give the same bits every time. fast: whatever is fastest."""
+    torch.use_deterministic_algorithms(wanted == "bitwise")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = wanted == "fast"
+
+
+def _module(kind: str, name: str) -> ModuleType:
+    return importlib.import_module(f"training.{kind}.{name}")
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def _check_same_model(config: RunConfig, start: Manifest) -> None:
+    """Steps, batch and learning rate may change when a run is resumed; what the tensors are may not."""
+    now = config.numerics()
+    for name in ("recipe", config.recipe):
+        before = start.config.get(name)
+        if before != now.get(name):
+            message = f"is {now.get(name)!r}, but {start.name} was trained with {before!r}. Clone the job to change it."
+            raise ConfigError([Problem(f"run.{name}", message)])
