@@ -202,12 +202,19 @@ class Series(models.Model):
 class Chunk(models.Model):
     """Points of one series and incarnation (portal.series.codec); `data` comes last: an outline never reads it.
 
-    Loose, as reports bring them: ranks `rank`..`rank_last` × steps. Else, merged: up to 1,024 points of one rank.
+    Loose, as reports bring them: ranks `rank`..`rank_last` × steps. Gathered: many loose ones in one, not enough yet to
+    merge. Merged: 1,024 points of one rank (fewer at the end). A loose point wins over a gathered one of the same step,
+    that over a merged one, and among their like the later chunk wins.
     """
+
+    class Kind(models.IntegerChoices):
+        LOOSE = 0
+        GATHERED = 1
+        MERGED = 2
 
     series = models.ForeignKey(Series, models.CASCADE, related_name="chunks", db_index=False)
     incarnation = models.IntegerField()
-    loose = models.BooleanField()
+    kind = models.SmallIntegerField(choices=Kind.choices)
     rank = models.IntegerField()
     rank_last = models.IntegerField()
     first_step = models.BigIntegerField()
@@ -224,8 +231,8 @@ class Chunk(models.Model):
 
     class Meta:
         indexes = (
-            models.Index(fields=["series", "loose", "rank", "first_step"], name="chunks_of_a_rank"),
-            models.Index(fields=["series", "incarnation"], condition=models.Q(loose=True), name="loose_chunks"),
+            models.Index(fields=["series", "kind", "rank", "first_step"], name="chunks_of_a_rank"),
+            models.Index(fields=["series", "incarnation"], condition=models.Q(kind__lt=2), name="unmerged_chunks"),
         )
 
     def __str__(self) -> str:

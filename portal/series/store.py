@@ -18,7 +18,7 @@ _LOOKUP = (
     'SELECT name, id FROM portal_series WHERE owner_kind = %s AND owner_id = %s AND "column" = %s AND name IN ({})'
 )
 _COLUMNS = (
-    "series_id", "incarnation", "loose", "rank", "rank_last", "first_step", "last_step", "n", "stride",
+    "series_id", "incarnation", "kind", "rank", "rank_last", "first_step", "last_step", "n", "stride",
     "first_time", "last_time", "min", "max", "sum", "odd", "data",
 )  # fmt: skip
 _INSERT = f"INSERT INTO portal_chunk ({', '.join(_COLUMNS)}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"
@@ -76,7 +76,7 @@ def _row(series_id: int, fresh: Fresh) -> tuple[Any, ...]:
     about = summarise(fresh.step, fresh.value)
     # fmt: off
     return (
-        series_id, fresh.incarnation, True, min(ranks), max(ranks), about.first_step, about.last_step, about.n, 0,
+        series_id, fresh.incarnation, Chunk.Kind.LOOSE, min(ranks), max(ranks), about.first_step, about.last_step, about.n, 0,
         min(times), max(times), about.min, about.max, about.sum, about.odd,
         encode_loose(list(fresh.runs), fresh.step, fresh.value),
     )
@@ -96,7 +96,7 @@ def recent(owner: Owner, *, seconds: float) -> list[tuple[str, int, int, Points]
     """(name, incarnation, rank, points) of what came last: not older than the newest by more than `seconds`."""
     kind, owner_id = owner
     loose = Chunk.objects.filter(
-        series__owner_kind=kind, series__owner_id=owner_id, series__column=Series.Column.VALUE, loose=True
+        series__owner_kind=kind, series__owner_id=owner_id, series__column=Series.Column.VALUE, kind__lt=Chunk.Kind.MERGED
     )
     newest = loose.aggregate(newest=Max("last_time"))["newest"]
     if newest is None:

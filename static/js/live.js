@@ -148,7 +148,7 @@ export function follow(jobId, on, { rank = 0 } = {}) {
       again();
     },
     heartbeat(word) {
-      if (!about(word) || held || word.version <= version) return;
+      if (!about(word) || held || version === null || word.version <= version) return;
       state(word);
       // Frames on their way may still close the gap.
       ahead.add(word.version);
