@@ -33,6 +33,9 @@ VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
+VIGIL_LOCAL_CPUS = env("VIGIL_LOCAL_CPUS")  # CPU slots; more than the cores oversubscribes them
+VIGIL_LOCAL_GPUS = env("VIGIL_LOCAL_GPUS")  # indices such as 0,1; "none"; empty: all
+VIGIL_LOCAL_ENVIRONMENT = env("VIGIL_LOCAL_ENVIRONMENT")  # names of further variables that jobs inherit
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 
 
@@ -244,4 +247,5 @@ LOGGING = {
 TESTING = "pytest" in sys.modules
 if TESTING:  # a real hash takes a quarter of a second, a hundred times over
     PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    CELERY_BROKER_URL = "memory://"  # nobody listens; waiting for a broker that is not there takes 6 s
 UNFOLD = {"SITE_TITLE": "Vigil records", "SITE_HEADER": "Vigil records", "SITE_URL": "/"}

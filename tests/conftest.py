@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
 from tests.stack import Stack
 
 

@@ -61,5 +61,6 @@ def signed_in(user: User, **options: Any) -> Client:
 
 def send(client: Client, method: str, path: str, body: Any = None, **headers: str) -> Any:
     """A request with a JSON body; the response."""
-    given = {} if body is None else {"data": body, "content_type": "application/json"}
+    given = {"content_type": "application/json"} if method != "get" else {}
+    given |= {} if body is None else {"data": body}
     return getattr(client, method)(path, headers={k.replace("_", "-"): v for k, v in headers.items()}, **given)
