@@ -80,6 +80,11 @@ class Shipper:
             return UNKNOWN_SECONDS
         return HOPELESS_SECONDS if self._failures else float("inf")
 
+    def close(self) -> None:
+        if self._portal:
+            self._portal.close()
+        os.close(self._directory)
+
     # What is there.
 
     def _notice(self) -> None:
@@ -270,7 +275,11 @@ def main() -> int:
     parser.add_argument("--node", required=True)
     parser.add_argument("--drain", type=float, default=10.0)
     arguments = parser.parse_args()
-    run(Shipper(arguments.run_dir, arguments.attempt_dir, node=arguments.node), drain=arguments.drain)
+    shipper = Shipper(arguments.run_dir, arguments.attempt_dir, node=arguments.node)
+    try:
+        run(shipper, drain=arguments.drain)
+    finally:
+        shipper.close()
     return 0
 
 

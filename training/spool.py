@@ -255,7 +255,8 @@ def _parse_header(line: bytes | None, stream: str, named: tuple[int, int]) -> He
     found = _object(line)
     if found is None or found.get("version") != 1 or found.get("stream") != stream:
         return None
-    if (found.get("incarnation"), found.get("rank")) != named:
+    said = (found.get("incarnation"), found.get("rank"))
+    if said != named or any(type(number) is not int for number in said):
         return None
     node, boot_id, restart_count = found.get("node"), found.get("boot_id"), found.get("restart_count")
     time = _time(found.get("time"))
@@ -269,9 +270,11 @@ def _parse_header(line: bytes | None, stream: str, named: tuple[int, int]) -> He
 def _parse(line: bytes | None, seq: int) -> Batch | None:
     """The batch of one line; None for the end line."""
     found = _object(line)
-    if found is not None and found.get("end") is True and found.get("seq") == seq:
+    if found is None or type(found.get("seq")) is not int or found["seq"] != seq:
+        return _damaged(seq, "not a batch of this place")
+    if found.get("end") is True:
         return None
-    if found is None or found.get("seq") != seq or (time := _time(found.get("time"))) is None:
+    if (time := _time(found.get("time"))) is None:
         return _damaged(seq, "not a batch of this place")
     series, events = _series(found.get("series", {})), _events(found.get("events", []))
     if series is None or events is None:

@@ -1,0 +1,336 @@
+"""Every report arrives once, whatever happens between the spool and the portal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.intake import TOKEN, Server
+from training import shipper as shipping
+from training.report import Reporter
+from training.shipper import Shipper
+
+
+def _until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    folder = tmp_path / "job" / "attempt-1"
+    (folder / "spool").mkdir(parents=True)
+    (folder / "owner.json").write_text(json.dumps({"scheduler_id": "1", "restart_count": 0}))
+    return folder
+
+
+_opened: list[Shipper] = []
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(shipping, "GAP_SECONDS", 0.0)
+    monkeypatch.setattr(shipping, "LONGEST_WAIT", 0.02)
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
+def _reporter(attempt: Path, rank: int = 0, *, incarnation: int = 0, node: str = "dgx01") -> Reporter:
+    return Reporter.open(attempt, rank=rank, incarnation=incarnation, node=node, flush_seconds=0.01)
+
+
+def _shipper(attempt: Path, *, node: str = "dgx01") -> Shipper:
+    _opened.append(Shipper(attempt.parent.parent, attempt, node=node))
+    return _opened[-1]
+
+
+def _ship(shipper: Shipper, seconds: float = 20.0) -> None:
+    """Work until everything on disk is with the portal."""
+    deadline = time.monotonic() + seconds
+    while shipper.work() or not shipper.is_done:
+        assert time.monotonic() < deadline, "not shipped in time"
+        time.sleep(0.001)
+
+
+def _losses(server: Server) -> list[tuple[int, int, float]]:
+    """(rank, step, value) of every loss taken, in order."""
+    return sorted((rank, step, value) for (_, _, rank, name, step), value in server.intake.points if name == "loss")
+
+
+def test_streams_of_a_node_travel_in_one_post(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    for rank in range(4):
+        reporter = _reporter(attempt, rank)
+        reporter.log(1, loss=float("nan") if rank == 3 else rank, gradient_norm=1.0)
+        reporter.event("run.started", world_size=4)
+        reporter.close()
+    _ship(_shipper(attempt))
+    assert len(server.intake.posts[0]["streams"]) == 4
+    assert _losses(server) == [(0, 1, 0.0), (1, 1, 1.0), (2, 1, 2.0), (3, 1, "NaN")]
+    assert [event["kind"] for event in server.intake.events] == ["run.started"] * 4
+    assert len(server.intake.ended) == 4
+
+
+def test_streams_of_other_nodes_are_left_to_their_shippers(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    for rank, node in ((0, "dgx01"), (1, "dgx02")):
+        reporter = _reporter(attempt, rank, node=node)
+        reporter.log(0, loss=rank)
+        reporter.close()
+    _ship(_shipper(attempt))
+    assert _losses(server) == [(0, 0, 0.0)]
+    _ship(_shipper(attempt, node="dgx02"))
+    assert _losses(server) == [(0, 0, 0.0), (1, 0, 1.0)]
+
+
+@pytest.mark.parametrize("told", [{"scheduler_id": "2"}, {"restart_count": 1}])
+def test_a_token_of_another_submission_is_not_used(server: Server, attempt: Path, told: dict[str, object]) -> None:
+    """A requeued job waits for the token of its own attempt, and then ships from the beginning."""
+    run_dir = attempt.parent.parent
+    server.leave_token(run_dir, **told)  # type: ignore[arg-type]
+    reporter = _reporter(attempt)
+    reporter.log(0, loss=1.0)
+    reporter.close()
+    shipper = _shipper(attempt)
+    for _ in range(20):
+        shipper.work()
+    assert server.intake.posts == []
+    server.leave_token(run_dir)
+    _ship(shipper)
+    assert _losses(server) == [(0, 0, 1.0)]
+
+
+def test_an_answer_that_was_lost_doubles_nothing(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    server.intake.forget = 2
+    reporter = _reporter(attempt)
+    shipper = _shipper(attempt)
+    for step in range(50):
+        reporter.log(step, loss=step)
+        if step % 10 == 9:
+            assert reporter.flush(wait=10)
+            _ship(shipper)
+    reporter.close()
+    _ship(shipper)
+    assert _losses(server) == [(0, step, float(step)) for step in range(50)]
+
+
+def test_trouble_at_the_portal_is_waited_out(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    server.intake.statuses = [500, 503, 429, 401, 404]
+    reporter = _reporter(attempt)
+    reporter.log(0, loss=1.0)
+    reporter.close()
+    _ship(_shipper(attempt))
+    assert _losses(server) == [(0, 0, 1.0)]
+
+
+def test_a_lower_cursor_is_obeyed(server: Server, attempt: Path) -> None:
+    """The portal came back from a backup: what it no longer has is sent again."""
+    server.leave_token(attempt.parent.parent)
+    reporter = _reporter(attempt)
+    shipper = _shipper(attempt)
+    for step in range(20):
+        reporter.log(step, loss=step)
+        assert reporter.flush(wait=10)
+        _ship(shipper)
+    (stream,) = server.intake.cursors
+    kept = server.intake.cursors[stream] = 5
+    server.intake.points = [point for point in server.intake.points if point[0][4] < kept]
+    before = len(server.intake.points)
+    reporter.log(20, loss=20)
+    reporter.close()
+    _ship(shipper)
+    assert before < 20
+    assert _losses(server) == [(0, step, float(step)) for step in range(21)]
+
+
+def test_a_backlog_larger_than_a_post_is_cut(server: Server, attempt: Path) -> None:
+    """Ten minutes' worth of eight ranks at ten steps a second while the portal was off, then all of it, once."""
+    run_dir = attempt.parent.parent
+    server.leave_token(run_dir)
+    server.stop()
+    shipper = _shipper(attempt)
+    for rank in range(8):
+        reporter = _reporter(attempt, rank)
+        for step in range(6_000):
+            reporter.log(step, loss=step, step_seconds=0.1)
+        reporter.event("checkpoint.committed", step=6_000)
+        reporter.close()
+        shipper.work()
+    server.start()
+    server.leave_token(run_dir)
+    _ship(shipper, 60)
+    assert _losses(server) == [(rank, step, float(step)) for rank in range(8) for step in range(6_000)]
+    assert len(server.intake.identities()) == len(set(server.intake.identities())) == 96_000
+    assert len(server.intake.events) == 8
+    assert len(server.intake.posts) < 40
+
+
+def test_a_post_that_is_refused_is_cut_down_to_the_batch_to_blame(server: Server, attempt: Path) -> None:
+    """What the portal will not take at all is named and passed; everything else arrives."""
+    server.leave_token(attempt.parent.parent)
+    reporter = _reporter(attempt)
+    for step in range(8):
+        reporter.log(step, loss=step)
+        assert reporter.flush(wait=10)
+    reporter.close()
+    server.intake.statuses = [413, 422, 422, 422]
+    _ship(_shipper(attempt))
+    steps = [step for _, step, _ in _losses(server)]
+    assert len(steps) == len(set(steps)) >= 7
+    refused = [event for event in server.intake.events if event["kind"] == "report.refused"]
+    assert len(refused) == 8 - len(steps)
+    assert len(server.intake.ended) == 1
+
+
+def test_a_new_shipper_goes_on_where_the_portal_stands(
+    server: Server, attempt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "LARGE", 1000)
+    server.leave_token(attempt.parent.parent)
+    reporter = _reporter(attempt)
+    for step in range(100):
+        reporter.log(step, loss=step)
+        assert reporter.flush(wait=10)
+    _ship(_shipper(attempt))
+    sent = len(server.intake.posts)
+    reporter.log(100, loss=100)
+    reporter.close()
+    _ship(_shipper(attempt))
+    assert _losses(server) == [(0, step, float(step)) for step in range(101)]
+    again = server.intake.posts[sent:]
+    assert sum(len(post["series"].get("loss", {"step": []})["step"]) for post in again) == 1
+
+
+def test_damage_passes_through(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    reporter = _reporter(attempt)
+    reporter.log(0, loss=0)
+    assert reporter.flush(wait=10)
+    (path,) = (attempt / "spool").iterdir()
+    seq = path.read_text().count("\n") - 1
+    with open(path, "a") as file:
+        file.write("garbage\n" + json.dumps({"seq": seq + 1, "time": 1.0, "series": {"loss": [[1, 1]]}}) + "\n")
+    _ship(_shipper(attempt))
+    assert _losses(server) == [(0, 0, 0.0), (0, 1, 1.0)]
+    assert [event["kind"] for event in server.intake.events] == ["report.damaged"]
+    path.unlink()
+    reporter.close()
+
+
+# The process.
+
+
+class Process:
+    def __init__(self, attempt: Path, *, drain: float = 10.0) -> None:
+        self.log = attempt / "shipper.log"
+        arguments = ["-P", "-m", "training.shipper", str(attempt.parent.parent), str(attempt), "--node", "dgx01"]
+        with open(self.log, "a") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, *arguments, "--drain", str(drain)], stdin=subprocess.PIPE, stderr=log
+            )
+
+    def end(self) -> float:
+        """Close its stdin; the seconds it took to leave."""
+        assert self.popen.stdin is not None
+        began = time.monotonic()
+        self.popen.stdin.close()
+        assert self.popen.wait(30) == 0
+        return time.monotonic() - began
+
+
+@pytest.mark.slow
+def test_the_process_ships_as_it_grows_and_drains_at_the_end(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    process = Process(attempt)
+    reporter = _reporter(attempt)
+    delays = []
+    for step in range(20):
+        reporter.log(step, loss=step)
+        assert reporter.flush(wait=10)
+        written = time.monotonic()
+        _until(lambda step=step: len(server.intake.points) > step)  # type: ignore[misc]
+        delays.append(time.monotonic() - written)
+    assert sorted(delays[1:])[-2] < 0.5
+    reporter.log(20, loss=20)
+    reporter.close()
+    process.end()
+    assert _losses(server) == [(0, step, float(step)) for step in range(21)]
+    assert len(server.intake.ended) == 1
+    assert TOKEN not in process.log.read_text()
+
+
+@pytest.mark.slow
+def test_kill_and_outage_lose_and_double_nothing(server: Server, attempt: Path) -> None:
+    """kill -9 of the shipper in the middle, portal away in the middle; a new shipper and a new portal go on."""
+    run_dir = attempt.parent.parent
+    server.leave_token(run_dir)
+    reporters = [_reporter(attempt, rank) for rank in range(2)]
+    process = Process(attempt)
+    for step in range(200):
+        for reporter in reporters:
+            reporter.log(step, loss=step)
+            assert reporter.flush(wait=10)
+        if step == 50:
+            _until(lambda: len(server.intake.points) >= 40)
+            process.popen.send_signal(signal.SIGKILL)
+            process.popen.communicate()
+            process = Process(attempt)
+        if step == 100:
+            server.stop()
+        if step == 150:
+            server.start()
+    for reporter in reporters:
+        reporter.close()
+    process.end()
+    assert _losses(server) == [(rank, step, float(step)) for rank in range(2) for step in range(200)]
+
+
+@pytest.mark.slow
+def test_signals_to_the_whole_job_do_not_end_it(server: Server, attempt: Path) -> None:
+    """The launcher starts it with these ignored; here the test does, and the token arrives only afterwards."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        process = Process(attempt)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        os.kill(process.popen.pid, number)
+    reporter = _reporter(attempt)
+    reporter.log(0, loss=1.0)
+    reporter.close()
+    server.leave_token(attempt.parent.parent)
+    _until(lambda: _losses(server) == [(0, 0, 1.0)])
+    process.end()
+
+
+@pytest.mark.slow
+def test_without_a_portal_it_does_not_hold_up_the_end(server: Server, attempt: Path) -> None:
+    reporter = _reporter(attempt)
+    reporter.log(0, loss=1.0)
+    reporter.close()
+    assert Process(attempt).end() < 3
+    server.leave_token(attempt.parent.parent)
+    server.stop()
+    assert Process(attempt).end() < 8
+    assert Process(attempt, drain=0.5).end() < 3
