@@ -35,7 +35,7 @@ def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
     # Another generation's checkpoint of this step stays, under the name to which its trainer moved it.
     older = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, name=name).exclude(generation=generation)
     for row in older.exclude(state=State.PRUNED):
-        Checkpoint.objects.filter(pk=row.pk).update(name=f"{name}.g{row.generation}")
+        Checkpoint.objects.filter(pk=row.pk).update(name=f"{name}.g{row.generation}", problem="")
     Checkpoint.objects.get_or_create(
         job_id=attempt.job_id,
         step=step,

@@ -64,7 +64,7 @@ class LocalScheduler:
         self.root = str(root.absolute())
         self.user = user
         self.pass_on = (*PASSED_ON, *pass_on)
-        self.cpus = cpus or len(os.sched_getaffinity(0))
+        self.cpus = cpus or max(2, len(os.sched_getaffinity(0)))  # two ranks can meet on the smallest machine
         self.gpus = tuple(gpus) if gpus is not None else find_gpus()
         self.memory_mib = memory_mib or machine_memory_mib()
         for name in ("jobs", "keys"):

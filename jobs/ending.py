@@ -1,0 +1,138 @@
+"""The end of an attempt: its last word, what it left on disk, and the moment from which it takes no reports any more.
+
+    end      the scheduler's final state and the cause, by a conditional update; whoever changed the row goes on
+    settle   read from the spools what the shipper had not posted; close when nothing can come any more
+    follow_up  the next attempt, or the decision to stop (jobs.restart)
+Each leaves a row that the next tick finds: ended_at without decided_at, decided_at without closed_at.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from jobs import live, reports, rundir
+from jobs.models import Attempt, Stream
+from jobs.restart import WORDS, Ended, cause_of, decide, next_attempt
+
+logger = logging.getLogger(__name__)
+
+NO_GROWTH = timedelta(minutes=10)
+_FOLDER = re.compile(r"attempt-\d{1,9}\Z")
+_SPOOL = re.compile(r"\d+\.-?\d+\.[0-9a-f]+\.jsonl\Z")
+
+
+def end(
+    attempt: Attempt, ended: Ended, *, cause: str = "", reason: str = "", at: float | None = None, **fields: Any
+) -> bool:
+    """Write the end of an attempt; whether it was us. Inside the caller's transaction if there is one."""
+    found, failure = cause_of(ended)
+    cause = cause or found
+    now = timezone.now()
+    state = Attempt.State.CANCELLED if cause == "cancelled" else ended.state
+    changes = {
+        "state": state,
+        "ended_at": min(datetime.fromtimestamp(at, UTC), now) if at else now,
+        "exit_code": ended.exit_code,
+        "signal": ended.signal,
+        "cause": cause,
+        "failure": failure,
+        "reason": reason or reason_of(attempt, cause, failure),
+        **fields,
+    }
+    with transaction.atomic():
+        if Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(**changes) != 1:
+            return False
+        live.announce(attempt.pk)
+    for name, value in changes.items():
+        setattr(attempt, name, value)
+    logger.info("attempt %s: %s, %s", attempt.pk, state, cause)
+    return True
+
+
+def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
+    """Why it ended, in a sentence for people."""
+    if cause == "completed":
+        return ""
+    if cause == "cancelled":
+        who = attempt.cancel_asked_by
+        return f"Cancelled by {who}." if who is not None else "Cancelled."
+    error = failure.get("error", "")
+    rank = f"Rank {failure['rank']}: " if "rank" in failure else ""
+    return f"{rank}{error}" if error else WORDS.get(cause, "")
+
+
+def root_of(attempt: Attempt) -> Path | None:
+    """The run directory, once there is one."""
+    return rundir.path_of(attempt.job.directory) if attempt.job.directory else None
+
+
+def find_folder(attempt: Attempt) -> str:
+    """The name of the folder that the launcher made for this (scheduler id, restart count); "" while there is none."""
+    root = root_of(attempt)
+    if attempt.directory or root is None or not attempt.scheduler_id:
+        return attempt.directory
+    wanted = {"scheduler_id": attempt.scheduler_id, "restart_count": attempt.scheduler_restart_count}
+    for name in reversed(rundir.names_under(root, "job")):
+        if _FOLDER.match(name) and rundir.read_json_under(root, f"job/{name}/owner.json", limit=4096) == wanted:
+            Attempt.objects.filter(pk=attempt.pk).update(directory=name)
+            attempt.directory = name
+            break
+    return attempt.directory
+
+
+def result_of(attempt: Attempt) -> dict[str, Any] | None:
+    """The launcher's last word, if it had one."""
+    root, folder = root_of(attempt), find_folder(attempt)
+    if root is None or not folder:
+        return None
+    return rundir.read_json_under(root, f"job/{folder}/result.json", limit=65_536)
+
+
+def follow_up(attempt: Attempt) -> Attempt | None:
+    """Decide what comes after an attempt that has ended, once; the next attempt, if there is one. In a transaction."""
+    decision = decide(attempt, attempt.cause)
+    undecided = Attempt.objects.filter(pk=attempt.pk, decided_at=None)
+    if undecided.update(decided_at=timezone.now(), decision=decision.text) != 1:
+        return None
+    live.announce(attempt.pk)
+    logger.info("attempt %s: %s", attempt.pk, decision.text or "nothing follows")
+    if not decision.restart:
+        return None
+    following = next_attempt(attempt, Attempt.Origin.RESTARTED, resume_from=decision.resume_from)
+    live.announce(following.pk)
+    return following
+
+
+def sweep(attempt: Attempt) -> None:
+    """Take in from disk what was never posted."""
+    root, folder = root_of(attempt), find_folder(attempt)
+    if root is not None and folder and attempt.closed_at is None:
+        reports.sweep(attempt, root)
+
+
+def nothing_can_come(attempt: Attempt) -> bool:
+    """Whether every stream on disk has ended, or nothing has grown for ten minutes after the end."""
+    assert attempt.ended_at is not None
+    last = max(attempt.ended_at, attempt.last_report_at or attempt.ended_at)
+    if timezone.now() - last > NO_GROWTH:
+        return True
+    root, folder = root_of(attempt), find_folder(attempt)
+    streams = Stream.objects.filter(attempt=attempt)
+    if root is None or not folder:
+        return not streams.exists()
+    on_disk = sum(1 for name in rundir.names_under(root, f"job/{folder}/spool") if _SPOOL.match(name))
+    return streams.filter(ended=True).count() >= max(on_disk, streams.count())
+
+
+def close(attempt: Attempt) -> None:
+    """No reports from now on: the token is dead."""
+    rows = Attempt.objects.filter(pk=attempt.pk, closed_at=None)
+    if rows.update(closed_at=timezone.now(), token_digest="") == 1:
+        live.announce(attempt.pk)

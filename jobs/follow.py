@@ -1,0 +1,230 @@
+"""The follower: one tick every two seconds by whoever holds the lease. Everything that is due is found in the database.
+
+    poll      scheduler states → attempt states, by conditional updates; a requeue becomes an attempt of its own
+    cancel    asked → signalled → killed, a step a tick
+    settle    what ended: sweep, decide, close
+    submit    what no scheduler has yet
+Nothing here may take long: a tick that is cut short goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.db import connection
+from django.utils import timezone
+
+from jobs import ending, handover, lease, live, rundir, tokens
+from jobs.lease import Held, LeaseLost
+from jobs.models import Attempt
+from jobs.restart import Ended, next_attempt
+from jobs.script import grace_of
+from nodes import inventory
+from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_FOR = timedelta(seconds=60)  # before a scheduler that does not know a job is believed
+LAUNCHER_WAIT = timedelta(seconds=15)  # beyond the grace: the launcher kills and reports in good order first
+KILL_AGAIN = timedelta(seconds=10)
+BUDGET_S = 4.0  # of a tick
+
+
+def tick(scheduler: Scheduler | None = None) -> bool:
+    """One round, if nobody else is at it; whether it was us."""
+    held = lease.take("follow")
+    if held is None:
+        return False
+    try:
+        Tick(held, scheduler or inventory.scheduler()).run()
+    except LeaseLost:
+        logger.warning("lost the lease in the middle of a tick; whoever has it now goes on")
+        return True
+    held.release()
+    return True
+
+
+class Tick:
+    """One round of the follower, under its lease."""
+
+    def __init__(self, held: Held, scheduler: Scheduler) -> None:
+        self.held, self.scheduler = held, scheduler
+        self.until = time.monotonic() + BUDGET_S
+
+    def run(self) -> None:
+        for part in (self.poll, self.find_folders, self.cancel, self.settle, self.submit, self.look_at_nodes):
+            self._live_through(part, part.__name__)
+
+    def poll(self) -> None:
+        """Ask the scheduler about everything that has not ended."""
+        following = Attempt.objects.alive().exclude(scheduler_id="").select_related("job", "cancel_asked_by")
+        attempts = list(following.order_by("id"))
+        if not attempts:
+            return
+        statuses = self.scheduler.status(sorted({attempt.scheduler_id for attempt in attempts}))
+        for attempt in attempts:
+            status = statuses.get(attempt.scheduler_id)
+            self._live_through(partial(self.apply, attempt, status), f"attempt {attempt.pk}")
+
+    def apply(self, attempt: Attempt, status: JobStatus | None) -> None:
+        """Bring one attempt in step with what the scheduler says of it."""
+        if status is None:
+            if timezone.now() - (attempt.submitted_at or attempt.created_at) > UNKNOWN_FOR:
+                reason = f"The scheduler does not know its job {attempt.scheduler_id} any more."
+                self._end(attempt, Ended("node_fail"), reason=reason)
+        elif status.restart_count > attempt.scheduler_restart_count:
+            following = self.requeued(attempt, status)
+            if following is not None:
+                self.apply(following, status)
+        elif status.state in Attempt.ALIVE:
+            self._move(attempt, status)
+        else:
+            self._move(attempt, status, keep_state=True)
+            ended = Ended(
+                status.state,
+                status.exit_code,
+                status.signal,
+                ending.result_of(attempt),
+                cancelled=attempt.cancel_asked_at is not None,
+            )
+            self._end(attempt, ended, reason=status.reason, at=status.ended_at)
+
+    def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
+        """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
+        ended = Ended("requeued", result=ending.result_of(attempt))
+        following = None
+        with self.held.writing():
+            now = timezone.now()
+            text = f"Requeued by the scheduler; it goes on as attempt {attempt.number + 1}."
+            if not ending.end(attempt, ended, decided_at=now, decision=text):
+                return None
+            following = next_attempt(attempt, Attempt.Origin.REQUEUED)
+            following.scheduler_id = attempt.scheduler_id
+            following.scheduler_restart_count = attempt.scheduler_restart_count + 1
+            following.submitting_at = following.submitted_at = now
+            following.cancel_asked_at = attempt.cancel_asked_at  # who wanted the end wants it still
+            following.cancel_asked_by = attempt.cancel_asked_by
+            following.save()
+            live.announce(following.pk)
+        return following
+
+    def find_folders(self) -> None:
+        """Tie attempts to the folders that their launchers made, and leave a token where there is none yet."""
+        open_ones = Attempt.objects.open().exclude(scheduler_id="").select_related("job")
+        for attempt in open_ones.filter(token_digest="", ended_at=None):
+            root = ending.root_of(attempt)
+            if root is not None:
+                hint = {"number": attempt.number, "resume": None}
+                if attempt.origin == Attempt.Origin.REQUEUED:
+                    rundir.write(root / "portal" / "attempt.json", json.dumps(hint))
+                tokens.leave(attempt)
+        for attempt in open_ones.filter(directory="").exclude(state=Attempt.State.PENDING):
+            ending.find_folder(attempt)
+
+    def cancel(self) -> None:
+        """Take each cancelling one step further."""
+        asked = Attempt.objects.alive().exclude(scheduler_id="").exclude(cancel_asked_at=None)
+        for attempt in asked.select_related("job"):
+            self._live_through(partial(self.advance_cancel, attempt), f"attempt {attempt.pk}")
+
+    def advance_cancel(self, attempt: Attempt) -> None:
+        now = timezone.now()
+        if attempt.state == Attempt.State.PENDING:
+            if attempt.cancel_killed_at is None or now - attempt.cancel_killed_at > KILL_AGAIN:
+                self._kill(attempt, now)
+        elif attempt.cancel_signalled_at is None:
+            root = ending.root_of(attempt)
+            if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
+                rundir.write(root / "portal" / "cancelled", now.isoformat())
+            self.scheduler.signal(attempt.scheduler_id, "TERM")
+            self._note(attempt, cancel_signalled_at=now)
+        elif attempt.cancel_killed_at is None:
+            grace = timedelta(seconds=grace_of(attempt)) + LAUNCHER_WAIT
+            if now - attempt.cancel_signalled_at > grace:
+                self._kill(attempt, now)
+        elif now - attempt.cancel_killed_at > KILL_AGAIN:
+            self._kill(attempt, now)
+
+    def settle(self) -> None:
+        """What has ended and is not closed: read its spools, decide what follows, close it."""
+        rows = Attempt.objects.open().exclude(ended_at=None).select_related("job", "resume_from")
+        for attempt in rows.order_by("ended_at")[:200]:
+            if time.monotonic() > self.until:
+                return
+            self._live_through(partial(self._settle, attempt), f"attempt {attempt.pk}")
+
+    def submit(self) -> None:
+        for attempt_id in handover.due():
+            if time.monotonic() > self.until:
+                return
+            with self.held.writing():  # still ours? then ask
+                pass
+            handover.hand_over(attempt_id, self.scheduler)
+
+    def look_at_nodes(self) -> None:
+        if inventory.is_due():
+            inventory.sync(self.scheduler)
+
+    def _settle(self, attempt: Attempt) -> None:
+        ending.sweep(attempt)
+        attempt.refresh_from_db(fields=["last_report_at", "decided_at", "cancel_asked_at"])
+        if attempt.decided_at is None:
+            with self.held.writing():
+                ending.follow_up(attempt)
+        if ending.nothing_can_come(attempt):
+            with self.held.writing():
+                ending.close(attempt)
+
+    def _move(self, attempt: Attempt, status: JobStatus, *, keep_state: bool = False) -> None:
+        """State, nodes, start and reason of one that lives; nothing is written when nothing changed."""
+        told: dict[str, Any] = {"nodes": list(status.nodes) or attempt.nodes, "started_at": _time(status.started_at)}
+        if not keep_state:
+            told |= {"state": status.state, "reason": status.reason}
+        changes = {name: value for name, value in told.items() if value != getattr(attempt, name)}
+        if not changes or (keep_state and changes.keys() == {"started_at"} and not told["started_at"]):
+            return
+        with self.held.writing():
+            rows = Attempt.objects.filter(pk=attempt.pk, state=attempt.state, ended_at=None)
+            if rows.update(**changes) != 1:
+                return
+            live.announce(attempt.pk)
+        if "state" in changes:
+            logger.info("attempt %s: %s → %s", attempt.pk, attempt.state, status.state)
+        for name, value in changes.items():
+            setattr(attempt, name, value)
+
+    def _end(self, attempt: Attempt, ended: Ended, *, reason: str = "", at: float | None = None) -> None:
+        with self.held.writing():
+            ending.end(attempt, ended, reason=reason, at=at)
+
+    def _kill(self, attempt: Attempt, now: datetime) -> None:
+        self.scheduler.cancel(attempt.scheduler_id)
+        self._note(attempt, cancel_killed_at=now)
+
+    def _note(self, attempt: Attempt, **changes: datetime) -> None:
+        with self.held.writing():
+            Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(**changes)
+            live.announce(attempt.pk)
+
+    def _live_through(self, part: Callable[[], None], name: str) -> None:
+        """One thing that fails must not keep the others from being followed; the next tick tries it again."""
+        try:
+            part()
+        except LeaseLost:
+            raise
+        except SchedulerError as error:
+            logger.warning("%s: %s", name, error)
+        except Exception:
+            logger.exception("%s failed in this tick", name)
+            if connection.in_atomic_block:  # only in tests, which wrap everything into one
+                raise
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

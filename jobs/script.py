@@ -1,0 +1,149 @@
+"""What the portal writes into a run directory: spec.toml, run.toml, batch.sh, and the hint which attempt this is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from jobs import checkpoints, rundir, upload
+from jobs.models import Attempt, Job
+from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
+from nodes.schedulers.base import Submission
+
+# Two submissions of one attempt (an answer that was lost, then asked again): the first takes the claim, a link, which is
+# made with its content in one step; the other ends at once. A requeue of the first finds its own id there.
+# `wait` returns early when a trapped signal arrives, so it is repeated until it was not one that ended it.
+BATCH = """\
+#!/bin/bash
+#SBATCH --signal=B:USR1@{lead}
+#SBATCH --open-mode=append
+# Written by Vigil. It names no attempt and holds no secret: the launcher finds in the run directory what to do.
+set -u
+umask 027
+run={run}
+python={python}
+
+claim="$run/job/claimed/${{VIGIL_SUBMISSION:-$SLURM_JOB_ID}}"
+mkdir -p "$run/job/claimed"
+ln -sT "$SLURM_JOB_ID" "$claim" 2>/dev/null || [ "$(readlink "$claim")" = "$SLURM_JOB_ID" ] || exit 0
+
+asked=
+pass_on() {{
+    asked=$1
+    [ -z "${{step:-}}" ] || kill -s "$1" "$step" 2>/dev/null
+}}
+trap 'pass_on TERM' TERM
+trap 'pass_on USR1' USR1
+
+srun --ntasks-per-node=1 --kill-on-bad-exit=0 --unbuffered "$python" -P -m training.launch "$run" &
+step=$!
+[ -z "$asked" ] || kill -s "$asked" "$step"
+while asked=; wait "$step"; code=$?; [ -n "$asked" ]; do :; done
+
+# Stopped with a committed checkpoint: ask for another turn, unless a person wanted the end. If that fails, Vigil acts.
+if [ "$code" -eq 75 ] && [ ! -e "$run/portal/cancelled" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def prepare(attempt: Attempt) -> Path:
+    """Everything that the batch script needs, before the scheduler is asked. May be repeated for the same attempt."""
+    job = attempt.job
+    if not job.directory:
+        _make_directory(job)
+    root = rundir.path_of(job.directory)
+    spec = JobSpec.parse(job.spec)
+    portal = root / "portal"
+    (portal / "cancelled").unlink(missing_ok=True)
+    rundir.write(portal / "spec.toml", job.spec_toml)
+    rundir.write(portal / "run.toml", run_toml(spec))
+    rundir.write(portal / "batch.sh", batch_script(root, lead=grace_of(attempt)), mode=0o750)
+    resume = attempt.resume_from.name if attempt.resume_from is not None else None
+    chosen = resume if attempt.origin == Attempt.Origin.RESUMED else None
+    rundir.write(portal / "attempt.json", json.dumps({"number": attempt.number, "resume": chosen}))
+    if spec.script is not None and spec.script.directory:
+        _unpack_code(job, root / "job" / "code")
+    return root
+
+
+def submission(attempt: Attempt, root: Path) -> Submission:
+    """The request to the scheduler."""
+    job, resources = attempt.job, JobSpec.parse(attempt.job.spec).resources
+    return Submission(
+        key=attempt.key,
+        name=job.name,
+        user=job.owner.slurm_user or "",
+        script=str(root / "portal" / "batch.sh"),
+        directory=str(root),
+        output=str(root / "job" / f"batch.{attempt.number}.log"),
+        min_nodes=resources.min_nodes,
+        max_nodes=resources.max_nodes,
+        ranks_per_node=resources.local_world_size,
+        cpus_per_node=resources.cpus_per_node,
+        gpus_per_node=resources.gpus_per_node,
+        memory_mib_per_node=resources.memory_mib_per_node,
+        time_limit_s=resources.time_limit_seconds,
+        grace_s=grace_of(attempt),
+        environment={"VIGIL_SUBMISSION": attempt.key},
+    )
+
+
+def grace_of(attempt: Attempt) -> int:
+    """Seconds that stopping may take: twice the last measured write and half a minute (PROTOCOLS §2)."""
+    return STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
+
+
+def run_toml(spec: JobSpec) -> str:
+    """What the launcher and the trainer read; `python -m training run.toml` runs it without any portal."""
+    resources = spec.resources
+    document: dict[str, Any] = {
+        "name": spec.name,
+        "kind": spec.kind,
+        "launch": {
+            "nodes": resources.min_nodes,
+            "max_nodes": resources.max_nodes,
+            "ranks_per_node": resources.ranks_per_node,
+            "gpus_per_node": resources.gpus_per_node,
+            "cpus_per_rank": resources.cpus_per_rank,
+            "in_place": spec.restart.in_place,
+            "grace_seconds": STOP_SECONDS,
+            "time_limit_seconds": seconds_of(resources.time_limit),
+        },
+    }
+    if spec.run is not None:
+        document["run"] = spec.run.model_dump(mode="json", exclude_none=True)
+    if spec.script is not None:
+        document["script"] = spec.script.model_dump(mode="json", exclude={"directory"})
+    return tomlkit.dumps(document)
+
+
+def batch_script(root: Path, *, lead: int, python: str = sys.executable) -> str:
+    return BATCH.format(run=shlex.quote(str(root)), python=shlex.quote(python), lead=lead)
+
+
+def _make_directory(job: Job) -> None:
+    """A directory of its own; of two workers that make one at the same time, the row takes one and the other goes."""
+    made = rundir.make(job.project.slug, job.pk)
+    if Job.objects.filter(pk=job.pk, directory="").update(directory=made) != 1:
+        for part in ("portal", "job", ""):
+            os.rmdir(rundir.path_of(made) / part)
+        made = Job.objects.values_list("directory", flat=True).get(pk=job.pk)
+    job.directory = made
+
+
+def _unpack_code(job: Job, target: Path) -> None:
+    """The uploaded directory, once: every attempt of a job runs the same snapshot."""
+    if target.exists():
+        return
+    key = job.attempts.values_list("key", flat=True).get(number=1)
+    upload.unpack(key, target)
+    upload.forget(key)
