@@ -5,13 +5,20 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path, re_path
 from django.views.generic import RedirectView
 
+from jobs.api import asking
+from jobs.api import jobs as jobs_api
+from jobs.api import reports as reports_api
 from nodes import api as nodes_api
-from portal import people, person, problems
+from portal import dashboard, people, person, problems, shell
 from portal.admin import site
 from portal.api import make_api
 
 api = make_api()
+asking.install(api)
 api.add_router("/v1", people.router)
+api.add_router("/v1/jobs", jobs_api.router)
+api.add_router("/v1/spec", jobs_api.spec_router)
+api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
 
 
@@ -36,6 +43,10 @@ accounts = [
     path("link/<str:secret>/", person.login_link, name="login_link"),
 ]
 urlpatterns = [
+    path("", dashboard.home, name="home"),
+    path("seen", dashboard.seen, name="seen"),
+    path("theme", shell.theme, name="theme"),
+    path("", include("jobs.urls")),
     path("accounts/", include(accounts)),
     path("me/", person.me, name="me"),
     path("me/tokens/", person.make_token, name="tokens"),

@@ -178,10 +178,10 @@ def machine(then: datetime) -> str:
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """"1 job", "2 jobs", "1,284 jobs"."""
+    """ "1 job", "2 jobs", "1,284 jobs"."""
     return f"{count(number)}{NBSP}{one if number == 1 else many or one + 's'}"
 
 
 def listed(things: list[str]) -> str:
-    """"a", "a and b", "a, b and c"."""
+    """ "a", "a and b", "a, b and c"."""
     return f"{', '.join(things[:-1])} and {things[-1]}" if len(things) > 1 else "".join(things)

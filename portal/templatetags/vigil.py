@@ -75,9 +75,7 @@ def icon(name: str) -> SafeString:
 def glyph(state: str) -> SafeString:
     """A state's glyph alone, where its word stands in the sentence beside it."""
     name = words.family(state)
-    return format_html(
-        '<svg class="glyph" data-state="{}" aria-hidden="true"><use href="#s-{}"/></svg>', name, name
-    )
+    return format_html('<svg class="glyph" data-state="{}" aria-hidden="true"><use href="#s-{}"/></svg>', name, name)
 
 
 @register.simple_tag
@@ -94,12 +92,32 @@ def state(name: str, *, pill: bool = False, quiet: bool = False) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def query(context: Context, **changes: object) -> str:
-    """This page's address with some of its parameters changed; None takes one out, and the page number goes too."""
+    """This page's address with some of its parameters changed; None takes one out."""
     params = context["request"].GET.copy()
-    params.pop("page", None)
     for name, value in changes.items():
         params.pop(name, None)
         if value not in (None, ""):
             params[name] = str(value)
     pairs = [(key, value) for key, values in params.lists() for value in values if value]
     return "?" + urlencode(pairs) if pairs else context["request"].path
+
+
+@register.simple_tag(takes_context=True)
+def sorter(context: Context, name: str, title: str, classes: str = "") -> SafeString:
+    """A column's head that sorts by it: down first, then up. `sort` is the address's parameter, `-name` is descending."""
+    now = context["search"].sort
+    direction = {name: "ascending", f"-{name}": "descending"}.get(now)
+    wanted = f"-{name}" if (direction == "ascending" or (direction is None and name == "created")) else name
+    return format_html(
+        '<th scope="col"{}{}><a href="{}">{}</a></th>',
+        format_html(' class="{}"', classes) if classes else "",
+        format_html(' aria-sort="{}"', direction) if direction else "",
+        query(context, sort=wanted, after=None),
+        title,
+    )
+
+
+@register.filter
+def at(things: dict[object, object], key: object) -> object:
+    """A dictionary's entry by a key that is a variable."""
+    return things.get(key)

@@ -1,0 +1,336 @@
+"""The submit form, generated from the spec's JSON schema, and kept in step with the spec's text. And the small form to edit a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import tomlkit
+from django import forms
+from tomlkit.exceptions import TOMLKitError
+
+from jobs.errors import Problem, SpecError
+from jobs.spec import JobSpec, read_toml
+from training import choices
+from training.config import RunConfig
+
+# What most people set; the rest of a section waits behind "More".
+FIRST = {
+    *("name", "project", "kind", "tags", "notes"),
+    *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
+    *("restart.max_restarts", "restart.in_place"),
+    *("run.recipe", "run.parallelism", "run.steps", "run.global_batch", "run.micro_batch", "run.learning_rate"),
+    *("run.checkpoint_every", "run.validate_every", "run.seed"),
+    *("script.git", "script.ref", "script.directory", "script.entry", "script.python", "script.args", "script.env"),
+}
+OPTIONS_FIRST = 6  # of a recipe's own options
+_WIDE = {"notes", "script.args", "script.env", "script.python"}
+_HALF = {"name", "project", "restart.max_restarts", "restart.in_place", "script.entry", "script.directory"}
+_NUMBER = re.compile(r"-?\d[\d_,]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field as it is drawn. `value` is the text in its box, `default` what the spec has without it."""
+
+    path: str
+    title: str
+    kind: str  # text | number | decimal | choice | words | lines | pairs | area
+    value: str = ""
+    default: str = ""
+    hint: str = ""
+    choices: tuple[str, ...] = ()
+    problem: str = ""
+    nearest: tuple[str, ...] = ()
+    required: bool = False
+
+    @property
+    def id(self) -> str:
+        return "f-" + self.path.replace(".", "-")
+
+    @property
+    def width(self) -> str:
+        return "wide" if self.path in _WIDE else "half" if self.path in _HALF else ""
+
+    @property
+    def changed(self) -> bool:
+        return self.value != self.default
+
+
+@dataclass
+class Section:
+    """A fieldset: what most people set, and the rest."""
+
+    title: str
+    fields: list[Field] = field(default_factory=list)
+    more: list[Field] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        """Whether the rest must be seen: something in it is set or wrong."""
+        return any(f.changed or f.problem for f in self.more)
+
+
+def sections(data: Mapping[str, Any], problems: Iterable[Problem] = (), projects: Iterable[str] = ()) -> list[Section]:
+    """The whole form for a spec as plain values, which may be wrong in any way."""
+    wrong = {problem.field: problem.message for problem in map(placed, problems)}
+    schema = _schema()
+    properties = schema["properties"]
+    what = Section("What")
+    for name in ("name", "project", "kind", "tags", "notes"):
+        drawn = _field(name, properties[name], data.get(name), wrong)
+        if name == "project":
+            drawn = _choose(drawn, [*projects])
+        what.fields.append(replace(drawn, required=name == "name"))
+    parts = ["resources", "script" if data.get("kind") == "script" else "run", "restart"]
+    found = [what, *(_section(part, schema, _table(data, part), wrong) for part in parts)]
+    if "run" in parts:
+        run = _table(data, "run")
+        found[2].more += _options(
+            "parallel", run.get("parallelism", RunConfig.model_fields["parallelism"].default), run, wrong
+        )
+        recipe = str(run.get("recipe", RunConfig.model_fields["recipe"].default))
+        if options := _options("recipes", recipe, run, wrong):
+            found.insert(3, Section(f"{recipe.capitalize()} recipe", options[:OPTIONS_FIRST], options[OPTIONS_FIRST:]))
+    return found
+
+
+def placed(problem: Problem) -> Problem:
+    """The trainer tells of its options as "language.layers must be …" at `run`: put that at its field."""
+    if problem.field == "run" and (match := re.match(r"(\w+\.\w+) (.+)", problem.message, re.S)):
+        table, _, _ = match[1].partition(".")
+        if table in {*choices.names("recipes"), *choices.names("parallel")}:
+            return Problem(f"run.{match[1]}", match[2][:1].upper() + match[2][1:])
+    return Problem(re.sub(r"\[\d+\].*$", "", problem.field), problem.message)
+
+
+def merged(text: str, posted: Mapping[str, str]) -> str:
+    """The text with what the form changed; comments, order and what the form does not show stay. SpecError if it is no TOML."""
+    data = read_toml(text)
+    changes: dict[str, Any] = {}
+    for section in sections(data, projects=[posted.get("project", "")]):
+        for drawn in (*section.fields, *section.more):
+            raw = posted.get(drawn.path)
+            if raw is not None and _same(raw) != _same(drawn.value):
+                changes[drawn.path] = _typed(drawn, raw)
+    return _written(text, changes) if changes else text
+
+
+def _same(text: str) -> str:
+    return text.replace("\r\n", "\n").strip()
+
+
+def _written(text: str, changes: dict[str, Any]) -> str:
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError:  # its parser is stricter than tomllib in places; the checker will have said what is wrong
+        return text
+    for path, value in changes.items():
+        *tables, key = path.split(".")
+        place: Any = document
+        for name in tables:
+            if not isinstance(place.get(name), dict):
+                place[name] = tomlkit.table()
+            place = place[name]
+        if value is None:
+            place.pop(key, None)
+        else:
+            place[key] = value
+        _tidy(document, path, value)
+    return tomlkit.dumps(document)
+
+
+def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
+    """Another kind or recipe has other tables: those of the one before would only be refused."""
+    if path == "kind":
+        document.pop("run" if value == "script" else "script", None)
+        if value == "script" and "script" not in document:
+            document["script"] = tomlkit.table()
+            document["script"]["entry"] = "train.py"  # type: ignore[index]
+    run = document.get("run")
+    if path in {"run.recipe", "run.parallelism"} and isinstance(run, dict):
+        kind = "recipes" if path == "run.recipe" else "parallel"
+        for name in choices.names(kind):
+            if name != value:
+                run.pop(name, None)
+
+
+def _typed(drawn: Field, raw: str) -> Any:
+    """The text of a box as the value it means; what cannot be read stays text, and the spec says what is wrong with it."""
+    raw = _same(raw)
+    if drawn.kind == "words":
+        return [word for word in re.split(r"[\s,]+", raw) if word] or None
+    if drawn.kind == "lines":
+        return raw.split("\n") if raw else None
+    if drawn.kind == "pairs":
+        pairs = (line.partition("=") for line in raw.split("\n") if line.strip())
+        table = tomlkit.inline_table()
+        table.update({name.strip(): value.strip() for name, _, value in pairs})
+        return table if table else None
+    if drawn.kind == "area":
+        return tomlkit.string(raw, multiline="\n" in raw) if raw else None
+    if raw == "":
+        return None if not drawn.required else ""
+    if drawn.kind in {"number", "decimal"} or drawn.path == "resources.nodes":
+        return _numeric(raw, whole=drawn.kind != "decimal")
+    if drawn.kind == "choice" and {*drawn.choices} <= {"true", "false"}:
+        return raw == "true"
+    return raw
+
+
+def _numeric(raw: str, *, whole: bool) -> int | float | str:
+    if _NUMBER.match(raw):
+        number = int(raw.replace(",", "").replace("_", ""))
+        return number if whole or abs(number) > 2**53 else float(number)
+    try:
+        return raw if whole else float(raw)
+    except ValueError:
+        return raw
+
+
+# Drawing
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return JobSpec.model_json_schema()
+
+
+def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = data.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _section(part: str, schema: dict[str, Any], values: Mapping[str, Any], wrong: dict[str, str]) -> Section:
+    models = {"resources": "Resources", "restart": "Restart", "run": "RunConfig", "script": "Script"}
+    titles = {"resources": "Resources", "restart": "If it fails", "run": "Run", "script": "Your program"}
+    section = Section(titles[part])
+    for name, described in schema["$defs"][models[part]]["properties"].items():
+        path = f"{part}.{name}"
+        if path == "run.options" or "const" in described:
+            continue
+        drawn = _field(path, described, values.get(name), wrong)
+        if path in {"run.recipe", "run.parallelism"}:
+            drawn = _choose(drawn, choices.names("recipes" if name == "recipe" else "parallel"))
+        (section.fields if path in FIRST else section.more).append(drawn)
+    return section
+
+
+def _options(kind: str, name: object, run: Mapping[str, Any], wrong: dict[str, str]) -> list[Field]:
+    """The own options of the recipe or parallelism of that name; none if there is no such."""
+    if not isinstance(name, str) or name not in choices.names(kind):
+        return []
+    values = _table(run, name)
+    return [_option(name, option, values.get(option.name), wrong) for option in choices.get(kind, name).options]
+
+
+def _option(table: str, option: choices.Option, value: object, wrong: dict[str, str]) -> Field:
+    path = f"run.{table}.{option.name}"
+    allowed = ("true", "false") if option.type == "bool" else tuple(str(v) for v in option.values)
+    kind = "choice" if allowed else {"int": "number", "float": "decimal"}.get(option.type, "text")
+    default = _shown(option.default)
+    return Field(
+        path=path,
+        title=_title(option.name),
+        kind=kind,
+        value=default if value is None else _shown(value),
+        default=default,
+        hint=option.description,
+        choices=allowed,
+        **_trouble(wrong.get(path, "")),
+    )
+
+
+def _field(path: str, described: dict[str, Any], value: object, wrong: dict[str, str]) -> Field:
+    default, kind = _shown(described.get("default")), _kind(path, described)
+    return Field(
+        path=path,
+        title=_title(described.get("title", path.rpartition(".")[2])),
+        kind=kind,
+        value=default if value is None else _shown(value, "\n" if kind == "lines" else " "),
+        default=default,
+        hint=described.get("description", ""),
+        choices=tuple(map(str, described.get("enum", ()))),
+        **_trouble(wrong.get(path, "")),
+    )
+
+
+def _trouble(message: str) -> dict[str, Any]:
+    """The message, and the values that it says would do."""
+    nearest = re.search(r"(?:Nearest that do|The nearest that does): ([\d,]+)(?: or ([\d,]+))?\.", message)
+    values = tuple(v.replace(",", "") for v in nearest.groups() if v) if nearest else ()
+    return {"problem": message, "nearest": values}
+
+
+def _kind(path: str, described: dict[str, Any]) -> str:
+    if path == "notes":
+        return "area"
+    if "enum" in described:
+        return "choice"
+    variants = [v for v in described.get("anyOf", [described]) if v.get("type") != "null"]
+    kinds = {variant.get("type") for variant in variants}
+    if kinds == {"array"}:
+        return "words" if path == "tags" else "lines"
+    if kinds == {"object"}:
+        return "pairs"
+    if kinds == {"integer"}:
+        return "number"
+    return "decimal" if kinds == {"number"} else "text"
+
+
+def _choose(drawn: Field, names: list[str]) -> Field:
+    """A choice among these; what was written stays visible even if it is none of them."""
+    offered = names if drawn.value in names or not drawn.value else [*names, drawn.value]
+    return replace(drawn, kind="choice", choices=tuple(offered))
+
+
+def _title(name: str) -> str:
+    """ "Global Batch" and "global_batch" are "Global batch" here."""
+    return (
+        name.replace("_", " ").capitalize().replace(" mib", " (MiB)")
+        if "_" in name or name.islower() or name.istitle()
+        else name
+    )
+
+
+def _shown(value: object, between: str = " ") -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}={text}" for name, text in value.items())
+    if isinstance(value, list):
+        return between.join(map(str, value))
+    return str(value)
+
+
+class EditForm(forms.Form):
+    """Name, tags and notes of a job, by the spec's own rules."""
+
+    name = forms.CharField(max_length=64)
+    tags = forms.CharField(required=False, max_length=4000)
+    notes = forms.CharField(required=False, max_length=20_000, strip=True)
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or self.cleaned_data
+        data["tags"] = (
+            list(dict.fromkeys(re.split(r"[\s,]+", data.get("tags", "").strip()))) if data.get("tags") else []
+        )
+        try:
+            JobSpec.parse(
+                {
+                    "name": data.get("name", ""),
+                    "kind": "distributed",
+                    "tags": data["tags"],
+                    "notes": data.get("notes", ""),
+                }
+            )
+        except SpecError as error:
+            raise forms.ValidationError([problem.message for problem in error.problems]) from error
+        return data

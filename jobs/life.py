@@ -1,0 +1,289 @@
+"""Everything the head of a job's page tells: state, sentence, ribbon and the strip of facts, gathered in few queries."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import F
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs import ribbon, sentence
+from jobs.models import Attempt, Checkpoint, Event, Job
+from jobs.progress import Progress, progress
+from jobs.spec import seconds_of
+from portal import words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One cell of the strip. `live` names the value that frames keep true."""
+
+    name: str
+    value: str
+    small: str = ""
+    live: str = ""
+    bar: float | None = None
+    since: datetime | None = None  # shown after `small`, as how long ago
+
+
+@dataclass(kw_only=True)
+class Life:
+    """A job as its page's head shows it."""
+
+    job: Job
+    attempts: list[Attempt]
+    checkpoints: list[Checkpoint]  # newest first, pruned ones left out
+    progress: Progress
+    now: datetime
+    done_at: datetime | None = None
+    limit_at: datetime | None = None
+    restarts: dict[int, list[tuple[datetime, str]]] = field(default_factory=dict)
+
+    @property
+    def latest(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def resumable(self) -> Checkpoint | None:
+        """What "Resume" would start from, if the job has ended."""
+        return next((c for c in self.checkpoints if c.resumable), None)
+
+    @property
+    def steps_left(self) -> bool:
+        """Whether a resume has anything left to do."""
+        steps = self.progress.steps
+        return steps is None or self.resumable is None or self.resumable.step < steps
+
+    @property
+    def first_due(self) -> int | None:
+        """The step at which the next checkpoint is due, if the trainer makes them by step."""
+        every = (self.job.spec.get("run") or {}).get("checkpoint_every")
+        return ((self.progress.step or 0) // every + 1) * every if every else None
+
+    @property
+    def cancelling(self) -> bool:
+        return self.latest.is_alive and self.latest.cancel_asked_at is not None
+
+    @property
+    def ribbon(self) -> ribbon.Ribbon:
+        pieces = [self._piece(attempt) for attempt in self.attempts]
+        saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
+        return ribbon.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at)
+
+    @property
+    def sentence(self) -> sentence.Sentence:
+        attempt = self.latest
+        newest = self.resumable
+        return sentence.say(
+            sentence.Facts(
+                state=attempt.state,
+                now=self.now,
+                number=attempt.number,
+                reason=reason(attempt),
+                wants=wants(self.job.spec),
+                queued_at=attempt.submitted_at or attempt.created_at,
+                started_at=attempt.started_at,
+                ended_at=attempt.ended_at,
+                ends_by=self.limit_at,
+                done_at=self.done_at,
+                step=attempt.step,
+                steps=self.progress.steps,
+                phase=attempt.phase,
+                last_report_at=attempt.last_report_at,
+                resumed_step=attempt.resume_from.step if attempt.resume_from else None,
+                newest_checkpoint=newest.step if newest else None,
+                validation_loss=number(attempt.latest, "validation_loss"),
+                cancelling=self.cancelling,
+                cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
+                reports=self.job.kind != "script" or attempt.last_report_at is not None,
+            )
+        )
+
+    @property
+    def facts(self) -> list[Fact]:
+        return [fact for fact in (*self._training(), *self._running()) if fact]
+
+    def _training(self) -> list[Fact]:
+        latest, done = self.latest.latest, self.progress
+        facts = [
+            Fact(
+                name="Step",
+                value=words.count(done.step),
+                small=f"of {words.count(done.steps)}" if done.steps else "",
+                live="step",
+                bar=done.fraction,
+            )
+        ]
+        if self.job.kind != "script" or "loss" in latest:
+            validation = number(latest, "validation_loss")
+            small = f"val {words.loss(validation)}" if validation is not None else ""
+            facts.append(Fact(name="Loss", value=words.loss(number(latest, "loss")), small=small, live="loss"))
+        speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in latest), None)
+        if speed or self.job.kind != "script":
+            speed = speed or "tokens_per_second"
+            title = "Tokens/s" if speed.startswith("tokens") else "Samples/s"
+            facts.append(Fact(name=title, value=words.measure(number(latest, speed)), live="speed"))
+            step_s = number(latest, "step_seconds")
+            facts.append(Fact(name="Step time", value=words.duration(step_s), live="step_seconds"))
+        newest = self.resumable
+        facts.append(
+            Fact(
+                name="Checkpoint",
+                value=words.count(newest.step) if newest else words.MISSING,
+                small="" if newest else "none yet",
+                since=newest.created_at if newest else None,
+            )
+        )
+        return facts
+
+    def _running(self) -> list[Fact]:
+        attempt, facts = self.latest, [_places(self.job.spec, self.latest.nodes)]
+        if attempt.is_alive and self.done_at:
+            small = words.until(self.done_at, self.now)
+            facts.append(Fact(name="Done", value=words.clock(self.done_at, self.now), small=small, live="done"))
+        elif attempt.started_at:
+            seconds = ((attempt.ended_at or self.now) - attempt.started_at).total_seconds()
+            limit = f"of {words.duration(limit_seconds(self.job.spec))}" if attempt.is_alive else ""
+            facts.append(Fact(name="Ran" if attempt.ended_at else "Runs", value=words.duration(seconds), small=limit))
+        if lost := sum(_lost(a, self.checkpoints) for a in self.attempts):
+            facts.append(Fact(name="Lost so far", value=words.count(lost), small="steps"))
+        return facts
+
+    def _piece(self, attempt: Attempt) -> ribbon.Piece:
+        lost = _lost(attempt, self.checkpoints)
+        behind = _behind(attempt, self.checkpoints) if lost else None
+        return ribbon.Piece(
+            number=attempt.number,
+            state=attempt.state,
+            began=attempt.submitted_at or attempt.created_at,
+            started=attempt.started_at,
+            ended=attempt.ended_at,
+            note=_note(attempt, lost),
+            lost_from=(behind.created_at if behind else attempt.started_at) if lost else None,
+            resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
+            restarts=tuple(self.restarts.get(attempt.pk, ())),
+            url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
+        )
+
+    def _save(self, checkpoint: Checkpoint) -> ribbon.Save:
+        return ribbon.Save(
+            at=checkpoint.created_at,
+            state=checkpoint.state,
+            url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
+            title=f"Checkpoint at step {words.count(checkpoint.step)}, {checkpoint.get_state_display().lower()}",
+        )
+
+
+def tell(job: Job, now: datetime | None = None) -> Life:
+    """The job's life in four queries."""
+    now = now or timezone.now()
+    attempts = list(job.attempts.select_related("resume_from", "cancel_asked_by").order_by("number"))
+    checkpoints = list(
+        job.checkpoints.exclude(state=Checkpoint.State.PRUNED)
+        .order_by("-created_at", "-pk")
+        .annotate(attempt_number=F("attempt__number"))  # type: ignore[attr-defined]
+    )
+    latest = attempts[-1]
+    done = progress(latest, now)
+    limit = limit_seconds(job.spec)
+    return Life(
+        job=job,
+        attempts=attempts,
+        checkpoints=checkpoints,
+        progress=done,
+        now=now,
+        done_at=sentence.soon(now, done.eta_seconds),
+        limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
+        restarts=_restarts(attempts),
+    )
+
+
+def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
+    """Recoveries in place: the moment at which ranks were lost, of every attempt that went on after it."""
+    found: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
+    last = {attempt.pk: attempt.incarnation for attempt in attempts}
+    kinds = Event.objects.filter(attempt__in=attempts, kind="incarnation.ended").order_by("id")
+    for event in kinds.values_list("attempt_id", "incarnation", "time", "data")[:200]:
+        attempt_id, incarnation, at, data = event
+        if (incarnation or data.get("incarnation") or 0) < last[attempt_id]:
+            rank = data.get("rank")
+            found[attempt_id].append(
+                (at, f"rank {rank} lost, restarted in place" if rank is not None else "restarted in place")
+            )
+    return found
+
+
+def limit_seconds(spec: dict[str, Any]) -> int | None:
+    try:
+        return seconds_of(str(spec["resources"]["time_limit"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def ranks_and_nodes(spec: dict[str, Any]) -> tuple[int, int, bool]:
+    """Ranks at the smallest number of nodes, those nodes, and whether a rank is a GPU."""
+    resources = spec.get("resources") or {}
+    nodes = int(str(resources.get("nodes", 1)).split(":")[0])
+    gpus = int(resources.get("gpus_per_node") or 0)
+    return nodes * (gpus or int(resources.get("ranks_per_node") or 1)), nodes, bool(gpus)
+
+
+def wants(spec: dict[str, Any]) -> str:
+    """What the job waits for: "2 ranks on 1 node", "32 GPUs on 4 nodes"."""
+    ranks, nodes, gpus = ranks_and_nodes(spec)
+    return f"{words.plural(ranks, 'GPU' if gpus else 'rank')} on {words.plural(nodes, 'node')}"
+
+
+def size(spec: dict[str, Any]) -> str:
+    """The same for a table cell: "4 × 8 GPUs", "2 ranks"."""
+    ranks, nodes, gpus = ranks_and_nodes(spec)
+    unit = "GPU" if gpus else "rank"
+    return f"{nodes} × {words.plural(ranks // nodes, unit)}" if nodes > 1 else words.plural(ranks, unit)
+
+
+def _places(spec: dict[str, Any], nodes: list[str]) -> Fact:
+    ranks, wanted, gpus = ranks_and_nodes(spec)
+    where = f"on {nodes[0]}" if len(nodes) == 1 else f"on {words.plural(len(nodes) or wanted, 'node')}"
+    return Fact(name="GPUs" if gpus else "Ranks", value=words.count(ranks), small=where)
+
+
+def reason(attempt: Attempt) -> str:
+    """Why it waits or ended, in one line: the first failing rank's own last line where there is one."""
+    failure = attempt.failure if isinstance(attempt.failure, dict) else {}
+    if (error := str(failure.get("error") or "").strip()) and not attempt.is_alive:
+        rank = failure.get("rank")
+        return f"Rank {rank}: {error}" if rank is not None else error
+    return attempt.reason.strip()
+
+
+def _note(attempt: Attempt, lost: int) -> str:
+    note = words.word(attempt.state)
+    return f"{note} · {words.plural(lost, 'step')} lost" if lost else note
+
+
+def _behind(attempt: Attempt, checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    """The newest sound checkpoint that this attempt wrote itself."""
+    own = (c for c in checkpoints if c.attempt_id == attempt.pk and c.resumable)
+    return max(own, key=lambda c: c.step, default=None)
+
+
+def _lost(attempt: Attempt, checkpoints: list[Checkpoint]) -> int:
+    """Steps done after the newest checkpoint of an attempt that ended before it was complete."""
+    if attempt.is_alive or attempt.state == "completed" or attempt.step is None:
+        return 0
+    behind = _behind(attempt, checkpoints)
+    base = behind.step if behind else attempt.resume_from.step if attempt.resume_from else 0
+    return max(0, attempt.step - base)
+
+
+def number(values: dict[str, Any], name: str) -> float | None:
+    """A value of `latest`: NaN and infinities travel as words there."""
+    value = values.get(name)
+    if isinstance(value, str):
+        return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value)
+    return float(value) if isinstance(value, int | float) else None

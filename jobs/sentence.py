@@ -1,0 +1,174 @@
+"""The sentence that leads a job's page: what is, then what follows from it. Pure: facts in, words out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from portal import words
+
+SILENT_S = 60  # without a report for longer, the page says so
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """`lead` is set in ink, `rest` muted after it; `move` is what the reader is asked to do, in bold."""
+
+    lead: str
+    rest: str = ""
+    move: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the sentence is made of."""
+
+    state: str
+    now: datetime
+    number: int = 1  # of the attempt
+    reason: str = ""
+    wants: str = ""  # "2 ranks on 1 node"
+    queued_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    ends_by: datetime | None = None  # the time limit
+    done_at: datetime | None = None  # the estimate
+    step: int | None = None
+    steps: int | None = None
+    phase: str = ""
+    last_report_at: datetime | None = None
+    resumed_step: int | None = None
+    newest_checkpoint: int | None = None
+    validation_loss: float | None = None
+    cancelling: bool = False
+    cancelled_by: str = ""
+    reports: bool = True  # a script may never report
+
+
+def say(facts: Facts) -> Sentence:
+    """One true sentence about the job."""
+    if facts.state == "pending":
+        return _pending(facts)
+    if facts.state in {"running", "completing", "suspended"}:
+        return _running(facts)
+    return _ended(facts)
+
+
+def _pending(facts: Facts) -> Sentence:
+    if facts.cancelling:
+        return Sentence("Cancelling before it started.", "It leaves the queue within seconds.")
+    waited = (facts.now - facts.queued_at).total_seconds() if facts.queued_at else 0
+    again = f" for attempt {facts.number}" if facts.number > 1 else ""
+    lead = f"Waiting{again} for {facts.wants}." if facts.wants else f"Waiting in the queue{again}."
+    rest = _stop(facts.reason) or (
+        f"In the queue for {words.duration(waited)}." if waited >= 5 else "It starts as soon as there is room."
+    )
+    return Sentence(lead, rest)
+
+
+def _running(facts: Facts) -> Sentence:
+    if facts.cancelling:
+        return Sentence(
+            "Cancelling.", "The ranks save a last checkpoint and stop; what has not stopped by then is killed."
+        )
+    if facts.state == "suspended":
+        return Sentence(f"Suspended{_at_step(facts)}.", _stop(facts.reason) or "The scheduler holds it.")
+    if facts.state == "completing":
+        return Sentence(f"Finishing{_at_step(facts)}.", "The scheduler is taking its processes down.")
+    since = words.clock(facts.started_at, facts.now) if facts.started_at else "now"
+    if facts.step is None:
+        return _starting(facts, since)
+    silent = (facts.now - facts.last_report_at).total_seconds() if facts.last_report_at else 0.0
+    if silent > SILENT_S:
+        return Sentence(
+            f"Nothing heard for {words.duration(silent)}.",
+            f"The scheduler says it is running; its last report was of step {words.count(facts.step)}.",
+        )
+    lead = f"Training since {since}"
+    if facts.resumed_step is not None:
+        lead += f", resumed from step {words.count(facts.resumed_step)}"
+    return Sentence(f"{lead}. {_finish(facts)}".strip(), _margin(facts))
+
+
+def _starting(facts: Facts, since: str) -> Sentence:
+    if not facts.reports:
+        return Sentence(
+            f"Running since {since}.", "The script has reported nothing; its logs and use of the node are below."
+        )
+    phase = {"restore": "restoring a checkpoint", "init": "setting up", "compile": "compiling"}.get(facts.phase, "")
+    return Sentence(
+        f"Started {words.ago(facts.started_at, facts.now) if facts.started_at else 'just now'}"
+        f"{', ' + phase if phase else ''}.",
+        "The first values come once step 1 is done.",
+    )
+
+
+def _finish(facts: Facts) -> str:
+    if facts.done_at is None:
+        return ""
+    left = (facts.done_at - facts.now).total_seconds()
+    if left < 60:
+        return "It should finish within a minute."
+    when = words.clock(facts.done_at, facts.now)
+    return f"It should finish in {words.rough(left)}, at {when}." if left < 86400 else f"It should finish {when}."
+
+
+def _margin(facts: Facts) -> str:
+    """How the estimate stands to the time limit."""
+    if facts.done_at is None or facts.ends_by is None:
+        return ""
+    spare = (facts.ends_by - facts.done_at).total_seconds()
+    if spare < 0:
+        return (
+            f"That is {words.duration(-spare)} past its time limit: it will stop at "
+            f"{words.clock(facts.ends_by, facts.now)} with a checkpoint, to be resumed."
+        )
+    return "" if spare > 6 * 3600 else f"That is {words.duration(spare)} inside its limit."
+
+
+def _ended(facts: Facts) -> Sentence:
+    ran = (facts.ended_at - facts.started_at).total_seconds() if facts.ended_at and facts.started_at else None
+    took = f" in {words.duration(ran)}" if ran is not None else ""
+    if facts.state == "completed":
+        rest = f"{words.plural(facts.step, 'step')}" if facts.step else ""
+        if facts.validation_loss is not None:
+            rest += f"{', ' if rest else ''}validation loss {words.loss(facts.validation_loss)}"
+        attempts = f" It took {words.plural(facts.number, 'attempt')}." if facts.number > 1 else ""
+        return Sentence(f"Completed{took}.{attempts}", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
+    if facts.state == "cancelled":
+        by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
+        return Sentence(f"Cancelled{by}{_at_step(facts)}.", _resumable(facts))
+    lead = {
+        "timeout": f"Reached its time limit{_at_step(facts)}.",
+        "out_of_memory": f"Ran out of memory{_at_step(facts)}.",
+        "node_fail": f"Lost a node{_at_step(facts)}.",
+        "preempted": f"Preempted{_at_step(facts)}.",
+        "requeued": f"Requeued by the scheduler{_at_step(facts)}.",
+        "boot_fail": "Its node did not boot.",
+        "deadline": f"Passed its deadline{_at_step(facts)}.",
+    }.get(facts.state, f"Failed{_at_step(facts)}.")
+    move = _resumable(facts)
+    return Sentence(lead, _stop(facts.reason), move or "Read the log, then clone it with the fix.")
+
+
+def _at_step(facts: Facts) -> str:
+    return f" at step {words.count(facts.step)}" if facts.step is not None else ""
+
+
+def _resumable(facts: Facts) -> str:
+    if facts.newest_checkpoint is None:
+        return ""
+    lost = (facts.step or 0) - facts.newest_checkpoint
+    after = f", {words.plural(lost, 'step')} back" if lost > 0 else ""
+    return f"It can be resumed from step {words.count(facts.newest_checkpoint)}{after}."
+
+
+def _stop(text: str) -> str:
+    """The text as a sentence of its own."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else f"{text}."
+
+
+def soon(now: datetime, seconds: float | None) -> datetime | None:
+    """The moment that far ahead."""
+    return now + timedelta(seconds=seconds) if seconds is not None else None

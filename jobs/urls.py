@@ -1,0 +1,25 @@
+"""The pages of jobs."""
+
+from django.urls import path
+
+from jobs.views import actions, detail, listing, logs, submit
+
+urlpatterns = [
+    path("jobs", listing.index, name="jobs"),
+    path("jobs/row/<int:job_id>", listing.row, name="job_row"),
+    path("jobs/cancel", actions.cancel_several, name="jobs_cancel"),
+    path("jobs/<int:job_id>", detail.overview, name="job"),
+    path("jobs/<int:job_id>/life", detail.life, name="job_life"),
+    path("jobs/<int:job_id>/logs", logs.page, name="job_logs"),
+    path("jobs/<int:job_id>/logs/lines", logs.lines, name="job_log_lines"),
+    path("jobs/<int:job_id>/checkpoints", detail.checkpoints, name="job_checkpoints"),
+    path("jobs/<int:job_id>/attempts", detail.attempts, name="job_attempts"),
+    path("jobs/<int:job_id>/spec", detail.spec, name="job_spec"),
+    path("jobs/<int:job_id>/spec.toml", detail.spec_toml, name="job_spec_toml"),
+    path("jobs/<int:job_id>/cancel", actions.cancel, name="job_cancel"),
+    path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),
+    path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
+    path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
+    path("submit", submit.page, name="submit"),
+    path("submit/sync", submit.sync, name="submit_sync"),
+]

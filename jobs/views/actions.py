@@ -1,0 +1,125 @@
+"""What people do to jobs by button: cancel, resume, edit, delete. Each calls one function and says what became of it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import cast
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST
+
+from jobs import submit
+from jobs.errors import JobError
+from jobs.forms import EditForm
+from jobs.models import Job, Tag
+from portal import words
+from portal.access import can
+from portal.models import User
+
+MOST_AT_ONCE = 100
+
+
+def _job(request: HttpRequest, job_id: int) -> Job:
+    return get_object_or_404(Job.objects.visible_to(cast(User, request.user)).with_latest_attempt(), pk=job_id)
+
+
+@login_required
+@require_POST
+def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
+    job = _job(request, job_id)
+    try:
+        submit.cancel(cast(User, request.user), job)
+    except JobError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, f"Cancelling {job.name}. The ranks save a last checkpoint and stop.")
+    return _back(request, job)
+
+
+@login_required
+@require_POST
+def cancel_several(request: HttpRequest) -> HttpResponse:
+    """Those chosen in the list."""
+    chosen = [int(number) for number in request.POST.getlist("job") if number.isdigit()][:MOST_AT_ONCE]
+    user, done = cast(User, request.user), 0
+    for job in Job.objects.visible_to(user).with_latest_attempt().filter(pk__in=chosen):
+        try:
+            submit.cancel(user, job)
+            done += 1
+        except JobError as error:
+            messages.error(request, str(error))
+    if done:
+        messages.success(request, f"Cancelling {words.plural(done, 'job')}. The ranks save a last checkpoint and stop.")
+    return redirect(_safe(request) or reverse("jobs"))
+
+
+@login_required
+@require_POST
+def resume(request: HttpRequest, job_id: int) -> HttpResponse:
+    job = _job(request, job_id)
+    step, steps = _whole(request.POST.get("step")), _whole(request.POST.get("steps"))
+    key = request.POST.get("key") or uuid.uuid4().hex
+    try:
+        attempt = submit.resume(cast(User, request.user), job, step=step, steps=steps, key=key)
+    except JobError as error:
+        messages.error(request, str(error))
+        return _back(request, job)
+    start = f" from step {words.count(attempt.resume_from.step)}" if attempt.resume_from else " from the beginning"
+    messages.success(request, f"Attempt {attempt.number} is queued and starts{start}.")
+    return redirect("job", job_id=job.pk)
+
+
+@login_required
+@require_POST
+def edit(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Name, tags and notes: what a person may change of a job that has been submitted."""
+    job = _job(request, job_id)
+    if not can(cast(User, request.user), "change", job):
+        raise PermissionDenied(f"#{job.pk} belongs to {job.owner}. Ask them or a lead of {job.project}.")
+    form = EditForm(request.POST)
+    if not form.is_valid():
+        for field, problems in form.errors.items():
+            messages.error(request, f"Not changed. {field.capitalize()}: {' '.join(str(p) for p in problems)}")
+        return _back(request, job)
+    with transaction.atomic():
+        Job.objects.filter(pk=job.pk).update(name=form.cleaned_data["name"], notes=form.cleaned_data["notes"])
+        Tag.objects.filter(job=job).exclude(name__in=form.cleaned_data["tags"]).delete()
+        Tag.objects.bulk_create([Tag(job=job, name=n) for n in form.cleaned_data["tags"]], ignore_conflicts=True)
+    messages.success(request, "Changed.")
+    return _back(request, job)
+
+
+@login_required
+@require_POST
+def delete(request: HttpRequest, job_id: int) -> HttpResponse:
+    job = _job(request, job_id)
+    try:
+        submit.delete(cast(User, request.user), job)
+    except JobError as error:
+        messages.error(request, str(error))
+        return _back(request, job)
+    messages.success(request, f"Deleted #{job_id} {job.name} with its metrics, logs and checkpoints.")
+    return redirect("jobs")
+
+
+def _whole(text: str | None) -> int | None:
+    text = (text or "").replace(",", "").replace("_", "").strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _safe(request: HttpRequest) -> str:
+    """Where the person came from, if that is here."""
+    back = request.POST.get("back") or request.META.get("HTTP_REFERER", "")
+    ours = url_has_allowed_host_and_scheme(back, {request.get_host()}, require_https=request.is_secure())
+    return back if ours else ""
+
+
+def _back(request: HttpRequest, job: Job) -> HttpResponse:
+    return redirect(_safe(request) or reverse("job", args=[job.pk]))

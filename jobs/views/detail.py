@@ -1,0 +1,139 @@
+"""A job's page: its head and the tabs that need no more than rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import unified_diff
+from typing import cast
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_safe
+
+from jobs import life as lives
+from jobs.models import Attempt, Checkpoint, Job
+from jobs.spec import JobSpec, write_toml
+from jobs.views import charts
+from portal.access import can
+from portal.models import User
+
+OVERVIEW_CHECKPOINTS = 6
+
+
+@dataclass
+class Page:
+    """What every tab of a job's page needs."""
+
+    job: Job
+    life: lives.Life
+    may_change: bool
+
+    def context(self, tab: str, **more: object) -> dict[str, object]:
+        counts = {"checkpoints": len(self.life.checkpoints), "attempts": len(self.life.attempts)}
+        return {
+            "section": "jobs",
+            "job": self.job,
+            "life": self.life,
+            "attempt": self.life.latest,
+            "may_change": self.may_change,
+            "tab": tab,
+            "counts": counts,
+            **more,
+        }
+
+
+def page_of(request: HttpRequest, job_id: int) -> Page:
+    """The job that this person may see, or 404: a stranger's job does not exist."""
+    user = cast(User, request.user)
+    jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent").prefetch_related("tags")
+    job = get_object_or_404(jobs, pk=job_id)
+    return Page(job, lives.tell(job), can(user, "change", job))
+
+
+@login_required
+@require_safe
+def overview(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    context = page.context(
+        "overview",
+        figures=charts.figures(page.job, page.life),
+        series=charts.first_paint(page.job, page.life),
+        newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
+    )
+    return render(request, "jobs/overview.html", context)
+
+
+@login_required
+@require_safe
+def life(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The page's head anew: what htmx swaps in while the job lives, and once when its state changes."""
+    page = page_of(request, job_id)
+    tab = request.GET.get("tab", "overview")
+    return render(request, "jobs/_life.html", page.context(tab, newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS]))
+
+
+@login_required
+@require_safe
+def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    pruned = page.job.checkpoints.filter(state=Checkpoint.State.PRUNED).count()  # type: ignore[attr-defined]
+    held = sum(checkpoint.bytes for checkpoint in page.life.checkpoints)
+    return render(request, "jobs/checkpoints.html", page.context("checkpoints", pruned=pruned, held=held))
+
+
+@login_required
+@require_safe
+def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    told = [_told(attempt, page.life) for attempt in reversed(page.life.attempts)]
+    return render(request, "jobs/attempts.html", page.context("attempts", told=told))
+
+
+@dataclass
+class Told:
+    """An attempt with what its row says."""
+
+    attempt: Attempt
+    reason: str
+    ran_s: float | None
+    restarts: list[tuple[datetime, str]]
+
+
+def _told(attempt: Attempt, life: lives.Life) -> Told:
+    end = attempt.ended_at or life.now
+    ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
+    return Told(attempt, lives.reason(attempt), ran, life.restarts.get(attempt.pk, []))
+
+
+@login_required
+@require_safe
+def spec(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    user = cast(User, request.user)
+    parent = page.job.parent
+    if parent is not None and not can(user, "see", parent):
+        parent = None
+    whole = write_toml(JobSpec.model_validate(page.job.spec), defaults=True)
+    context = page.context(
+        "spec", parent=parent, diff=_diff(parent, page.job) if parent else [], whole=whole, show=request.GET.get("show")
+    )
+    return render(request, "jobs/spec.html", context)
+
+
+def _diff(parent: Job, job: Job) -> list[tuple[str, str]]:
+    """Lines of the two texts: ("same" | "del" | "ins" | "gap", line)."""
+    marks = {" ": "same", "-": "del", "+": "ins", "@": "gap"}
+    lines = unified_diff(parent.spec_toml.splitlines(), job.spec_toml.splitlines(), lineterm="", n=3)
+    return [(marks[line[0]], line[1:]) for line in list(lines)[2:] if line[:1] in marks]
+
+
+@login_required
+@require_safe
+def spec_toml(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The spec as it was written, to keep."""
+    job = get_object_or_404(Job.objects.visible_to(cast(User, request.user)), pk=job_id)
+    response = HttpResponse(job.spec_toml, content_type="application/toml; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.toml"'
+    return response

@@ -1,0 +1,230 @@
+"""The submit page: a form and the same spec as text beside it, in step both ways, with a dry run."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import Any, cast
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_POST
+
+from jobs import forms
+from jobs import submit as jobs_submit
+from jobs.errors import JobError, Problem, SpecError
+from jobs.lines import line_of, locate
+from jobs.models import Job
+from jobs.spec import MAX_BYTES, JobSpec, read_toml, set_values
+from jobs.upload import MAX_BYTES as MAX_CODE
+from portal import words
+from portal.models import Project, User
+
+START = """\
+name = "my-first-run"
+kind = "distributed"
+project = {project}
+
+[resources]
+nodes = 1
+gpus_per_node = 0
+ranks_per_node = 2
+time_limit = "00:30:00"
+
+[run]
+recipe = "language"
+steps = 200
+"""
+
+
+@dataclass
+class Draft:
+    """A spec on its way: its text, what it says, and what is wrong with it."""
+
+    text: str
+    data: dict[str, Any]
+    spec: JobSpec | None
+    problems: list[Problem]
+    findings: list[jobs_submit.Finding]
+
+    @property
+    def marks(self) -> list[dict[str, object]]:
+        """What the editor shows at its lines."""
+        places = locate(self.text)
+        found = []
+        for problem in self.problems:
+            line = line_of(places, problem.field, problem.message)
+            found.append({"line": line, "field": problem.field, "why": problem.message})
+        return found
+
+    @property
+    def elsewhere(self) -> list[dict[str, object]]:
+        """Problems that no field of the form can show."""
+        shown = {f.path for section in forms.sections(self.data) for f in (*section.fields, *section.more)}
+        return [mark for mark in self.marks if mark["field"] not in shown]
+
+    @property
+    def say(self) -> tuple[str, str]:
+        """The sentence: what stops it, then what it would do."""
+        errors = len(self.problems) or sum(finding.level == "error" for finding in self.findings)
+        if not errors:
+            return "Ready to submit.", self.outlook
+        if len(self.problems) == 1 and not self.problems[0].field:
+            return self.problems[0].message, ""
+        return (
+            f"{('One thing', f'{words.count(errors)} things')[errors > 1]} to fix.",
+            self.outlook if self.spec else "",
+        )
+
+    @property
+    def outlook(self) -> str:
+        """When it would start: the dry run's finding of that name."""
+        return next((finding.text for finding in self.findings if finding.title == "Start"), "")
+
+
+def draft(user: User, text: str) -> Draft:
+    """Read and check a text. Nothing is allocated and nothing kept."""
+    try:
+        data = read_toml(text)
+    except SpecError as error:
+        return Draft(text, {}, None, error.problems, [])
+    try:
+        spec = JobSpec.parse(data)
+    except SpecError as error:
+        return Draft(text, data, None, [forms.placed(problem) for problem in error.problems], [])
+    try:
+        jobs_submit.project_of(user, spec)
+    except SpecError as error:
+        return Draft(text, data, None, error.problems, [])
+    return Draft(text, data, spec, [], jobs_submit.dry_run(user, spec))
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def page(request: HttpRequest) -> HttpResponse:
+    """The page; POST submits, or without script only checks (`do=check`)."""
+    user = cast(User, request.user)
+    parent = _parent(request, user)
+    if request.method == "GET":
+        return _render(request, draft(user, _first_text(user, parent)), parent)
+    text = _posted_text(request)
+    drafted = draft(user, text)
+    if request.POST.get("do") == "submit" and drafted.spec is not None:
+        try:
+            job, _ = jobs_submit.submit(
+                user,
+                drafted.spec,
+                spec_toml=text,
+                key=request.POST.get("key") or None,
+                parent=parent,
+                code=_code(request),
+            )
+        except SpecError as error:
+            drafted.problems = error.problems
+        except JobError as error:
+            drafted.problems = [Problem("", str(error))]
+        else:
+            messages.success(request, f"Submitted #{job.pk} {job.name}.")
+            return redirect("job", job_id=job.pk)
+    return _render(request, drafted, parent, status=422 if drafted.problems else 200)
+
+
+@login_required
+@require_POST
+def sync(request: HttpRequest) -> HttpResponse:
+    """One side was edited: the other side, the errors, the sentence and the dry run, for htmx to swap in."""
+    user = cast(User, request.user)
+    text = _posted_text(request)
+    drafted = draft(user, text)
+    side = "toml" if request.POST.get("side") == "toml" else "form"
+    shape = [f.path for section in _sections(user, drafted) for f in (*section.fields, *section.more)]
+    reshaped = side == "form" and set(shape) != {name for name in request.POST if name in _names(request.POST)}
+    context = _context(user, drafted, _parent(request, user)) | {"side": side, "reshaped": reshaped}
+    return render(request, "jobs/_submit_sync.html", context)
+
+
+def _names(posted: QueryDict) -> set[str]:
+    """The posted names that are fields of the spec."""
+    return {name for name in posted if name.partition(".")[0] in JobSpec.model_fields}
+
+
+def _posted_text(request: HttpRequest) -> str:
+    """The spec's text: an uploaded file, else the editor's with what the form changed (if the form was edited last)."""
+    upload = request.FILES.get("file")
+    if upload is not None and upload.size:
+        return upload.read(MAX_BYTES + 1).decode("utf-8", "replace")
+    text = request.POST.get("toml", "").replace("\r\n", "\n")
+    if request.POST.get("side") == "toml":
+        return text
+    try:
+        return forms.merged(text, request.POST.dict())  # type: ignore[arg-type]
+    except SpecError:
+        return text
+
+
+def _code(request: HttpRequest) -> bytes | None:
+    """A script job's folder, packed; one byte more than is taken, so that the check can say it is too large."""
+    upload = request.FILES.get("code")
+    return upload.read(MAX_CODE + 1) if upload is not None and upload.size else None
+
+
+def _parent(request: HttpRequest, user: User) -> Job | None:
+    """The job that this one is cloned from."""
+    number = request.POST.get("from") or request.GET.get("from")
+    if not number:
+        return None
+    jobs = Job.objects.visible_to(user)
+    return get_object_or_404(jobs, pk=int(number) if number.isdigit() and len(number) < 19 else 0)
+
+
+def _first_text(user: User, parent: Job | None) -> str:
+    if parent is None:
+        projects = list(Project.objects.visible_to(user).values_list("slug", flat=True)[:50])
+        mine = "default" if "default" in projects or not projects else projects[0]
+        return START.format(project=json.dumps(mine))
+    try:
+        return set_values(parent.spec_toml, {"name": _next_name(parent.name)})
+    except SpecError:
+        return parent.spec_toml
+
+
+def _next_name(name: str) -> str:
+    """`probe` → `probe-2` → `probe-3`."""
+    stem, dash, number = name.rpartition("-")
+    if dash and number.isdigit() and len(number) < 4:
+        return f"{stem}-{int(number) + 1}"
+    return f"{name[:60]}-2"
+
+
+def _sections(user: User, drafted: Draft) -> list[forms.Section]:
+    projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
+    return forms.sections(drafted.data, drafted.problems, projects)
+
+
+def _context(user: User, drafted: Draft, parent: Job | None) -> dict[str, Any]:
+    changes = _changes(parent.spec_toml, drafted.text) if parent else []
+    return {
+        "section": "submit",
+        "draft": drafted,
+        "marks_json": json.dumps([mark for mark in drafted.marks if mark["line"]]),
+        "sections": _sections(user, drafted),
+        "parent": parent,
+        "changes": changes,
+        "changed": sum(mark == "ins" for mark, _ in changes) or sum(mark == "del" for mark, _ in changes),
+        "key": uuid.uuid4().hex,
+    }
+
+
+def _render(request: HttpRequest, drafted: Draft, parent: Job | None, status: int = 200) -> HttpResponse:
+    return render(request, "jobs/submit.html", _context(cast(User, request.user), drafted, parent), status=status)
+
+
+def _changes(before: str, after: str) -> list[tuple[str, str]]:
+    """Lines that differ, each with a little around it: ("same" | "del" | "ins" | "gap", line)."""
+    marks = {" ": "same", "-": "del", "+": "ins", "@": "gap"}
+    lines = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1))[2:]
+    return [(marks[line[0]], line[1:]) for line in lines if line[:1] in marks]

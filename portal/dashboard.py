@@ -1,0 +1,229 @@
+"""The home page: what happened since the person looked, what runs, what waits, what is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from jobs.life import number, reason
+from jobs.models import Attempt, Checkpoint, Job
+from jobs.sparks import sparks
+from jobs.views.rows import Row
+from nodes.models import Node
+from portal import words
+from portal.models import User
+
+FIRST_LOOK = timedelta(days=1)  # how far back the page goes for somebody who never said that they looked
+FURTHEST = timedelta(days=14)
+MOST_NEWS = 20
+MOST_ROWS = 10
+MOST_CELLS = 16
+
+
+@dataclass(frozen=True)
+class News:
+    """One line of "Since you looked": an attempt that ended, and what became of the job after it."""
+
+    attempt: Attempt
+    job: Job
+    why: str
+    after: str  # what Vigil did
+    move: str  # what the person is asked to do; "" where nothing
+    checkpoint: int | None
+
+    @property
+    def went_badly(self) -> bool:
+        return self.attempt.state in Attempt.ENDED_BADLY
+
+    @property
+    def goes_on(self) -> bool:
+        """A later attempt of the same job has followed."""
+        return self.job.latest_id != self.attempt.pk
+
+    @property
+    def took(self) -> str:
+        start, end = self.attempt.started_at, self.attempt.ended_at
+        return words.duration((end - start).total_seconds()) if start and end else ""
+
+    @property
+    def validation(self) -> float | None:
+        return number(self.attempt.latest, "validation_loss")
+
+
+@login_required
+@require_safe
+def home(request: HttpRequest) -> HttpResponse:
+    user = cast(User, request.user)
+    now = timezone.now()
+    since = max(user.seen_at or now - FIRST_LOOK, now - FURTHEST)
+    news = _news(user, since)
+    running, more_running = _rows(user, ("running", "suspended", "completing"), now)
+    waiting, more_waiting = _rows(user, ("pending",), now)
+    nodes = list(Node.objects.all())
+    context = {
+        "section": "home",
+        "now": now,
+        "since": since,
+        "news": news,
+        "running": running,
+        "more_running": more_running,
+        "waiting": waiting,
+        "more_waiting": more_waiting,
+        "sparks": sparks([row.attempt.pk for row in running]),
+        "places": [Place(node) for node in nodes],
+        "free": free_now(nodes),
+        "has_jobs": bool(news or running or waiting) or Job.objects.visible_to(user).exists(),
+        "say": say(news, len(running) + more_running, len(waiting) + more_waiting, now),
+    }
+    return render(request, "portal/home.html", context)
+
+
+@login_required
+@require_POST
+def seen(request: HttpRequest) -> HttpResponse:
+    """Everything that the page showed has been read: up to the moment that it was made."""
+    user = cast(User, request.user)
+    try:
+        until = datetime.fromisoformat(request.POST.get("until", ""))
+    except ValueError:
+        until = timezone.now()
+    if timezone.is_naive(until) or until > timezone.now():
+        until = timezone.now()
+    User.objects.filter(pk=user.pk).filter(Q(seen_at=None) | Q(seen_at__lt=until)).update(seen_at=until)
+    return redirect("home")
+
+
+def _news(user: User, since: datetime) -> list[News]:
+    """Attempts of the person's own jobs that ended, newest first."""
+    ended = (
+        Attempt.objects.filter(job__owner=user, job__in=Job.objects.visible_to(user), ended_at__gt=since)
+        .select_related("job", "job__latest", "job__latest__resume_from", "job__project", "job__owner")
+        .order_by("-ended_at")[:MOST_NEWS]
+    )
+    attempts = list(ended)
+    newest: dict[int, int] = {}
+    usable = [Checkpoint.State.COMMITTED, Checkpoint.State.VERIFIED]
+    for checkpoint in Checkpoint.objects.filter(attempt__in=attempts, state__in=usable).order_by("created_at"):
+        newest[checkpoint.attempt_id] = checkpoint.step
+    return [_line(attempt, newest.get(attempt.pk)) for attempt in attempts]
+
+
+def _line(attempt: Attempt, checkpoint: int | None) -> News:
+    job, after, move = attempt.job, "", ""
+    latest = job.latest
+    if latest is not None and latest.pk != attempt.pk:
+        start = latest.resume_from
+        after = f"Resumed from step {words.count(start.step)}." if start else "Started again from the beginning."
+    elif attempt.state in Attempt.ENDED_BADLY:
+        move = "resume" if checkpoint is not None else "clone"
+    return News(attempt, job, reason(attempt), after, move, checkpoint)
+
+
+def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[Row], int]:
+    """The person's own jobs in these states first, then their projects'; and how many more there are."""
+    found = Job.objects.visible_to(user).filter(latest__state__in=states).with_latest_attempt()
+    mine = list(found.filter(owner=user).order_by("-id")[:MOST_ROWS])
+    others = list(found.exclude(owner=user).order_by("-id")[: MOST_ROWS - len(mine)])
+    rows = [Row(job, now) for job in (*mine, *others)]
+    return rows, (found.count() - len(rows)) if len(rows) == MOST_ROWS else 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node in the drawing of free slots: a cell a GPU, or a CPU where there are no GPUs."""
+
+    node: Node
+
+    @property
+    def unit(self) -> str:
+        return "GPU" if self.node.gpus else "CPU"
+
+    @property
+    def total(self) -> int:
+        return self.node.gpus or self.node.cpus
+
+    @property
+    def used(self) -> int:
+        return min(self.total, self.node.gpus_used if self.node.gpus else self.node.cpus_used)
+
+    @property
+    def free(self) -> int:
+        return 0 if self.is_out else self.total - self.used
+
+    @property
+    def is_out(self) -> bool:
+        return any(word in self.node.state for word in ("down", "drain", "fail", "maint"))
+
+    @property
+    def cells(self) -> list[tuple[int, str]]:
+        """(x, look) of each cell; a cell stands for several where a node has more than fit."""
+        shown = min(self.total, MOST_CELLS)
+        if self.is_out:
+            return [(i * 8, "out") for i in range(shown)]
+        used = round(shown * self.used / self.total) if self.total else 0
+        if self.used and not used:
+            used = 1
+        return [(i * 8, "keep" if i < used else "free") for i in range(shown)]
+
+
+def free_now(nodes: list[Node]) -> str:
+    """ "5 of 64 GPUs. At most 3 on one node can start at once." in words; "" where no node is known."""
+    places = [Place(node) for node in nodes]
+    gpus = [place for place in places if place.unit == "GPU"]
+    counted = gpus or places
+    if not counted:
+        return ""
+    free, total = sum(place.free for place in counted), sum(place.total for place in counted)
+    text = f"{words.count(free)} of {words.plural(total, counted[0].unit)}."
+    most = max(place.free for place in counted)
+    return text + (f" At most {words.count(most)} on one node." if len(counted) > 1 and free else "")
+
+
+def say(news: list[News], running: int, waiting: int, now: datetime) -> tuple[str, str]:
+    """The sentence that leads the page: the worst that needs the person, else what happened, else how things are."""
+    stuck = [line for line in news if line.move]
+    recovered = [line for line in news if line.went_badly and line.goes_on]
+    done = [line for line in news if line.attempt.state == "completed"]
+    going = _going(running, waiting)
+    if stuck:
+        first = stuck[0]
+        verb = {"out_of_memory": "ran out of memory", "timeout": "reached its time limit", "node_fail": "lost a node"}
+        what = f"{first.job.name} {verb.get(first.attempt.state, 'failed')} {_at(first.attempt.ended_at, now)}"
+        others = f" So did {words.plural(len(stuck) - 1, 'other')}." if len(stuck) > 1 else ""
+        return f"{what} and waits for you.{others}", going
+    if recovered:
+        first = recovered[0]
+        return (
+            f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and goes on: {first.after[:1].lower()}{first.after[1:]}",
+            going,
+        )
+    if done:
+        names = words.listed([line.job.name for line in done[:3]])
+        more = f" and {words.count(len(done) - 3)} more" if len(done) > 3 else ""
+        return f"{names}{more} completed.", going
+    if running or waiting:
+        return going, "Nothing needs you."
+    return "Nothing runs.", "Nothing needs you."
+
+
+def _going(running: int, waiting: int) -> str:
+    if running and waiting:
+        return f"{words.plural(running, 'job')} {'runs' if running == 1 else 'run'}, {words.count(waiting)} {'waits' if waiting == 1 else 'wait'}."
+    if running:
+        return f"{words.plural(running, 'job')} {'runs' if running == 1 else 'run'}."
+    return f"{words.plural(waiting, 'job')} {'waits' if waiting == 1 else 'wait'}." if waiting else "Nothing runs now."
+
+
+def _at(then: datetime | None, now: datetime) -> str:
+    if then is None:
+        return ""
+    clock = words.clock(then, now)
+    return f"at {clock}" if timezone.localtime(then).date() == timezone.localtime(now).date() else f"on {clock}"

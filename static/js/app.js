@@ -1,0 +1,121 @@
+// What every page has: theme, times, dialogs, notices, keys, the lamp. Pages work without it, less comfortably.
+import { keepTime } from "./words.js";
+
+const root = document.documentElement;
+
+// Theme: the server reads the cookie, so the next page comes in it without a flash.
+function toggleTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : system;
+  root.dataset.theme = dark ? "light" : "dark";
+  const secure = location.protocol === "https:" ? "; secure" : "";
+  document.cookie = `theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=lax${secure}`;
+  document.dispatchEvent(new Event("vigil:theme"));
+}
+
+// A notice at the lower right. Errors stay until dismissed; the rest goes by itself.
+export function toast(text, state = "completed") {
+  const box = document.createElement("div");
+  box.className = "toast";
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("class", "glyph");
+  svg.dataset.state = state;
+  svg.setAttribute("aria-hidden", "true");
+  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  use.setAttribute("href", `#s-${state}`);
+  svg.append(use);
+  const words = document.createElement("div");
+  words.textContent = text;
+  const close = document.createElement("button");
+  close.className = "button plain small quiet";
+  close.type = "button";
+  close.dataset.do = "dismiss";
+  close.setAttribute("aria-label", "Dismiss");
+  close.textContent = "×";
+  box.append(svg, words, close);
+  document.getElementById("toasts").append(box);
+  if (state === "completed") fade(box);
+  return box;
+}
+
+function fade(box) {
+  setTimeout(() => (box.matches(":hover, :focus-within") ? fade(box) : box.remove()), 8000);
+}
+
+// The lamp: lit while this page hears of changes as they happen.
+export function lamp(live, text) {
+  const element = document.getElementById("lamp");
+  if (!element) return;
+  element.toggleAttribute("data-live", live);
+  const words = text || (live ? "Live" : "Not live");
+  if (element.textContent !== words) element.textContent = words;
+}
+
+const doers = {
+  dismiss: (button) => button.closest(".toast").remove(),
+  open: (button) => document.getElementById(button.dataset.target)?.showModal(),
+  copy: async (button) => {
+    const source = document.getElementById(button.dataset.target);
+    try {
+      await navigator.clipboard.writeText(source.textContent.trim());
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(source);
+    }
+  },
+};
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-do]");
+  if (button && doers[button.dataset.do]) doers[button.dataset.do](button, event);
+});
+
+document.addEventListener("submit", (event) => {
+  if (event.target.dataset.do === "theme") {
+    event.preventDefault();
+    toggleTheme();
+  }
+});
+
+// Keys: / search, g then h, j or s to go; pages add their own. None acts destructively.
+let leading = 0;
+document.addEventListener("keydown", (event) => {
+  if (event.target.closest("input, textarea, select, dialog, [contenteditable]") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") {
+    const box = document.querySelector("[type=search]");
+    if (box) {
+      box.focus();
+      box.select();
+      event.preventDefault();
+    }
+  } else if (event.key === "g") {
+    leading = event.timeStamp;
+  } else if (event.timeStamp - leading < 1200) {
+    const place = { h: "/", j: "/jobs", s: "/submit" }[event.key];
+    leading = 0;
+    if (place) {
+      event.stopImmediatePropagation();
+      location.assign(place);
+    }
+  }
+});
+
+// htmx: what went wrong is said, never swallowed.
+document.addEventListener("htmx:responseError", (event) => {
+  const status = event.detail.xhr.status;
+  if (status === 401 || status === 403) toast("You are signed out, or may not see this any more. Reload the page.", "failed");
+  else toast(`The portal answered ${status}. Training goes on; reload in a moment.`, "failed");
+});
+document.addEventListener("htmx:sendError", () => {
+  if (!document.querySelector("#toasts [data-offline]")) {
+    toast("The portal does not answer. Training goes on; this page catches up when it is back.", "pending").dataset.offline = "";
+  }
+});
+document.addEventListener("htmx:afterRequest", (event) => {
+  if (event.detail.successful) document.querySelector("#toasts [data-offline]")?.remove();
+});
+
+for (const box of document.querySelectorAll("#toasts .toast")) {
+  if (!box.querySelector('[data-state="failed"]')) fade(box);
+}
+keepTime();

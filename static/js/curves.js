@@ -1,0 +1,159 @@
+// Columns of a curve in typed arrays: append, merge, smooth, put side by side. No drawing here.
+
+// One curve: steps rising, one or several value columns ("value", or "min", "max", "mean"; a band has "median" and "worst" too).
+export class Curve {
+  constructor(columns) {
+    this.names = columns;
+    this.n = 0;
+    this.step = new Float64Array(256);
+    this.columns = Object.fromEntries(columns.map((name) => [name, new Float64Array(256)]));
+  }
+
+  static of(step, columns) {
+    const curve = new Curve(Object.keys(columns));
+    curve.merge(step, columns);
+    return curve;
+  }
+
+  get first() {
+    return this.n ? this.step[0] : null;
+  }
+
+  get last() {
+    return this.n ? this.step[this.n - 1] : null;
+  }
+
+  // Newer points win over those at the same steps, and over what lies between them: that stretch was done anew.
+  merge(step, columns) {
+    if (!step.length) return;
+    const order = rising(step) ? null : Array.from(step.keys()).sort((a, b) => step[a] - step[b]);
+    const at = (i) => (order ? order[i] : i);
+    const from = this.place(step[at(0)]);
+    const tail = this.place(step[at(step.length - 1)] + 0.5);
+    const kept = this.n - tail;
+    this.room(from + step.length + kept);
+    for (const array of [this.step, ...Object.values(this.columns)]) array.copyWithin(from + step.length, tail, this.n);
+    for (let i = 0; i < step.length; i += 1) {
+      this.step[from + i] = step[at(i)];
+      for (const name of this.names) this.columns[name][from + i] = value(columns[name], at(i));
+    }
+    this.n = from + step.length + kept;
+  }
+
+  // The index of the first point at or after a step.
+  place(step) {
+    let low = 0;
+    let high = this.n;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.step[middle] < step) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  room(n) {
+    if (n <= this.step.length) return;
+    const size = Math.max(n, this.step.length * 2);
+    const grow = (array) => {
+      const larger = new Float64Array(size);
+      larger.set(array);
+      return larger;
+    };
+    this.step = grow(this.step);
+    for (const name of this.names) this.columns[name] = grow(this.columns[name]);
+  }
+
+  // A column as long as there are points.
+  column(name) {
+    return this.columns[name].subarray(0, this.n);
+  }
+
+  get steps() {
+    return this.step.subarray(0, this.n);
+  }
+
+  // What stands for the curve where one number is wanted.
+  get main() {
+    return this.column(["value", "mean", "median"].find((name) => name in this.columns));
+  }
+}
+
+const value = (column, i) => {
+  const v = column?.[i];
+  return v === null || v === undefined ? Number.NaN : v;
+};
+
+function rising(step) {
+  for (let i = 1; i < step.length; i += 1) if (step[i] <= step[i - 1]) return false;
+  return true;
+}
+
+// A debiased exponential mean over x, started anew at every break and after every gap.
+export function smooth(step, values, halfLife, breaks) {
+  const out = new Float64Array(values.length);
+  let mean = 0;
+  let weight = 0;
+  let next = 0;
+  for (let i = 0; i < values.length; i += 1) {
+    if (!Number.isFinite(values[i])) {
+      weight = 0;
+      out[i] = Number.NaN;
+      continue;
+    }
+    while (next < breaks.length && breaks[next] <= step[i]) {
+      if (i && breaks[next] > step[i - 1]) weight = 0;
+      next += 1;
+    }
+    const decay = weight === 0 ? 0 : 0.5 ** ((step[i] - step[i - 1]) / halfLife);
+    mean = decay * mean + (1 - decay) * values[i];
+    weight = decay * weight + (1 - decay);
+    out[i] = mean / weight;
+  }
+  return out;
+}
+
+// Several curves over one x, as uPlot wants them: null where a curve has no point, a real gap only inside one.
+export function align(curves) {
+  if (curves.length === 1) return [curves[0].x, ...curves[0].ys.map(plain)];
+  const all = new Set();
+  for (const curve of curves) for (const step of curve.x) all.add(step);
+  const x = Float64Array.from(all).sort();
+  const columns = [];
+  for (const curve of curves) {
+    const outs = curve.ys.map(() => new Array(x.length).fill(undefined));
+    let j = 0;
+    for (let i = 0; i < x.length && j < curve.x.length; i += 1) {
+      if (curve.x[j] !== x[i]) continue;
+      curve.ys.forEach((ys, k) => {
+        outs[k][i] = Number.isFinite(ys[j]) ? ys[j] : null;
+      });
+      j += 1;
+    }
+    columns.push(...outs);
+  }
+  return [x, ...columns];
+}
+
+const plain = (ys) => Array.from(ys, (v) => (Number.isFinite(v) ? v : null));
+
+// The first and the last step of each stretch that is not a number, with a word for it.
+export function gapsIn(step, values) {
+  const gaps = [];
+  for (let i = 0; i < step.length; i += 1) {
+    if (Number.isFinite(values[i])) continue;
+    const from = step[i];
+    const what = Number.isNaN(values[i]) ? "NaN" : "Inf";
+    while (i + 1 < step.length && !Number.isFinite(values[i + 1])) i += 1;
+    gaps.push([from, step[i], what]);
+  }
+  return gaps;
+}
+
+// The values that a share of the sorted ones lies below.
+export function quantiles(values, low, high) {
+  const sorted = Float64Array.from(values).sort();
+  if (!sorted.length) return null;
+  const at = (share) => sorted[Math.min(sorted.length - 1, Math.max(0, Math.round(share * (sorted.length - 1))))];
+  return [at(low), at(high)];
+}

@@ -1,0 +1,56 @@
+// Home: what runs is kept true in place; what begins or ends makes the page anew.
+import { lamp } from "./app.js";
+import { followJobs } from "./live.js";
+import { loss, measure, NBSP, percent } from "./words.js";
+
+const CHANGED_MS = 2_000;
+let timer = 0;
+
+// A dialog or a selection is left alone; several changes at once are one.
+function changed() {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    if (document.visibilityState === "visible") htmx.trigger("#home", "vigil:changed");
+    else document.addEventListener("visibilitychange", changed, { once: true });
+  }, CHANGED_MS);
+}
+
+const number = (value) => (typeof value === "string" ? Number(value) : value);
+
+function set(row, name, text) {
+  const element = row.querySelector(`[data-live="${name}"]`);
+  if (element && element.textContent !== text) element.textContent = text;
+}
+
+function told(line) {
+  const row = document.querySelector(`#home [data-job="${line.job}"]`);
+  if (!row || row.dataset.state !== line.state) {
+    if (!row || line.state !== row.dataset.state) changed();
+    return;
+  }
+  if (line.step === null || !row.matches("tr")) return;
+  if (line.steps) {
+    row.querySelector('[data-live="bar"]').value = Math.min(1, line.step / line.steps);
+    set(row, "percent", percent(Math.min(1, line.step / line.steps)));
+  }
+  const { loss: value, tokens_per_second: tokens, samples_per_second: samples } = line.latest || {};
+  if (value !== undefined) set(row, "loss", loss(number(value)));
+  if (tokens !== undefined) set(row, "speed", `${measure(number(tokens))}${NBSP}tok/s`);
+  else if (samples !== undefined) set(row, "speed", `${measure(number(samples))}${NBSP}samples/s`);
+}
+
+let first = true;
+followJobs({
+  jobs: (lines) => {
+    lamp(true);
+    lines.forEach(told);
+  },
+  stale: (isStale) => lamp(!isStale),
+  reread: () => {
+    lamp(true);
+    if (first) first = false;
+    else changed();
+  },
+});
+// Sparks and estimates grow old by themselves.
+setInterval(changed, 60_000);

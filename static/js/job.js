@@ -1,0 +1,164 @@
+// A job's page: the head kept true, charts fed, tails refreshed. One socket.
+import { lamp } from "./app.js";
+import { follow } from "./live.js";
+import { count, duration, loss, measure, nowClock } from "./words.js";
+
+const life = document.getElementById("life");
+const grid = document.getElementById("charts");
+const job = Number(life.dataset.job);
+const LIFE_MS = 5_000; // the head is made anew at most this often
+
+// The head: swapped by htmx when something in it changed, soon after a change of state, else every five seconds.
+let wanted = 0;
+let last = 0;
+function retell(soon = false) {
+  const wait = Math.max(soon ? 100 : 0, soon ? 0 : last + LIFE_MS - Date.now());
+  if (wanted && !soon) return;
+  clearTimeout(wanted);
+  wanted = setTimeout(() => {
+    wanted = 0;
+    last = Date.now();
+    // A dialog that somebody is filling in is not swapped away under them.
+    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]")) htmx.trigger(life, "vigil:life");
+    else retell();
+  }, wait);
+}
+
+const put = (name, text) => {
+  const element = life.querySelector(`[data-live="${name}"]`);
+  if (element && element.textContent !== text) element.textContent = text;
+};
+
+function heard(header) {
+  if (header.step !== null && header.step !== undefined) {
+    put("step", count(header.step));
+    put("now-step", ` · step ${count(header.step)}`);
+    const bar = life.querySelector('[data-live="step-bar"]');
+    if (bar && header.steps) bar.value = Math.min(1, header.step / header.steps);
+  }
+  const changed = header.state !== life.dataset.state || String(header.number) !== (life.dataset.number || String(header.number));
+  life.dataset.state = header.state;
+  life.dataset.number = header.number;
+  retell(changed);
+  if (changed) reread();
+}
+
+const facts = {
+  loss: (value) => put("loss", loss(value)),
+  validation_loss: (value) => put("loss-small", `val ${loss(value)}`),
+  tokens_per_second: (value) => put("speed", measure(value)),
+  samples_per_second: (value) => put("speed", measure(value)),
+  step_seconds: (value) => put("step_seconds", duration(value)),
+};
+
+function points(entries) {
+  for (const entry of entries) {
+    if (entry.kind === "value" && entry.rank === 0 && entry.n) facts[entry.name]?.(entry.value[entry.n - 1]);
+  }
+  for (const [figure, drawn] of charts) {
+    const mine = entries.filter((entry) => figure.wants(entry)).map(columns);
+    if (mine.length) drawn.append(mine);
+  }
+}
+
+const columns = (entry) =>
+  entry.kind === "band"
+    ? { name: entry.name, step: entry.step, columns: { min: entry.min, median: entry.median, max: entry.max, worst_rank: entry.worst } }
+    : { name: entry.name, step: entry.step, value: entry.value };
+
+// Charts
+
+const charts = new Map();
+const read = (id) => JSON.parse(document.getElementById(id)?.textContent || "null");
+
+async function draw() {
+  const { chart } = await import("./charts.js");
+  const specs = read("figures");
+  for (const spec of specs) {
+    const element = grid.querySelector(`[data-chart="${spec.id}"]`);
+    const names = new Set(spec.series.map((s) => s.name));
+    const rank = spec.rank ?? 0;
+    spec.wants = (entry) => names.has(entry.name) && (spec.band ? entry.kind === "band" : entry.kind === "value" && entry.rank === rank);
+    const drawn = chart(element, spec, fetchRange);
+    drawn.reread = reread;
+    charts.set(spec, drawn);
+  }
+  const size = new ResizeObserver(() => charts.forEach((drawn) => drawn.resize()));
+  size.observe(grid);
+  const again = () => charts.forEach((drawn) => drawn.rebuild());
+  document.addEventListener("vigil:theme", again);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+  const first = read("series");
+  if (first) load(first);
+  else setTimeout(() => charts.forEach((drawn) => drawn.loaded || drawn.plot.classList.add("skeleton")), 200);
+}
+
+// What the server has: one question for the curves, one for the bands.
+async function ask(specs, range) {
+  const points = Math.round(2 * Math.max(300, grid.clientWidth * 0.62));
+  const answer = { items: [], bands: [], version: null };
+  const groups = new Map();
+  for (const spec of specs) {
+    const key = spec.band ? "band" : `rank ${spec.rank ?? 0}`;
+    if (!groups.has(key)) groups.set(key, { band: Boolean(spec.band), rank: spec.rank ?? 0, names: new Set() });
+    for (const s of spec.series) groups.get(key).names.add(s.name);
+  }
+  await Promise.all(
+    [...groups.values()].map(async ({ band, rank, names }) => {
+      const query = new URLSearchParams([...names].map((name) => ["name", name]));
+      query.set("points", points);
+      if (band) query.set("band", "1");
+      else query.set("rank", rank);
+      if (range) {
+        query.set("from", Math.floor(range[0]));
+        query.set("to", Math.ceil(range[1]));
+      }
+      const response = await fetch(`/api/v1/jobs/${job}/series?${query}`, { headers: { Accept: "application/json" } });
+      if (!response.ok) throw new Error(`series: ${response.status}`);
+      const found = await response.json();
+      answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, asked: rank })));
+      // Both are right up to the older of the two.
+      answer.version = answer.version === null ? found.version : Math.min(answer.version, found.version);
+    }),
+  );
+  return answer;
+}
+
+const itemsFor = (spec, answer) => {
+  const names = new Set(spec.series.map((s) => s.name));
+  const found = spec.band ? answer.bands : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
+  return found.filter((item) => names.has(item.name));
+};
+
+const fetchRange = async (spec, from, to) => itemsFor(spec, await ask([spec], [from, to]));
+
+function load(answer) {
+  for (const [spec, drawn] of charts) drawn.load(itemsFor(spec, answer));
+  return answer.version;
+}
+
+async function reread() {
+  if (!charts.size) return undefined;
+  return load(await ask([...charts.keys()]));
+}
+
+function stale(isStale) {
+  lamp(!isStale);
+  for (const drawn of charts.values()) drawn.stale(isStale && life.dataset.alive === "1" ? `as of ${nowClock()}` : "");
+}
+
+if (grid) await draw();
+
+follow(job, {
+  points,
+  state: (header) => {
+    lamp(true);
+    heard(header);
+  },
+  event: (event) => event.kind === "checkpoint.committed" && retell(true),
+  stale,
+  reread,
+});
+
+const tail = document.getElementById("log-tail");
+if (tail) setInterval(() => document.visibilityState === "visible" && life.dataset.state === "running" && htmx.trigger(tail, "vigil:tail"), 5_000);

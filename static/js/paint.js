@@ -1,0 +1,96 @@
+// What a chart paints besides its lines: colours from the tokens, attempts, values that are no numbers, limits.
+const probe = document.createElement("i");
+probe.hidden = true;
+document.body.append(probe);
+const known = new Map();
+
+// A token's colour as the canvas wants it; looked up once a theme.
+export function token(name, alpha = 1) {
+  const key = `${name} ${alpha}`;
+  if (!known.has(key)) {
+    probe.style.color = alpha === 1 ? `var(${name})` : `color-mix(in srgb, var(${name}) ${alpha * 100}%, transparent)`;
+    known.set(key, getComputedStyle(probe).color);
+  }
+  return known.get(key);
+}
+
+export const forget = () => known.clear();
+
+export const tint = (series, alpha = 1) => token(series.color ? `--series-${series.color}` : "--muted", alpha);
+
+// Every second attempt shaded, and each begins with a hairline in the colour of how the one before it ended.
+export function paintAttempts(u, breaks) {
+  const { ctx, bbox } = u;
+  const ratio = devicePixelRatio;
+  const edge = bbox.left + bbox.width;
+  ctx.save();
+  ctx.font = `500 ${10.5 * ratio}px Inter`;
+  ctx.textBaseline = "top";
+  breaks.forEach((b, i) => {
+    const x = u.valToPos(b.at, "x", true);
+    const from = Math.max(bbox.left, x);
+    const to = Math.min(edge, i + 1 < breaks.length ? u.valToPos(breaks[i + 1].at, "x", true) : edge);
+    if (to <= from) return;
+    if (i % 2) {
+      ctx.fillStyle = token("--ink", 0.035);
+      ctx.fillRect(from, bbox.top, to - from, bbox.height);
+    }
+    if (i && x >= bbox.left) {
+      ctx.fillStyle = token(b.state ? `--${b.state}` : "--line-strong");
+      ctx.fillRect(Math.round(from), bbox.top, ratio, bbox.height);
+    }
+    if (breaks.length > 1 && to - from > 60 * ratio) {
+      ctx.fillStyle = token("--faint");
+      ctx.fillText(b.label, from + 5 * ratio, bbox.top + 2 * ratio);
+    }
+  });
+  ctx.restore();
+}
+
+// Where values were NaN or infinite: the line stops, and a red foot says why.
+export function paintGaps(u, gaps) {
+  const { ctx, bbox } = u;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  ctx.font = `600 ${10 * ratio}px Inter`;
+  ctx.textBaseline = "bottom";
+  let labelled = -1e9;
+  for (const [from, to, what] of gaps) {
+    const x = u.valToPos(from, "x", true);
+    const width = Math.max(4 * ratio, u.valToPos(to, "x", true) - x);
+    if (x + width < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.fillStyle = token("--failed", 0.12);
+    ctx.fillRect(x, bbox.top, width, bbox.height);
+    ctx.fillStyle = token("--failed");
+    ctx.fillRect(x, bbox.top + bbox.height - 3 * ratio, width, 3 * ratio);
+    if (x - labelled > 40 * ratio && x + width + 30 * ratio < bbox.left + bbox.width) {
+      ctx.fillText(what, x + width + 3 * ratio, bbox.top + bbox.height - 2 * ratio);
+      labelled = x;
+    }
+  }
+  ctx.restore();
+}
+
+// References such as the clipping norm: dashed, muted, named at the right.
+export function paintLimits(u, limits) {
+  const { ctx, bbox } = u;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  ctx.font = `500 ${10 * ratio}px Inter`;
+  ctx.textAlign = "right";
+  ctx.textBaseline = "bottom";
+  for (const { value, label } of limits) {
+    const y = Math.round(u.valToPos(value, "y", true));
+    if (y < bbox.top || y > bbox.top + bbox.height) continue;
+    ctx.strokeStyle = token("--muted");
+    ctx.setLineDash([4 * ratio, 4 * ratio]);
+    ctx.lineWidth = ratio;
+    ctx.beginPath();
+    ctx.moveTo(bbox.left, y);
+    ctx.lineTo(bbox.left + bbox.width, y);
+    ctx.stroke();
+    ctx.fillStyle = token("--faint");
+    ctx.fillText(label, bbox.left + bbox.width, y - 2 * ratio);
+  }
+  ctx.restore();
+}

@@ -1,0 +1,70 @@
+// The head of a chart: legend and readout in one line, with its place reserved.
+import { count, loss, measure } from "./words.js";
+
+export class Readout {
+  constructor(element, lines) {
+    this.element = element;
+    this.lines = lines;
+    this.shown = lines.map((line, column) => ({ line, column })).filter(({ line }) => line.kind !== "high" && !line.silent);
+    this.at = this.item("step", null);
+    this.cells = this.shown.map(({ line }) => this.item(line.label || line.name, line));
+    this.late = document.createElement("span");
+    this.late.className = "late";
+    element.replaceChildren(this.at.span, ...this.cells.map((cell) => cell.span), this.late);
+  }
+
+  item(text, line) {
+    const span = document.createElement("span");
+    const value = document.createElement("b");
+    value.textContent = "–";
+    if (line) {
+      const swatch = document.createElement("i");
+      swatch.dataset.kind = line.kind === "low" ? "band" : line.kind || "line";
+      span.className = `s${line.color}`;
+      span.append(swatch);
+      if (line.kind === "low") value.className = "wide";
+    }
+    span.append(`${text} `, value);
+    return { span, value };
+  }
+
+  // The values at an index of the aligned columns; null: the newest of each.
+  show(data, index) {
+    if (!data) {
+      for (const cell of [this.at, ...this.cells]) cell.value.textContent = "–";
+      return;
+    }
+    const [x, ...columns] = data;
+    const i = index ?? x.length - 1;
+    put(this.at.value, count(x[i]));
+    this.shown.forEach(({ line, column }, n) => {
+      const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
+      const form = line.digits === 3 ? loss : measure;
+      put(this.cells[n].value, line.kind === "low" ? `${form(read(column))}–${form(read(column + 1))}` : form(read(column)));
+      this.cells[n].span.hidden = line.kind === "ghost" && !columns[column].some((v) => v !== null && v !== undefined);
+    });
+  }
+
+  stale(text) {
+    put(this.late, text);
+  }
+
+  speak() {
+    this.element.setAttribute("aria-live", "polite");
+  }
+
+  hush() {
+    this.element.removeAttribute("aria-live");
+  }
+}
+
+// The value there, or the newest before it: curves have their points at different steps.
+function at(column, index, backwards) {
+  let i = index;
+  while (i > 0 && (column[i] === undefined || (backwards && column[i] === null))) i -= 1;
+  return column[i] ?? null;
+}
+
+function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

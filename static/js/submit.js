@@ -1,0 +1,119 @@
+// Submit: form and text in step by way of the server, and the text drawn with its errors at their lines.
+const form = document.getElementById("spec");
+const side = document.getElementById("side");
+const sync = document.getElementById("sync");
+const FORM_MS = 350;
+const TEXT_MS = 500;
+
+let timer = 0;
+function changed(which, wait) {
+  side.value = which;
+  clearTimeout(timer);
+  timer = setTimeout(() => htmx.trigger(sync, "vigil:sync"), wait);
+}
+
+form.addEventListener("input", (event) => {
+  if (event.target.id === "toml") {
+    draw();
+    changed("toml", TEXT_MS);
+  } else if (event.target.matches("#fields input:not([type=file]), #fields textarea")) changed("form", FORM_MS);
+});
+form.addEventListener("change", (event) => {
+  if (event.target.matches("#fields select")) changed("form", 0);
+  if (event.target.id === "file") open(event.target.files[0]);
+});
+
+form.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-do]");
+  if (button?.dataset.do === "check") {
+    event.preventDefault();
+    changed(side.value, 0);
+    document.getElementById("findings").scrollIntoView({ block: "nearest" });
+  }
+  if (button?.dataset.do === "fill") {
+    const box = document.getElementById(button.dataset.field);
+    box.value = button.dataset.value;
+    box.focus();
+    changed("form", 0);
+  }
+});
+
+// A file is read here and becomes the text; nothing is sent before Submit.
+async function open(file) {
+  if (!file) return;
+  const text = file.size <= 65_536 ? await file.text() : `# ${file.name} is larger than 64 KB: no specification is.`;
+  document.getElementById("file").value = "";
+  take(text);
+}
+
+function take(text) {
+  const box = document.getElementById("toml");
+  box.value = text;
+  draw();
+  changed("toml", 0);
+}
+
+form.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
+form.addEventListener("drop", (event) => {
+  if (!event.dataTransfer.files.length || event.target.closest("[type=file]")) return;
+  event.preventDefault();
+  open(event.dataTransfer.files[0]);
+});
+
+// The editor: a textarea over a drawn copy of itself.
+
+const VALUE = /("(?:\\.|[^"\\])*"|'[^']*'|\b(?:true|false)\b|[+-]?\d[\d_.:eE+-]*)/;
+
+function drawn(line) {
+  const span = document.createElement("span");
+  const comment = line.match(/^((?:[^"'#]|"(?:\\.|[^"\\])*"|'[^']*')*)(#.*)$/);
+  const code = comment ? comment[1] : line;
+  if (/^\s*\[/.test(code) && !code.includes("=")) span.append(piece("t", code));
+  else {
+    code.split(VALUE).forEach((part, i) => part && span.append(i % 2 ? piece("v", part) : part));
+  }
+  if (comment) span.append(piece("n", comment[2]));
+  return span;
+}
+
+function piece(kind, text) {
+  const span = document.createElement("span");
+  span.className = kind;
+  span.textContent = text;
+  return span;
+}
+
+function draw() {
+  const editor = document.getElementById("editor");
+  const box = editor.querySelector("textarea");
+  const pre = editor.querySelector("pre");
+  const lines = box.value.split("\n").map(drawn);
+  for (const { line, why } of JSON.parse(document.getElementById("marks").dataset.marks || "[]")) {
+    const at = lines[line - 1];
+    if (!at || at.hasAttribute("data-invalid")) continue;
+    at.dataset.invalid = "";
+    at.append(piece("why", `  ← ${why.split(/(?<=[.!?])\s/)[0].replace(/\.$/, "")}`));
+  }
+  pre.hidden = false;
+  pre.replaceChildren(...lines);
+  editor.dataset.drawn = "";
+}
+
+// Errors are tied to their fields; after a try to submit the first of them gets the focus.
+function tie() {
+  for (const field of form.querySelectorAll(".field")) {
+    const box = field.querySelector("input:not([type=file]), select, textarea");
+    const wrong = Boolean(field.querySelector(".error"));
+    field.toggleAttribute("data-invalid", wrong);
+    if (wrong) box?.setAttribute("aria-invalid", "true");
+    else box?.removeAttribute("aria-invalid");
+  }
+}
+
+document.addEventListener("htmx:afterSettle", () => {
+  tie();
+  draw();
+});
+
+draw();
+form.querySelector("[aria-invalid]")?.focus();
