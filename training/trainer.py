@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import sys
 import time
 from types import ModuleType
 from typing import Any
@@ -321,7 +322,7 @@ class Trainer:
         """The last checkpoint, committed before anybody leaves."""
         self.meter.flush()
         reason = self.stop.reason or "signal"
-        if stopping and self.world.leads:
+        if stopping and self.world.leads and not self.place.launched:  # the launcher has told it
             self.reporter.event("stop.requested", reason=reason)
         self._phase("save")
         last = self._last_checkpoint()
@@ -355,7 +356,11 @@ class Trainer:
 
 def set_determinism(wanted: str) -> None:
     """bitwise: only kernels that give the same bits every time. fast: whatever is fastest."""
-    torch.use_deterministic_algorithms(wanted == "bitwise")
+    if "torch._inductor" in sys.modules:
+        torch.use_deterministic_algorithms(wanted == "bitwise")
+    else:
+        # The public function also tells torch.compile, importing it for that: as long again as torch's own import.
+        torch._C._set_deterministic_algorithms(wanted == "bitwise", warn_only=False)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = wanted == "fast"
 
