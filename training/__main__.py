@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training import config, manifest, place
+from training import config, hang, manifest, place
 from training.heartbeat import Heartbeat
 from training.report import Reporter
-from training.stopping import StopRequest, dump_stacks_on_usr2
+from training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from training.distributed import World
@@ -62,7 +62,7 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = None
     if where is not None:
-        dump_stacks_on_usr2(where.attempt_dir, incarnation=where.incarnation, rank=rank)
+        hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
         heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
     # cuBLAS picks its workspace, and with it the order of sums, when it is first loaded.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -73,7 +73,7 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
     world = distributed.join(on_cpu=run.on_cpu)
     if where is None:
         where = _place_by_hand(world, run, options)
-        dump_stacks_on_usr2(where.attempt_dir, incarnation=where.incarnation, rank=rank)
+        hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
         heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
     assert heartbeat is not None
     stop.watch(where.attempt_dir)

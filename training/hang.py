@@ -22,7 +22,7 @@ _kept: list[object] = []  # faulthandler needs the file to stay open
 
 def install(attempt_dir: Path, *, rank: int, incarnation: int) -> None:
     """Once a process. SIGUSR2 writes stacks/<incarnation>.<rank>.txt; a DUMP byte flight/<incarnation>.<rank>.json."""
-    (attempt_dir / "stacks").mkdir(exist_ok=True)
+    (attempt_dir / "stacks").mkdir(parents=True, exist_ok=True)
     file = open(attempt_dir / "stacks" / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115
     _kept.append(file)
     faulthandler.enable()

@@ -7,13 +7,11 @@ ends the process.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from training.rendezvous import read_json, write_json
 
@@ -66,15 +64,3 @@ class Stopped:
     def write(self, attempt_dir: Path) -> None:
         about = {"step": self.step, "name": self.name, "generation": self.generation, "reason": self.reason}
         write_json(attempt_dir / STOPPED, {**about, "time": time.time()}, durable=True)
-
-
-def dump_stacks_on_usr2(attempt_dir: Path, *, incarnation: int, rank: int) -> None:
-    """From here on SIGUSR2 writes all threads' stacks to stacks/<incarnation>.<rank>.txt, even in a hung collective."""
-    folder = attempt_dir / "stacks"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115 – open as long as the process lives
-    _OPEN.append(file)
-    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
-
-
-_OPEN: list[IO[str]] = []

@@ -49,7 +49,8 @@ class Launcher:
         self._shipping = Shipping(plan, attempt)
         self._meter = Meter(gpus=plan.gpus_per_node, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._began = (attempt.folder / "owner.json").stat().st_mtime
-        self._next_sample = self._next_look = 0.0
+        self._next_look = 0.0
+        self._next_sample = time.monotonic() + min(1.0, plan.sample_seconds)
         self._generation: int | None = None
         self._watchdog: Watchdog | None = None
 
@@ -243,6 +244,8 @@ class Launcher:
     def _judge(self, incarnation: Incarnation, budget: Budget) -> Verdict | None:
         failures = self._gather(incarnation.number)
         broken = self._members.broken(incarnation.number)
+        if read_generation(self._plan.job_dir) != incarnation.generation:  # a rank may have noticed before we did
+            broken = {"reason": "fenced"}
         if broken and broken["reason"] in {"hang", "node"}:
             kind: Kind = "hang" if broken["reason"] == "hang" else "node"
             error = str(broken.get("error") or "the launcher on its node was lost")
