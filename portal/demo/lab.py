@@ -1,0 +1,164 @@
+"""A believable lab to look around in: people, projects, nodes, jobs that ended well and badly, and one that runs.
+
+The past is told through the intake that real jobs report to; what runs is a real job of this machine's scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from jobs import submit
+from jobs.models import Attempt, Checkpoint, Job, Tag
+from jobs.spec import JobSpec
+from portal.demo.stories import LIVE, PEOPLE, PROJECTS, STORIES, Story, Try
+from portal.demo.telling import tell
+from portal.models import Membership, Project, User
+
+TAG = "demo"  # on everything that was made up
+
+
+def make() -> list[str]:
+    """Make what is missing; answers what was made, in words. Safe to call at every start."""
+    people = _people()
+    sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    made = []
+    known = set(Job.objects.filter(tags__name=TAG).values_list("name", flat=True))
+    for story in sorted(STORIES, key=lambda story: -story.tries[0].hours_ago):
+        if story.name not in known:
+            _tell_job(story, people.get(story.owner) or sysadmin or next(iter(people.values())))
+            made.append(story.name)
+    if sysadmin is not None:
+        made += [name for text in LIVE if (name := _start_job(sysadmin, text, known))]
+    return made
+
+
+def _people() -> dict[str, User]:
+    projects = {}
+    for slug, title in PROJECTS.items():
+        projects[slug], _ = Project.objects.get_or_create(slug=slug, defaults={"title": title})
+    people = {}
+    for username, (first, last, roles) in PEOPLE.items():
+        user, made = User.objects.get_or_create(username=username, defaults={"first_name": first, "last_name": last})
+        if made:  # nobody signs in as them but by a link that a sysadmin makes
+            user.set_unusable_password()
+            user.save(update_fields=["password"])
+        for slug, role in roles.items():
+            Membership.objects.get_or_create(user=user, project=projects[slug], defaults={"role": role})
+        people[username] = user
+    return people
+
+
+def _tell_job(story: Story, owner: User) -> None:
+    text = spec_text(story)
+    spec = JobSpec.parse_toml(text)
+    with transaction.atomic():
+        job = Job.objects.create(
+            project=Project.objects.get(slug=story.project), owner=owner, name=story.name, kind=spec.kind,
+            spec=spec.model_dump(mode="json"), spec_toml=text, notes=story.notes,
+        )  # fmt: skip
+        Tag.objects.bulk_create([Tag(job=job, name=name) for name in (TAG, *story.tags)])
+        Job.objects.filter(pk=job.pk).update(created_at=_ago(story.tries[0]) - timedelta(seconds=3))
+        for number, chapter in enumerate(story.tries, 1):
+            _tell_attempt(job, story, chapter, number)
+        _write_logs(job, story)
+    # Whoever looks for something to verify finds nothing: the bytes of these checkpoints never existed.
+    Checkpoint.objects.filter(job=job, state=Checkpoint.State.COMMITTED).update(state=Checkpoint.State.VERIFIED)
+
+
+def _ago(chapter: Try) -> datetime:
+    """When the attempt was submitted."""
+    return timezone.now() - timedelta(hours=chapter.hours_ago)
+
+
+def _tell_attempt(job: Job, story: Story, chapter: Try, number: int) -> None:
+    submitted = _ago(chapter)
+    started = submitted + timedelta(minutes=chapter.queued_minutes)
+    start = Checkpoint.objects.filter(job=job, step=chapter.steps[0][0]).order_by("-generation").first()
+    attempt = Attempt.objects.create(
+        job=job, number=number, state="running", steps=story.steps, resume_from=start,
+        origin=Attempt.Origin.SUBMITTED if number == 1 else Attempt.Origin.RESTARTED,
+    )  # fmt: skip
+    last = tell(attempt, story, chapter, started.timestamp(), generation=10 * number)
+    ended = datetime.fromtimestamp(last, UTC) + timedelta(seconds=2)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        state=chapter.state, cause=chapter.cause, reason=chapter.reason, failure=chapter.failure,
+        decision=chapter.decision, exit_code=chapter.exit_code, signal=chapter.signal, nodes=list(chapter.nodes),
+        scheduler_id=f"demo-{attempt.pk}", directory=f"attempt-{number}", token_digest="",
+        created_at=submitted, submitted_at=submitted + timedelta(seconds=1), started_at=started, ended_at=ended,
+        decided_at=ended, closed_at=ended, last_report_at=ended,
+        cancel_asked_at=ended - timedelta(seconds=40) if chapter.cause == "cancelled" else None,
+        cancel_asked_by=job.owner if chapter.cause == "cancelled" else None,
+    )  # fmt: skip
+    Job.objects.filter(pk=job.pk).update(latest=attempt)
+
+
+def _write_logs(job: Job, story: Story) -> None:
+    """A run directory with what its ranks would have printed."""
+    relative = f"{story.project}/{job.pk}-{TAG}00"
+    directory = Path(settings.VIGIL_RUNS) / relative
+    old = os.umask(0o007)
+    try:
+        (directory / "portal").mkdir(parents=True, exist_ok=True)
+        (directory / "portal" / "spec.toml").write_text(job.spec_toml)
+        for number, chapter in enumerate(story.tries, 1):
+            logs = directory / "job" / f"attempt-{number}" / "logs"
+            logs.mkdir(parents=True, exist_ok=True)
+            for incarnation, (first, last) in enumerate(chapter.steps):
+                for rank in range(story.world):
+                    text = _log(story, chapter, rank, first, last)
+                    if chapter.failure.get("rank") == rank and chapter.log:
+                        text += f"Traceback (most recent call last):\n{chapter.log}\n"
+                    (logs / f"{incarnation}.{rank}.log").write_text(text)
+    finally:
+        os.umask(old)
+    Job.objects.filter(pk=job.pk).update(directory=relative)
+
+
+def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
+    lines = [f"rank {rank} of {story.world} on {story.node_of(rank, chapter)}"]
+    if first:
+        lines.append(f"restored step-{first}")
+    lines += [f"step {step} of {story.steps}" for step in range(first + 100, last + 1, 100)]
+    return "\n".join(lines) + "\n"
+
+
+def _start_job(user: User, text: str, known: set[str]) -> str:
+    cpus = len(os.sched_getaffinity(0))
+    text = text.replace("{cpus}", str(cpus)).replace("{batch}", str(16 * cpus))
+    spec = JobSpec.parse_toml(text)
+    if spec.name in known or settings.VIGIL_SCHEDULER != "local":
+        return ""
+    submit.submit(user, spec, spec_toml=text, key=f"{TAG}-{spec.name}")
+    return spec.name
+
+
+def spec_text(story: Story) -> str:
+    """The spec as the person would have written it."""
+    tags = ", ".join(f'"{tag}"' for tag in (TAG, *story.tags))
+    return f"""\
+name = "{story.name}"
+kind = "distributed"
+project = "{story.project}"
+tags = [{tags}]
+
+[resources]
+nodes = {story.nodes}
+gpus_per_node = {story.gpus}
+time_limit = "{story.time_limit}"
+
+[restart]
+max_restarts = 3
+
+[run]
+recipe = "{story.recipe}"
+steps = {story.steps}
+global_batch = {story.global_batch}
+checkpoint_every = {story.checkpoint_every}
+warmup_steps = 200
+"""

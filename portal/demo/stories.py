@@ -1,0 +1,186 @@
+"""The demonstration lab's past: what each job was, and what became of it. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Try:
+    """One attempt: how far each of its incarnations came, and how it ended. Hours count back from now."""
+
+    hours_ago: float  # its start
+    steps: tuple[tuple[int, int], ...]  # (first, last) of each incarnation
+    state: str = "completed"
+    cause: str = "completed"
+    nodes: tuple[str, ...] = ("dgx-02",)
+    queued_minutes: float = 2.0
+    exit_code: int | None = 0
+    signal: int | None = None
+    reason: str = ""
+    failure: dict[str, Any] = field(default_factory=dict)
+    decision: str = ""
+    log: str = ""  # last lines of the failing rank
+
+    @property
+    def last_step(self) -> int:
+        return self.steps[-1][1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """A job of the past. `floor` and `start` bound its loss, `step_s` is seconds a step."""
+
+    name: str
+    owner: str  # "" is the first sysadmin, who so finds something on the home page
+    project: str
+    recipe: str
+    steps: int
+    step_s: float
+    tries: tuple[Try, ...]
+    gpus: int = 8
+    nodes: int = 1
+    global_batch: int = 256
+    checkpoint_every: int = 200
+    start: float = 5.6
+    floor: float = 1.9
+    spike: tuple[int, float] | None = None  # from this step on the loss grows by this factor a step
+    straggler: int | None = None  # a rank that is slower than the others
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+    time_limit: str = "12:00:00"
+
+    @property
+    def world(self) -> int:
+        return self.gpus * self.nodes
+
+    def node_of(self, rank: int, chapter: Try) -> str:
+        return chapter.nodes[rank * len(chapter.nodes) // self.world]
+
+
+PEOPLE = {
+    "ada.lindqvist": ("Ada", "Lindqvist", {"language": "lead"}),
+    "kofi.mensah": ("Kofi", "Mensah", {"language": "researcher", "vision": "researcher"}),
+    "mei.tanaka": ("Mei", "Tanaka", {"vision": "lead"}),
+    "jonas.weber": ("Jonas", "Weber", {"language": "researcher"}),
+}
+PROJECTS = {"language": "Language models", "vision": "Vision"}
+
+_OUT_OF_MEMORY = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of 79.11 GiB"
+    " of which 1.62 GiB is free."
+)
+
+STORIES = (
+    Story(
+        name="gpt-760m-baseline", owner="ada.lindqvist", project="language", recipe="language", steps=4000, step_s=4.2,
+        tags=("baseline", "gpt"), notes="The run that the sweep below is compared with.",
+        tries=(Try(hours_ago=62, steps=((0, 4000),), nodes=("dgx-01",)),),
+    ),
+    Story(
+        name="gpt-760m-context-4k", owner="", project="language", recipe="language", steps=6000, step_s=5.1,
+        tags=("gpt", "context"), straggler=5, checkpoint_every=250, floor=1.72, time_limit="16:00:00",
+        notes="As the baseline, with a context of 4,096.",
+        tries=(
+            Try(
+                hours_ago=15.2, steps=((0, 3180),), state="node_fail", cause="node_fail", exit_code=None,
+                nodes=("dgx-03",), queued_minutes=41, reason="Node dgx-03 stopped responding",
+                decision="A node was lost. Started anew from step 3,000 as attempt 2. Restart 1 of 3.",
+            ),
+            Try(hours_ago=10.4, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=4),
+        ),
+    ),
+    Story(
+        name="gpt-760m-batch-1024", owner="kofi.mensah", project="language", recipe="language", steps=4000, step_s=6.8,
+        tags=("gpt", "sweep"), global_batch=1024, time_limit="04:00:00",
+        tries=(
+            Try(
+                hours_ago=9.1, steps=((0, 14),), state="failed", cause="exception", exit_code=1, nodes=("dgx-02",),
+                failure={"rank": 0, "incarnation": 0, "exit_code": 1, "kind": "exception", "error": _OUT_OF_MEMORY},
+                decision="The program raised an exception. That would happen again, so Vigil does not start it anew."
+                " Your move.",
+                log=f"  File \"training/trainer.py\", in _accumulate\n    loss.backward()\n{_OUT_OF_MEMORY}",
+            ),
+        ),
+    ),
+    Story(
+        name="gpt-760m-lr-6e-4", owner="", project="language", recipe="language", steps=4000, step_s=4.2,
+        tags=("gpt", "sweep"), spike=(1430, 1.012), checkpoint_every=250,
+        notes="Twice the learning rate. Does it still train?",
+        tries=(
+            Try(
+                hours_ago=6.3, steps=((0, 1522),), state="failed", cause="exception", exit_code=1, nodes=("dgx-04",),
+                failure={
+                    "rank": 3, "incarnation": 0, "exit_code": 1, "kind": "exception",
+                    "error": "FloatingPointError: the loss is not finite at step 1522",
+                },
+                decision="The program raised an exception. That would happen again, so Vigil does not start it anew."
+                " Your move.",
+                log="FloatingPointError: the loss is not finite at step 1522",
+            ),
+        ),
+    ),
+    Story(
+        name="digits-label-noise-20", owner="mei.tanaka", project="vision", recipe="vision", steps=3000, step_s=0.9,
+        gpus=4, start=2.3, floor=0.31, tags=("noise",),
+        notes="A rank was killed from outside; its launcher restarted the ranks in place.",
+        tries=(Try(hours_ago=30, steps=((0, 1710), (1600, 3000)), nodes=("dgx-06",)),),
+    ),
+    Story(
+        name="digits-mixup", owner="kofi.mensah", project="vision", recipe="vision", steps=2000, step_s=0.9,
+        gpus=4, start=2.3, floor=0.12, tags=("augmentation",),
+        tries=(
+            Try(
+                hours_ago=27, steps=((0, 860),), state="cancelled", cause="cancelled", exit_code=75, nodes=("dgx-06",),
+                decision="Cancelled, so Vigil does not start it anew. Resume goes on from its newest checkpoint.",
+            ),
+        ),
+    ),
+    Story(
+        name="gpt-1b3-two-nodes", owner="jonas.weber", project="language", recipe="language", steps=2400, step_s=11.0,
+        nodes=2, tags=("gpt", "1b3"), checkpoint_every=300, floor=1.81, time_limit="05:00:00",
+        tries=(
+            Try(
+                hours_ago=22, steps=((0, 1620),), state="failed", cause="stopped", exit_code=75,
+                nodes=("dgx-07", "dgx-08"), queued_minutes=95, reason="Stopped at its time limit, with a checkpoint",
+                decision="It was asked to stop, saved a checkpoint and ended. Started anew from step 1,620"
+                " as attempt 2.",
+            ),
+            Try(hours_ago=16.5, steps=((1620, 2400),), nodes=("dgx-07", "dgx-08"), queued_minutes=22),
+        ),
+    ),
+)  # fmt: skip
+
+# Real jobs of this machine's own scheduler: one runs, the next waits for its place.
+LIVE = (
+    """\
+name = "gpt-on-the-standard-library"
+kind = "distributed"
+project = "language"
+tags = ["demo", "live"]
+[resources]
+ranks_per_node = 1
+time_limit = "00:30:00"
+[run]
+recipe = "language"
+steps = 1200
+global_batch = 8
+checkpoint_every = 100
+validate_every = 100
+""",
+    """\
+name = "digits-on-every-core"
+kind = "distributed"
+project = "vision"
+tags = ["demo", "live"]
+[resources]
+ranks_per_node = {cpus}
+time_limit = "00:10:00"
+[run]
+recipe = "vision"
+steps = 400
+global_batch = {batch}
+checkpoint_every = 100
+""",
+)
