@@ -35,8 +35,10 @@ def pack_for(spec: Path, text: str) -> Packed | None:
         script = tomllib.loads(text).get("script")
     except tomllib.TOMLDecodeError:
         return None  # the portal says what is wrong
-    directory = script.get("directory") if isinstance(script, dict) else None
-    if not isinstance(directory, str) or not directory or script.get("git"):
+    if not isinstance(script, dict) or script.get("git"):
+        return None
+    directory = script.get("directory")
+    if not isinstance(directory, str) or not directory:
         return None
     try:
         packed = pack(spec.parent / Path(directory).expanduser())

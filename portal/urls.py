@@ -7,7 +7,9 @@ from django.views.generic import RedirectView
 
 from jobs.api import asking
 from jobs.api import jobs as jobs_api
+from jobs.api import logs as logs_api
 from jobs.api import reports as reports_api
+from jobs.api import series as series_api
 from nodes import api as nodes_api
 from portal import dashboard, people, person, problems, shell
 from portal.admin import site
@@ -17,6 +19,8 @@ api = make_api()
 asking.install(api)
 api.add_router("/v1", people.router)
 api.add_router("/v1/jobs", jobs_api.router)
+api.add_router("/v1/jobs", logs_api.router)
+api.add_router("/v1/jobs", series_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)

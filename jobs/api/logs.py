@@ -1,0 +1,106 @@
+"""REST: what ranks, launchers and the batch script wrote."""
+
+from typing import Any, Literal
+
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from jobs import logs
+from jobs.api.asking import job_of
+from jobs.models import Attempt, Job
+from portal.api import ApiRequest, Text
+from portal.problems import Problem
+
+router = Router(tags=["logs"])
+Rank = int | Literal["batch"]
+
+
+class WantedLog(Schema):
+    """Which log, and which part of it: the last lines, unless `after` or `before` says where."""
+
+    attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
+    rank: Rank = Field(0, description="Negative: the launcher of node −rank−1. `batch`: the batch script's output.")
+    incarnation: int | None = Field(None, ge=0, lt=10**9, description="Default: the newest.")
+    after: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines from there on.")
+    before: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines that end there.")
+    search: Text = Field("", description="Only lines that hold this, in any case, from `after` or the beginning on.")
+    limit: int = Field(500, ge=1, le=logs.MAX_LINES)
+
+
+class WantedAttempt(Schema):
+    attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
+
+
+class LineShape(Schema):
+    offset: int
+    text: str
+
+
+class LogPage(Schema):
+    items: list[LineShape]
+    start: int = Field(description="`before` this is what comes before.")
+    end: int = Field(description="`after` this is what follows, also what is written later.")
+    size: int = Field(description="Bytes of the whole log.")
+    attempt: int
+    next: str | None = Field(description="`end`, while there is more.")
+
+
+class LogFileShape(Schema):
+    rank: Rank
+    incarnation: int
+    bytes: int
+
+
+class LogFiles(Schema):
+    items: list[LogFileShape]
+    next: str | None = None
+
+
+@router.get("/{int:job_id}/logs", response=LogPage, summary="Lines of a log")
+def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[str, Any]:
+    job = job_of(request, job_id)
+    attempt = _attempt(job, wanted.attempt)
+    rank = _rank(wanted.rank)
+    page = logs.read(
+        job,
+        attempt,
+        rank,
+        wanted.incarnation,
+        after=wanted.after,
+        before=wanted.before,
+        limit=wanted.limit,
+        search=wanted.search,
+    )
+    return {
+        "items": [{"offset": line.offset, "text": line.text} for line in page.lines],
+        "start": page.start,
+        "end": page.end,
+        "size": page.size,
+        "attempt": attempt.number,
+        "next": str(page.end) if page.more_after else None,
+    }
+
+
+@router.get("/{int:job_id}/logs/files", response=LogFiles, summary="The logs that there are")
+def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dict[str, Any]:
+    found = logs.available(_attempt(job_of(request, job_id), wanted.attempt))
+    items = [
+        {"rank": "batch" if log.rank is None else log.rank, "incarnation": log.incarnation, "bytes": log.bytes}
+        for log in found
+    ]
+    return {"items": items}
+
+
+def _attempt(job: Job, number: int | None) -> Attempt:
+    found = job.latest if number is None else Attempt.objects.filter(job=job, number=number).first()
+    if found is None:
+        raise Problem(404, f"#{job.pk} has no attempt {number}.")
+    return found
+
+
+def _rank(rank: Rank) -> int | None:
+    if rank == "batch":
+        return None
+    if not -(10**6) < int(rank) < 10**9:
+        raise Problem(404, f"There is no rank {rank}.")
+    return int(rank)

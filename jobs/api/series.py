@@ -1,0 +1,167 @@
+"""REST: what a job measured: curves for charts, every point as CSV."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from django.http import HttpResponse, StreamingHttpResponse
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from jobs.api.asking import job_of
+from jobs.models import Attempt, Job
+from jobs.reports import owner_of
+from portal.api import ApiRequest, Text, bad_field
+from portal.series import read, store
+from portal.series.read import Curve
+from portal.series.store import Owner
+
+router = Router(tags=["series"])
+CSV_HEADER = "attempt,incarnation,rank,step,time,value\n"
+CSV_ROWS = 10_000  # a piece of the answer
+
+
+class WantedPoints(Schema):
+    """One series of one rank, every point of it."""
+
+    name: Text = "loss"
+    rank: int = Field(0, ge=-(10**6), lt=10**9, description="Negative: the launcher of node −rank−1.")
+    all: bool = Field(False, description="Superseded values too, of steps that were done twice.")
+    start: int | None = Field(None, ge=0, lt=2**53, alias="from", description="First step.")
+    end: int | None = Field(None, ge=0, lt=2**53, alias="to", description="Last step.")
+
+
+class WantedCurves(WantedPoints):
+    """Several series of one rank, or across ranks."""
+
+    name: list[Text] = Field(["loss"], max_length=32)  # type: ignore[assignment]
+    points: int = Field(1000, ge=2, le=20_000, description="About so many; longer curves come as min, max and mean.")
+    band: bool = Field(False, description="Across ranks instead: min, median, max and the worst rank.")
+
+
+class Line(Schema):
+    """One curve; null where a value is not finite, `gaps` has the word."""
+
+    name: str
+    rank: int | None
+    attempt: int | None = Field(None, description="The attempt's number, with `all`.")
+    incarnation: int | None = Field(None, description="With `all`.")
+    step: list[int]
+    value: list[float | None] | None = None
+    min: list[float | None] | None = None
+    max: list[float | None] | None = None
+    mean: list[float | None] | None = None
+    median: list[float | None] | None = None
+    worst: list[int] | None = Field(None, description="The rank furthest from the median.")
+    gaps: list[tuple[int, int, str]] = []
+    breaks: list[int] = Field([], description="Steps at which another attempt or incarnation takes over.")
+
+
+class Lines(Schema):
+    items: list[Line]
+    next: str | None = None
+    version: int = Field(description="Of the latest attempt: all of its frames up to this are in these curves.")
+    attempt: int | None = Field(description="Id of the latest attempt.")
+
+
+class Names(Schema):
+    items: list[str]
+    next: str | None = None
+
+
+@router.get("/{int:job_id}/series/names", response=Names, summary="Which series there are")
+def names(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    return {"items": store.names(list(_owners(job_of(request, job_id))))}
+
+
+@router.get("/{int:job_id}/series", response=Lines, summary="Curves, no longer than a chart needs")
+def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> HttpResponse:
+    job = job_of(request, job_id)
+    _check(wanted)
+    # Read before the points are: what comes in between is in a later frame, and perhaps here too; never in neither.
+    version = job.latest.version if job.latest else 0
+    owners = _owners(job)
+    items = [line for name in dict.fromkeys(wanted.name) for line in _lines(owners, name, wanted)]
+    body = {"items": items, "next": None, "version": version, "attempt": job.latest_id}
+    return HttpResponse(msgspec.json.encode(body), content_type="application/json")
+
+
+@router.get(
+    "/{int:job_id}/series.csv",
+    summary="Every point of a series as CSV, sorted by its columns",
+    openapi_extra={
+        "responses": {200: {"description": CSV_HEADER.strip(), "content": {"text/csv": {"schema": {"type": "string"}}}}}
+    },
+)
+def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> StreamingHttpResponse:
+    job = job_of(request, job_id)
+    _check(wanted)
+    owners = _owners(job)
+    curves = _curves(owners, wanted.name, wanted, points=None)
+    answer = StreamingHttpResponse(_rows(curves, owners), content_type="text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.csv"'
+    return answer
+
+
+def _owners(job: Job) -> dict[Owner, int]:
+    """Owner of each attempt's series → the attempt's number, in order."""
+    attempts = Attempt.objects.filter(job=job).order_by("number").values_list("pk", "number")
+    return {owner_of(pk): number for pk, number in attempts}
+
+
+def _check(wanted: WantedPoints) -> None:
+    if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
+        raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
+
+
+def _curves(owners: dict[Owner, int], name: str, wanted: WantedPoints, *, points: int | None) -> list[Curve]:
+    options: dict[str, Any] = {"rank": wanted.rank, "start": wanted.start, "end": wanted.end, "points": points}
+    if wanted.all:
+        return read.lives(list(owners), name, **options)
+    return [read.curve(list(owners), name, **options)]
+
+
+def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterator[dict[str, Any]]:
+    for curve in _curves(owners, name, wanted, points=wanted.points):
+        columns = {key: getattr(curve, key) for key in ("value", "min", "max", "mean")}
+        line: dict[str, Any] = {
+            "name": name,
+            "rank": wanted.rank,
+            "step": curve.step.tolist(),
+            **{key: column.tolist() for key, column in columns.items() if column is not None},
+            "gaps": curve.gaps,
+            "breaks": curve.breaks,
+        }
+        if wanted.all and len(curve.source):
+            owner, line["incarnation"] = curve.sources[int(curve.source[0])]
+            line["attempt"] = owners[owner]
+        yield line
+
+
+def _rows(curves: list[Curve], owners: dict[Owner, int]) -> Iterator[str]:
+    """The points in the order of the columns, in pieces of some thousand lines."""
+    yield CSV_HEADER
+    for curve in curves:
+        assert curve.value is not None
+        number = np.array([owners[owner] for owner, _ in curve.sources], np.int64)
+        incarnation = np.array([incarnation for _, incarnation in curve.sources], np.int64)
+        if not len(curve.step):
+            continue
+        attempts, incarnations = number[curve.source], incarnation[curve.source]
+        order = np.lexsort((curve.step, incarnations, attempts))
+        for at in range(0, len(order), CSV_ROWS):
+            part = order[at : at + CSV_ROWS]
+            columns = (attempts[part], incarnations[part], curve.step[part], curve.time[part], curve.value[part])
+            yield "".join(
+                f"{a},{i},{curve.rank},{s},{t!r},{_number(v)}\n"
+                for a, i, s, t, v in zip(*map(_plain, columns), strict=True)
+            )
+
+
+def _plain(column: Any) -> list[Any]:
+    return list(column.tolist())
+
+
+def _number(value: float) -> str:
+    return repr(value) if np.isfinite(value) else read.word(value)
