@@ -17,8 +17,8 @@ from jobs.models import Attempt, Job
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes.schedulers.base import Submission
 
-# Two submissions of one attempt (an answer that was lost, then asked again): the first takes the claim, a link, which is
-# made with its content in one step; the other ends at once. A requeue of the first finds its own id there.
+# Two submissions of one attempt (an answer was lost, so it was asked again): the first takes the claim, a link, made
+# with its content in one step; the other ends at once. A requeue of the first finds its own id there.
 # `wait` returns early when a trapped signal arrives, so it is repeated until it was not one that ended it.
 BATCH = """\
 #!/bin/bash

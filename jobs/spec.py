@@ -152,7 +152,12 @@ class Resources(_Model):
         default=1, ge=1, le=1024, title="CPUs a rank", description="Cores for each rank's process."
     )
     memory_gib: float | None = Field(
-        default=None, gt=0, le=100_000, title="Memory a node (GiB)", description="Empty: the scheduler's default."
+        default=None,
+        gt=0,
+        le=100_000,
+        allow_inf_nan=False,
+        title="Memory a node (GiB)",
+        description="Empty: the scheduler's default.",
     )
     time_limit: Annotated[str, AfterValidator(_time_limit)] = Field(
         default="01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."

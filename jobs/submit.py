@@ -97,7 +97,7 @@ def cancel(user: User, job: Job) -> None:
     with _durable():
         asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
         if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
-            tasks.queue(tasks.follow)
+            transaction.on_commit(lambda: tasks.queue(tasks.follow))
             return
     latest = job.attempts.order_by("-number").first()
     if latest is not None and latest.cancel_asked_at is None:

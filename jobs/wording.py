@@ -74,10 +74,10 @@ def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: di
     if kind in {"literal_error", "enum"}:
         return f"{value} is not known here. Choose one of {context['expected']}."
     if kind in {"greater_than_equal", "greater_than"}:
-        limit = f"at least {context['ge']:,}" if "ge" in context else f"more than {context['gt']:,}"
+        limit = f"at least {_amount(context['ge'])}" if "ge" in context else f"more than {_amount(context['gt'])}"
         return f"{value} is too small: {limit}."
     if kind in {"less_than_equal", "less_than"}:
-        limit = f"at most {context['le']:,}" if "le" in context else f"less than {context['lt']:,}"
+        limit = f"at most {_amount(context['le'])}" if "le" in context else f"less than {_amount(context['lt'])}"
         return f"{value} is too large: {limit}."
     if kind in {"string_too_long", "too_long"}:
         return f"Too long: at most {context['max_length']:,}."
@@ -121,6 +121,10 @@ def _at(data: Any, path: str) -> Any:
         else:
             data = data.get(part) if isinstance(data, dict) else None
     return data
+
+
+def _amount(limit: float) -> str:
+    return f"{int(limit):,}" if float(limit).is_integer() else f"{limit:g}"
 
 
 def _shown(value: Any) -> str:

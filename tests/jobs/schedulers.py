@@ -1,0 +1,55 @@
+"""A scheduler that says what a test wants, and remembers what it was asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
+
+
+@dataclass
+class Told:
+    """Implements Scheduler. `say(id, …)` sets what the next poll hears; `broken` makes every call fail."""
+
+    jobs: dict[str, JobStatus] = field(default_factory=dict)
+    submissions: list[Submission] = field(default_factory=list)
+    signals: list[tuple[str, str]] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    broken: SchedulerError | None = None
+    loses_answers: bool = False  # takes a submission, but its answer does not arrive
+
+    def say(self, scheduler_id: str, **changes: object) -> None:
+        self.jobs[scheduler_id] = replace(self.jobs[scheduler_id], **changes)  # type: ignore[arg-type]
+
+    def submit(self, submission: Submission) -> str:
+        self._answer()
+        self.submissions.append(submission)
+        scheduler_id = str(100 + len(self.submissions))
+        self.jobs[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state="pending", key=submission.key)
+        if self.loses_answers:
+            raise SchedulerError("no answer within 10 s")
+        return scheduler_id
+
+    def find(self, key: str) -> str | None:
+        self._answer()
+        return next((job.scheduler_id for job in self.jobs.values() if job.key == key), None)
+
+    def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
+        self._answer()
+        return {known: self.jobs[known] for known in scheduler_ids if known in self.jobs}
+
+    def signal(self, scheduler_id: str, name: str) -> None:
+        self._answer()
+        self.signals.append((scheduler_id, name))
+
+    def cancel(self, scheduler_id: str) -> None:
+        self._answer()
+        self.cancelled.append(scheduler_id)
+
+    def nodes(self) -> list[NodeStatus]:
+        self._answer()
+        return [NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100")]
+
+    def _answer(self) -> None:
+        if self.broken is not None:
+            raise self.broken

@@ -1,0 +1,174 @@
+"""Specs: what is taken, and what is said about what is not."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+import pytest
+
+from jobs.errors import SpecError
+from jobs.spec import JobSpec, limit_of, seconds_of, set_values, write_toml
+
+SCRIPT = {"name": "mine", "kind": "script", "script": {"directory": ".", "entry": "train.py"}}
+
+
+def problems(data: dict[str, Any] | str) -> dict[str, str]:
+    """{field: message} of a spec that does not hold."""
+    with pytest.raises(SpecError) as error:
+        JobSpec.parse_toml(data) if isinstance(data, str) else JobSpec.parse(data)
+    return {problem.field: problem.message for problem in error.value.problems}
+
+
+def test_a_name_is_enough() -> None:
+    spec = JobSpec.parse({"name": "gpt"})
+    assert spec.kind == "distributed"
+    assert spec.run is not None
+    assert (spec.run.recipe, spec.world_size, spec.resources.time_limit_seconds) == ("language", 1, 3600)
+
+
+def test_what_was_stored_can_be_read_again() -> None:
+    spec = JobSpec.parse_toml(
+        'name = "gpt"\n[resources]\nranks_per_node = 2\n[run]\nsteps = 50\n[run.language]\nlayers = 2'
+    )
+    again = JobSpec.parse(json.loads(json.dumps(spec.model_dump(mode="json"))))
+    assert again == spec
+    script = JobSpec.parse(SCRIPT)
+    assert JobSpec.parse(script.model_dump(mode="json")) == script
+
+
+@pytest.mark.parametrize("defaults", [False, True])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"name": "gpt", "run": {"recipe": "vision", "steps": 70}, "tags": ["a", "b"], "notes": "two\nlines \"quoted\""},
+        {**SCRIPT, "script": {"git": "https://x.org/x.git", "ref": "main", "args": ["--lr", "1"], "env": {"A": "b"}}},
+        {"name": "big", "resources": {"nodes": "2:4", "gpus_per_node": 8, "memory_gib": 4.5}, "run": {"global_batch": 64}},
+    ],
+)  # fmt: skip
+def test_the_text_means_the_same_spec(data: dict[str, Any], defaults: bool) -> None:
+    spec = JobSpec.parse(data)
+    assert JobSpec.parse_toml(write_toml(spec, defaults=defaults)) == spec
+
+
+def test_the_short_text_leaves_defaults_out() -> None:
+    text = write_toml(JobSpec.parse({"name": "gpt", "run": {"steps": 70}}))
+    assert "steps = 70" in text
+    assert "learning_rate" not in text
+    assert "layers" not in text
+
+
+def test_every_problem_is_told_at_once_with_its_field_and_fix() -> None:
+    found = problems(
+        {
+            "name": "../x",
+            "kindd": "script",
+            "resources": {"nodes": "4:2", "time_limit": "12 hours", "ranks": 3},
+            "run": {"global_batch": "x", "stepz": 3},
+        }
+    )
+    assert "cannot be a name" in found["name"]
+    assert 'Did you mean "kind"?' in found["kindd"]
+    assert "first number" in found["resources.nodes"]
+    assert found["resources.time_limit"] == '"12 hours" is not a time limit. Write 12:00:00.'
+    assert 'no "ranks"' in found["resources.ranks"]
+    assert found["run.global_batch"] == '"x" is not a whole number. Write it like global_batch = 16.'
+    assert 'Did you mean "steps"?' in found["run.stepz"]
+
+
+def test_a_key_in_the_wrong_table_is_sent_to_the_right_one() -> None:
+    assert problems({"name": "x", "steps": 3})["steps"] == 'The specification has no "steps". It belongs under [run].'
+    assert "[resources]" in problems({"name": "x", "run": {"time_limit": "1:00:00"}})["run.time_limit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("nodes", 0, "at least 1"),
+        ("nodes", True, "whole number"),
+        ("nodes", 1.5, "whole number"),
+        ("gpus_per_node", -1, "too small"),
+        ("ranks_per_node", "2", "whole number"),
+        ("memory_gib", 0, "more than 0"),
+        ("memory_gib", float("nan"), "finite"),
+        ("time_limit", "00:00:20", "Write at least 00:01:00"),
+        ("time_limit", "90", "Write 01:30:00"),
+        ("time_limit", 90, "text"),
+        ("time_limit", "1:60:00", "HH:MM:SS"),
+    ],
+)
+def test_resources(name: str, value: object, says: str) -> None:
+    assert says in problems({"name": "x", "resources": {name: value}})[f"resources.{name}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"entry": "../../etc/passwd"}, "script.entry", "inside the directory"),
+        ({"entry": "/etc/passwd"}, "script.entry", "inside the directory"),
+        ({"directory": "", "git": "file:///etc", "ref": "main"}, "script.git", "https:// or ssh://"),
+        ({"directory": "", "git": "https://x.org/y", "ref": "--upload-pack=sh"}, "script.ref", "cannot be a ref"),
+        ({"directory": "", "git": "https://x.org/y"}, "script", "needs a ref"),
+        ({"directory": ""}, "script", "comes from nowhere"),
+        ({"git": "https://x.org/y", "ref": "main"}, "script", "Keep one of them"),
+        ({"python": "bin/python"}, "script.python", "absolute path"),
+        ({"env": {"RANK": "1"}}, "script.env", "set by Vigil"),
+        ({"env": {"LD_PRELOAD": "x.so"}}, "script.env", "set by Vigil"),
+        ({"env": {"a b": "1"}}, "script.env", "cannot be the name"),
+        ({"args": [1]}, "script.args[0]", "not a text"),
+    ],
+)
+def test_scripts(change: dict[str, Any], field: str, says: str) -> None:
+    assert says in problems({**SCRIPT, "script": {**SCRIPT["script"], **change}})[field]  # type: ignore[dict-item]
+
+
+def test_parts_belong_to_their_kind() -> None:
+    assert "script" in problems({"name": "x", "kind": "script"})
+    assert "kind = script" in problems({"name": "x", "script": {"directory": "."}})["script"]
+    assert "kind = distributed" in problems({**SCRIPT, "run": {}})["run"]
+
+
+def test_federated_is_refused_by_name() -> None:
+    assert "not here yet" in problems({"name": "x", "kind": "federated"})["kind"]
+
+
+def test_the_trainers_own_checks_come_with_the_world_size() -> None:
+    found = problems({"name": "x", "resources": {"ranks_per_node": 16}, "run": {"global_batch": 500}})
+    assert found["run.global_batch"].endswith("Nearest that do: 496 or 512.")
+    elastic = {"nodes": "1:3", "ranks_per_node": 2}
+    assert "6 ranks" in problems({"name": "x", "resources": elastic, "run": {"global_batch": 32}})["run.global_batch"]
+
+
+def test_a_huge_text_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tomllib, "loads", lambda text: pytest.fail("parsed"))
+    assert "larger than 64 KB" in problems("a" * 10_000_000)[""]
+
+
+@pytest.mark.parametrize("text", ["a = [", "a = " + "[" * 5000, "\ud800", 'name = "x"\nname = "y"'])
+def test_what_is_no_toml_is_said(text: str) -> None:
+    assert problems(text)
+
+
+def test_time_limits() -> None:
+    assert [seconds_of(limit) for limit in ("00:10:00", "12:00:00", "2-00:00:01")] == [600, 43_200, 172_801]
+    assert [limit_of(seconds) for seconds in (600, 43_200, 172_801)] == ["00:10:00", "12:00:00", "2-00:00:01"]
+
+
+def test_values_are_set_and_comments_stay() -> None:
+    text = 'name = "x"  # mine\n[run]\nsteps = 50 # few\n'
+    changed = set_values(text, {"run.steps": 40, "resources.ranks_per_node": 2})
+    assert "# mine" in changed
+    assert "steps = 40 # few" in changed
+    assert JobSpec.parse_toml(changed).world_size == 2
+    with pytest.raises(SpecError):
+        set_values(text, {"name.x": 1})
+
+
+def test_the_schema_is_enough_for_a_form() -> None:
+    schema = JobSpec.model_json_schema()
+    resources = schema["$defs"]["Resources"]["properties"]
+    assert resources["time_limit"]["title"] == "Time limit"
+    assert all("title" in field for field in resources.values())
+    assert resources["ranks_per_node"]["default"] == 1
+    assert "language" in schema["$defs"]["RunConfig"]["properties"]["recipe"]["enum"]
