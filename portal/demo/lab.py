@@ -16,7 +16,9 @@ from django.utils import timezone
 from jobs import submit
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
-from portal.demo.stories import LIVE, PEOPLE, PROJECTS, STORIES, Story, Try
+from nodes.inventory import DEMO
+from nodes.models import Node
+from portal.demo.stories import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.demo.telling import tell
 from portal.models import Membership, Project, User
 
@@ -26,6 +28,7 @@ TAG = "demo"  # on everything that was made up
 def make() -> list[str]:
     """Make what is missing; answers what was made, in words. Safe to call at every start."""
     people = _people()
+    _nodes()
     sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     made = []
     known = set(Job.objects.filter(tags__name=TAG).values_list("name", flat=True))
@@ -52,6 +55,16 @@ def _people() -> dict[str, User]:
             Membership.objects.get_or_create(user=user, project=projects[slug], defaults={"role": role})
         people[username] = user
     return people
+
+
+def _nodes() -> None:
+    """What the past jobs ran on. Looking at them is all that they are for: the scheduler knows none of them."""
+    for name, state, gpus_used, reason in NODES:
+        facts = {
+            "state": state, "reason": reason, "partition": DEMO, "cpus": 224, "cpus_used": 26 * gpus_used,
+            "gpus": 8, "gpus_used": gpus_used, "gpu_type": "h100", "memory_mib": 2_064_384, "seen_at": timezone.now(),
+        }  # fmt: skip
+        Node.objects.update_or_create(name=name, defaults=facts)
 
 
 def _tell_job(story: Story, owner: User) -> None:

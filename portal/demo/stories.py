@@ -152,6 +152,18 @@ STORIES = (
     ),
 )  # fmt: skip
 
+# name, state, GPUs in use, reason; of a partition of its own, eight GPUs each.
+NODES = (
+    ("dgx-01", "allocated", 8, ""),
+    ("dgx-02", "mixed", 5, ""),
+    ("dgx-03", "drained", 0, "XID 79: GPU 5 has fallen off the bus"),
+    ("dgx-04", "idle", 0, ""),
+    ("dgx-05", "allocated", 8, ""),
+    ("dgx-06", "mixed", 4, ""),
+    ("dgx-07", "allocated", 8, ""),
+    ("dgx-08", "allocated", 8, ""),
+)
+
 # Real jobs of this machine's own scheduler: one runs, the next waits for its place.
 LIVE = (
     """\
@@ -164,7 +176,7 @@ ranks_per_node = 1
 time_limit = "00:30:00"
 [run]
 recipe = "language"
-steps = 1200
+steps = 10000
 global_batch = 8
 checkpoint_every = 100
 validate_every = 100

@@ -7,9 +7,12 @@ import pytest
 from django.core.management import call_command
 
 from jobs.models import Attempt, Checkpoint, Job
+from nodes import inventory
+from nodes.models import Node
+from nodes.schedulers.base import NodeStatus
 from portal import accounts
 from portal.demo import lab
-from portal.demo.stories import LIVE, STORIES
+from portal.demo.stories import LIVE, NODES, STORIES
 from portal.models import Chunk, User
 
 pytestmark = pytest.mark.django_db
@@ -29,39 +32,38 @@ def test_is_made_once(made: list[str]) -> None:
     assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(made), chunks, users)
 
 
-def test_past_jobs_are_over_and_nothing_waits_for_the_follower(made: list[str]) -> None:
+def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
     past = Attempt.objects.filter(job__name__in=[story.name for story in STORIES])
-    assert past.filter(ended_at=None).count() == 0
-    assert past.filter(closed_at=None).count() == 0
-    assert past.filter(decided_at=None).count() == 0
+    assert past.count() == sum(len(story.tries) for story in STORIES)
+    for undone in ("ended_at", "closed_at", "decided_at"):
+        assert past.filter(**{undone: None}).count() == 0, "nothing is left to the follower"
     assert not Checkpoint.objects.filter(state=Checkpoint.State.COMMITTED).exists(), "nothing to verify on disk"
     for attempt in past:
         assert attempt.created_at <= attempt.started_at <= attempt.ended_at  # type: ignore[operator]
-
-
-def test_every_step_of_a_story_is_there(made: list[str]) -> None:
     for story in STORIES:
         latest = Job.objects.get(name=story.name).latest
         assert latest is not None
         assert (latest.step, latest.steps) == (story.tries[-1].last_step, story.steps)
         assert latest.latest["loss"]
 
-
-def test_a_restarted_job_goes_on_from_its_checkpoint(made: list[str]) -> None:
     job = Job.objects.get(name="gpt-760m-context-4k")
     first, second = job.attempts.order_by("number")  # type: ignore[attr-defined]
     assert (first.state, second.state) == ("node_fail", "completed")
     assert second.resume_from is not None
-    assert second.resume_from.step == 3000
-    assert second.resume_from.attempt == first
+    assert (second.resume_from.step, second.resume_from.attempt) == (3000, first)
 
-
-def test_logs_lie_where_pages_look(made: list[str], tmp_path: Path) -> None:
     job = Job.objects.get(name="gpt-760m-batch-1024")
     log = tmp_path / job.directory / "job" / "attempt-1" / "logs" / "0.0.log"
-    assert "OutOfMemoryError" in log.read_text()
+    assert "OutOfMemoryError" in log.read_text(), "logs lie where pages look"
 
-
-def test_live_jobs_are_real_and_due(made: list[str]) -> None:
     waiting = Attempt.objects.filter(job__tags__name="live", state="pending", scheduler_id="")
-    assert waiting.count() == len(LIVE)
+    assert waiting.count() == len(LIVE), "what runs is real, and due to be submitted"
+
+
+def test_its_nodes_outlive_what_the_scheduler_says(made: list[str]) -> None:
+    class Empty:
+        def nodes(self) -> list[NodeStatus]:
+            return []
+
+    inventory.sync(Empty())  # type: ignore[arg-type]
+    assert Node.objects.count() == len(NODES)
