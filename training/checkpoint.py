@@ -176,7 +176,7 @@ class Checkpoints:
         return files
 
     def _make(self, staging: Path) -> None:
-        shutil.rmtree(staging, ignore_errors=True)  # this very generation failed to write it, disk full
+        shutil.rmtree(staging, ignore_errors=True)  # this very generation may have failed to write it, disk full
         staging.mkdir(parents=True)
 
     def _manifest(self, save: _Save, files: list[File]) -> Manifest:
@@ -268,9 +268,9 @@ class Checkpoints:
     def _clear(self) -> None:
         for staging, generation in manifests.staged(self.folder):
             if generation < self._generation:
-                shutil.rmtree(staging, ignore_errors=True)
+                _delete(staging)
         for doomed in self.folder.glob(".pruned-*"):
-            shutil.rmtree(doomed, ignore_errors=True)
+            _delete(doomed)
 
     def _verify_share(self, folder: Path) -> None:
         files = manifests.check(folder).files[self._world.rank :: self._world.size]
@@ -317,7 +317,7 @@ def remove(checkpoint: Path) -> None:
     """Takes it out of sight in one rename, then deletes: half a checkpoint is never seen under a checkpoint's name."""
     doomed = checkpoint.with_name(f".pruned-{checkpoint.name}.{os.urandom(4).hex()}")
     os.rename(checkpoint, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _delete(doomed)
 
 
 def load_start(checkpoints: Checkpoints, world: World, name: str) -> Manifest | None:
@@ -355,6 +355,10 @@ def _move_aside(target: Path) -> None:
     if aside.exists():
         remove(aside)
     os.rename(target, aside)
+
+
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_durably(path: Path, text: str) -> None:

@@ -1,0 +1,93 @@
+"""A run that was killed and resumed has the very same losses, float for float, as one that never was (PROTOCOLS §4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.ranks import TINY, Run, Sabotage
+from training import manifest
+from training.launch.attempt import newest_on_lineage
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+    """By world size, a run that nothing befell."""
+    runs = {}
+    for world in (1, 2, 4):
+        runs[world] = Run(tmp_path_factory.mktemp("whole") / str(world))
+        runs[world].finish(world)
+    return runs
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_hex_equal_after_a_rank_was_killed(world: int, whole: dict[int, Run], tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    saved = run.job_dir / "checkpoints" / "step-4" / "COMMITTED"
+    dying = Sabotage("training.step:clip_gradients", call=7, rank=1, until=str(saved))
+    codes = run.start(world, sabotage=dying).wait()
+    assert codes[1] == -9
+    assert all(code != 0 for code in codes)
+    run.finish(world, resume=newest_on_lineage(run.job_dir))
+    assert run.events("run.started")[0]["resumed_from"] == "step-4"
+    for rank in range(world):
+        assert _hex(run.series(rank=rank)) == _hex(whole[world].series(rank=rank))
+        assert _hex(run.series("gradient_norm", rank)) == _hex(whole[world].series("gradient_norm", rank))
+    assert _digests(run) == _digests(whole[world])
+
+
+KILLS = {
+    "staging": ("training.storage:write", ""),
+    "half a file": ("training.storage:_Stream.flush", ""),
+    "all files, no manifest": ("training.checkpoint:Checkpoints._manifest", ""),
+    "manifest, no rename": ("training.checkpoint:_move_aside", ""),
+    "renamed, not told": ("training.checkpoint:Checkpoints._tell_committed", "step-4"),
+    "told, not verified": ("training.checkpoint:Checkpoints._look_after", "step-4"),
+}
+
+
+@pytest.mark.parametrize(("target", "expected"), KILLS.values(), ids=KILLS)
+def test_killed_while_saving(target: str, expected: str, whole: dict[int, Run], tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    incarnation = run.start(1, sabotage=Sabotage(target))
+    assert incarnation.wait() == [-9], incarnation.output()
+    assert newest_on_lineage(run.job_dir) == expected
+    run.finish(1, resume=expected)
+    _is_like(run, whole[1])
+    if expected:
+        told = [event["name"] for event in run.events("checkpoint.committed")]
+        assert told == [expected, "step-8", "step-12"]  # what the first process had no time to tell is told now
+
+
+def test_killed_while_pruning(tmp_path: Path) -> None:
+    """A checkpoint that was being deleted is gone; it never counts as one again."""
+    settings = {**TINY, "keep_checkpoints": 1, "checkpoint_every": 2}
+    whole = Run(tmp_path / "whole", dict(settings))
+    whole.finish(1)
+    run = Run(tmp_path / "run", dict(settings))
+    incarnation = run.start(1, sabotage=Sabotage("training.checkpoint:_delete"))
+    assert incarnation.wait() == [-9], incarnation.output()
+    assert [found.name for found in run.checkpoints] == ["step-4", "step-6"]
+    assert len(list((run.job_dir / "checkpoints").glob(".pruned-*"))) == 1
+    run.finish(1, resume=newest_on_lineage(run.job_dir))
+    _is_like(run, whole)
+
+
+def _is_like(run: Run, whole: Run) -> None:
+    assert _hex(run.series()) == _hex(whole.series())
+    names = sorted(path.name for path in (run.job_dir / "checkpoints").iterdir())
+    assert not [name for name in names if name.startswith(".")]
+    for found in run.checkpoints:
+        manifest.verify(run.job_dir / "checkpoints" / found.name)
+
+
+def _hex(series: dict[int, float]) -> dict[int, str]:
+    return {step: value.hex() for step, value in series.items()}
+
+
+def _digests(run: Run) -> dict[str, str]:
+    """Of the last checkpoint's tensors; `.metadata` also holds a random id."""
+    return {file.file: file.sha256 for file in run.checkpoints[-1].files if file.file != ".metadata"}
