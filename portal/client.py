@@ -77,6 +77,19 @@ class Portal:
             time.sleep(RETRY_S)
         raise AssertionError("unreachable")
 
+    def stream(self, path: str, **parameters: Any) -> Iterator[str]:
+        """A long text, piece by piece."""
+        import httpx
+
+        try:
+            with self.http.stream("GET", path, params=_without_none(parameters)) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise _trouble(answer)
+                yield from answer.iter_text()
+        except httpx.TransportError as error:
+            raise Trouble(f"{self.url} broke off: {error or type(error).__name__}.") from error
+
     def items(self, path: str, *, most: int | None = None, **parameters: Any) -> Iterator[dict[str, Any]]:
         """Everything that a list holds, page by page."""
         cursor, given = None, 0

@@ -63,9 +63,18 @@ def metrics(
         return
     found = []
     for at in range(0, len(wanted), 32):
-        part = {"name": wanted[at : at + 32], "rank": rank, "all": _flag(ghosts), "points": 20_000}
+        part = {
+            "name": wanted[at : at + 32],
+            "rank": rank,
+            "all": _flag(ghosts),
+            "points": 20_000 if as_json else 1_000,
+        }
         found += portal.get(f"jobs/{job_id}/series", **part)["items"]
-    click.echo(json.dumps({"items": found}, indent=2) if as_json else "\n".join(_newest(found)))
+    if as_json:
+        click.echo(json.dumps({"items": found}, indent=2))
+        return
+    latest = portal.get(f"jobs/{job_id}")["latest"] if rank == 0 and not ghosts else {}
+    click.echo("\n".join(_newest(found, latest)))
 
 
 def _first(portal: Portal, job_id: int, which: dict[str, Any], lines: int, follow: bool) -> dict[str, Any] | None:
@@ -109,7 +118,7 @@ def _found(portal: Portal, job_id: int, which: dict[str, Any], search: str, as_j
 
 
 def _standing(portal: Portal, job_id: int, attempt: int | None) -> tuple[bool, int]:
-    """Whether nothing more will be written, and which attempt to read: asked before the log is read, so none is lost."""
+    """Whether nothing more will be written, and which attempt to read; asked before its log is, so no line is lost."""
     job = portal.get(f"jobs/{job_id}")
     latest = job["attempt"]["number"]
     return job["over"] or (attempt is not None and latest > attempt), attempt or latest
@@ -121,15 +130,15 @@ def _print(page: dict[str, Any] | None, as_json: bool) -> None:
 
 
 def _csv(portal: Portal, job_id: int, parameters: dict[str, Any]) -> None:
-    answer = portal.ask("GET", f"jobs/{job_id}/series.csv", tries=2, params=parameters)
-    click.echo(answer.text, nl=False)
+    for piece in portal.stream(f"jobs/{job_id}/series.csv", **parameters):
+        click.echo(piece, nl=False)
 
 
-def _newest(items: list[dict[str, Any]]) -> list[str]:
+def _newest(items: list[dict[str, Any]], latest: dict[str, Any]) -> list[str]:
     rows = []
     for item in items:
         values = item.get("value") or item.get("mean") or []
-        last = tables.number(values[-1]) if values else "–"
+        last = tables.number(latest.get(item["name"], values[-1] if values else None))
         steps = f"{item['step'][0]:,}–{item['step'][-1]:,}" if item["step"] else "–"
         rows.append([item["name"], last, steps, str(len(item["step"]))])
     return tables.table(["SERIES", "NEWEST>", "STEPS>", "POINTS>"], rows, "No metrics yet.")

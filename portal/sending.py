@@ -72,6 +72,8 @@ def _change(text: str) -> tuple[str, Any]:
     if not equals or not path.strip() or not all(path.strip().split(".")):
         raise click.UsageError(f"--set {text!r}: write it as run.steps=400.")
     try:
-        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return path.strip(), value
+        parsed = value
+    # 00:10:00 is a time of day to TOML; in a spec it is a text.
+    return path.strip(), parsed if isinstance(parsed, bool | int | float | str | list | dict) else value

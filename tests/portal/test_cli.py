@@ -1,0 +1,404 @@
+"""The `vigil` command: where it finds the portal, what it prints, how it exits, what it packs."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from portal import client, watch
+from portal.cli import main
+from portal.pack import Unpackable, pack
+
+JOB = {
+    "id": 7, "name": "wren", "kind": "distributed", "project": "default", "owner": "mira", "tags": [], "notes": "",
+    "state": "running", "reason": "", "attempt": {"number": 1, "nodes": [], "decision": ""}, "latest": {"loss": 2.25},
+    "progress": {"step": 50, "steps": 200, "fraction": 0.25, "eta_seconds": 75.0}, "parent": None, "directory": "",
+    "created_at": "2026-01-31T12:00:00Z", "started_at": None, "ended_at": None, "over": False,
+    "url": "http://portal/jobs/7",
+}  # fmt: skip
+DONE = {**JOB, "state": "completed", "over": True, "progress": {**JOB["progress"], "step": 200, "fraction": 1.0}}
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path, monkeypatch):
+    """No portal is known."""
+    for name in ("VIGIL_URL", "VIGIL_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VIGIL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def portal(monkeypatch):
+    """A portal that answers from a list of functions or of JSON, and remembers what it was asked."""
+    monkeypatch.setenv("VIGIL_URL", "http://portal")
+    monkeypatch.setenv("VIGIL_TOKEN", "secret")
+    monkeypatch.setattr(client, "RETRY_S", 0)
+    state = SimpleNamespace(asked=[], answers={})
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        state.asked.append(request)
+        found = state.answers[request.method, request.url.path.removeprefix("/api/v1/")]
+        found = found.pop(0) if isinstance(found, list) else found
+        if isinstance(found, Exception):
+            raise found
+        return found if isinstance(found, httpx.Response) else httpx.Response(200, json=found)
+
+    made = httpx.Client(base_url="http://portal/api/v1/", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(client.Portal, "http", made)
+    return state
+
+
+def problem(status: int, detail: str, *errors: tuple[str, str]) -> httpx.Response:
+    fields = [{"field": field, "message": message} for field, message in errors]
+    return httpx.Response(status, json={"title": "x", "status": status, "detail": detail, "errors": fields})
+
+
+def vigil(*arguments: str, status: int = 0):
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+# Finding the portal
+
+
+def test_without_a_portal_it_says_how_to_get_one():
+    assert "VIGIL_URL" in vigil("jobs", status=1).stderr
+
+
+def test_where_it_looks(tmp_path, monkeypatch):
+    def write(path: Path, url: str) -> None:
+        path.parent.mkdir(parents=True)
+        path.write_text(f'url = "{url}"\ntoken = "t"\n')
+
+    write(tmp_path / "config" / "vigil" / "cli.toml", "http://config")
+    assert client.find_portal().url == "http://config"
+    write(tmp_path / "home" / "cli.toml", "http://home/")
+    assert client.find_portal().url == "http://home"
+    monkeypatch.setenv("VIGIL_URL", "http://config")
+    assert client.find_portal().url == "http://config", "the token of that portal, not the first one's"
+    monkeypatch.setenv("VIGIL_URL", "http://elsewhere")
+    with pytest.raises(client.Trouble, match="No token for http://elsewhere"):
+        client.find_portal()
+    monkeypatch.setenv("VIGIL_TOKEN", "mine")
+    assert client.find_portal() == client.Portal("http://elsewhere", "mine")
+    assert "mine" not in repr(client.find_portal())
+
+
+def test_a_broken_file_is_named(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "cli.toml").write_text("url = ")
+    assert "cli.toml" in vigil("jobs", status=1).stderr
+
+
+def test_a_silent_portal_is_one_line(portal):
+    portal.answers["GET", "nodes"] = httpx.ConnectError("refused")
+    assert vigil("nodes", status=1).stderr == "vigil: http://portal does not answer: refused.\n"
+
+
+# Submitting
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('name = "wren"\n[run]\nsteps = 200  # enough\n')
+    return path
+
+
+def test_submit_sends_the_text_with_a_key(portal, spec):
+    portal.answers["POST", "jobs"] = JOB
+    assert vigil("submit", str(spec)).stdout == "Submitted #7 wren: http://portal/jobs/7\n"
+    assert json.loads(portal.asked[0].content) == {"spec_toml": spec.read_text()}
+    assert len(portal.asked[0].headers["Idempotency-Key"]) == 36
+    assert json.loads(vigil("submit", str(spec), "--json", "--key", "mine").stdout) == JOB
+    assert portal.asked[1].headers["Idempotency-Key"] == "mine"
+
+
+def test_submit_asks_again_with_the_same_key_when_the_portal_was_away(portal, spec):
+    portal.answers["POST", "jobs"] = [httpx.ReadError("gone"), problem(503, "busy"), JOB]
+    vigil("submit", str(spec))
+    assert len({request.headers["Idempotency-Key"] for request in portal.asked}) == 1
+    assert len(portal.asked) == 3
+
+
+def test_set_changes_values_and_keeps_the_rest(portal, spec):
+    portal.answers["POST", "jobs"] = JOB
+    changes = ("run.steps=400", "run.recipe=vision", 'tags=["a"]', "resources.time_limit=00:10:00")
+    vigil("submit", str(spec), *(part for change in changes for part in ("--set", change)), "--name", "other")
+    text = json.loads(portal.asked[0].content)["spec_toml"]
+    assert "steps = 400  # enough" in text
+    for line in ('name = "other"', 'recipe = "vision"', 'tags = ["a"]', 'time_limit = "00:10:00"'):
+        assert line in text
+
+
+def test_each_wrong_field_has_a_line(portal, spec):
+    errors = (("run.stepps", "Unknown. Did you mean steps?"), ("", "This is not TOML."))
+    portal.answers["POST", "jobs"] = problem(422, "wrong", *errors)
+    answer = vigil("submit", str(spec), status=1)
+    assert answer.stderr == "vigil: run.stepps: Unknown. Did you mean steps?\nvigil: This is not TOML.\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit"], ["submit", "/nowhere.toml"], ["submit", "SPEC", "--set", "steps"], ["jobs", "--limit", "0"],
+        ["job", "seven"], ["job", "0"], ["metrics", "7", "--csv", "--json"], ["fly"], ["node"],
+        ["metrics", "7", "--csv", "--series", "a", "--series", "b"],
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_2(portal, spec, arguments):
+    vigil(*(str(spec) if a == "SPEC" else a for a in arguments), status=2)
+    assert not portal.asked
+
+
+def test_check_fails_only_on_errors(portal, spec):
+    findings = [{"level": "warn", "title": "Long", "text": "12 hours."}]
+    portal.answers["POST", "jobs/check"] = {"findings": findings}
+    assert "12 hours." in vigil("submit", str(spec), "--check").stdout
+    portal.answers["POST", "jobs/check"] = {"findings": [{**findings[0], "level": "error"}]}
+    vigil("submit", str(spec), "--check", status=1)
+
+
+def test_watch_prints_json_lines_and_the_job_last(portal, spec, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    portal.answers["POST", "jobs"] = JOB
+    portal.answers["GET", "jobs/7"] = [
+        JOB,
+        JOB,
+        httpx.ConnectError("restarting"),
+        httpx.ConnectError("restarting"),
+        DONE,
+    ]
+    answer = vigil("submit", str(spec), "--watch", "--json")
+    lines = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert [line.get("type") for line in lines] == ["progress", "progress", None]
+    assert lines[-1] == DONE
+    assert (lines[0]["step"], lines[0]["latest"]) == (50, {"loss": 2.25})
+    assert "loss 2.250" in answer.stderr
+    assert "\r" not in answer.stderr, "nothing is redrawn where nobody looks"
+
+
+def test_watch_fails_with_the_job(portal, spec):
+    portal.answers["POST", "jobs"] = JOB
+    portal.answers["GET", "jobs/7"] = {**DONE, "state": "out_of_memory", "reason": "rank 3"}
+    assert "out of memory" in vigil("submit", str(spec), "--watch", status=1).stderr
+
+
+def test_watch_stops_when_the_job_is_gone(portal, spec):
+    portal.answers["POST", "jobs"] = JOB
+    portal.answers["GET", "jobs/7"] = problem(404, "There is no job 7 that you can see.")
+    assert "no job 7" in vigil("submit", str(spec), "--watch", status=1).stderr
+
+
+def test_on_a_terminal_one_line_is_redrawn():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = watch.Screen(Terminal())
+    screen.show(JOB)
+    screen.show(JOB)
+    screen.show(DONE)
+    text = screen.out.getvalue()
+    assert text.count("\r\x1b[2K") == 2
+    assert "██████░░░░░░░░░░░░░░░░░░" in text
+    assert "1:15 left" in text
+    assert "\n" not in text
+
+
+# Reading
+
+
+def test_jobs(portal):
+    portal.answers["GET", "jobs"] = [
+        {"items": [JOB], "next": "c"},
+        {"items": [{**JOB, "id": 6, "latest": {}}], "next": None},
+    ]
+    lines = vigil("jobs", "--state", "alive", "--state", "failed", "-q", "wren").stdout.splitlines()
+    assert len(lines) == 3
+    assert "50/200" in lines[1]
+    assert "2.250" in lines[1]
+    asked = portal.asked[0].url.params
+    assert asked.get_list("state") == ["alive", "failed"]
+    assert portal.asked[1].url.params["cursor"] == "c"
+    portal.answers["GET", "jobs"] = {"items": [], "next": None}
+    assert "vigil submit" in vigil("jobs").stdout
+    assert json.loads(vigil("jobs", "--json").stdout) == {"items": []}
+
+
+def test_job_node_and_tokens(portal):
+    portal.answers["GET", "jobs/7"] = JOB
+    assert "default, submitted by mira" in vigil("job", "7").stdout
+    node = {"name": "dgx-01", "state": "idle", "reason": "", "partition": "", "cpus": 128, "cpus_used": 4, "gpus": 8}
+    node |= {"gpus_used": 0, "gpu_type": "H100", "memory_mib": 1, "seen_at": None}
+    portal.answers["GET", "nodes"] = {"items": [node]}
+    portal.answers["GET", "nodes/dgx-01"] = node
+    assert "4/128" in vigil("nodes").stdout
+    assert "H100" in vigil("node", "dgx-01").stdout
+    assert json.loads(vigil("node", "dgx-01", "--json").stdout) == node
+    portal.answers["GET", "tokens"] = {"items": []}
+    assert "/me/" in vigil("tokens").stdout
+
+
+def test_cancel_and_resume(portal):
+    portal.answers["POST", "jobs/7/cancel"] = JOB
+    assert "#7" in vigil("cancel", "7").stdout
+    portal.answers["POST", "jobs/7/cancel"] = problem(409, "Not cancelled. #7 has already ended: failed.")
+    assert vigil("cancel", "7", status=1).stderr == "vigil: Not cancelled. #7 has already ended: failed.\n"
+    portal.answers["POST", "jobs/7/resume"] = {"number": 2}
+    assert vigil("resume", "7", "--step", "100").stdout == "Resumed #7 as attempt 2.\n"
+    assert json.loads(portal.asked[-1].content) == {"step": 100}
+
+
+def log_page(lines: list[str], start: int, size: int, attempt: int = 1) -> dict:
+    end = start + sum(len(line) + 1 for line in lines)
+    items = [{"offset": start, "text": line} for line in lines]
+    more = str(end) if end < size else None
+    return {"items": items, "start": start, "end": end, "size": size, "attempt": attempt, "next": more}
+
+
+def test_logs_and_following_them_over_a_restart(portal, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    again = {**JOB, "attempt": {**JOB["attempt"], "number": 2}}
+    portal.answers["GET", "jobs/7"] = [JOB, again, {**again, "over": True}]
+    portal.answers["GET", "jobs/7/logs"] = [
+        log_page(["a"], 0, 2),
+        log_page(["b"], 2, 4),
+        problem(404, "Attempt 2 has not begun: there is no log yet."),
+        log_page(["c", "d"], 0, 4, attempt=2),
+    ]
+    assert vigil("logs", "7", "-f").stdout == "a\nb\nc\nd\n"
+    assert [r.url.params.get("after") for r in portal.asked if r.url.path.endswith("logs")] == [None, "2", "0", "0"]
+    portal.answers["GET", "jobs/7/logs"] = log_page(["a"], 0, 2)
+    assert json.loads(vigil("logs", "7", "--json").stdout) == {"offset": 0, "text": "a"}
+    portal.answers["GET", "jobs/7/logs"] = problem(404, "Rank 3 has written no log in attempt 1 yet.")
+    assert "Rank 3" in vigil("logs", "7", "--rank", "3", status=1).stderr
+
+
+def test_metrics(portal):
+    portal.answers["GET", "jobs/7/series/names"] = {"items": ["loss"]}
+    portal.answers["GET", "jobs/7"] = JOB
+    portal.answers["GET", "jobs/7/series"] = {"items": [{"name": "loss", "step": [1, 2], "value": [3.0, 2.25]}]}
+    assert "2.25" in vigil("metrics", "7").stdout
+    assert json.loads(vigil("metrics", "7", "--json").stdout)["items"][0]["step"] == [1, 2]
+    text = "attempt,incarnation,rank,step,time,value\n1,0,0,1,1000.0,3.0\n"
+    portal.answers["GET", "jobs/7/series.csv"] = httpx.Response(200, text=text)
+    assert vigil("metrics", "7", "--csv", "--series", "loss").stdout == text
+
+
+# Packing
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    who = ("-c", "user.name=t", "-c", "user.email=t@t")
+    subprocess.run(["git", *who, "-C", str(root), *arguments], check=True, capture_output=True, env=environment)
+
+
+def unpacked(code: bytes) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(code)) as archive:
+        members = {m.name: m for m in archive}
+        return {
+            name: f"-> {m.linkname}" if m.issym() else archive.extractfile(m).read().decode()
+            for name, m in members.items()
+        }
+
+
+@pytest.fixture
+def code(tmp_path):
+    return write(tmp_path / "code", {"train.py": "1", "lib/a.py": "2", "__pycache__/x.pyc": "no"})
+
+
+def test_pack_takes_everything_where_there_is_no_git(code):
+    packed = pack(code)
+    assert unpacked(packed.code) == {"train.py": "1", "lib/a.py": "2"}
+    assert pack(code).code == packed.code
+
+
+def test_pack_takes_what_git_tracks_as_it_is_now(code):
+    write(code, {"gone.py": "", ".gitignore": "*.secret\n", "key.secret": "hush", "notes.txt": "untracked"})
+    git(code, "init", "-q")
+    git(code, "add", "train.py", "lib", "gone.py", ".gitignore")
+    git(code, "commit", "-qm", "all")
+    write(code, {"train.py": "modified"})
+    (code / "gone.py").unlink()
+    packed = pack(code)
+    assert unpacked(packed.code) == {"train.py": "modified", "lib/a.py": "2", ".gitignore": "*.secret\n"}
+    assert packed.left_out == ["__pycache__/x.pyc", "notes.txt"]
+    assert unpacked(pack(code / "lib").code) == {"a.py": "2"}, "a folder within a repository"
+
+
+def test_pack_keeps_links_within_and_refuses_those_that_lead_out(code, tmp_path):
+    (code / "inner").symlink_to("lib/a.py")
+    assert unpacked(pack(code).code)["inner"] == "-> lib/a.py"
+    for target in ("/etc/passwd", "../outside", "lib/../../outside", str(code / "train.py")):
+        (code / "evil").unlink(missing_ok=True)
+        (code / "evil").symlink_to(target)
+        with pytest.raises(Unpackable, match="evil is a link that leads out"):
+            pack(code)
+
+
+def test_pack_refuses_a_pipe_and_too_much(code, monkeypatch):
+    os.mkfifo(code / "pipe")
+    with pytest.raises(Unpackable, match="pipe is not a file"):
+        pack(code)
+    (code / "pipe").unlink()
+    (code / "weights.bin").write_bytes(os.urandom(200_000))
+    monkeypatch.setattr("portal.pack.MAX_BYTES", 100_000)
+    with pytest.raises(Unpackable, match="weights.bin"):
+        pack(code)
+    with pytest.raises(Unpackable, match="not a folder"):
+        pack(code / "nowhere")
+
+
+def test_submit_packs_the_folder_beside_the_spec(portal, code):
+    portal.answers["POST", "jobs"] = JOB
+    spec = write(code, {"job.toml": 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'}) / "job.toml"
+    vigil("submit", str(spec))
+    assert portal.asked[0].headers["Content-Type"].startswith("multipart/form-data")
+    assert b"code.tar.gz" in portal.asked[0].content
+    git(code, "init", "-q")
+    git(code, "add", "lib")
+    assert "git add train.py" in vigil("submit", str(spec), status=1).stderr
+
+
+def test_what_the_portal_takes_is_what_we_pack(code):
+    from jobs import upload
+
+    (code / "inner").symlink_to("lib/a.py")
+    assert upload.problems(pack(code).code, entry="train.py") == []
+
+
+# Start-up
+
+
+def test_help_comes_at_once_and_imports_nothing_heavy():
+    began = time.perf_counter()
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "portal.cli", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.2
+    code = "import sys, portal.cli; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"django", "celery", "channels", "torch", "pydantic", "httpx", "numpy"} & set(loaded)
