@@ -42,10 +42,9 @@ class StopRequest:
             self._reason = str(found.get("reason") or "signal")
         return bool(self._reason)
 
-    @property
-    def reason(self) -> str:
-        """cancel, time_limit or signal; "" if another rank was asked."""
-        return self._reason
+    def why(self) -> str:
+        """cancel, time_limit or signal, also where another rank was the first to see the request."""
+        return self._reason if self.asked else "signal"
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._reason = "signal"

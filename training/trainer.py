@@ -321,7 +321,7 @@ class Trainer:
     def _finish(self, stopping: bool) -> bool:
         """The last checkpoint, committed before anybody leaves."""
         self.meter.flush()
-        reason = self.stop.reason or "signal"
+        reason = self.stop.why()
         if stopping and self.world.leads and not self.place.launched:  # the launcher has told it
             self.reporter.event("stop.requested", reason=reason)
         self._phase("save")
