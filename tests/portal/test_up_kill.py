@@ -1,0 +1,203 @@
+"""kill -9 of each part in the middle of a real job: training goes on, no point is lost or doubled, nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.points import points_of
+from tests.stack import Stack, wait_for
+
+pytestmark = pytest.mark.slow
+
+STEPS = 600
+# Two ranks of a small model: some seconds, so that there is a middle to kill in.
+SPEC = f"""\
+name = "killed"
+kind = "distributed"
+[resources]
+ranks_per_node = 2
+time_limit = "00:10:00"
+[restart]
+max_restarts = 2
+[run]
+recipe = "language"
+steps = {STEPS}
+global_batch = 4
+checkpoint_every = 100
+validate_every = 150
+validation_batches = 1
+flush_seconds = 0.2
+flush_steps = 5
+[run.language]
+layers = 1
+heads = 2
+head_width = 16
+context = 64
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(prepared_home: Any) -> Iterator[Stack]:
+    """One portal for all kills: what one test breaks, its `vigil up` mends before the next."""
+    stack = Stack(prepared_home, VIGIL_LOCAL_CPUS="4")
+    stack.start()
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def submit(stack: Stack) -> Callable[[], int]:
+    def send() -> int:
+        with stack.client() as client:
+            answer = client.post("/api/v1/jobs", json={"spec_toml": SPEC})
+            assert answer.status_code == 201, answer.text
+            return int(answer.json()["id"])
+
+    return send
+
+
+def job_of(stack: Stack, job_id: int) -> dict[str, Any]:
+    """The job as the API tells it; a portal that is just starting is asked again."""
+
+    def ask() -> dict[str, Any] | None:
+        try:
+            with stack.client() as client:
+                answer = client.get(f"/api/v1/jobs/{job_id}")
+        except httpx.TransportError:
+            return None
+        assert answer.status_code < 500, answer.text
+        return dict(answer.json())
+
+    return wait_for(ask, "the API to answer") or {}
+
+
+def wait_for_step(stack: Stack, job_id: int, step: int) -> None:
+    def reached() -> bool:
+        job = job_of(stack, job_id)
+        assert job["state"] in {"pending", "running"}, job
+        return (job["progress"]["step"] or 0) >= step
+
+    wait_for(reached, f"job {job_id} to reach step {step}", 90)
+
+
+def wait_for_end(stack: Stack, job_id: int) -> dict[str, Any]:
+    return wait_for(
+        lambda: (job := job_of(stack, job_id))["state"] not in {"pending", "running", "completing"} and job,
+        f"job {job_id} to end", 120,
+    ) or {}  # fmt: skip
+
+
+def check(stack: Stack, job_id: int) -> None:
+    """Every identity once, the line of record whole, and none of the job's processes left."""
+    # The sweep reads what the shipper had not posted; the attempt is closed after that.
+    points = wait_for(
+        lambda: (found := points_of(stack, job_id)).closed and found, f"job {job_id} to close", 60, every_s=0.5
+    )
+    assert points
+    points.check_exactly_once()
+    assert points.record("loss") == list(range(1, STEPS + 1))
+    assert points.record("loss", rank=1) == list(range(1, STEPS + 1))
+    series = series_of(stack, job_id)
+    assert series["step"] == list(range(1, STEPS + 1)), "the API's line of record has each step once"
+    wait_for(lambda: not jobs_processes(stack, job_id), "the job's processes to end")
+
+
+def series_of(stack: Stack, job_id: int) -> dict[str, Any]:
+    with stack.client() as client:
+        answer = client.get(f"/api/v1/jobs/{job_id}/series", params={"name": "loss", "points": 5000})
+    assert answer.status_code == 200, answer.text
+    (item,) = answer.json()["items"]
+    return dict(item)
+
+
+def jobs_processes(stack: Stack, job_id: int) -> list[psutil.Process]:
+    found = []
+    for process in stack.processes():
+        try:
+            words = " ".join(process.cmdline())
+            if f"/{job_id}-" in words or f"/{job_id}-" in process.environ().get("VIGIL_RUN_DIR", ""):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", ["web", "follow", "work", "beat", "redis"])
+def test_killed_part_costs_nothing(stack: Stack, submit: Callable[[], int], name: str) -> None:
+    job_id = submit()
+    wait_for_step(stack, job_id, 30)
+    old = stack.kill(name)
+    stack.wait_for_new(name, old)
+    job = wait_for_end(stack, job_id)
+    assert job["state"] == "completed", job
+    assert job["attempt"]["number"] == 1, "training did not notice"
+    check(stack, job_id)
+
+
+def test_killed_supervisor_costs_nothing(stack: Stack, submit: Callable[[], int]) -> None:
+    job_id = submit()
+    wait_for_step(stack, job_id, 30)
+    stack.kill("up")
+    assert stack.process
+    stack.process.wait(5)
+    left = {process.pid for process in stack.processes()}
+    assert left <= {process.pid for process in jobs_processes(stack, job_id)}, "only the job goes on"
+    # The job ends with nobody there to see it, and is taken in at the next start.
+    wait_for(lambda: not jobs_processes(stack, job_id), "the job to end by itself", 120)
+    stack.start()
+    job = wait_for_end(stack, job_id)
+    assert job["state"] == "completed", job
+    check(stack, job_id)
+
+
+def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: Callable[[], int]) -> None:
+    job_id = submit()
+    wait_for_step(stack, job_id, 20)
+    stack.kill("up")
+    assert stack.process
+    stack.process.wait(5)
+    stack.start()
+    job = wait_for_end(stack, job_id)
+    assert job["state"] == "completed", job
+    assert job["attempt"]["number"] == 1
+    check(stack, job_id)
+
+
+def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Callable[[], int]) -> None:
+    job_id = submit()
+    wait_for_step(stack, job_id, 50)
+    ranks = [p for p in jobs_processes(stack, job_id) if p.environ().get("RANK") == "1"]
+    assert ranks
+    ranks[0].kill()
+    job = wait_for_end(stack, job_id)
+    assert job["state"] == "completed", job
+    assert job["attempt"]["number"] == 1
+    check(stack, job_id)
+    assert {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0} == {0, 1}
+
+
+def test_killed_shipper_loses_nothing(stack: Stack, submit: Callable[[], int]) -> None:
+    job_id = submit()
+    wait_for_step(stack, job_id, 30)
+    shippers = [p for p in jobs_processes(stack, job_id) if any("training.shipper" in word for word in p.cmdline())]
+    assert shippers
+    for process in shippers:
+        process.kill()
+    job = wait_for_end(stack, job_id)
+    assert job["state"] == "completed", job
+    check(stack, job_id)
+
+
+def test_stopping_leaves_the_job_alone(stack: Stack, submit: Callable[[], int]) -> None:
+    job_id = submit()
+    wait_for_step(stack, job_id, 20)
+    assert stack.stop() < 5
+    assert {p.pid for p in stack.processes()} <= {p.pid for p in jobs_processes(stack, job_id)}
+    stack.start()
+    assert wait_for_end(stack, job_id)["state"] == "completed"
+    check(stack, job_id)
