@@ -25,6 +25,7 @@ WORDS = {
     "out_of_memory": "It ran out of memory.",
     "timeout": "It reached its time limit before it could save.",
     "rejected": "The scheduler did not take it.",
+    "fenced": "A newer launch of the same job had taken over.",
     "failed": "The program ended with an error.",
 }
 RESTARTED = frozenset({"stopped", "preempted", "node_fail", "lost", "hang", "timeout"})
@@ -65,10 +66,13 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
 
 def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:
     """Of a plain `failed`: the launcher's word on the first rank if there is one, else the exit code's."""
+    known = {"hang": "hang", "stop_timeout": "hang", "node": "node_fail", "fenced": "fenced"}
+    if (told := known.get(str((ended.result or {}).get("cause")))) is not None:
+        return told
     kind = failure.get("kind")
     if kind in {"exception", "hang"}:
         return str(kind)
-    if kind in {"signal", "lost"}:
+    if kind in {"signal", "lost_peer", "node", "address_in_use"}:
         return "lost"
     if ended.signal or (ended.exit_code or 0) > 128:
         return "lost"

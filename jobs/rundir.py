@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -111,12 +112,8 @@ def folder_under(root: Path, relative: str) -> Iterator[int]:
         for part in _parts(relative):
             try:
                 inner = os.open(part, _DIRECTORY, dir_fd=descriptor)
-            except NotADirectoryError:
+            except NotADirectoryError:  # a link, too
                 raise Unsafe(f"{part!r} is not a folder") from None
-            except OSError as error:
-                if error.errno == 40:  # ELOOP: a link
-                    raise Unsafe(f"{part!r} is a link") from None
-                raise
             os.close(descriptor)
             descriptor = inner
         yield descriptor
@@ -134,7 +131,7 @@ def open_under(root: Path, relative: str) -> int:
         try:
             descriptor = os.open(name, _FILE, dir_fd=folder)
         except OSError as error:
-            if error.errno in {40, 6}:  # ELOOP: a link; ENXIO: a socket or a device without a driver
+            if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link; a socket, or a device without a driver
                 raise Unsafe(f"{name!r} is not a regular file") from None
             raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,0 +1,157 @@
+"""Why an attempt ended, told from what is known of it; and checkpoints on their lines."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs import checkpoints, rundir, verify
+from jobs.models import Attempt, Checkpoint, Job
+from jobs.restart import RESTARTED, WORDS, Ended, cause_of
+from tests.lab import a_job, a_project, person
+from training import manifest
+
+
+def failed(kind: str, **more: Any) -> dict[str, Any]:
+    return {"cause": "failed", "first_failure": {"rank": 0, "kind": kind, **more}}
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause"),
+    [
+        (Ended("completed", 0), "completed"),
+        (Ended("completed", 0, cancelled=True), "completed"),
+        (Ended("failed", 75), "stopped"),
+        (Ended("timeout", 75), "stopped"),
+        (Ended("failed", 75, cancelled=True), "cancelled"),
+        (Ended("cancelled"), "cancelled"),
+        (Ended("preempted"), "preempted"),
+        (Ended("requeued"), "preempted"),
+        (Ended("requeued", result={"cause": "stopped"}), "stopped"),
+        (Ended("node_fail"), "node_fail"),
+        (Ended("boot_fail"), "node_fail"),
+        (Ended("timeout", signal=15), "timeout"),
+        (Ended("deadline"), "timeout"),
+        (Ended("out_of_memory", 137), "out_of_memory"),
+        (Ended("failed", 1, result=failed("exception")), "exception"),
+        (Ended("failed", 137, result=failed("signal", signal=9)), "lost"),
+        (Ended("failed", 1, result=failed("lost_peer")), "lost"),
+        (Ended("failed", 137, result={"cause": "hang", "first_failure": {"rank": 1, "kind": "hang"}}), "hang"),
+        (Ended("failed", 137, result={"cause": "stop_timeout", "first_failure": None}), "hang"),
+        (Ended("failed", 1, result={"cause": "node", "first_failure": None}), "node_fail"),
+        (Ended("failed", 1, result={"cause": "fenced", "first_failure": None}), "fenced"),
+        (Ended("failed", 137), "lost"),
+        (Ended("failed", None, 9), "lost"),
+        (Ended("failed", 2), "failed"),
+    ],
+)
+def test_causes(ended: Ended, cause: str) -> None:
+    assert cause_of(ended)[0] == cause
+    assert cause in WORDS
+
+
+def test_every_cause_that_restarts_has_words() -> None:
+    assert set(WORDS) >= RESTARTED
+
+
+@pytest.fixture
+def job(db: None, tmp_path: Path, settings: Any) -> Job:
+    settings.VIGIL_RUNS = tmp_path / "runs"
+    project = a_project()
+    return a_job(person("oskar", project), project, state="failed")
+
+
+@pytest.fixture
+def attempt(job: Job) -> Attempt:
+    return Attempt.objects.select_related("job").get()
+
+
+def event(step: int, generation: int = 1, kind: str = "checkpoint.committed", **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "step": step, "generation": generation, "time": 1.7e9, "bytes": 10, "seconds": 0.5, **more}
+
+
+class TestCheckpoints:
+    def test_are_registered_once_and_pruned(self, attempt: Attempt) -> None:
+        for _ in range(2):
+            checkpoints.note_event(attempt, event(100, parent_step=None, world_size=2, consumed_samples=3200))
+        row = Checkpoint.objects.get()
+        assert (row.step, row.name, row.bytes, row.seconds, row.world_size) == (100, "step-100", 10, 0.5, 2)
+        checkpoints.note_event(attempt, event(100, kind="checkpoint.pruned"))
+        assert Checkpoint.objects.get().state == "pruned"
+        checkpoints.note_event(attempt, event(100))  # a repeat of the older event brings nothing back
+        assert Checkpoint.objects.get().state == "pruned"
+
+    def test_another_line_moves_the_older_one_aside(self, attempt: Attempt) -> None:
+        checkpoints.note_event(attempt, event(100, 1))
+        checkpoints.note_event(attempt, event(100, 3))
+        names = dict(Checkpoint.objects.values_list("generation", "name"))
+        assert names == {1: "step-100.g1", 3: "step-100"}
+
+    @pytest.mark.parametrize(
+        "bad", [{"step": -1}, {"step": "1"}, {"step": True}, {"step": 2**63}, {"generation": None}]
+    )
+    def test_nonsense_is_left_out(self, attempt: Attempt, bad: dict[str, Any]) -> None:
+        checkpoints.note_event(attempt, {**event(1), **bad})
+        assert not Checkpoint.objects.exists()
+
+    def test_odd_details_do_not_matter(self, attempt: Attempt) -> None:
+        odd = {"bytes": "many", "seconds": float("nan"), "parent_step": [], "world_size": -1, "time": 1e300}
+        checkpoints.note_event(attempt, event(1, **odd))
+        row = Checkpoint.objects.get()
+        assert (row.bytes, row.seconds, row.parent_step, row.world_size) == (0, None, None, None)
+
+    def test_newest_is_newest_on_the_line(self, job: Job, attempt: Attempt) -> None:
+        for step in (100, 200, 300):
+            checkpoints.note_event(attempt, event(step, 1, parent_step=step - 100 or None, parent_generation=1))
+        newest = checkpoints.newest_on_line(attempt)
+        assert newest is not None
+        assert newest.step == 300
+        chosen = Checkpoint.objects.get(step=100)
+        second = Attempt.objects.create(job=job, number=2, resume_from=chosen)
+        assert checkpoints.newest_on_line(second) == chosen
+        checkpoints.note_event(second, event(200, 2, parent_step=100, parent_generation=1))
+        newest = checkpoints.newest_on_line(second)
+        assert newest is not None
+        assert (newest.step, newest.generation) == (200, 2)
+        third = Attempt.objects.create(job=job, number=3, resume_from=newest)
+        Checkpoint.objects.filter(pk=newest.pk).update(state="corrupt")
+        third.refresh_from_db()
+        assert checkpoints.newest_on_line(third) == chosen  # up the line of parents
+
+    def test_verification_finds_what_is_wrong(self, job: Job, attempt: Attempt) -> None:
+        job.directory = rundir.make("default", job.pk)
+        job.save()
+        for step, data in ((100, b"good"), (200, b"evil"), (300, None)):
+            checkpoints.note_event(attempt, event(step, created_at=timezone.now()))
+            write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, data)
+        for _ in range(4):
+            verify.verify_next()
+        found = {row.step: (row.state, row.problem) for row in Checkpoint.objects.all()}
+        assert found[100] == ("verified", "")
+        assert found[200][0] == "corrupt"
+        assert "sha256 differs" in found[200][1]
+        assert found[300][0] == "corrupt"
+
+
+def write_checkpoint(folder: Path, step: int, data: bytes | None) -> None:
+    """A checkpoint whose manifest says "good"; with what is really there."""
+    place = folder / f"step-{step}"
+    place.mkdir(parents=True)
+    if data is not None:
+        (place / "__0_0.distcp").write_bytes(data)
+    file = manifest.File("__0_0.distcp", 4, sha256(b"good").hexdigest())
+    told = manifest.Manifest(
+        step=step,
+        generation=1,
+        consumed_samples=1,
+        world_size=1,
+        layout={},
+        config_hash="",
+        files=(file,),
+        created=1.7e9,
+    )
+    (place / manifest.COMMITTED).write_text(told.dump())

@@ -1,0 +1,120 @@
+"""Uploaded programs: what is unpacked, and what is refused before anything is."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import upload
+
+Plant = Callable[[tarfile.TarFile], None]
+
+
+def packed(*plants: Plant) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for plant in (file("train.py", b"print(1)"), *plants):
+            plant(archive)
+    return buffer.getvalue()
+
+
+def file(name: str, data: bytes = b"x", mode: int = 0o644) -> Plant:
+    def add(archive: tarfile.TarFile) -> None:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = len(data), mode
+        archive.addfile(member, io.BytesIO(data))
+
+    return add
+
+
+def other(name: str, kind: bytes, target: str = "") -> Plant:
+    def add(archive: tarfile.TarFile) -> None:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, target
+        archive.addfile(member)
+
+    return add
+
+
+def says(code: bytes, entry: str = "train.py") -> str:
+    return " ".join(problem.message for problem in upload.problems(code, entry=entry))
+
+
+def test_a_good_one_is_unpacked(tmp_path: Path, settings: Any) -> None:
+    settings.VIGIL_RUNS = tmp_path / "runs"
+    code = packed(
+        other("./", tarfile.DIRTYPE),
+        other("src", tarfile.DIRTYPE),
+        file("./src/model.py", b"model"),
+        file("run.sh", b"#!/bin/sh", mode=0o4777),
+        other("src/link.py", tarfile.SYMTYPE, "../train.py"),
+        other("latest", tarfile.SYMTYPE, "src"),
+    )
+    assert says(code) == ""
+    name = upload.keep(code)
+    target = tmp_path / "code"
+    upload.unpack(name, target)
+    assert (target / "train.py").read_text() == "print(1)"
+    assert (target / "latest" / "link.py").read_text() == "print(1)"
+    assert (target / "run.sh").stat().st_mode & 0o7777 == 0o750
+    assert (target / "train.py").stat().st_mode & 0o7777 == 0o640
+    upload.forget(name)
+    assert not upload.path_of(name).exists()
+
+
+@pytest.mark.parametrize(
+    ("plants", "expected"),
+    [
+        ([file("/etc/x")], "leads out"),
+        ([file("../x")], "leads out"),
+        ([file("a/../../x")], "leads out"),
+        ([other("x", tarfile.SYMTYPE, "/etc/passwd")], "link that leads out"),
+        ([other("x", tarfile.SYMTYPE, "../x")], "link that leads out"),
+        ([other("d/x", tarfile.SYMTYPE, "../../x")], "link that leads out"),
+        ([other("x", tarfile.SYMTYPE, ".")], "link that leads out"),
+        # Where "a" leads upwards, a/b/../.. is above the top, though the words add up.
+        ([other("d/a", tarfile.SYMTYPE, ".."), other("x", tarfile.SYMTYPE, "d/a/b/../..")], "link that leads out"),
+        ([other("a", tarfile.SYMTYPE, "b"), file("a/x")], "behind a link"),
+        ([file("f"), file("f/x")], "behind a link or a file"),
+        ([file("train.py")], "packed twice"),
+        ([other("x", tarfile.LNKTYPE, "train.py")], "not a file, a folder or a link"),
+        ([other("x", tarfile.CHRTYPE)], "not a file, a folder or a link"),
+        ([other("x", tarfile.FIFOTYPE)], "not a file, a folder or a link"),
+    ],
+)
+def test_tricks_are_refused(plants: list[Plant], expected: str) -> None:
+    assert expected in says(packed(*plants))
+
+
+def test_the_program_must_be_there() -> None:
+    assert "not in the upload" in says(packed(), entry="main.py")
+
+
+@pytest.mark.parametrize("code", [b"", b"not a tar", packed()[:40], gzip.compress(b"x" * 1000)])
+def test_what_is_no_archive(code: bytes) -> None:
+    assert "tar.gz" in says(code) or "not in the upload" in says(code)
+
+
+def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "MAX_BYTES", 100)
+    assert "at most 50 MB" in says(packed(file("x", bytes(range(256)) * 10)))
+
+
+def test_too_large_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "MAX_UNPACKED", 100_000)
+    assert "More than 500 MB" in says(packed(file("zeros", bytes(200_000))))
+
+
+def test_a_small_archive_cannot_inflate_to_a_huge_header() -> None:
+    name = "x" * 50_000_000  # a long-name header of 50 MB, 50 kB packed
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    assert len(buffer.getvalue()) < 100_000
+    assert "inflates" in says(buffer.getvalue())
