@@ -70,7 +70,7 @@ class Stack:
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.said()}", timeout_s)
-        self.port = int(self.url.rsplit(":", 1)[1])
+        self.port = self.listening_port
 
     def _is_ready(self) -> bool:
         assert self.process
@@ -114,6 +114,19 @@ class Stack:
     @property
     def url(self) -> str:
         return self.line("Vigil is ready at").split()[0]
+
+    @property
+    def listening_port(self) -> int:
+        """What the web listens on, whatever the public address is."""
+        assert self.process
+        listening = [c for c in psutil.Process(self.process.pid).net_connections("tcp") if c.status == "LISTEN"]
+        return int(listening[0].laddr[1])
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header of the first sysadmin's token."""
+        known = tomllib.loads((self.home / "cli.toml").read_text())
+        return {"Authorization": f"Bearer {known['token']}"}
 
     @property
     def sign_in_url(self) -> str:
@@ -171,10 +184,7 @@ class Stack:
 
     def client(self) -> httpx.Client:
         """A REST client of the first sysadmin, with the token that the first start left for `vigil`."""
-        known = tomllib.loads((self.home / "cli.toml").read_text())
-        return httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {known['token']}"}, timeout=30, trust_env=False
-        )
+        return httpx.Client(base_url=self.url, headers=self.authorization, timeout=30, trust_env=False)
 
     def vigil(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run the command line against this portal."""

@@ -1,0 +1,163 @@
+"""Two web processes behind docker/nginx.conf: signing in, sockets and reports work through it, and one may die."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from portal.supervise import die_with
+from tests.stack import REPOSITORY, Stack, wait_for
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed"),
+]
+SPEC = 'name = "seen-by-both"\nkind = "distributed"\n[run]\nrecipe = "language"\nsteps = 30\n'
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, preexec_fn=lambda: die_with(parent),
+        )  # fmt: skip
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+class Site:
+    """`vigil up` with its web, a second web by the image's entrypoint, and the proxy before both."""
+
+    def __init__(self, prepared: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.stack = Stack(prepared, VIGIL_PUBLIC_URL=self.url, VIGIL_BEHIND_PROXY="1", VIGIL_LOCAL_CPUS="2")
+        self.stack.port = free_port()
+        self.second_port = free_port()
+
+    def start(self) -> None:
+        # Ready is said with the public address, which answers once the proxy is there.
+        self.stack.start()
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {"VIGIL_HOST": "127.0.0.1", "VIGIL_PORT": str(self.second_port), "PATH": path}
+        home = self.stack.home
+        self.second = start(
+            [str(REPOSITORY / "docker/entrypoint.sh"), "web"], home / "second.log", {**self.stack.environment, **own}
+        )
+        text = (REPOSITORY / "docker/nginx.conf").read_text()
+        for name, replacement in {
+            "web1:8000": f"127.0.0.1:{self.own_port}",
+            "web2:8000": f"127.0.0.1:{self.second_port}",
+            "listen 8080": f"listen 127.0.0.1:{self.port}",
+            "/tmp/": f"{home}/",
+        }.items():
+            assert name in text, name
+            text = text.replace(name, replacement)
+        (home / "nginx.conf").write_text(text)
+        home.chmod(0o711)  # nginx drops root for its workers
+        nginx = ["nginx", "-c", str(home / "nginx.conf"), "-g", "daemon off;"]
+        self.nginx = start(nginx, home / "nginx.log", dict(os.environ))
+        for port in (self.own_port, self.second_port, self.port):
+            wait_for(lambda port=port: answers(f"http://127.0.0.1:{port}"), f"port {port}; {self.logs()}")
+
+    @property
+    def own_port(self) -> int:
+        return self.stack.listening_port
+
+    def logs(self) -> str:
+        return "".join(path.read_text() for path in self.stack.home.glob("*.log"))
+
+    def close(self) -> None:
+        for process in (getattr(self, name, None) for name in ("nginx", "second")):
+            if process:
+                process.terminate()
+                process.wait(10)
+        self.stack.close()
+
+
+@pytest.fixture(scope="module")
+def site(prepared_home: Path) -> Iterator[Site]:
+    site = Site(prepared_home)
+    try:
+        site.start()
+        yield site
+    finally:
+        site.close()
+
+
+def sign_in(site: Site) -> httpx.Client:
+    """A browser that followed the first start's link, all through the proxy."""
+    browser = httpx.Client(base_url=site.url, follow_redirects=True, trust_env=False, headers={"Referer": site.url})
+    page = browser.get(site.stack.sign_in_url)
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
+    assert token, page.text[:2000]
+    answer = browser.post(site.stack.sign_in_url, data={"csrfmiddlewaretoken": token[1]})
+    assert answer.status_code == 200, answer.text[:2000]
+    assert "sessionid" in browser.cookies
+    return browser
+
+
+def listen(site: Site, browser: httpx.Client) -> ClientConnection:
+    cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
+    url = f"{site.url.replace('http', 'ws', 1)}/ws/jobs?format=json"
+    return connect(url, additional_headers={"Cookie": cookies}, origin=site.url, proxy=None)  # type: ignore[arg-type]
+
+
+def test_everything_works_through_the_proxy(site: Site) -> None:
+    with ExitStack() as closing:
+        browser = sign_in(site)
+        closing.callback(browser.close)
+        # The proxy gives a new socket to the web with fewer of them, so two sockets are one at each.
+        both = [closing.enter_context(listen(site, browser)) for _ in range(2)]
+        with httpx.Client(base_url=site.url, headers=site.stack.authorization, trust_env=False) as client:
+            answer = client.post("/api/v1/jobs", json={"spec_toml": SPEC})
+        assert answer.status_code == 201, answer.text
+        job_id = answer.json()["id"]
+        for one in both:
+            assert job_id in heard(one), "a job's news reach the sockets of both processes"
+        wait_for(lambda: state_of(browser, job_id) == "completed", "the job, whose reports came through the proxy", 60)
+
+
+def heard(one: ClientConnection) -> set[int]:
+    """Ids of the jobs in the next messages, until one names a job."""
+    for _ in range(50):
+        text = one.recv(timeout=20)
+        ids = {int(found) for found in re.findall(r'"(?:id|job)":\s*(\d+)', str(text))}
+        if ids:
+            return ids
+    return set()
+
+
+def state_of(browser: httpx.Client, job_id: int) -> Any:
+    return json.loads(browser.get(f"/api/v1/jobs/{job_id}").text).get("state")
+
+
+def test_one_web_may_die(site: Site) -> None:
+    site.second.kill()
+    site.second.wait(10)
+    with httpx.Client(base_url=site.url, trust_env=False) as client:
+        assert [client.get("/healthz").status_code for _ in range(40)] == [200] * 40
