@@ -1,4 +1,4 @@
-"""The submit form, generated from the spec's JSON schema, and kept in step with the spec's text. And the small form to edit a job."""
+"""The submit form, generated from the spec's JSON schema and kept in step with its text; and the form to edit a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.config import RunConfig
 
 # What most people set; the rest of a section waits behind "More".
 FIRST = {
-    *("name", "project", "kind", "tags", "notes"),
+    *("name", "project", "kind", "tags"),
     *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
     *("restart.max_restarts", "restart.in_place"),
     *("run.recipe", "run.parallelism", "run.steps", "run.global_batch", "run.micro_batch", "run.learning_rate"),
@@ -28,7 +28,17 @@ FIRST = {
 }
 OPTIONS_FIRST = 6  # of a recipe's own options
 _WIDE = {"notes", "script.args", "script.env", "script.python"}
-_HALF = {"name", "project", "restart.max_restarts", "restart.in_place", "script.entry", "script.directory"}
+_HALF = {
+    *("name", "project", "kind", "tags"),
+    *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
+    "restart.max_restarts",
+    "restart.in_place",
+    "script.entry",
+    "script.directory",
+    "script.git",
+    "script.ref",
+}
+_NEAREST = re.compile(r"(?:Nearest that do|The nearest that does): ([\d,]+)(?: or ([\d,]+))?\.")
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
 
 
@@ -50,6 +60,12 @@ class Field:
     @property
     def id(self) -> str:
         return "f-" + self.path.replace(".", "-")
+
+    @property
+    def lead(self) -> str:
+        """The problem up to the values that would do, which are buttons."""
+        match = _NEAREST.search(self.problem)
+        return self.problem[: match.start(1)] if match else self.problem
 
     @property
     def width(self) -> str:
@@ -84,7 +100,7 @@ def sections(data: Mapping[str, Any], problems: Iterable[Problem] = (), projects
         drawn = _field(name, properties[name], data.get(name), wrong)
         if name == "project":
             drawn = _choose(drawn, [*projects])
-        what.fields.append(replace(drawn, required=name == "name"))
+        (what.fields if name in FIRST else what.more).append(replace(drawn, required=name == "name"))
     parts = ["resources", "script" if data.get("kind") == "script" else "run", "restart"]
     found = [what, *(_section(part, schema, _table(data, part), wrong) for part in parts)]
     if "run" in parts:
@@ -108,7 +124,7 @@ def placed(problem: Problem) -> Problem:
 
 
 def merged(text: str, posted: Mapping[str, str]) -> str:
-    """The text with what the form changed; comments, order and what the form does not show stay. SpecError if it is no TOML."""
+    """The text with what the form changed; comments, order and the rest stay. SpecError if it is no TOML."""
     data = read_toml(text)
     changes: dict[str, Any] = {}
     for section in sections(data, projects=[posted.get("project", "")]):
@@ -149,7 +165,7 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
         document.pop("run" if value == "script" else "script", None)
         if value == "script" and "script" not in document:
             document["script"] = tomlkit.table()
-            document["script"]["entry"] = "train.py"  # type: ignore[index]
+            document["script"]["entry"] = "train.py"
     run = document.get("run")
     if path in {"run.recipe", "run.parallelism"} and isinstance(run, dict):
         kind = "recipes" if path == "run.recipe" else "parallel"
@@ -159,7 +175,7 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
 
 
 def _typed(drawn: Field, raw: str) -> Any:
-    """The text of a box as the value it means; what cannot be read stays text, and the spec says what is wrong with it."""
+    """The text of a box as the value it means; what cannot be read stays text, for the spec to refuse."""
     raw = _same(raw)
     if drawn.kind == "words":
         return [word for word in re.split(r"[\s,]+", raw) if word] or None
@@ -238,7 +254,7 @@ def _option(table: str, option: choices.Option, value: object, wrong: dict[str, 
         kind=kind,
         value=default if value is None else _shown(value),
         default=default,
-        hint=option.description,
+        hint=_brief(option.description),
         choices=allowed,
         **_trouble(wrong.get(path, "")),
     )
@@ -252,7 +268,7 @@ def _field(path: str, described: dict[str, Any], value: object, wrong: dict[str,
         kind=kind,
         value=default if value is None else _shown(value, "\n" if kind == "lines" else " "),
         default=default,
-        hint=described.get("description", ""),
+        hint=_brief(described.get("description", "")),
         choices=tuple(map(str, described.get("enum", ()))),
         **_trouble(wrong.get(path, "")),
     )
@@ -260,7 +276,7 @@ def _field(path: str, described: dict[str, Any], value: object, wrong: dict[str,
 
 def _trouble(message: str) -> dict[str, Any]:
     """The message, and the values that it says would do."""
-    nearest = re.search(r"(?:Nearest that do|The nearest that does): ([\d,]+)(?: or ([\d,]+))?\.", message)
+    nearest = _NEAREST.search(message)
     values = tuple(v.replace(",", "") for v in nearest.groups() if v) if nearest else ()
     return {"problem": message, "nearest": values}
 
@@ -294,6 +310,11 @@ def _title(name: str) -> str:
         if "_" in name or name.islower() or name.istitle()
         else name
     )
+
+
+def _brief(description: str) -> str:
+    """What fits below a box: up to the first semicolon, without a full stop."""
+    return description.partition(";")[0].rstrip(".")
 
 
 def _shown(value: object, between: str = " ") -> str:

@@ -1,4 +1,4 @@
-"""Everything the head of a job's page tells: state, sentence, ribbon and the strip of facts, gathered in few queries."""
+"""What the head of a job's page tells: state, sentence, ribbon and the strip of facts, gathered in few queries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from django.db.models import F
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import ribbon, sentence
+from jobs import ribbon as ribbons
+from jobs import sentence as sentences
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import Progress, progress
 from jobs.spec import seconds_of
 from portal import words
+
+MOST_FACTS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +73,17 @@ class Life:
         return self.latest.is_alive and self.latest.cancel_asked_at is not None
 
     @property
-    def ribbon(self) -> ribbon.Ribbon:
+    def ribbon(self) -> ribbons.Ribbon:
         pieces = [self._piece(attempt) for attempt in self.attempts]
         saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
-        return ribbon.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at)
+        return ribbons.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at)
 
     @property
-    def sentence(self) -> sentence.Sentence:
+    def sentence(self) -> sentences.Sentence:
         attempt = self.latest
         newest = self.resumable
-        return sentence.say(
-            sentence.Facts(
+        return sentences.say(
+            sentences.Facts(
                 state=attempt.state,
                 now=self.now,
                 number=attempt.number,
@@ -106,7 +109,9 @@ class Life:
 
     @property
     def facts(self) -> list[Fact]:
-        return [fact for fact in (*self._training(), *self._running()) if fact]
+        """At most seven: the step time, which has a chart, gives way."""
+        facts = [*self._training(), *self._running()]
+        return [fact for fact in facts if fact.live != "step_seconds"] if len(facts) > MOST_FACTS else facts
 
     def _training(self) -> list[Fact]:
         latest, done = self.latest.latest, self.progress
@@ -154,10 +159,10 @@ class Life:
             facts.append(Fact(name="Lost so far", value=words.count(lost), small="steps"))
         return facts
 
-    def _piece(self, attempt: Attempt) -> ribbon.Piece:
+    def _piece(self, attempt: Attempt) -> ribbons.Piece:
         lost = _lost(attempt, self.checkpoints)
         behind = _behind(attempt, self.checkpoints) if lost else None
-        return ribbon.Piece(
+        return ribbons.Piece(
             number=attempt.number,
             state=attempt.state,
             began=attempt.submitted_at or attempt.created_at,
@@ -170,8 +175,8 @@ class Life:
             url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
         )
 
-    def _save(self, checkpoint: Checkpoint) -> ribbon.Save:
-        return ribbon.Save(
+    def _save(self, checkpoint: Checkpoint) -> ribbons.Save:
+        return ribbons.Save(
             at=checkpoint.created_at,
             state=checkpoint.state,
             url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
@@ -183,10 +188,10 @@ def tell(job: Job, now: datetime | None = None) -> Life:
     """The job's life in four queries."""
     now = now or timezone.now()
     attempts = list(job.attempts.select_related("resume_from", "cancel_asked_by").order_by("number"))
-    checkpoints = list(
+    checkpoints: list[Checkpoint] = list(
         job.checkpoints.exclude(state=Checkpoint.State.PRUNED)
         .order_by("-created_at", "-pk")
-        .annotate(attempt_number=F("attempt__number"))  # type: ignore[attr-defined]
+        .annotate(attempt_number=F("attempt__number"))
     )
     latest = attempts[-1]
     done = progress(latest, now)
@@ -197,7 +202,7 @@ def tell(job: Job, now: datetime | None = None) -> Life:
         checkpoints=checkpoints,
         progress=done,
         now=now,
-        done_at=sentence.soon(now, done.eta_seconds),
+        done_at=sentences.soon(now, done.eta_seconds),
         limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
         restarts=_restarts(attempts),
     )

@@ -1,4 +1,4 @@
-"""The attempt ribbon: a job's life on one time line, as geometry in per cent of the width. Pure; the template draws it."""
+"""The attempt ribbon: a job's life on one time line, in per cent of the width. Pure; the template draws it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _right_edge(
     if last.ended:
         return max(least, last.ended + (last.ended - first) * 0.015)
     ahead = max(done_at or now, now)
-    furthest = first + (ahead - first) * (1.6 if done_at else 2.5) + timedelta(seconds=30)
+    furthest = first + (ahead - first) * (1.25 if done_at else 2.5) + timedelta(seconds=30)
     return max(least, ahead + (ahead - first) * 0.03, min(limit_at or ahead, furthest))
 
 
@@ -224,7 +224,7 @@ def _axis(scale: _Scale) -> list[tuple[float, str, bool]]:
         x = scale(at)
         day = (at.hour, at.minute, at.second) == (0, 0, 0)
         text = f"{at:%a} {at.day} {at:%b}" if day else f"{at:%H:%M:%S}" if step < 60 else f"{at:%H:%M}"
-        if 8 < x < 97:
+        if 8 < x < (92 if day else 97):
             ticks.append((x, text, day))
         at += timedelta(seconds=step)
     return ticks
@@ -235,7 +235,7 @@ def _nights(scale: _Scale) -> list[tuple[float, float]]:
     if scale.seconds < 2 * 3600:
         return []
     start = timezone.localtime(scale.start).replace(hour=22, minute=0, second=0, microsecond=0) - timedelta(days=1)
-    nights = []
+    nights: list[tuple[float, float]] = []
     while start < scale.end and len(nights) < 60:
         x, end = scale(start), scale(start + timedelta(hours=8))
         if end > x:

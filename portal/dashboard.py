@@ -79,6 +79,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "more_waiting": more_waiting,
         "sparks": sparks([row.attempt.pk for row in running]),
         "places": [Place(node) for node in nodes],
+        "wide": any(max(node.gpus, node.cpus if not node.gpus else 0) > 8 for node in nodes),
         "free": free_now(nodes),
         "has_jobs": bool(news or running or waiting) or Job.objects.visible_to(user).exists(),
         "say": say(news, len(running) + more_running, len(waiting) + more_waiting, now),
@@ -105,7 +106,7 @@ def _news(user: User, since: datetime) -> list[News]:
     """Attempts of the person's own jobs that ended, newest first."""
     ended = (
         Attempt.objects.filter(job__owner=user, job__in=Job.objects.visible_to(user), ended_at__gt=since)
-        .select_related("job", "job__latest", "job__latest__resume_from", "job__project", "job__owner")
+        .select_related("job", "job__latest", "job__project", "job__owner")
         .order_by("-ended_at")[:MOST_NEWS]
     )
     attempts = list(ended)
@@ -113,14 +114,17 @@ def _news(user: User, since: datetime) -> list[News]:
     usable = [Checkpoint.State.COMMITTED, Checkpoint.State.VERIFIED]
     for checkpoint in Checkpoint.objects.filter(attempt__in=attempts, state__in=usable).order_by("created_at"):
         newest[checkpoint.attempt_id] = checkpoint.step
-    return [_line(attempt, newest.get(attempt.pk)) for attempt in attempts]
+    later = Attempt.objects.filter(job__in=[attempt.job_id for attempt in attempts]).select_related("resume_from")
+    following = {(attempt.job_id, attempt.number - 1): attempt for attempt in later}
+    return [
+        _line(attempt, newest.get(attempt.pk), following.get((attempt.job_id, attempt.number))) for attempt in attempts
+    ]
 
 
-def _line(attempt: Attempt, checkpoint: int | None) -> News:
+def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None) -> News:
     job, after, move = attempt.job, "", ""
-    latest = job.latest
-    if latest is not None and latest.pk != attempt.pk:
-        start = latest.resume_from
+    if following is not None:
+        start = following.resume_from
         after = f"Resumed from step {words.count(start.step)}." if start else "Started again from the beginning."
     elif attempt.state in Attempt.ENDED_BADLY:
         move = "resume" if checkpoint is not None else "clone"
@@ -201,10 +205,8 @@ def say(news: list[News], running: int, waiting: int, now: datetime) -> tuple[st
         return f"{what} and waits for you.{others}", going
     if recovered:
         first = recovered[0]
-        return (
-            f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and goes on: {first.after[:1].lower()}{first.after[1:]}",
-            going,
-        )
+        after = first.after[:1].lower() + first.after[1:]
+        return f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and goes on: {after}", going
     if done:
         names = words.listed([line.job.name for line in done[:3]])
         more = f" and {words.count(len(done) - 3)} more" if len(done) > 3 else ""
@@ -215,11 +217,11 @@ def say(news: list[News], running: int, waiting: int, now: datetime) -> tuple[st
 
 
 def _going(running: int, waiting: int) -> str:
-    if running and waiting:
-        return f"{words.plural(running, 'job')} {'runs' if running == 1 else 'run'}, {words.count(waiting)} {'waits' if waiting == 1 else 'wait'}."
+    run = f"{words.plural(running, 'job')} {'runs' if running == 1 else 'run'}"
+    wait = f"{'waits' if waiting == 1 else 'wait'}"
     if running:
-        return f"{words.plural(running, 'job')} {'runs' if running == 1 else 'run'}."
-    return f"{words.plural(waiting, 'job')} {'waits' if waiting == 1 else 'wait'}." if waiting else "Nothing runs now."
+        return f"{run}, {words.count(waiting)} {wait}." if waiting else f"{run}."
+    return f"{words.plural(waiting, 'job')} {wait}." if waiting else "Nothing runs now."
 
 
 def _at(then: datetime | None, now: datetime) -> str:

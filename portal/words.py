@@ -78,6 +78,13 @@ def percent(fraction: float | None) -> str:
     return _signed(f"{_three(fraction * 100)}{NBSP}%")
 
 
+def share(fraction: float | None) -> str:
+    """How far something is, in whole per cent, and 100 only when it is done."""
+    if (odd := _odd(fraction)) is not None or fraction is None:
+        return odd or MISSING
+    return f"{min(99, round(fraction * 100)) if fraction < 1 else 100}{NBSP}%"
+
+
 def disk(size: float | None) -> str:
     """Bytes on a disk, in powers of ten: 81.4 GB."""
     return _scaled(size, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))

@@ -1,4 +1,4 @@
-"""What people do to jobs by button: cancel, resume, edit, delete. Each calls one function and says what became of it."""
+"""What people do to jobs by button. Each calls one function and says what became of it."""
 
 from __future__ import annotations
 

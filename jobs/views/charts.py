@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jobs.life import Life
 from jobs.models import Job
+from jobs.reports import owner_of
+from portal.series import read, store
+from portal.series.read import Curve
+
+LAUNCHER = -1  # the stream of the first node's launcher
+MOST_FIGURES = 24
+FIRST_POINTS = 500
+# What a launcher tells of its node's use by the job: title and unit.
+USE = {"cpu_cores": ("CPU", "cores in use"), "memory_gib": ("Memory", "GiB in use")}
 
 # Colours are the metric's own on every page: loss 1, validation 2, throughput 3, gradient 6.
+LOSS_SERIES = [
+    {"name": "loss", "label": "training", "color": 1, "digits": 3},
+    {"name": "validation_loss", "label": "validation", "color": 2, "digits": 3, "kind": "dots"},
+]
 LOSS = {
     "id": "loss",
     "title": "Loss",
@@ -15,10 +29,7 @@ LOSS = {
     "height": 220,
     "scale": True,
     "smooth": True,
-    "series": [
-        {"name": "loss", "label": "training", "color": 1, "digits": 3},
-        {"name": "validation_loss", "label": "validation", "color": 2, "digits": 3, "kind": "dots"},
-    ],
+    "series": LOSS_SERIES,
 }
 RANKS = {
     "id": "ranks",
@@ -44,9 +55,20 @@ STEP_TIME = {
 
 def figures(job: Job, life: Life) -> list[dict[str, Any]]:
     """The charts of this kind of job, in order."""
-    breaks = _breaks(life)
-    drawn = _of_script(job) if job.kind == "script" else _of_trainer(job)
-    return [{**figure, "breaks": breaks} for figure in drawn]
+    breaks, empty = _breaks(life), _empty(job, life)
+    drawn = _of_script(life) if job.kind == "script" else _of_trainer(job)
+    return [{"empty": empty, **figure, "breaks": breaks} for figure in drawn]
+
+
+def _empty(job: Job, life: Life) -> str:
+    """What stands where there is nothing to draw, and when to expect something."""
+    if not life.latest.is_alive:
+        return "This job ended without reporting any."
+    if life.latest.state == "pending":
+        return "No values yet: it waits in the queue."
+    if job.kind == "script":
+        return "No values yet. The script reports them with vigil_report.log(step, loss=…)."
+    return "No values yet. The trainer reports about every second once step 1 is done."
 
 
 def _of_trainer(job: Job) -> list[dict[str, Any]]:
@@ -58,7 +80,6 @@ def _of_trainer(job: Job) -> list[dict[str, Any]]:
         "unit": "samples a second" if samples else "tokens a second",
         "width": "third",
         "height": 120,
-        "zero": True,
         "series": [
             {
                 "name": "samples_per_second" if samples else "tokens_per_second",
@@ -79,8 +100,26 @@ def _of_trainer(job: Job) -> list[dict[str, Any]]:
     return [LOSS, RANKS, speed, STEP_TIME, norm]
 
 
-def _of_script(job: Job) -> list[dict[str, Any]]:
-    return []
+def _of_script(life: Life) -> list[dict[str, Any]]:
+    """What the script has reported so far, the loss in front; and what its launcher tells of its node's use."""
+    names = [name for name in store.names(owners(life)) if name not in USE and name != "validation_loss"]
+    names = sorted(names, key=lambda name: name != "loss")[:MOST_FIGURES]
+    lead = {**LOSS, "width": "two-thirds"} if "loss" in names else None
+    drawn = [lead] if lead else []
+    for i, name in enumerate(name for name in names if name != "loss"):
+        series = [{"name": name, "label": "value", "color": i % 8 + 1}]
+        drawn.append({"id": name, "title": name.replace("_", " "), "width": "third", "height": 120, "series": series})
+    for i, (name, (title, unit)) in enumerate(USE.items()):
+        series = [{"name": name, "label": "in use", "color": 7 - i}]
+        use = {"id": name, "title": title, "unit": unit, "rank": LAUNCHER, "xunit": "second", "zero": True}
+        use["empty"] = "Nothing yet. The launcher tells of its node every few seconds."
+        drawn.append({**use, "width": "third", "height": 220 if lead and i == 0 else 120, "series": series})
+    return drawn if not lead else [lead, drawn[-len(USE)], *drawn[1 : -len(USE)], *drawn[-len(USE) + 1 :]]
+
+
+def owners(life: Life) -> list[tuple[str, int]]:
+    """Whose series make the job's curves, in order."""
+    return [owner_of(attempt.pk) for attempt in life.attempts]
 
 
 def _breaks(life: Life) -> list[dict[str, Any]]:
@@ -96,5 +135,19 @@ def _breaks(life: Life) -> list[dict[str, Any]]:
 
 
 def first_paint(job: Job, life: Life) -> dict[str, Any] | None:
-    """The curves as the API would answer them, so that the first picture needs no second request."""
-    return None
+    """The lead chart's curves as the API would answer them, so that the first picture waits for no second request."""
+    if job.kind == "script":
+        return None
+    items = [_item(read.curve(owners(life), str(s["name"]), points=FIRST_POINTS)) for s in LOSS_SERIES]
+    return {"items": [item for item in items if item["step"]], "bands": [], "version": life.latest.version}
+
+
+def _item(curve: Curve) -> dict[str, Any]:
+    columns = {name: getattr(curve, name) for name in ("value", "min", "max", "mean")}
+    shown = {name: [_short(v) for v in column.tolist()] for name, column in columns.items() if column is not None}
+    return {"name": curve.name, "asked": 0, "step": curve.step.tolist(), "gaps": curve.gaps, **shown}
+
+
+def _short(value: float) -> float | None:
+    """Five digits are more than a pixel can show; null where JSON has no word."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -78,7 +78,7 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_safe
 def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
-    pruned = page.job.checkpoints.filter(state=Checkpoint.State.PRUNED).count()  # type: ignore[attr-defined]
+    pruned = page.job.checkpoints.filter(state=Checkpoint.State.PRUNED).count()
     held = sum(checkpoint.bytes for checkpoint in page.life.checkpoints)
     return render(request, "jobs/checkpoints.html", page.context("checkpoints", pruned=pruned, held=held))
 
@@ -115,9 +115,10 @@ def spec(request: HttpRequest, job_id: int) -> HttpResponse:
     parent = page.job.parent
     if parent is not None and not can(user, "see", parent):
         parent = None
-    whole = write_toml(JobSpec.model_validate(page.job.spec), defaults=True)
+    show = request.GET.get("show")
+    text = write_toml(JobSpec.model_validate(page.job.spec), defaults=True) if show == "all" else page.job.spec_toml
     context = page.context(
-        "spec", parent=parent, diff=_diff(parent, page.job) if parent else [], whole=whole, show=request.GET.get("show")
+        "spec", parent=parent, diff=_diff(parent, page.job) if parent else [], text=text.splitlines(), show=show
     )
     return render(request, "jobs/spec.html", context)
 

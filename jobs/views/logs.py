@@ -1,22 +1,156 @@
-"""A job's logs."""
+"""A job's logs: any rank, launcher or batch script of any attempt; searched and paged on the server."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import cast
+
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.utils.safestring import SafeString
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from jobs import ansi, logs
+from jobs.errors import LogError
+from jobs.models import Attempt, Job
 from jobs.views.detail import page_of
+from portal.models import User
+
+PAGE = 400
+MOST = 1_000
+BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which log, as the address says it."""
+
+    attempt: Attempt
+    rank: int | None  # None: the batch script's own output
+    incarnation: int | None
+    search: str
+
+    @property
+    def name(self) -> str:
+        return BATCH if self.rank is None else str(self.rank)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A line as it is drawn."""
+
+    offset: int
+    html: SafeString
+    level: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One log that can be chosen."""
+
+    value: str
+    title: str
+    chosen: bool
 
 
 @login_required
 @require_safe
 def page(request: HttpRequest, job_id: int) -> HttpResponse:
-    return render(request, "jobs/logs.html", page_of(request, job_id).context("logs"))
+    found = page_of(request, job_id)
+    wanted = _wanted(request, found.job)
+    files = logs.available(wanted.attempt)
+    before = _number(request, "before")
+    try:
+        part = _read(found.job, wanted, after=_number(request, "after"), before=before, limit=PAGE)
+        problem = ""
+    except LogError as error:
+        part, problem = None, str(error)
+    context = found.context(
+        "logs",
+        wanted=wanted,
+        part=part,
+        lines=_shown(part, wanted) if part else [],
+        problem=problem,
+        choices=_choices(files, wanted),
+        incarnations=sorted({log.incarnation for log in files if log.rank == wanted.rank}),
+        older=part is not None and part.more_before and not wanted.search,
+    )
+    return render(request, "jobs/logs.html", context)
 
 
+@never_cache
 @login_required
 @require_safe
 def lines(request: HttpRequest, job_id: int) -> HttpResponse:
-    return HttpResponse("")
+    """More lines as list items, with the cursors in headers; or with `tail` the last few as a whole list."""
+    jobs = Job.objects.visible_to(cast(User, request.user)).select_related("latest")
+    job = get_object_or_404(jobs, pk=job_id)
+    wanted = _wanted(request, job)
+    tail = _number(request, "tail")
+    limit = min(tail or _number(request, "limit") or PAGE, MOST)
+    after, before = _number(request, "after"), _number(request, "before")
+    try:
+        part = _read(job, wanted, after=after, before=before, limit=limit)
+    except LogError as error:
+        if tail is not None:
+            return render(request, "jobs/_log_tail.html", {"problem": str(error), "job": job})
+        return HttpResponse(status=204)
+    context = {"lines": _shown(part, wanted), "job": job, "wanted": wanted}
+    response = render(request, "jobs/_log_tail.html" if tail is not None else "jobs/_log_lines.html", context)
+    response.headers["X-Log-Start"], response.headers["X-Log-End"] = str(part.start), str(part.end)
+    response.headers["X-Log-More"] = "1" if part.more_after else "0"
+    return response
+
+
+def _read(job: Job, wanted: Wanted, *, after: int | None = None, before: int | None = None, limit: int) -> logs.LogPage:
+    return logs.read(
+        job,
+        wanted.attempt,
+        wanted.rank,
+        wanted.incarnation,
+        after=after,
+        before=before,
+        limit=limit,
+        search=wanted.search,
+    )
+
+
+def _shown(part: logs.LogPage, wanted: Wanted) -> list[Shown]:
+    return [Shown(line.offset, ansi.spans(line.text, wanted.search), ansi.level(line.text)) for line in part.lines]
+
+
+def _wanted(request: HttpRequest, job: Job) -> Wanted:
+    """The log that the address names; another attempt's or nobody's is 404."""
+    number = _number(request, "attempt")
+    attempt = job.attempts.filter(number=number).first() if number is not None else job.latest
+    if attempt is None:
+        raise Http404(f"#{job.pk} has no attempt {number}.")
+    rank_text = request.GET.get("rank", "0")
+    if rank_text == BATCH:
+        rank = None
+    elif rank_text.removeprefix("-").isdecimal() and len(rank_text) < 10:
+        rank = int(rank_text)
+    else:
+        raise Http404(f"There is no rank {rank_text}.")
+    return Wanted(attempt, rank, _number(request, "incarnation"), request.GET.get("q", "").replace("\0", "")[:200])
+
+
+def _choices(files: list[logs.LogFile], wanted: Wanted) -> list[Choice]:
+    """Every rank once, then launchers, then the batch script; the wanted one also where it has no file yet."""
+    found: dict[str, str] = {}
+    for log in files:
+        if log.rank is None:
+            found[BATCH] = "Batch script"
+        elif log.rank < 0:
+            found[str(log.rank)] = f"Launcher of node {-1 - log.rank}"
+        else:
+            found[str(log.rank)] = f"Rank {log.rank}"
+    found.setdefault(wanted.name, f"Rank {wanted.name}")
+    return [Choice(value, title, value == wanted.name) for value, title in found.items()]
+
+
+def _number(request: HttpRequest, name: str) -> int | None:
+    text = request.GET.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

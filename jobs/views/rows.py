@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from jobs.life import limit_seconds, number, ranks_and_nodes, reason, size
+from jobs.life import number, ranks_and_nodes, reason, size
 from jobs.models import Attempt, Job
 from jobs.progress import Progress, progress
 from portal import words

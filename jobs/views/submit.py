@@ -55,7 +55,7 @@ class Draft:
     def marks(self) -> list[dict[str, object]]:
         """What the editor shows at its lines."""
         places = locate(self.text)
-        found = []
+        found: list[dict[str, object]] = []
         for problem in self.problems:
             line = line_of(places, problem.field, problem.message)
             found.append({"line": line, "field": problem.field, "why": problem.message})
@@ -156,12 +156,13 @@ def _posted_text(request: HttpRequest) -> str:
     """The spec's text: an uploaded file, else the editor's with what the form changed (if the form was edited last)."""
     upload = request.FILES.get("file")
     if upload is not None and upload.size:
-        return upload.read(MAX_BYTES + 1).decode("utf-8", "replace")
-    text = request.POST.get("toml", "").replace("\r\n", "\n")
+        sent: bytes = upload.read(MAX_BYTES + 1)
+        return sent.decode("utf-8", "replace")
+    text: str = request.POST.get("toml", "").replace("\r\n", "\n")
     if request.POST.get("side") == "toml":
         return text
     try:
-        return forms.merged(text, request.POST.dict())  # type: ignore[arg-type]
+        return forms.merged(text, request.POST.dict())
     except SpecError:
         return text
 

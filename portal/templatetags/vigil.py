@@ -1,4 +1,4 @@
-"""How Vigil writes numbers, times and states in pages (a builtin: no {% load %} needed). The rules are portal.words'."""
+"""How Vigil writes numbers, times and states in pages (a builtin: needs no load). The rules are portal.words'."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal import words
 
 register = template.Library()
 
-for _name in ("count", "loss", "measure", "percent", "disk", "memory", "duration", "word", "family", "exact"):
+for _name in ("count", "loss", "measure", "percent", "share", "disk", "memory", "duration", "word", "family", "exact"):
     register.filter(_name, getattr(words, _name))
 
 
@@ -104,7 +104,7 @@ def query(context: Context, **changes: object) -> str:
 
 @register.simple_tag(takes_context=True)
 def sorter(context: Context, name: str, title: str, classes: str = "") -> SafeString:
-    """A column's head that sorts by it: down first, then up. `sort` is the address's parameter, `-name` is descending."""
+    """A column's head that sorts by it. `sort` is the address's parameter, `-name` is descending."""
     now = context["search"].sort
     direction = {name: "ascending", f"-{name}": "descending"}.get(now)
     wanted = f"-{name}" if (direction == "ascending" or (direction is None and name == "created")) else name

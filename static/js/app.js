@@ -46,6 +46,7 @@ function fade(box) {
 export function lamp(live, text) {
   const element = document.getElementById("lamp");
   if (!element) return;
+  element.hidden = false;
   element.toggleAttribute("data-live", live);
   const words = text || (live ? "Live" : "Not live");
   if (element.textContent !== words) element.textContent = words;

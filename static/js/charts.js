@@ -26,7 +26,7 @@ class Chart {
     this.log = false;
     this.wide = null; // the y range last shown, and when it was needed
     this.visible = true;
-    this.readout = new Readout(figure.querySelector(".readout"), this.lines());
+    this.readout = new Readout(figure.querySelector(".readout"), this.lines(), spec.xunit);
     this.listen();
   }
 
@@ -230,17 +230,18 @@ class Chart {
     const [left, right] = this.view ? [this.view.from, this.view.to] : [x[0], x[x.length - 1]];
     const skip = this.view || x.length < 50 ? left : left + (right - left) * 0.02;
     const values = [];
-    const main = [];
+    const recent = []; // what is newest is never cut off
+    const late = right - (right - left) * 0.25;
     this.lines_().forEach((line, k) => {
       for (let i = 0; i < x.length; i += 1) {
         const v = columns[k][i];
         if (x[i] < skip || x[i] > right || v === null || v === undefined) continue;
         values.push(v);
-        if (line.column === "smooth" || line.column === "median" || line.kind === "dots") main.push(v);
+        if (x[i] >= late && (line.column === "smooth" || line.column === "median" || line.kind === "dots")) recent.push(v);
       }
     });
     let range = quantiles(values, values.length > 200 ? 0.01 : 0, values.length > 200 ? 0.99 : 1) || [0, 1];
-    if (main.length) range = [Math.min(range[0], ...minmax(main)), Math.max(range[1], ...minmax(main))];
+    if (recent.length) range = [Math.min(range[0], ...minmax(recent)), Math.max(range[1], ...minmax(recent))];
     if (this.log) return this.settle([Math.max(range[0], 1e-12) * 0.95, Math.max(range[1], 1e-11) * 1.05]);
     const pad = (range[1] - range[0]) * 0.08 || Math.abs(range[1]) * 0.1 || 1;
     return this.settle([this.spec.zero ? Math.min(0, range[0]) : range[0] - pad, range[1] + pad]);

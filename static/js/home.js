@@ -1,7 +1,7 @@
 // Home: what runs is kept true in place; what begins or ends makes the page anew.
 import { lamp } from "./app.js";
 import { followJobs } from "./live.js";
-import { loss, measure, NBSP, percent } from "./words.js";
+import { loss, measure, NBSP, share } from "./words.js";
 
 const CHANGED_MS = 2_000;
 let timer = 0;
@@ -31,7 +31,7 @@ function told(line) {
   if (line.step === null || !row.matches("tr")) return;
   if (line.steps) {
     row.querySelector('[data-live="bar"]').value = Math.min(1, line.step / line.steps);
-    set(row, "percent", percent(Math.min(1, line.step / line.steps)));
+    set(row, "percent", share(Math.min(1, line.step / line.steps)));
   }
   const { loss: value, tokens_per_second: tokens, samples_per_second: samples } = line.latest || {};
   if (value !== undefined) set(row, "loss", loss(number(value)));

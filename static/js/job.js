@@ -55,6 +55,7 @@ function points(entries) {
   for (const entry of entries) {
     if (entry.kind === "value" && entry.rank === 0 && entry.n) facts[entry.name]?.(entry.value[entry.n - 1]);
   }
+  if (entries.some((entry) => entry.rank === 0 && !known.has(entry.name))) novelty();
   for (const [figure, drawn] of charts) {
     const mine = entries.filter((entry) => figure.wants(entry)).map(columns);
     if (mine.length) drawn.append(mine);
@@ -69,6 +70,15 @@ const columns = (entry) =>
 // Charts
 
 const charts = new Map();
+const known = new Set(["learning_rate", "memory_gib"]); // series that have a chart, or need none
+
+// A script has reported something that this page has no chart for: it is made anew with one.
+let making = 0;
+function novelty() {
+  if (!grid || grid.dataset.kind !== "script" || making) return;
+  making = setTimeout(() => (document.querySelector("dialog[open]") ? (making = 0) : location.reload()), 2_000);
+}
+
 const read = (id) => JSON.parse(document.getElementById(id)?.textContent || "null");
 
 async function draw() {
@@ -78,6 +88,7 @@ async function draw() {
     const element = grid.querySelector(`[data-chart="${spec.id}"]`);
     const names = new Set(spec.series.map((s) => s.name));
     const rank = spec.rank ?? 0;
+    for (const name of names) known.add(name);
     spec.wants = (entry) => names.has(entry.name) && (spec.band ? entry.kind === "band" : entry.kind === "value" && entry.rank === rank);
     const drawn = chart(element, spec, fetchRange);
     drawn.reread = reread;
@@ -89,8 +100,8 @@ async function draw() {
   document.addEventListener("vigil:theme", again);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   const first = read("series");
-  if (first) load(first);
-  else setTimeout(() => charts.forEach((drawn) => drawn.loaded || drawn.plot.classList.add("skeleton")), 200);
+  if (first) paint(first);
+  setTimeout(() => charts.forEach((drawn) => drawn.loaded || drawn.plot.classList.add("skeleton")), 200);
 }
 
 // What the server has: one question for the curves, one for the bands.
@@ -135,6 +146,14 @@ const fetchRange = async (spec, from, to) => itemsFor(spec, await ask([spec], [f
 function load(answer) {
   for (const [spec, drawn] of charts) drawn.load(itemsFor(spec, answer));
   return answer.version;
+}
+
+// The page came with the curves of its lead chart.
+function paint(answer) {
+  for (const [spec, drawn] of charts) {
+    const items = itemsFor(spec, answer);
+    if (items.length) drawn.load(items);
+  }
 }
 
 async function reread() {

@@ -25,7 +25,9 @@ export function paintAttempts(u, breaks) {
   const edge = bbox.left + bbox.width;
   ctx.save();
   ctx.font = `500 ${10.5 * ratio}px Inter`;
+  ctx.textAlign = "left";
   ctx.textBaseline = "top";
+  const named = breaks.length > 1 && bbox.height > 150 * ratio;
   breaks.forEach((b, i) => {
     const x = u.valToPos(b.at, "x", true);
     const from = Math.max(bbox.left, x);
@@ -39,7 +41,7 @@ export function paintAttempts(u, breaks) {
       ctx.fillStyle = token(b.state ? `--${b.state}` : "--line-strong");
       ctx.fillRect(Math.round(from), bbox.top, ratio, bbox.height);
     }
-    if (breaks.length > 1 && to - from > 60 * ratio) {
+    if (named && to - from > 60 * ratio) {
       ctx.fillStyle = token("--faint");
       ctx.fillText(b.label, from + 5 * ratio, bbox.top + 2 * ratio);
     }
@@ -53,6 +55,7 @@ export function paintGaps(u, gaps) {
   const ratio = devicePixelRatio;
   ctx.save();
   ctx.font = `600 ${10 * ratio}px Inter`;
+  ctx.textAlign = "left";
   ctx.textBaseline = "bottom";
   let labelled = -1e9;
   for (const [from, to, what] of gaps) {

@@ -2,11 +2,11 @@
 import { count, loss, measure } from "./words.js";
 
 export class Readout {
-  constructor(element, lines) {
+  constructor(element, lines, unit = "step") {
     this.element = element;
     this.lines = lines;
     this.shown = lines.map((line, column) => ({ line, column })).filter(({ line }) => line.kind !== "high" && !line.silent);
-    this.at = this.item("step", null);
+    this.at = this.item(unit, null);
     this.cells = this.shown.map(({ line }) => this.item(line.label || line.name, line));
     this.late = document.createElement("span");
     this.late.className = "late";
@@ -40,7 +40,8 @@ export class Readout {
     this.shown.forEach(({ line, column }, n) => {
       const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
       const form = line.digits === 3 ? loss : measure;
-      put(this.cells[n].value, line.kind === "low" ? `${form(read(column))}–${form(read(column + 1))}` : form(read(column)));
+      const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
+      put(this.cells[n].value, high === null ? form(low) : `${form(low)}–${form(high)}`);
       this.cells[n].span.hidden = line.kind === "ghost" && !columns[column].some((v) => v !== null && v !== undefined);
     });
   }

@@ -1,4 +1,6 @@
 // Submit: form and text in step by way of the server, and the text drawn with its errors at their lines.
+import { drawn, piece } from "./toml.js";
+
 const form = document.getElementById("spec");
 const side = document.getElementById("side");
 const sync = document.getElementById("sync");
@@ -61,27 +63,6 @@ form.addEventListener("drop", (event) => {
 });
 
 // The editor: a textarea over a drawn copy of itself.
-
-const VALUE = /("(?:\\.|[^"\\])*"|'[^']*'|\b(?:true|false)\b|[+-]?\d[\d_.:eE+-]*)/;
-
-function drawn(line) {
-  const span = document.createElement("span");
-  const comment = line.match(/^((?:[^"'#]|"(?:\\.|[^"\\])*"|'[^']*')*)(#.*)$/);
-  const code = comment ? comment[1] : line;
-  if (/^\s*\[/.test(code) && !code.includes("=")) span.append(piece("t", code));
-  else {
-    code.split(VALUE).forEach((part, i) => part && span.append(i % 2 ? piece("v", part) : part));
-  }
-  if (comment) span.append(piece("n", comment[2]));
-  return span;
-}
-
-function piece(kind, text) {
-  const span = document.createElement("span");
-  span.className = kind;
-  span.textContent = text;
-  return span;
-}
 
 function draw() {
   const editor = document.getElementById("editor");

@@ -37,6 +37,9 @@ export function percent(fraction) {
   return odd(fraction) || `${three(fraction * 100)}${NBSP}%`;
 }
 
+// How far something is: whole per cent, and 100 only when it is done.
+export const share = (fraction) => `${fraction < 1 ? Math.min(99, Math.round(fraction * 100)) : 100}${NBSP}%`;
+
 const two = (big, bigUnit, small, unit) =>
   `${big}${NBSP}${bigUnit}${small ? ` ${String(small).padStart(2, "0")}${NBSP}${unit}` : ""}`;
 
