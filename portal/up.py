@@ -207,8 +207,14 @@ class Up:
             if child.process is not None and not child.is_running:
                 self._bury(child)
             elif child.process is None and time.monotonic() >= child.start_again_at and not self.asked_to_stop:
-                child.start()
+                self._start_again(child)
             child.shorten_log()
+
+    def _start_again(self, child: Child) -> None:
+        try:
+            child.start()
+        except OSError as error:  # no memory or no process to be had just now
+            say(f"{child.name} cannot be started ({error}); trying again in {child.note_death():g} s")
 
     def _bury(self, child: Child) -> None:
         how = child.how_it_ended()

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.points import points_of
+from tests.postgres import postgres
 from tests.stack import Stack, wait_for
 
 pytestmark = pytest.mark.slow
@@ -52,13 +53,14 @@ def stack(prepared_home: Any) -> Iterator[Stack]:
 
 @pytest.fixture
 def submit(stack: Stack) -> Callable[[], int]:
-    def send() -> int:
-        with stack.client() as client:
-            answer = client.post("/api/v1/jobs", json={"spec_toml": SPEC})
-            assert answer.status_code == 201, answer.text
-            return int(answer.json()["id"])
+    return lambda: submit_to(stack)
 
-    return send
+
+def submit_to(stack: Stack) -> int:
+    with stack.client() as client:
+        answer = client.post("/api/v1/jobs", json={"spec_toml": SPEC})
+    assert answer.status_code == 201, answer.text
+    return int(answer.json()["id"])
 
 
 def job_of(stack: Stack, job_id: int) -> dict[str, Any]:
@@ -201,3 +203,19 @@ def test_stopping_leaves_the_job_alone(stack: Stack, submit: Callable[[], int]) 
     stack.start()
     assert wait_for_end(stack, job_id)["state"] == "completed"
     check(stack, job_id)
+
+
+@pytest.mark.postgres
+def test_kills_one_after_another_on_postgres() -> None:
+    with postgres() as url:
+        stack = Stack(DATABASE_URL=url, VIGIL_LOCAL_CPUS="4")
+        try:
+            stack.start()
+            job_id = submit_to(stack)
+            for step, name in ((20, "redis"), (150, "web"), (300, "follow")):
+                wait_for_step(stack, job_id, step)
+                stack.wait_for_new(name, stack.kill(name))
+            assert wait_for_end(stack, job_id)["state"] == "completed"
+            check(stack, job_id)
+        finally:
+            stack.close()
