@@ -86,6 +86,8 @@ class Run:
     folder: Path
     config: dict[str, Any] = field(default_factory=lambda: dict(TINY))
     attempts: int = 0
+    added: Path | None = None
+    """A folder with recipes/ and parallel/ of one's own."""
 
     def __post_init__(self) -> None:
         (self.folder / "portal").mkdir(parents=True)
@@ -125,6 +127,7 @@ class Run:
             "VIGIL_RESUME": resume,
             "VIGIL_STORE_FILE": str(attempt_dir / "members" / "store-0.json"),
             "VIGIL_CACHE": os.environ["VIGIL_CACHE"],
+            "ADDED": str(self.added or ""),
         }
         processes = []
         for rank in range(world):
@@ -167,6 +170,13 @@ class Run:
         return batches
 
 
+def fork(act: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """Runs a function in a process of its own, torch already imported."""
+    process = _context.Process(target=act, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
 def eventually(fact: Callable[[], Any], seconds: float = SECONDS) -> Any:
     """Polls until the fact holds."""
     deadline = time.monotonic() + seconds
@@ -188,6 +198,8 @@ def _rank(
     import torch
 
     torch.set_num_threads(1)
+    if environment["ADDED"]:
+        add_choices(Path(environment["ADDED"]))
     if patient:
         _end_saves_between_steps()
     if sabotage is not None:
@@ -195,6 +207,12 @@ def _rank(
     from training.__main__ import main
 
     sys.exit(main(arguments))
+
+
+def add_choices(folder: Path) -> None:
+    """Lists and imports the modules of this folder's recipes/ and parallel/ like our own."""
+    for kind in ("recipes", "parallel"):
+        importlib.import_module(f"training.{kind}").__path__.append(str(folder / kind))
 
 
 def _end_saves_between_steps() -> None:

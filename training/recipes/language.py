@@ -181,11 +181,21 @@ def _write_shards(folder: Path, names: list[str]) -> None:
                 for first in range(0, len(text), SHARD_TOKENS)
             ]
         (staging / "index.json").write_text(json.dumps(index))
+        _put_in_place(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _put_in_place(staging: Path, folder: Path) -> None:
+    try:
         os.rename(staging, folder)
     except OSError:
-        shutil.rmtree(staging, ignore_errors=True)
-        if not _is_whole(folder):
+        if not folder.exists():
             raise
+        if not _is_whole(folder):  # damaged: out of the way with it; who has it open keeps what it has
+            os.rename(folder, staging.with_name(f"{staging.name}.damaged"))
+            shutil.rmtree(staging.with_name(f"{staging.name}.damaged"), ignore_errors=True)
+            os.rename(staging, folder)
 
 
 def _write_shard(path: Path, tokens: bytes) -> dict[str, object]:

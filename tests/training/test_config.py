@@ -1,0 +1,164 @@
+"""What a run may be: every wrong setting is named by its field, with the fix."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import choices, config
+from training.choices import ChoiceError
+from training.config import ConfigError, RunConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_defaults_are_written_out_and_read_back() -> None:
+    found = config.parse({})
+    assert found.recipe == "language"
+    assert found.options["language"]["layers"] == 3
+    assert config.parse(found.model_dump()) == found
+    assert "options" not in found.model_dump()
+    assert found.model_dump()["language"]["dropout"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["language.toml", "vision.toml"])
+def test_the_examples_are_runnable_job_specs(name: str) -> None:
+    found = config.load(EXAMPLES / name)
+    assert found.on_cpu
+    assert list(found.config.check(2)) == []
+    assert list(found.config.check(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"stepps": 3}, 'run.stepps: is not a setting of [run]. Did you mean "steps"?'),
+        ({"recipe": "lang"}, 'run.recipe: "lang" does not exist. Did you mean "language"?'),
+        ({"parallelism": "fsdp9"}, 'run.parallelism: "fsdp9" does not exist. There is: ddp.'),
+        ({"language": {"layer": 3}}, 'run.language.layer: is not an option of language. Did you mean "layers"?'),
+        ({"language": {"layers": "3"}}, "run.language.layers: must be a whole number, not '3'."),
+        ({"language": {"layers": True}}, "run.language.layers: must be a whole number, not True."),
+        ({"language": {"dropout": 1.5}}, "run.language.dropout: is 1.5. The largest allowed is 0.9."),
+        ({"language": {"layers": 0}}, "run.language.layers: is 0. The smallest allowed is 1."),
+        ({"language": 3}, "run.language: must be a table, [run.language]."),
+        ({"vision": {"hidden": 3}}, "run.vision: is a table of options that this run doesn't use (recipe language,"),
+        ({"steps": 0}, "run.steps: Input should be greater than or equal to 1"),
+        ({"steps": "10"}, "run.steps: Input should be a valid integer"),
+        ({"learning_rate": float("nan")}, "run.learning_rate: Input should be a finite number"),
+        ({"options": {"{braces}": {}}}, "run.{braces}: is a table of options that this run doesn't use"),
+    ],
+)
+def test_what_is_wrong_is_named(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(table)
+    assert message in str(caught.value)
+
+
+def test_all_that_is_wrong_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.parse({"language": {"layers": 0, "widht": 3}, "warmup_steps": 3})
+    assert [problem.field for problem in caught.value.problems] == ["run.language.layers", "run.language.widht"]
+
+
+@pytest.mark.parametrize(
+    ("table", "world", "message"),
+    [
+        (
+            {"global_batch": 500, "micro_batch": 4},
+            16,
+            "500 does not divide over 16 ranks × micro batch 4. Nearest that do: 448 or 512.",
+        ),
+        ({"global_batch": 32}, 3, "32 does not divide over 3 ranks. Nearest that do: 30 or 33."),
+        ({"global_batch": 3}, 4, "3 does not divide over 4 ranks. The nearest that does: 4."),
+        ({"global_batch": 4, "micro_batch": 3}, 1, "4 does not divide over 1 rank × micro batch 3. Nearest that do: 3"),
+        ({"steps": 20, "warmup_steps": 20}, 1, "20 is not less than steps = 20"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
+    table: dict[str, Any], world: int, message: str
+) -> None:
+    (problem,) = config.parse(table).check(world)
+    assert problem.message.startswith(message)
+
+
+def test_bookkeeping_does_not_change_the_hash() -> None:
+    one = config.parse({"checkpoint_every": 5, "flush_seconds": 2.0})
+    assert one.hash() == config.parse({}).hash()
+    assert config.parse({"seed": 1}).hash() != one.hash()
+
+
+def test_the_schema_offers_the_choices() -> None:
+    properties = RunConfig.model_json_schema()["properties"]
+    assert "vision" in properties["recipe"]["enum"]
+    assert "ddp" in properties["parallelism"]["enum"]
+    assert properties["clip"]["description"]
+
+
+def test_files_that_are_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    for text, message in (("a = ", "is not TOML"), ("name = 'x'", "run: is missing"), (b"\xff", "can't be read")):
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(ConfigError, match=message):
+            config.load(file)
+    with pytest.raises(ConfigError, match="can't be read"):
+        config.load(tmp_path / "none.toml")
+
+
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str) -> choices.Choice:
+    import training.recipes
+
+    (tmp_path / "mine.py").write_text(f'"""Mine."""\nimport does_not_exist\ndef build(data, *, {arguments}): ...\n')
+    monkeypatch.setattr(training.recipes, "__path__", [*training.recipes.__path__, str(tmp_path)])
+    return choices.get("recipes", "mine")
+
+
+def test_options_are_read_and_nothing_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = _module(
+        tmp_path,
+        monkeypatch,
+        'a: int = 1, b: float | None = None, c: Literal["x", "y"] = "x", d: Annotated[float, "0..", "D."] = -0.5',
+    )
+    assert mine.description == "Mine."
+    assert [option.type for option in mine.options] == ["int", "float", "str", "float"]
+    assert mine.options[3].description == "D."
+    assert mine.problems({"b": None, "c": "y", "d": 2}) == []
+    assert mine.problems({"c": "z"}) == [("c", "is 'z'. Choose x or y.")]
+    assert mine.problems({"d": -1}) == [("d", "is -1. The smallest allowed is 0.")]
+    assert mine.with_defaults({"d": 2})["d"] == 2.0
+    assert "mine" in choices.names("recipes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("a=1", "needs a type and a default"),
+        ("a: int", "needs a type and a default"),
+        ("a: int = f()", "must be a literal"),
+        ("a: list[int] = ()", "is int, float, bool, str"),
+    ],
+)
+def test_options_that_break_the_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
+) -> None:
+    with pytest.raises(ChoiceError, match=message):
+        _module(tmp_path, monkeypatch, arguments)
+
+
+def test_configuration_and_manifests_need_no_torch() -> None:
+    code = "import sys, training.config, training.choices, training.manifest, training.__main__\n"
+    code += "training.config.parse({}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_wrong_run_costs_no_import_of_torch(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[run]\nsteps = -1")
+    command = [sys.executable, "-X", "importtime", "-m", "training", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "run.steps: " in done.stderr
+    assert "| torch" not in done.stderr

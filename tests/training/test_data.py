@@ -1,0 +1,244 @@
+"""The order of the data, how ranks share it, and that one file adds a recipe or a parallelism (PROTOCOLS §5, §7)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training.ranks import TINY, Run, fork
+from training.data import Ids, Loader, Order, Share, cache_dir, derive_seed, fixed_batch
+from training.recipes import language, vision
+
+BATCH = 12
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 10, 97, 1000])
+def test_every_epoch_is_a_permutation_of_its_own(samples: int) -> None:
+    order = Order(samples, seed=7)
+    epochs = [order.ids(np.arange(epoch * samples, (epoch + 1) * samples)).tolist() for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(samples)) for epoch in epochs)
+    if samples >= 10:
+        assert epochs[0] != epochs[1] != epochs[2]
+        assert epochs[0] != Order(samples, seed=8).ids(np.arange(samples)).tolist()
+
+
+def test_the_order_looks_random() -> None:
+    """Neighbours end up far apart, and each place is as likely to get any part of the data."""
+    ids = Order(100_000, seed=3).ids(np.arange(100_000))
+    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
+    counts, _ = np.histogram(ids[:20_000], bins=10)
+    assert counts.min() > 1800
+    assert counts.max() < 2200
+
+
+def test_the_order_is_pinned() -> None:
+    """Checkpoints of other days depend on it: it must never change."""
+    assert Order(1000, seed=1).ids(np.array([0, 1, 2, 999, 1000, 123_456_789])).tolist() == PINNED
+    assert derive_seed(1, 2, 3) == 0xB19F667B2781FDF0
+
+
+PINNED = [504, 673, 787, 24, 556, 898]
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 12])
+def test_ids_are_the_same_on_any_number_of_ranks_and_after_a_shrink(micro_batch: int) -> None:
+    order = Order(50, seed=5)  # an epoch of 4 1/6 steps: batches straddle epochs
+    expected = [_step(order, [Share(0, 1, BATCH, BATCH)], step) for step in range(20)]
+    for world in (1, 2, 3, 4, 5, 7):
+        shares = [Share(rank, world, BATCH, micro_batch) for rank in range(world)]
+        assert [_step(order, shares, step) for step in range(20)] == expected
+    shrunk = [4, 4, 4, 3, 3, 2, 1, 1]
+    for step, world in enumerate(shrunk):
+        shares = [Share(rank, world, BATCH, micro_batch) for rank in range(world)]
+        assert _step(order, shares, step) == expected[step]
+
+
+def _step(order: Order, shares: Sequence[Share], step: int) -> list[int]:
+    ids: list[int] = []
+    for share in shares:
+        for part in Loader(order, share).ids(step * BATCH):
+            assert 0 < len(part) <= share.micro_batch
+            ids += part.tolist()
+    return ids
+
+
+def test_a_loader_gives_the_same_from_any_position() -> None:
+    order, share = Order(10_000, seed=1), Share(1, 3, BATCH, 2)
+    going = Loader(order, share)
+    for step in range(2000):  # beyond what it looks up at once
+        parts = going.ids(step * BATCH)
+        if step % 499 == 0:
+            assert _lists(parts) == _lists(Loader(order, share).ids(step * BATCH))
+
+
+def _lists(parts: list[Ids]) -> list[list[int]]:
+    return [part.tolist() for part in parts]
+
+
+def test_validation_takes_each_sample_once() -> None:
+    for world in (1, 2, 3, 4):
+        seen: list[int] = []
+        for batch in range(5):
+            for rank in range(world):
+                seen += [i for part in fixed_batch(batch, samples=50, share=Share(rank, world, BATCH, 5)) for i in part]
+        assert sorted(seen) == list(range(50))
+
+
+@pytest.mark.slow
+def test_shards_are_made_once_even_by_a_race(tmp_path: Path) -> None:
+    racing = [fork(language.prepare, tmp_path) for _ in range(3)]
+    for process in racing:
+        process.join(60)
+        assert process.exitcode == 0
+    (path,) = tmp_path.iterdir()
+    assert path == language.prepare(tmp_path).path
+    assert len(language.build(path).batch("train", np.array([0, 5, 9]))[0]) == 3
+
+
+def test_damaged_shards_are_made_anew(tmp_path: Path) -> None:
+    made = language.prepare(tmp_path)
+    shard = next(made.path.glob("train-*.bin"))
+    content = shard.read_bytes()
+    shard.write_bytes(b"\xff" + content[1:])
+    assert language.prepare(tmp_path) == made
+    assert shard.read_bytes() == content
+    assert [entry.name for entry in tmp_path.iterdir()] == [made.identity]
+
+
+def test_a_checkpoint_s_data_is_asked_for_by_name(tmp_path: Path) -> None:
+    made = language.prepare(tmp_path)
+    made.path.rename(tmp_path / "language-3.9-0123456789")
+    assert language.prepare(tmp_path, "language-3.9-0123456789").path.name == "language-3.9-0123456789"
+    with pytest.raises(FileNotFoundError, match="language-3.8-abc, which is not in"):
+        language.prepare(tmp_path, "language-3.8-abc")
+
+
+def test_digits() -> None:
+    task = vision.build(vision.prepare(Path("/nowhere")).path)
+    images, labels = task.batch("train", np.arange(task.samples["train"]))
+    assert images.shape == (1497, 1, 8, 8)
+    assert float(images.min()) == 0
+    assert float(images.max()) == 1
+    assert np.bincount(labels.numpy()).min() > 100
+    assert sum(task.samples.values()) == 1797
+
+
+def test_the_cache_lies_beside_the_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VIGIL_CACHE")
+    monkeypatch.setenv("VIGIL_RUN_DIR", "set")
+    assert cache_dir(tmp_path / "runs" / "default" / "7-abcdef") == tmp_path / "runs" / ".cache"
+    monkeypatch.delenv("VIGIL_RUN_DIR")
+    assert cache_dir(tmp_path / "runs" / "by-hand") == tmp_path / "runs" / ".cache"
+
+
+RECIPE = '''
+"""Writes down what it is asked for."""
+import json, os
+from typing import Annotated
+import torch
+from training.data import Prepared, Task
+
+def prepare(cache, identity=None):
+    return Prepared(cache, "numbers")
+
+def build(data, *, samples: Annotated[int, "1..", "How many there are."] = 50):
+    torch.manual_seed(0)
+    def batch(split, ids):
+        with open(f"{os.environ['VIGIL_ATTEMPT_DIR']}/ids.{os.environ['RANK']}", "a") as file:
+            print(json.dumps(ids.tolist()), file=file)
+        return (torch.as_tensor(ids, dtype=torch.float32)[:, None] / samples,)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    loss = lambda model, batch: (model(batch[0]) - batch[0] ** 2).square().mean()
+    return Task(model=model, samples={"train": samples, "validation": 10}, batch=batch, loss=loss,
+                score=lambda model, batch: {"loss": loss(model, batch)})
+'''
+
+PARALLEL = '''
+"""Adds gradients up after the backward pass, one by one."""
+import contextlib
+import torch.distributed as dist
+from training import step
+
+AXES = ("dp",)
+
+def check(shape, **options):
+    pass
+
+def apply(model, mesh, *, scale: float = 1.0):
+    model.scale = scale
+    return model
+
+accumulating = lambda model: contextlib.nullcontext()
+
+def forward_backward(task, model, micro_batches, accumulating):
+    loss = step.forward_backward(task, model, micro_batches, accumulating)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return loss
+'''
+
+
+@pytest.fixture
+def added(tmp_path: Path) -> Path:
+    for kind, name, text in (("recipes", "numbers", RECIPE), ("parallel", "by_hand", PARALLEL)):
+        (tmp_path / "added" / kind).mkdir(parents=True)
+        (tmp_path / "added" / kind / f"{name}.py").write_text(text)
+    return tmp_path / "added"
+
+
+NUMBERS = {key: value for key, value in TINY.items() if key != "language"} | {"recipe": "numbers", "micro_batch": 1}
+
+
+@pytest.mark.slow
+def test_one_file_adds_a_recipe_whose_ids_are_the_same_on_any_world(added: Path, tmp_path: Path) -> None:
+    seen = {}
+    for world in (1, 2, 3, 4):
+        run = Run(tmp_path / str(world), dict(NUMBERS), added=added)
+        incarnation = run.finish(world)
+        seen[world] = _asked_for(incarnation.attempt_dir, world)
+    assert len(seen[1]) == 12
+    assert seen[1] == seen[2] == seen[3] == seen[4]
+    run = Run(tmp_path / "shrinking", {**NUMBERS, "steps": 8}, added=added)
+    before = _asked_for(run.finish(3).attempt_dir, 3)
+    run.write(steps=12)
+    after = _asked_for(run.finish(2, resume="step-8").attempt_dir, 2)
+    assert before + after == seen[1]
+
+
+@pytest.mark.slow
+def test_one_file_adds_a_parallelism(added: Path, tmp_path: Path) -> None:
+    ours = Run(tmp_path / "ours", dict(NUMBERS), added=added)
+    ours.finish(2)
+    theirs = Run(tmp_path / "theirs", {**NUMBERS, "parallelism": "by_hand", "by_hand": {"scale": 2}}, added=added)
+    theirs.finish(2)
+    assert theirs.series() == pytest.approx(ours.series(), rel=1e-6)
+    assert theirs.checkpoints[-1].layout["parallelism"] == "by_hand"
+
+
+def _asked_for(attempt_dir: Path, world: int) -> list[list[int]]:
+    """Per step the ids that all ranks asked for, in order; the first micro-batch of each rank was thrown away."""
+    ranks = []
+    for rank in range(world):
+        lines = [json.loads(line) for line in (attempt_dir / f"ids.{rank}").read_text().splitlines()[1:]]
+        size = Share(rank, world, 12, 1).size
+        flat = [sample for line in lines for sample in line]
+        ranks.append([flat[at : at + size] for at in range(0, len(flat), size)])
+    return [[sample for part in step for sample in part] for step in zip(*ranks, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_smaller_world_goes_on_with_the_same_state(tmp_path: Path) -> None:
+    """2 ranks, then 1: the next losses are equal but for rounding. The micro-batch stays: it accumulates."""
+    run = Run(tmp_path / "run", {**TINY, "language": {**TINY["language"], "dropout": 0.0}})
+    run.finish(2)
+    mean = {step: (loss + run.series(rank=1)[step]) / 2 for step, loss in run.series(rank=0).items()}
+    run.finish(1, resume="step-8")
+    assert run.series()[9] == pytest.approx(mean[9], rel=1e-6)
+    assert run.series()[12] == pytest.approx(mean[12], rel=1e-4)
+    assert run.checkpoints[-1].layout["micro_batch"] == 6
+    assert run.checkpoints[-1].layout["axes"] == {"dp": 1}

@@ -1,0 +1,123 @@
+"""One step's arithmetic: optimizer, learning rate, accumulation, what is imported."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training.ranks import TINY, Run, fork
+from training import config
+from training.data import Task
+from training.optimizer import BETAS, AdamW
+from training.parallel import ddp
+from training.step import MicroBatch, clip_gradients, forward_backward, learning_rate
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.GELU(), nn.Linear(7, 1))
+
+
+def test_adamw_is_torch_s_own_bit_for_bit() -> None:
+    ours, theirs = _model(), _model()
+    mine = AdamW(ours.named_parameters(), weight_decay=0.1)
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in theirs.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=1e-3, betas=BETAS, eps=1e-8, fused=True)
+    for step in range(20):
+        batch = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(batch).square().mean().backward()
+        for group in reference.param_groups:
+            group["lr"] = 1e-3 * (step + 1)
+        mine.step(1e-3 * (step + 1))
+        reference.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_parameter_without_gradient_is_an_error() -> None:
+    model = _model()
+    optimizer = AdamW(model.named_parameters(), weight_decay=0.1)
+    with pytest.raises(RuntimeError, match="took no part in the loss"):
+        optimizer.step(1e-3)
+
+
+def test_accumulation_is_the_whole_batch() -> None:
+    """Micro-batches of 3, 3 and 2 leave the gradient and the loss of all 8 at once."""
+    samples = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+    results = []
+    for sizes in ([8], [3, 3, 2]):
+        model = _model()
+        task = Task(
+            model=model,
+            samples={"train": 8, "validation": 1},
+            batch=lambda split, ids: (),
+            loss=lambda model, batch: model(batch[0]).square().mean(),
+            score=lambda model, batch: {},
+        )
+        parts = [
+            MicroBatch((part,), weight=len(part) / 8, share=len(part) / 8, seed=0) for part in samples.split(sizes)
+        ]
+        loss = forward_backward(task, model, parts, ddp.accumulating)
+        norm = clip_gradients(list(model.parameters()), 0.0)
+        results.append((float(loss), float(norm), [p.grad for p in model.parameters()]))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-5)
+
+
+def test_clipping_reports_the_norm_before_it() -> None:
+    parameter = nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.full((4,), 3.0)
+    assert float(clip_gradients([parameter], 1.5)) == 6.0
+    assert float(parameter.grad.norm()) == pytest.approx(1.5, rel=1e-5)
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    settings = config.parse({"steps": 110, "warmup_steps": 10, "learning_rate": 1.0, "min_learning_rate_ratio": 0.2})
+    rates = [learning_rate(settings, step) for step in range(111)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert max(rates) == 1.0
+    assert rates[60] == pytest.approx(0.6)
+    assert rates[110] == pytest.approx(0.2)
+    assert all(math.isfinite(learning_rate(config.parse({"steps": 1}), step)) for step in range(3))
+
+
+@pytest.mark.slow
+def test_training_imports_no_compiler(tmp_path: Path) -> None:
+    """Importing torch._dynamo takes as long as importing torch; two ranks train, save and resume without it."""
+    run = Run(tmp_path / "run", dict(TINY))
+    run.finish(2)
+    run.write(steps=14)
+    (tmp_path / "tell").mkdir()
+    watched = fork(_modules, run, tmp_path / "tell")
+    watched.join(60)
+    assert watched.exitcode == 0
+    assert (tmp_path / "tell" / "modules").read_text().splitlines() == []
+
+
+def _modules(run: Run, folder: Path) -> None:
+    """In a process of its own: resumes in this very process, on one rank, and tells which heavy modules came along."""
+    import os
+    import sys
+
+    from training.__main__ import main
+    from training.launch.attempt import raise_generation
+
+    attempt = run.job_dir / "attempt-9"
+    (attempt / "spool").mkdir(parents=True)
+    generation = raise_generation(run.job_dir, mine=None, resume="step-12")
+    os.environ.update(
+        VIGIL_RUN_DIR=str(run.folder), VIGIL_ATTEMPT_DIR=str(attempt), VIGIL_INCARNATION="0",
+        VIGIL_GENERATION=str(generation), VIGIL_RESUME="step-12",
+    )  # fmt: skip
+    assert main([str(run.folder / "portal" / "run.toml")]) == 0
+    heavy = [name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules]
+    (folder / "modules").write_text("\n".join(heavy))
