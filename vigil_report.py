@@ -38,7 +38,7 @@ EVENT_BYTES = 32 * 1024
 CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|PINNED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|DAMAGED$|PINNED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 Points = dict[str, list[tuple[int, float]]]
 Event = dict[str, Any]
@@ -317,7 +317,7 @@ def _short(data: dict[str, Any]) -> dict[str, Any]:
 # What a script calls.
 
 _opened: Stream | None = None
-_parent: tuple[int, int] | None = None  # (step, generation) of what this process last committed, or resumed from
+_line: list[list[int]] = []  # [step, generation] of every checkpoint that the next one descends from, in order
 
 
 def log(step: int, **values: float) -> None:
@@ -392,11 +392,11 @@ def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int
 
 def _stream() -> Stream | None:
     """This process's stream, opened by the first call; None outside a Vigil job and in a forked child."""
-    global _opened, _parent
+    global _opened
     if _opened is None and "VIGIL_ATTEMPT_DIR" in os.environ:
         rank, incarnation = int(os.environ.get("RANK") or 0), int(os.environ.get("VIGIL_INCARNATION") or 0)
         _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
-        _parent = _resumed_from()
+        _line[:] = _resumed_line()
         try:  # so that Vigil can ask for stacks when the script does not stop
             stacks = open(_attempt() / "stacks" / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115
             faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
@@ -418,12 +418,12 @@ def _generation() -> int:
     return int(os.environ.get("VIGIL_GENERATION") or 0)
 
 
-def _resumed_from() -> tuple[int, int] | None:
+def _resumed_line() -> list[list[int]]:
     try:
         told = json.loads((_checkpoints() / os.environ["VIGIL_RESUME"] / "COMMITTED").read_text())
-        return int(told["step"]), int(told["generation"])
+        return [[int(step), int(made)] for step, made in [*told["ancestors"], (told["step"], told["generation"])]]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return []
 
 
 def _check_fence() -> None:
@@ -434,7 +434,6 @@ def _check_fence() -> None:
 
 def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began: float) -> Path:
     """Copy beside, write the manifest last, rename: as Vigil's own trainer does (training/checkpoint.py)."""
-    global _parent
     generation, target = _generation(), _checkpoints() / f"step-{step}"
     _check_fence()
     staging = target.with_name(f".step-{step}.{generation}")
@@ -446,7 +445,8 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
             "version": 1,
             "step": step,
             "generation": generation,
-            "parent": _parent,
+            "parent": _line[-1] if _line else None,
+            "ancestors": _line,
             "consumed_samples": consumed_samples,
             "world_size": int(os.environ.get("WORLD_SIZE") or 1),
             "layout": {"form": form, "name": path.name},
@@ -467,14 +467,15 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     _sync_folder(target.parent)
-    parent, _parent = _parent, (step, generation)
+    parent = _line[-1] if _line else (None, None)
+    _line.append([step, generation])
     stream.event(
         "checkpoint.committed",
         step=step,
         name=target.name,
         generation=generation,
-        parent_step=parent[0] if parent else None,
-        parent_generation=parent[1] if parent else None,
+        parent_step=parent[0],
+        parent_generation=parent[1],
         bytes=sum(int(file["bytes"]) for file in files),
         seconds=time.monotonic() - began,
         stall_seconds=time.monotonic() - began,

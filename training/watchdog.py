@@ -7,6 +7,7 @@ rank never costs the others that wait for it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,7 @@ LIMITS: Mapping[str, float] = {
 STEPS_TO_ARM = 5  # before that, a step may well compile or warm up
 MEDIAN_FACTOR = 10
 NEVER = float("inf")
+FLIGHT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
@@ -43,6 +45,7 @@ class _Watched:
     changed: float
     beat: Beat | None = None
     stepped: float | None = None  # when its step last rose
+    first_step: int | None = None
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=50))
 
     def look(self, now: float) -> None:
@@ -54,6 +57,13 @@ class _Watched:
                 self.durations.append((now - self.stepped) / (beat.step - self.beat.step))
             self.stepped = now
         self.beat, self.changed = beat, now
+        if self.first_step is None and self.step >= 0:
+            self.first_step = self.step
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether it has made enough steps to know how long one takes."""
+        return bool(self.durations) and self.step - (self.first_step or 0) >= STEPS_TO_ARM
 
     @property
     def phase(self) -> str:
@@ -72,6 +82,10 @@ class Hang:
     phase: str
     step: int
     seconds: float
+
+    def __str__(self) -> str:
+        who = f"rank {self.ranks[0]} is" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} are"
+        return f"{who} behind: {self.phase} at step {self.step}, nothing for {self.seconds:.0f} s"
 
 
 class Watchdog:
@@ -125,6 +139,33 @@ class Watchdog:
     def _limit(self, watched: _Watched) -> float:
         if watched.phase != "step":
             return self._limits.get(watched.phase, NEVER)
-        if len(watched.durations) < STEPS_TO_ARM:
+        if not watched.is_armed:
             return self._limits["compile"]
         return max(self._limits["step"], MEDIAN_FACTOR * median(watched.durations))
+
+
+def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -> list[int]:
+    """Of ranks stuck at the same step, those that have begun the fewest collectives, by their flight recorders.
+
+    Where some have left a record and others could not, it is those others: a process that still answers only waits.
+    """
+    begun = {
+        rank: count for rank in ranks if (count := _collectives(flight / f"{incarnation}.{rank}.json")) is not None
+    }
+    if not begun:
+        return ranks
+    silent = [rank for rank in ranks if rank not in begun]
+    return silent or [rank for rank, count in begun.items() if count == min(begun.values())]
+
+
+def _collectives(path: Path) -> int | None:
+    """How many collectives a rank has begun, over all its groups, as torch's flight recorder tells."""
+    last: dict[str, int] = {}
+    try:
+        with open(path, "rb") as file:
+            for entry in json.loads(file.read(FLIGHT_BYTES))["entries"]:
+                group = str(entry["process_group"])
+                last[group] = max(last.get(group, 0), int(entry["collective_seq_id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return sum(last.values())

@@ -42,8 +42,8 @@ class Failure:
 
     @property
     def in_place(self) -> bool:
-        """Whether starting the ranks again may help: not after an exception or a bad configuration."""
-        return self.kind != "exception"
+        """Whether starting the ranks again may help: not after an exception, nor with a node less."""
+        return self.kind not in {"exception", "node"}
 
     def told(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "order"}

@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from training.launch.attempt import Attempt, Fenced, newest_on_lineage, raise_generation, read_generation
 from training.launch.environment import Command, rank_environment
-from training.launch.failures import Failure, Kind, failure_of, first_failure
+from training.launch.failures import Failure, failure_of, first_failure
 from training.launch.members import Incarnation, Members, free_port
 from training.launch.plan import Plan
 from training.launch.ranks import Rank, descendants, kill_all, start
@@ -23,7 +25,7 @@ from training.launch.verdict import Budget, Verdict, judge
 from training.manifest import committed
 from training.rendezvous import write_json
 from training.report import Reporter
-from training.watchdog import Hang, Watchdog
+from training.watchdog import Hang, Watchdog, behind_in_collectives
 
 MEET_SECONDS = 600.0  # for every node's launcher to appear
 SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer noticed first
@@ -209,8 +211,8 @@ class Launcher:
                 lost = [node * self._plan.ranks_per_node for node in absent]
                 self._members.break_off(number, reason="node", ranks=lost)
             elif self._watchdog and (hang := self._watchdog.look()):
-                self._say(_told(hang))
-                self._members.break_off(number, reason="hang", ranks=hang.ranks, error=_told(hang))
+                self._say(str(hang))
+                self._members.break_off(number, reason="hang", **asdict(hang))
             else:
                 return None
         else:
@@ -230,10 +232,12 @@ class Launcher:
         """Stacks and flight recorder of every rank here, before they are killed."""
         for rank in ranks:
             rank.dump()
-        stacks = [self._attempt.folder / "stacks" / f"{number}.{rank.rank}.txt" for rank in ranks if not rank.exit]
+        names = [f"{number}.{rank.rank}" for rank in ranks if not rank.exit]
+        waiting = [self._attempt.folder / "stacks" / f"{name}.txt" for name in names]
+        waiting += [self._attempt.folder / "flight" / f"{name}.json" for name in names]
         deadline = time.monotonic() + DUMP_SECONDS
-        while time.monotonic() < deadline and not all(_size(path) for path in stacks):
-            time.sleep(0.05)
+        while time.monotonic() < deadline and not all(_size(path) for path in waiting):
+            time.sleep(0.02)
 
     def _grace(self) -> float:
         """Seconds that stopping may take: twice the last measured write, and the plan's own (30)."""
@@ -246,10 +250,8 @@ class Launcher:
         broken = self._members.broken(incarnation.number)
         if read_generation(self._plan.job_dir) != incarnation.generation:  # a rank may have noticed before we did
             broken = {"reason": "fenced"}
-        if broken and broken["reason"] in {"hang", "node"}:
-            kind: Kind = "hang" if broken["reason"] == "hang" else "node"
-            error = str(broken.get("error") or "the launcher on its node was lost")
-            failures = [Failure(rank, kind, signal=9, error=error, order=-1) for rank in broken["ranks"]]
+        if broken and broken["reason"] == "hang":
+            failures = self._hung(incarnation.number, broken)
         verdict = judge(
             failures,
             incarnation=incarnation.number,
@@ -263,21 +265,29 @@ class Launcher:
         return verdict
 
     def _gather(self, number: int) -> list[Failure]:
-        """The failures that every node's launcher has told; of one that is gone, none."""
-        while len(told := self._members.ended(number)) < self._plan.nodes:
-            if set(self._members.absent()) | set(told) == set(range(self._plan.nodes)):
-                break
+        """The failures that every node's launcher has told, and the launchers that can tell none any more."""
+        lost: list[int] = []
+        while len(told := self._members.ended(number)) + len(lost) < self._plan.nodes:
             self._keep_house()
             self._wait([], 0.05)
-        return [failure for failures in told.values() for failure in failures]
+            lost = [node for node in self._members.absent() if node not in told]
+        failures = [failure for failures in told.values() for failure in failures]
+        ranks = [node * self._plan.ranks_per_node for node in lost]
+        return failures + [_lost_node(rank) for rank in ranks]
+
+    def _hung(self, number: int, broken: dict[str, Any]) -> list[Failure]:
+        """The ranks to blame for a hang, now that all have left their evidence."""
+        ranks = behind_in_collectives(self._attempt.folder / "flight", incarnation=number, ranks=broken["ranks"])
+        hang = Hang(ranks, broken["phase"], broken["step"], broken["seconds"])
+        return [Failure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
 
     def _report_end(self, incarnation: Incarnation, failures: list[Failure], verdict: Verdict | None) -> None:
         first = first_failure(failures).told() if failures else {"rank": None, "exit_code": 0, "signal": None}
         again = "starting again" if verdict is None else f"the attempt ends: {verdict.cause}, {verdict.exit_code}"
         self._say(f"incarnation {incarnation.number} ended: {first}; {again}")
-        self._reporter.event(
-            "incarnation.ended", **{**first, "incarnation": incarnation.number, "restarting": verdict is None}
-        )
+        told = {("failure" if key == "kind" else key): value for key, value in first.items()}
+        told |= {"incarnation": incarnation.number, "restarting": verdict is None}
+        self._reporter.event("incarnation.ended", **told)
 
     def _end(self, verdict: Verdict) -> int:
         """The launcher's last word, then the others'."""
@@ -318,9 +328,8 @@ class Launcher:
         self._signals.clear_wake()
 
 
-def _told(hang: Hang) -> str:
-    ranks = ", ".join(str(rank) for rank in hang.ranks)
-    return f"rank {ranks} is behind: {hang.phase} at step {hang.step}, nothing for {hang.seconds:.0f} s"
+def _lost_node(rank: int) -> Failure:
+    return Failure(rank, "node", signal=9, error="the launcher on its node was lost", order=-1)
 
 
 def _size(path: Path) -> int:

@@ -96,7 +96,7 @@ class Members:
         number = 0
         while self.formed(number) and (self._plan.leads or self._told(number) or self.broken(number)):
             if not self._told(number):
-                lost = [Failure(self._plan.first_rank, "node", error="the launcher was lost")]
+                lost = [Failure(self._plan.first_rank, "signal", signal=9, error="the launcher was lost")]
                 self.break_off(number, reason="node")
                 self.tell_ended(number, lost)
             number += 1

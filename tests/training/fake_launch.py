@@ -1,0 +1,24 @@
+"""The launcher with fake ranks in the trainer's place: python fake_launch.py RUN_DIR 'what fake_rank.py is told'."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from training.launch import __main__ as entry
+from training.launch import environment, members
+from training.launch.environment import Command
+from training.launch.plan import Plan
+
+FAKE = Path(__file__).with_name("fake_rank.py")
+
+
+def fake(plan: Plan) -> Command:
+    return Command((sys.executable, "-P", str(FAKE), sys.argv[2]), plan.job_dir)
+
+
+if __name__ == "__main__":
+    entry.SIGNALS.install()
+    environment.trainer = fake
+    members.DEAD_SECONDS = 3.0
+    sys.exit(entry.main(sys.argv[1:2]))

@@ -1,0 +1,150 @@
+"""Starting launchers in tests and looking at what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from training.spool import read_spool
+
+HERE = Path(__file__).parent
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.01)
+    return found
+
+
+@dataclass
+class Run:
+    """A run directory, and the launchers started in it. Nothing is left running when a test ends."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.launchers: list[subprocess.Popen[bytes]] = []
+        (self.path / "portal").mkdir(parents=True)
+        (self.path / "job").mkdir()
+
+    def describe(self, text: str, *, attempt: int | None = None, resume: str | None = None) -> None:
+        (self.path / "portal" / "run.toml").write_text(text)
+        if attempt:
+            (self.path / "portal" / "attempt.json").write_text(json.dumps({"number": attempt, "resume": resume}))
+
+    def launch(
+        self,
+        *arguments: str,
+        job: str = "100",
+        restart: int = 0,
+        node: int = 0,
+        nodes: int = 1,
+        environment: dict[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """`training.launch`, or with arguments the one with fake ranks."""
+        known = {
+            "SLURM_JOB_ID": job,
+            "SLURM_RESTART_COUNT": str(restart),
+            "SLURM_NODEID": str(node),
+            "SLURM_NNODES": str(nodes),
+            "SLURMD_NODENAME": f"dgx0{node + 1}",
+        }
+        what = [str(HERE / "fake_launch.py"), str(self.path), *arguments] if arguments else None
+        with open(self.path / "batch.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", *(what or ["-m", "training.launch", str(self.path)])],
+                env={**os.environ, **known, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.launchers.append(process)
+        return process
+
+    def fake(self, *, ranks: int = 2, launch: str = "", **told: Any) -> subprocess.Popen[bytes]:
+        """One launcher with fake ranks. `launch`: further lines of [launch]."""
+        self.describe(f'kind = "distributed"\n[launch]\nranks_per_node = {ranks}\nsample_seconds = 0.2\n{launch}')
+        return self.launch(json.dumps(told))
+
+    def script(self, source: str, *, ranks: int = 1, launch: str = "", script: str = "") -> subprocess.Popen[bytes]:
+        """One launcher with a script of somebody's."""
+        code = self.path / "job" / "code"
+        code.mkdir(exist_ok=True)
+        (code / "train.py").write_text(source)
+        self.describe(
+            f'kind = "script"\n[launch]\nranks_per_node = {ranks}\nsample_seconds = 0.2\n{launch}\n[script]\n{script}'
+        )
+        return self.launch()
+
+    def attempt(self, number: int = 1) -> Path:
+        return self.path / "job" / f"attempt-{number}"
+
+    def result(self, number: int = 1) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.attempt(number) / "result.json").read_text())
+        return found
+
+    def events(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
+        return [event for event in self._events(number) if event["kind"] == kind]
+
+    def _events(self, number: int) -> list[dict[str, Any]]:
+        found = []
+        for path in sorted((self.attempt(number) / "spool").glob("*.jsonl")):
+            found += [event for batch in read_spool(path)[1] for event in batch.events]
+        return sorted(found, key=lambda event: float(event["time"]))
+
+    def losses(self, number: int = 1, rank: int = 0) -> dict[int, dict[int, float]]:
+        """incarnation → step → loss."""
+        found: dict[int, dict[int, float]] = {}
+        for path in (self.attempt(number) / "spool").glob(f"*.{rank}.*.jsonl"):
+            for batch in read_spool(path)[1]:
+                found.setdefault(int(path.name.split(".")[0]), {}).update(batch.series.get("loss", []))
+        return found
+
+    def log(self) -> str:
+        return (self.path / "batch.log").read_text()
+
+    def started(self, incarnation: int = 0, ranks: int = 2, number: int = 1) -> list[int]:
+        """Pids of the ranks, once all have met."""
+        place = self.attempt(number) / "sync"
+        paths = [place / f"{incarnation}.{rank}" for rank in range(ranks)]
+        until(lambda: all(path.exists() and "-1 " not in path.read_text() for path in paths))
+        return [int(path.read_text().split()[1]) for path in paths]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every live process that has this run directory in its command line or environment."""
+        return [process for process in psutil.process_iter() if process.pid != os.getpid() and self._owns(process)]
+
+    def _owns(self, process: psutil.Process) -> bool:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return str(self.path) in " ".join(process.cmdline()) or self._belongs(process)
+        except psutil.Error:
+            return False
+
+    def _belongs(self, process: psutil.Process) -> bool:
+        return process.environ().get("VIGIL_RUN_DIR") == str(self.path)
+
+    def assert_nothing_left(self, seconds: float = 5.0) -> None:
+        until(lambda: not self.processes(), seconds)
+
+    def end(self) -> None:
+        for process in self.launchers:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.communicate()
+        for left in self.processes():
+            left.kill()
