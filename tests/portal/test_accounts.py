@@ -104,7 +104,7 @@ def test_link_shows_a_button_and_is_spent_by_pressing_it():
         page = first.get(path)
         assert page.status_code == 200
         assert "mira" in page.content.decode()
-    assert page.headers["Referrer-Policy"] == "no-referrer"
+    assert page.headers["Referrer-Policy"] == "strict-origin"
     assert first.post(path).headers["Location"] == "/accounts/password/new/"
     assert first.get("/me/").status_code == 200
     assert second.post(path).status_code == 410
