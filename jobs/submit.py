@@ -22,7 +22,7 @@ from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.restart import next_attempt
 from jobs.rundir import discard
 from jobs.spec import JobSpec, set_values
-from portal.access import can
+from portal.access import can, note_if_sysadmin
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 
@@ -87,6 +87,7 @@ def resume(
                 _lengthen(job, steps, start)
             attempt = next_attempt(last, Attempt.Origin.RESUMED, resume_from=start)
             _remember(user, route, key, body, attempt.pk)
+            note_if_sysadmin(user, "job.resumed", job)
             transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
     return attempt
 
@@ -97,6 +98,7 @@ def cancel(user: User, job: Job) -> None:
     with _durable():
         asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
         if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
+            note_if_sysadmin(user, "job.cancelled", job)
             transaction.on_commit(lambda: tasks.queue(tasks.follow))
             return
     latest = job.attempts.order_by("-number").first()
@@ -116,6 +118,7 @@ def delete(user: User, job: Job) -> None:
         for attempt_id in attempts:
             store.drop(("attempt", attempt_id))
         IdempotencyKey.objects.filter(route="jobs", thing_id=job.pk).delete()
+        note_if_sysadmin(user, "job.deleted", job)
         job.delete()
         # Renamed within the transaction: if that fails, nothing is deleted; the bytes go later (jobs.tasks.sweep).
         discard(directory)

@@ -178,7 +178,6 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
 def delete(request: ApiRequest, job_id: int) -> Status[None]:
     found = job_of(request, job_id, "change", doing="deleted")
     lifecycle.delete(request.auth, found)
-    note_if_sysadmin(request.auth, "job.deleted", found)
     return Status(204, None)
 
 
@@ -186,7 +185,6 @@ def delete(request: ApiRequest, job_id: int) -> Status[None]:
 def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     found = job_of(request, job_id, "change", doing="cancelled")
     lifecycle.cancel(request.auth, found)
-    note_if_sysadmin(request.auth, "job.cancelled", found)
     return Status(202, job_shape(job_of(request, job_id)))
 
 
@@ -200,7 +198,6 @@ def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -
     found = job_of(request, job_id, "change", doing="resumed")
     wanted = wanted or Resumption()
     attempt = lifecycle.resume(request.auth, found, step=wanted.step, steps=wanted.steps, key=key_of(request))
-    note_if_sysadmin(request.auth, "job.resumed", found)
     return Status(201, attempt_shape(attempt))
 
 
