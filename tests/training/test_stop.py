@@ -62,8 +62,7 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**LONG, "validate_every": 5})
     waiting = Sabotage("training.trainer:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
     incarnation = run.start(2, sabotage=waiting)
-    eventually(lambda: (beat := read_beat(heartbeat_path(incarnation.attempt_dir, rank=1, incarnation=0)))
-               and beat.phase == "validate")  # fmt: skip
+    eventually(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
     (tmp_path / "go").touch()
     assert incarnation.wait() == [0, 0], incarnation.output()
@@ -87,12 +86,20 @@ def test_ranks_ignore_the_signals_that_reach_the_whole_group(tmp_path: Path) -> 
 def test_stacks_on_usr2(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", dict(LONG))
     incarnation = run.start(1, sabotage=Sabotage("training.step:learning_rate", until=str(tmp_path / "never")))
-    eventually(lambda: (beat := read_beat(heartbeat_path(incarnation.attempt_dir, rank=0, incarnation=0)))
-               and beat.phase == "step")  # fmt: skip
-    incarnation.kill(signal.SIGUSR2)
     stacks = incarnation.attempt_dir / "stacks" / "0.0.txt"
-    assert eventually(lambda: "_one_step" in stacks.read_text())
+    eventually(lambda: _step_phase(incarnation))
+
+    def told() -> bool:
+        incarnation.kill(signal.SIGUSR2)
+        return "_one_step" in stacks.read_text()
+
+    eventually(told)
     incarnation.kill()
+
+
+def _step_phase(incarnation: Incarnation, rank: int = 0, phase: str = "step") -> bool:
+    beat = read_beat(heartbeat_path(incarnation.attempt_dir, rank=rank, incarnation=0))
+    return beat is not None and beat.phase == phase
 
 
 def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
