@@ -171,7 +171,8 @@ class Tick:
             inventory.sync(self.scheduler)
 
     def _settle(self, attempt: Attempt) -> None:
-        ending.sweep(attempt)
+        # What cannot be read from disk just now must not hold up what follows; it is tried until the attempt closes.
+        self._live_through(partial(ending.sweep, attempt), f"attempt {attempt.pk}: sweep")
         attempt.refresh_from_db(fields=["last_report_at", "decided_at", "cancel_asked_at"])
         if attempt.decided_at is None:
             with self.held.writing():

@@ -1,0 +1,43 @@
+"""A follower that is stopped past its lease writes nothing when it wakes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_sigstop_past_the_lease(prepared_home: Path, tmp_path: Path) -> None:
+    home = shutil.copytree(prepared_home, tmp_path / "home")
+    environment = {**os.environ, "VIGIL_HOME": str(home)}
+    environment.pop("DATABASE_URL", None)
+
+    def start(word: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.jobs.one_tick", word]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def run(word: str) -> str:
+        with start(word) as process:
+            return process.communicate("go on\n", timeout=60)[0]
+
+    run("make")
+    with start("tick") as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "asked\n"
+        os.kill(follower.pid, signal.SIGSTOP)
+        run("take")  # as soon as the lease is over, by the database's clock
+        os.kill(follower.pid, signal.SIGCONT)
+        follower.communicate("go on\n", timeout=60)
+        assert follower.returncode == 0
+    assert run("show") == "pending\n"
+    run("tick")  # with the lease in hand the same tick writes
+    assert run("show") == "running\n"

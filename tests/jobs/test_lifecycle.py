@@ -1,0 +1,239 @@
+"""A job's whole life on this machine: real shims, batch script and launcher, a program that needs no torch."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from jobs import follow, logs, rundir
+from jobs.models import Attempt, Checkpoint, Job
+from jobs.spec import JobSpec, write_toml
+from jobs.submit import cancel, resume, submit
+from nodes.schedulers import slots
+from nodes.schedulers.local import LocalScheduler
+from portal.models import User
+from tests.lab import a_project, sysadmin
+from tests.nodes.scheduler_contract import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
+
+# Counts, saves every tenth step, goes on where it was; what it prints tells what happened.
+PROGRAM = """\
+import os, sys, time, pathlib, vigil_report
+here = vigil_report.resume_path()
+start = int(here.read_text()) if here else 0
+print("from", start, "rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+for step in range(start + 1, int(sys.argv[1]) + 1):
+    time.sleep(float(sys.argv[2]))
+    vigil_report.log(step, loss=1 / step)
+    vigil_report.progress(step, int(sys.argv[1]))
+    if step % 10 == 0 or vigil_report.stopping():
+        state = pathlib.Path(os.environ["VIGIL_ATTEMPT_DIR"]) / ("state." + os.environ["RANK"])
+        state.write_text(str(step))
+        vigil_report.checkpoint(state, step)
+        if vigil_report.stopping():
+            print("stopped at", step, flush=True)
+            sys.exit(0)
+    if len(sys.argv) > 3 and step == int(sys.argv[3]):
+        raise ValueError("as asked")
+print("done", flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, settings: Any) -> None:
+    settings.VIGIL_RUNS = tmp_path / "runs"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "scheduler"
+    yield root
+    known = LocalScheduler(root, cpus=4, gpus=[])
+    ids = [str(job_id) for job_id in slots.job_ids(str(root))]
+    for scheduler_id in ids:
+        known.cancel(scheduler_id)
+    until(lambda: all(status.ended_at for status in known.status(ids).values()))
+    assert not processes_of(root)
+
+
+@pytest.fixture
+def scheduler(root: Path) -> LocalScheduler:
+    return LocalScheduler(root, cpus=4, gpus=[])
+
+
+@pytest.fixture
+def sam() -> User:
+    a_project()
+    return sysadmin()
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """Everything that jobs of this scheduler started and that still lives."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("VIGIL_LOCAL_JOB", "").startswith(str(root)):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def packed(program: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("train.py")
+        member.size = len(program)
+        archive.addfile(member, io.BytesIO(program.encode()))
+    return buffer.getvalue()
+
+
+def start(user: User, *args: object, **resources: Any) -> Job:
+    spec = JobSpec.parse(
+        {
+            "name": "count",
+            "kind": "script",
+            "resources": {"time_limit": "00:05:00", **resources},
+            "restart": {"max_restarts": 2, "in_place": 1},
+            "script": {"directory": ".", "args": [str(argument) for argument in args]},
+        }
+    )
+    job, _ = submit(user, spec, spec_toml=write_toml(spec), code=packed(PROGRAM))
+    return job
+
+
+def newest() -> Attempt:
+    return Attempt.objects.select_related("job").latest("number")
+
+
+def follow_until(scheduler: LocalScheduler, look: Callable[[], Any], *, seconds: float = 60) -> Any:
+    def once() -> Any:
+        follow.tick(scheduler)
+        return look()
+
+    return until(once, seconds=seconds)
+
+
+def said(attempt: Attempt, rank: int = 0) -> list[str]:
+    return [line.text for line in logs.read(attempt.job, attempt, rank).lines] if logs.available(attempt) else []
+
+
+def printed(attempt: Attempt, text: str) -> bool:
+    """Whether rank 0 has said something that begins so."""
+    there = any(log.rank == 0 for log in logs.available(attempt))
+    return there and any(line.startswith(text) for line in said(attempt))
+
+
+def test_from_submission_to_close(sam: User, scheduler: LocalScheduler) -> None:
+    job = start(sam, 20, 0.01, ranks_per_node=2)
+    attempt = follow_until(scheduler, lambda: Attempt.objects.exclude(closed_at=None).first())
+    attempt = newest()
+    assert (attempt.state, attempt.cause, attempt.exit_code) == ("completed", "completed", 0)
+    assert said(attempt) == ["from 0 rank 0 of 2", "done"]
+    assert said(attempt, 1) == ["from 0 rank 1 of 2", "done"]
+    assert (attempt.step, attempt.steps) == (20, 20)
+    assert list(Checkpoint.objects.values_list("step", flat=True)) == [20, 10]
+    assert job.attempts.count() == 1
+
+
+def test_two_nodes_are_two_launchers(sam: User, scheduler: LocalScheduler) -> None:
+    start(sam, 10, 0.01, nodes=2, ranks_per_node=1)
+    follow_until(scheduler, lambda: newest().ended_at)
+    attempt = newest()
+    assert attempt.state == "completed"
+    assert len(attempt.nodes) == 2
+    assert {log.rank for log in logs.available(attempt)} == {0, 1, -1, -2, None}
+    assert said(attempt, 1)[0] == "from 0 rank 1 of 2"
+
+
+def test_cancel_saves_and_resume_goes_on(sam: User, scheduler: LocalScheduler, root: Path) -> None:
+    job = start(sam, 60, 0.05)
+    follow_until(scheduler, lambda: newest().state == "running" and printed(newest(), "from"))
+    cancel(sam, job)
+    follow_until(scheduler, lambda: newest().decided_at)
+    attempt = newest()
+    assert (attempt.state, attempt.exit_code, attempt.reason) == ("cancelled", 75, "Cancelled by sam.")
+    stopped_at = int(said(attempt)[-1].removeprefix("stopped at "))
+    assert not processes_of(root)
+    job.refresh_from_db()
+    second = resume(sam, job)
+    assert second.resume_from is not None
+    assert second.resume_from.step == stopped_at
+    follow_until(scheduler, lambda: newest().ended_at)
+    assert (newest().number, newest().state) == (2, "completed")
+    assert said(newest())[0] == f"from {stopped_at} rank 0 of 1"
+
+
+def test_kill_9_of_the_shim_is_a_new_attempt_that_goes_on(sam: User, scheduler: LocalScheduler, root: Path) -> None:
+    start(sam, 60, 0.05)
+    follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
+    known = slots.read_json(str(root / "jobs" / newest().scheduler_id / "shim.json"))
+    assert known is not None
+    os.kill(known["pid"], signal.SIGKILL)
+    follow_until(scheduler, lambda: newest().number == 2)
+    first = Attempt.objects.get(number=1)
+    assert (first.state, first.cause) == ("node_fail", "node_fail")
+    follow_until(scheduler, lambda: newest().ended_at)
+    assert newest().state == "completed"
+    step = int(said(newest())[0].split()[1])
+    assert step >= 10
+    assert step % 10 == 0
+
+
+def test_kill_9_of_the_launcher_is_a_new_attempt(sam: User, scheduler: LocalScheduler, root: Path) -> None:
+    start(sam, 60, 0.05)
+    follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
+    launcher = next(process for process in processes_of(root) if "training.launch" in process.cmdline())
+    launcher.kill()
+    follow_until(scheduler, lambda: newest().number == 2)
+    assert Attempt.objects.get(number=1).cause == "lost"
+    follow_until(scheduler, lambda: newest().ended_at)
+    assert newest().state == "completed"
+
+
+def test_the_portal_is_away_while_it_ends(sam: User, scheduler: LocalScheduler, root: Path) -> None:
+    """Nobody ticks between the start and the end; another process' scheduler then finds everything."""
+    start(sam, 20, 0.01)
+    follow.tick(scheduler)
+    place = root / "jobs" / newest().scheduler_id / "status.json"
+    until(lambda: (slots.read_json(str(place)) or {}).get("state") == "completed")
+    assert newest().state == "pending"
+    later = LocalScheduler(root, cpus=4, gpus=[])
+    follow_until(later, lambda: newest().closed_at)
+    assert (newest().state, newest().step) == ("completed", 20)
+    assert newest().started_at is not None
+
+
+def test_an_exception_ends_it_with_its_words(sam: User, scheduler: LocalScheduler) -> None:
+    start(sam, 60, 0.01, 5)
+    follow_until(scheduler, lambda: newest().decided_at)
+    attempt = newest()
+    assert (attempt.number, attempt.state, attempt.cause) == (1, "failed", "exception")
+    assert attempt.reason == "Rank 0: ValueError: as asked"
+
+
+def test_the_time_limit_is_a_requeue_that_goes_on(sam: User, scheduler: LocalScheduler) -> None:
+    """Warned half a minute before the limit, it saves, asks to be requeued, and goes on as the next attempt."""
+    job = start(sam, 40, 0.2, time_limit="00:00:34")
+    follow_until(scheduler, lambda: newest().number == 2, seconds=90)
+    first = Attempt.objects.get(number=1)
+    assert (first.state, first.cause) == ("requeued", "stopped")
+    assert newest().scheduler_id == first.scheduler_id
+    follow_until(scheduler, lambda: newest().ended_at, seconds=90)
+    assert "done" in said(newest())
+    seen = [int(said(attempt)[0].split()[1]) for attempt in job.attempts.select_related("job").order_by("number")]
+    assert seen == sorted(set(seen))  # each went on where the one before had stopped
+
+
+def checkpoint_on_disk(attempt: Attempt) -> bool:
+    root = rundir.path_of(attempt.job.directory)
+    return any(name.startswith("step-") for name in rundir.names_under(root, "job/checkpoints"))
