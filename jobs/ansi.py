@@ -7,7 +7,8 @@ import re
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
-_SEQUENCE = re.compile(r"\x1b\[([0-9;]*)m|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?")
+# Colours (captured), other control sequences, titles and links, single characters.
+_SEQUENCE = re.compile(r"\x1b\[([0-9;]*)m|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-Z\\-_]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|Traceback|[A-Z]\w*Error:|[A-Z]\w*Exception:)")
@@ -16,6 +17,7 @@ _WARNING = re.compile(r"\b(WARN|WARNING|[A-Z]\w*Warning:)")
 
 def level(text: str) -> str:
     """ "error", "warn" or "": what the margin of a line shows."""
+    text = plain(text)
     if _ERROR.search(text):
         return "error"
     return "warn" if _WARNING.search(text) else ""

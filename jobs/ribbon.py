@@ -11,7 +11,7 @@ from portal import words
 
 # The widths that labels are kept apart by assume a drawing of about this many pixels.
 WIDTH_PX = 1040
-LABEL_PX = 180
+LETTER_PX, AROUND_PX = 6, 26  # of a label: its letters, and its glyph with some air
 LEAST_LOST = 1.0  # per cent: lost work is never too thin to see
 MOST_TICKS = WIDTH_PX // 4
 _AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400)
@@ -197,11 +197,11 @@ def _ticks(saves: list[Save], scale: _Scale) -> list[tuple[float, str, str, str]
 
 def _place_labels(ribbon: Ribbon) -> None:
     """Right of the glyph, left of it when the next mark or `now` is near, nowhere when neither has room."""
-    room = 100 * LABEL_PX / WIDTH_PX
     stops = sorted([*(mark.x for mark in ribbon.marks), *([ribbon.now] if ribbon.now is not None else []), 100.0])
     placed: list[Mark] = []
     taken = 0.0
     for mark in sorted(ribbon.marks, key=lambda mark: mark.x):
+        room = 100 * (len(mark.label) * LETTER_PX + AROUND_PX) / WIDTH_PX
         following = next((x for x in stops if x > mark.x), 100.0)
         if following - mark.x >= room:
             side, taken = "right", mark.x + room

@@ -55,8 +55,8 @@ def measure(value: float | None) -> str:
         return odd or MISSING
     size = abs(value)
     if size and size < 1e-3:
-        mantissa, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else (f"{value:.3g}", "")
-        return _signed(f"{mantissa}e{int(exponent)}" if exponent else mantissa)
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return _signed(f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}")
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= factor * 0.9995:
             scale = 1e3 if letter == "k" else factor

@@ -1,0 +1,173 @@
+"""The submit form and the spec's text, in step; errors at their lines; logs as HTML."""
+
+import pytest
+
+from jobs import ansi
+from jobs.errors import Problem, SpecError
+from jobs.forms import EditForm, Field, merged, placed, sections
+from jobs.lines import line_of, locate
+from jobs.spec import JobSpec, read_toml
+
+TEXT = """\
+name = "probe"  # of memory
+kind = "distributed"
+
+[resources]
+ranks_per_node = 2
+
+[run]
+recipe = "language"
+global_batch = 64 # odd
+"""
+
+
+def fields(text: str, problems: list[Problem] | None = None) -> dict[str, Field]:
+    found = sections(read_toml(text), problems or [], ["default", "nightjar"])
+    return {field.path: field for section in found for field in (*section.fields, *section.more)}
+
+
+def test_the_form_comes_from_the_schema_with_its_defaults() -> None:
+    form = fields(TEXT)
+    assert form["run.steps"].value == form["run.steps"].default == "200"
+    assert form["run.global_batch"].value == "64"
+    assert form["run.recipe"].choices == ("language", "vision")
+    assert form["project"].choices == ("default", "nightjar")
+    assert form["resources.gpus_per_node"].title == "GPUs a node"
+    assert form["run.learning_rate"].kind == "decimal"
+    assert "run.language.layers" in form, "the chosen recipe's own options"
+    assert "run.vision.hidden" not in form
+    assert not any(path.startswith("script.") for path in form)
+
+
+def test_a_script_job_has_its_own_fields() -> None:
+    form = fields('name = "eval"\nkind = "script"\n[script]\nargs = ["--fast", "two words"]\nenv = { A = "1" }\n')
+    assert form["script.args"].kind == "lines"
+    assert form["script.args"].value == "--fast\ntwo words"
+    assert form["script.env"].value == "A=1"
+    assert not any(path.startswith("run.") for path in form)
+
+
+def test_what_the_form_changes_leaves_the_rest_of_the_text_alone() -> None:
+    text = merged(TEXT, {"run.global_batch": "32", "name": "probe", "run.steps": "200", "tags": "a, b"})
+    assert "global_batch = 32 # odd" in text
+    assert "# of memory" in text
+    assert "steps" not in text, "a default that nobody touched is not written"
+    assert 'tags = ["a", "b"]' in text
+    assert read_toml(text)["tags"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "value"),
+    [
+        ("run.steps", "1,000", 1000),
+        ("run.steps", "many", "many"),
+        ("run.learning_rate", "3e-3", 0.003),
+        ("run.learning_rate", "1", 1.0),
+        ("run.clip", "nothing", "nothing"),
+        ("run.language.layers", "6", 6),
+        ("resources.nodes", "2", 2),
+        ("resources.nodes", "2:4", "2:4"),
+        ("resources.time_limit", "02:00:00", "02:00:00"),
+        ("notes", "one\r\ntwo", "one\ntwo"),
+    ],
+)
+def test_boxes_become_values_of_their_type(path: str, raw: str, value: object) -> None:
+    data = read_toml(merged(TEXT, {path: raw}))
+    for key in path.split("."):
+        data = data[key]
+    assert data == value
+    assert type(data) is type(value)
+
+
+def test_an_emptied_box_takes_its_key_out() -> None:
+    text = merged(TEXT.replace("[run]", "[run]\nmicro_batch = 4"), {"run.micro_batch": ""})
+    assert "micro_batch" not in text
+
+
+def test_another_kind_or_recipe_drops_the_tables_of_the_one_before() -> None:
+    script = merged(TEXT, {"kind": "script"})
+    assert "[run]" not in script
+    assert '[script]\nentry = "train.py"' in script
+    back = merged(script, {"kind": "distributed"})
+    assert "[script]" not in back
+    JobSpec.parse_toml(back)
+    vision = merged(TEXT + "\n[run.language]\nlayers = 2\n", {"run.recipe": "vision"})
+    assert "[run.language]" not in vision
+    JobSpec.parse_toml(vision)
+
+
+def test_a_broken_text_is_never_rewritten() -> None:
+    with pytest.raises(SpecError):
+        merged("name = ", {"name": "x"})
+
+
+def test_problems_stand_at_their_fields_with_what_would_do() -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse_toml(TEXT.replace("ranks_per_node = 2", "ranks_per_node = 3"))
+    field = fields(TEXT, caught.value.problems)["run.global_batch"]
+    assert field.nearest == ("63", "66")
+    assert field.lead == "64 does not divide over 3 ranks. Nearest that do: "
+
+
+def test_a_recipes_option_is_told_at_its_own_field() -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse_toml(TEXT + "[run.language]\nlayers = 0\n")
+    problem = placed(caught.value.problems[0])
+    assert problem.field == "run.language.layers"
+
+
+def test_lines_are_found_for_keys_tables_and_broken_text() -> None:
+    places = locate('a = 1\n[run]\n"steps" = 2\nnotes = """\nfake = 3\n"""\n[run.language]\nlayers = 4\n')
+    assert places == {"a": 1, "run": 2, "run.steps": 3, "run.notes": 4, "run.language": 7, "run.language.layers": 8}
+    assert line_of(places, "run.steps") == 3
+    assert line_of(places, "run.missing") == 2, "where it would go"
+    assert line_of(places, "tags[2]") is None
+    assert line_of(places, "", "This is not TOML: Invalid value (at line 14, column 5).") == 14
+
+
+def test_edits_keep_to_the_specs_rules() -> None:
+    assert EditForm({"name": "fine", "tags": "a, b  c"}).is_valid()
+    form = EditForm({"name": "has spaces", "tags": ""})
+    assert not form.is_valid()
+    assert "cannot be a name" in str(form.errors)
+    assert not EditForm({"name": "fine", "tags": "<b>"}).is_valid()
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("plain", "plain"),
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("\x1b[31mred\x1b[0m and <b>", '<span class="a-red">red</span> and &lt;b&gt;'),
+        (
+            "\x1b[1;32mok\x1b[22m still\x1b[39m no",
+            '<span class="a-bold a-green">ok</span><span class="a-green"> still</span> no',
+        ),
+        ("\x1b[38;5;196mdeep\x1b[0m", "deep"),
+        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "link"),
+        ("10%\r50%\r100%", "100%"),
+        ("a\x00b\x07c", "abc"),
+        ("\x1b[999999999999mx", "x"),
+        ('"><img src=x onerror=1>', "&quot;&gt;&lt;img src=x onerror=1&gt;"),
+    ],
+)
+def test_terminal_colours_become_spans_and_nothing_else_becomes_html(text: str, html: str) -> None:
+    assert ansi.spans(text) == html
+
+
+def test_what_was_searched_for_is_marked() -> None:
+    assert ansi.spans("Loss 2 <loss>", "loss") == "<mark>Loss</mark> 2 &lt;<mark>loss</mark>&gt;"
+    assert ansi.plain("\x1b[31ma\x1b[0m\rb") == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("RuntimeError: no", "error"),
+        ("WARNING: slow", "warn"),
+        ("step 3 loss 2.0 error 0.1", ""),
+        ("Traceback (most", "error"),
+    ],
+)
+def test_levels(text: str, level: str) -> None:
+    assert ansi.level(text) == level

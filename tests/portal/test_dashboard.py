@@ -1,0 +1,130 @@
+"""Home: what happened since one looked, what runs, what waits, what is free."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from jobs.models import Attempt, Checkpoint, Job
+from nodes.models import Node
+from portal.models import Project, User
+from tests.lab import a_job, a_project, person, signed_in
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def project() -> Project:
+    return a_project()
+
+
+@pytest.fixture
+def mira(project: Project) -> User:
+    return person("mira", project)
+
+
+def home(user: User) -> str:
+    response = signed_in(user).get("/")
+    assert response.status_code == 200
+    return " ".join(response.text.split())
+
+
+def checkpoint(job: Job, step: int) -> Checkpoint:
+    assert job.latest
+    now = timezone.now()
+    return Checkpoint.objects.create(
+        job=job, attempt=job.latest, step=step, name=f"step-{step}", generation=1, created_at=now, state="verified"
+    )
+
+
+def test_an_empty_home_says_what_to_do(mira: User) -> None:
+    html = home(mira)
+    assert "Nothing here yet." in html
+    assert 'href="/submit"' in html
+    assert "Since you looked" not in html
+
+
+def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
+    lost = a_job(mira, project, state="failed", name="siskin", attempt={"step": 57, "reason": "shapes differ"})
+    kept = a_job(mira, project, state="timeout", name="dunlin", attempt={"step": 120})
+    checkpoint(kept, 100)
+    html = home(mira)
+    assert "and waits for you." in html
+    assert f'<a href="/jobs/{lost.pk}">siskin</a> failed at step 57.' in html
+    assert "shapes differ" in html
+    assert f'href="/submit?from={lost.pk}">clone it with the fix' in html
+    assert f'<a href="/jobs/{kept.pk}">resume it from step 100</a>' in html
+
+
+def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="failed", name="nightjar", attempt={"step": 120})
+    saved = checkpoint(job, 100)
+    job.latest = Attempt.objects.create(
+        job=job, number=2, state="running", resume_from=saved, started_at=timezone.now()
+    )
+    job.save(update_fields=["latest"])
+    html = home(mira)
+    assert "nightjar failed at" in html
+    assert "goes on: resumed from step 100." in html
+    assert "Resumed from step 100." in html
+    assert "Your move" not in html
+
+
+def test_seen_means_gone_from_the_list(mira: User, project: Project) -> None:
+    a_job(mira, project, state="completed", name="wren")
+    client = signed_in(mira)
+    assert "Since you looked" in client.get("/").text
+    assert client.post("/seen", {"until": timezone.now().isoformat()}).status_code == 302
+    assert "Since you looked" not in client.get("/").text
+    mira.refresh_from_db()
+    before = mira.seen_at
+    client.post("/seen", {"until": (timezone.now() - timedelta(days=3)).isoformat()})
+    client.post("/seen", {"until": "nonsense"})
+    mira.refresh_from_db()
+    assert before
+    assert mira.seen_at
+    assert mira.seen_at >= before, "it never goes back"
+    assert client.get("/seen").status_code == 405
+
+
+def test_own_jobs_come_first_and_strangers_never(mira: User, project: Project) -> None:
+    yuki = person("yuki", project)
+    elsewhere = a_project("elsewhere")
+    a_job(mira, project, state="running", name="mine", attempt={"step": 50, "steps": 200, "latest": {"loss": 2.318}})
+    a_job(yuki, project, state="running", name="ours")
+    a_job(person("oskar", elsewhere), elsewhere, state="running", name="theirs")
+    html = home(mira)
+    assert html.index("mine") < html.index("ours")
+    assert "by yuki" in html
+    assert "theirs" not in html
+    assert "2.318" in html
+    assert '<progress value="0.25"' in html
+
+
+def test_waiting_says_why(mira: User, project: Project) -> None:
+    a_job(mira, project, state="pending", name="longctx", attempt={"reason": "Needs 4 whole nodes."})
+    html = home(mira)
+    assert "Needs 4 whole nodes." in html
+    assert "1 job waits." in html.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_free_slots_leave_out_drained_nodes(mira: User) -> None:
+    Node.objects.create(name="dgx-07", state="mixed", gpus=8, gpus_used=6, cpus=128)
+    Node.objects.create(name="dgx-08", state="mixed", gpus=8, gpus_used=5, cpus=128)
+    Node.objects.create(name="dgx-03", state="drained", gpus=8, cpus=128)
+    html = home(mira).replace("\N{NO-BREAK SPACE}", " ")
+    assert "5 of 24 GPUs. At most 3 on one node." in html
+    assert 'aria-label="dgx-03: drained"' in html
+    assert 'aria-label="dgx-08: 3 of 8 GPUs free"' in html
+
+
+def test_the_number_of_queries_does_not_grow(
+    mira: User, project: Project, django_assert_max_num_queries: object
+) -> None:
+    for number in range(3):
+        a_job(mira, project, state="running", name=f"run-{number}")
+        a_job(mira, project, state="failed", name=f"lost-{number}")
+    client = signed_in(mira)
+    client.get("/")
+    with django_assert_max_num_queries(30):  # type: ignore[operator]
+        client.get("/")

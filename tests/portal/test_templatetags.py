@@ -1,0 +1,128 @@
+"""Numbers, times and states as pages write them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.template import Context, Template
+from django.test import RequestFactory
+from django.utils import timezone
+
+from portal import words
+
+NOW = datetime(2026, 11, 21, 9, 14, tzinfo=UTC)  # a Saturday
+N = words.NBSP
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"), (float("nan"), "NaN"), (float("inf"), "∞"), (float("-inf"), "−∞"), (0, "0"), (0.43, "0.43"),
+        (2.551, "2.55"), (41.12, "41.1"), (99.97, "100"), (305.4, "305"), (9412.3, "9,412"), (9999.6, f"10.0{N}k"),
+        (290_123, f"290{N}k"), (1_240_000, f"1.24{N}M"), (81.4e9, f"81.4{N}G"), (-0.5, "−0.5"),
+        (0.00012, "1.2e−4"),
+        (3.25e-7, "3.25e−7"),
+    ],
+)  # fmt: skip
+def test_measures_have_three_digits(value: float | None, text: str) -> None:
+    assert words.measure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.3181, "2.318"), (None, "–"), (float("nan"), "NaN"), (-0.5, "−0.500"), (1234.5, "1,234.500")]
+)
+def test_losses_have_three_decimals(value: float | None, text: str) -> None:
+    assert words.loss(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"), (-3, f"0{N}s"), (0.431, f"0.431{N}s"), (2.55, f"2.55{N}s"), (38.4, f"38{N}s"), (59.6, f"1{N}min"),
+        (262, f"4{N}min 22{N}s"), (305, f"5{N}min 05{N}s"), (600, f"10{N}min"), (3599.7, f"1{N}h"),
+        (65_040, f"18{N}h 04{N}min"), (86_400, f"1{N}d"), (183_600, f"2{N}d 3{N}h"),
+    ],
+)  # fmt: skip
+def test_durations_have_two_units(seconds: float | None, text: str) -> None:
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("passed", "text"),
+    [
+        (timedelta(0), "now"), (timedelta(seconds=12), f"12{N}s ago"), (timedelta(minutes=38), f"38{N}min ago"),
+        (timedelta(hours=14), f"14{N}h ago"), (timedelta(hours=30), "yesterday"), (timedelta(days=2), f"2{N}d ago"),
+        (timedelta(days=50), f"2{N}Oct"), (timedelta(days=400), f"17{N}Oct{N}2025"),
+    ],
+)  # fmt: skip
+def test_how_long_ago(passed: timedelta, text: str) -> None:
+    assert words.ago(NOW - passed, NOW) == text
+
+
+def test_clock_names_the_day_when_it_is_another() -> None:
+    assert words.clock(NOW + timedelta(hours=2), NOW) == "11:14"
+    assert words.clock(NOW + timedelta(hours=16), NOW) == f"Sun{N}01:14"
+    assert words.clock(NOW + timedelta(days=20), NOW) == f"11{N}Dec{N}09:14"
+    assert words.until(NOW + timedelta(hours=16), NOW) == f"in 16{N}h"
+
+
+def test_times_are_the_labs_and_name_their_zone(settings: object) -> None:
+    with timezone.override("Europe/Berlin"):
+        assert words.exact(NOW + timedelta(milliseconds=412)) == "2026-11-21 10:14:00.412 CET"
+        assert words.machine(NOW) == "2026-11-21T09:14:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("size", "disk", "memory"),
+    [
+        (999, f"999{N}B", f"999{N}B"),
+        (81_400_000_000, f"81.4{N}GB", f"75.8{N}GiB"),
+        (1_048_576, f"1.05{N}MB", f"1{N}MiB"),
+        (None, "–", "–"),
+    ],
+)
+def test_disk_counts_in_tens_and_memory_in_twos(size: float | None, disk: str, memory: str) -> None:
+    assert (words.disk(size), words.memory(size)) == (disk, memory)
+
+
+def test_shares_are_done_only_at_the_end() -> None:
+    assert [words.share(f) for f in (0.0, 0.689, 0.999, 1.0)] == [f"{n}{N}%" for n in (0, 69, 99, 100)]
+    assert words.percent(0.4112) == f"41.1{N}%"
+
+
+def test_plurals_and_lists() -> None:
+    assert words.plural(1, "job") == f"1{N}job"
+    assert words.plural(1284, "job") == f"1,284{N}jobs"
+    assert words.listed(["a"]) == "a"
+    assert words.listed(["a", "b", "c"]) == "a, b and c"
+
+
+def render(source: str, **context: object) -> str:
+    request = RequestFactory().get("/jobs?state=failed&q=lora&after=x")
+    return Template(source).render(Context({"request": request, **context}))
+
+
+def test_a_state_is_a_glyph_and_a_word() -> None:
+    html = render('{% state "out_of_memory" %}')
+    assert "#s-out_of_memory" in html
+    assert "out of memory</span>" in html
+    assert "#s-node_fail" in render('{% state "boot_fail" %}'), "rarer states borrow a glyph"
+    assert "boot fail" in render('{% state "boot_fail" %}')
+    assert 'class="sr">running' in render('{% state "running" quiet=True %}')
+
+
+def test_times_are_elements_that_one_timer_keeps_true() -> None:
+    html = render("{{ then|ago }}", then=timezone.now() - timedelta(minutes=5))
+    assert 'data-time="ago"' in html
+    assert "title=" in html
+    assert f">5{N}min ago</time>" in html
+    assert render("{{ then|ago }}", then=None) == "–"
+
+
+def test_query_keeps_what_was_chosen() -> None:
+    assert render("{% query after=None state=None %}") == "?q=lora"
+    assert render('{% query sort="name" after=None %}') == "?state=failed&amp;q=lora&amp;sort=name"
+    assert render("{% query q=None state=None after=None %}") == "/jobs"
+
+
+def test_what_people_write_is_escaped() -> None:
+    assert "<script>" not in render("{% state name %}", name="<script>")
