@@ -42,6 +42,8 @@ def tick(scheduler: Scheduler | None = None) -> bool:
         return False
     try:
         Tick(held, scheduler or inventory.scheduler()).run()
+    except SchedulerError as error:  # it cannot even be opened: the settings name one that is not there
+        logger.warning("nothing is followed: %s", error)
     except LeaseLost:
         logger.warning("lost the lease in the middle of a tick; whoever has it now goes on")
         return True

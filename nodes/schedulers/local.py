@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -173,6 +174,8 @@ class LocalScheduler:
 
     def _request(self, submission: Submission) -> slots.Facts:
         user = self._job_user()
+        if user is not None:
+            self._check_reach(user, submission)
         return {
             "key": submission.key,
             "name": submission.name,
@@ -207,6 +210,16 @@ class LocalScheduler:
         groups = [group.gr_gid for group in grp.getgrall() if self.user in group.gr_mem]
         known = {"name": self.user, "uid": user.pw_uid, "gid": user.pw_gid, "home": user.pw_dir, "shell": user.pw_shell}
         return {**known, "groups": [user.pw_gid, *groups]}
+
+    def _check_reach(self, user: Mapping[str, Any], submission: Submission) -> None:
+        """That the jobs' user gets to the run directory and to our programs, said before it fails halfway."""
+        for path, remedy in (
+            (submission.directory, "Set VIGIL_RUNS to a folder that it may enter, such as /srv/vigil."),
+            (sys.executable, "Install Vigil where every user may read it."),
+            (shim.__file__, "Install Vigil where every user may read it."),
+        ):
+            if (closed := _closed_to(user, Path(path))) is not None:
+                raise SchedulerError(f"{self.user} may not enter {closed}. {remedy}", permanent=True)
 
     def _environment(self, user: Mapping[str, Any] | None) -> dict[str, str]:
         """From an allow list: the portal's secrets, database and broker are none of a job's business."""
@@ -328,6 +341,21 @@ def find_gpus() -> tuple[Gpu, ...]:
         return ()
     lines = (line.split(",", 1) for line in answer.splitlines() if "," in line)
     return tuple(Gpu(index.strip(), name.strip()) for index, name in lines)
+
+
+def _closed_to(user: Mapping[str, Any], path: Path) -> Path | None:
+    """The first folder on the way to a path that this user may not enter."""
+    for folder in reversed(path.parents):
+        about = folder.stat()
+        if about.st_uid == user["uid"]:
+            may = about.st_mode & stat.S_IXUSR
+        elif about.st_gid in user["groups"]:
+            may = about.st_mode & stat.S_IXGRP
+        else:
+            may = about.st_mode & stat.S_IXOTH
+        if not may:
+            return folder
+    return None
 
 
 def machine_memory_mib() -> int:

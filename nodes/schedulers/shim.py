@@ -37,6 +37,7 @@ class Shim:
         self.job_id = int(os.path.basename(folder))
         self.request = slots.read_json(os.path.join(folder, "request.json")) or {}
         self.cancelled = False
+        self.unwritten = False
         self.status: slots.Facts = {
             "state": "pending",
             "reason": "",
@@ -74,7 +75,10 @@ class Shim:
             now, changed = time.monotonic(), slots.changed_at(self.root)
             if changed != seen or now - looked > 2:  # the clock heals a shim that died without giving back
                 seen, looked = changed, now
-                granted, reason = slots.take(self.root, self.job_id)
+                try:
+                    granted, reason = slots.take(self.root, self.job_id)
+                except OSError as error:  # a full disk: slots that cannot be written down are not taken
+                    granted, reason = None, f"Resources ({error.strerror})"
                 if granted is not None:
                     return granted
                 if reason != self.status["reason"]:
@@ -93,12 +97,26 @@ class Shim:
             os.unlink(os.path.join(inbox, name))
 
     def note(self, **changes: object) -> None:
+        """Write how it stands. A full disk must not end the job: what could not be written is tried again."""
         self.status.update(changes)
-        slots.write_json(os.path.join(self.folder, "status.json"), self.status)
+        self.unwritten = True
+        self.write()
+
+    def write(self) -> None:
+        if not self.unwritten:
+            return
+        try:
+            slots.write_json(os.path.join(self.folder, "status.json"), self.status)
+        except OSError:
+            return
+        self.unwritten = False
 
     def end(self, **changes: object) -> None:
         """The last word, on disk before the slots are free."""
         self.note(ended_at=time.time(), **changes)
+        while self.unwritten:
+            time.sleep(LOOK_S)
+            self.write()
         slots.give_back(self.root, self.job_id, for_good=True)
 
 
@@ -149,6 +167,7 @@ class Run:
             signal.sigtimedwait(WAKE, min(LOOK_S, max(0.01, coming - ran)))
             self.reap()
             self.shim.read_inbox(self)
+            self.shim.write()
 
     def reap(self) -> None:
         """Collect what has ended; orphans of the job come to us as its subreaper."""

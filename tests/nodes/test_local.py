@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nodes.schedulers import processes, slots
-from nodes.schedulers.base import JobStatus, Scheduler
+from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 from nodes.schedulers.local import Gpu, LocalScheduler
 from tests.nodes.scheduler_contract import ENDED, SchedulerContract, until
@@ -187,3 +189,51 @@ def test_settings_in_plain_values(tmp_path: Path) -> None:
     scheduler = open_scheduler(SchedulerSettings(home=tmp_path, local_cpus="7", local_gpus="none"))
     node = scheduler.nodes()[0]
     assert (node.cpus, node.gpus, node.state) == (7, 0, "idle")
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts jobs as somebody else")
+
+
+@needs_root
+class TestAnotherUser:
+    """VIGIL_LOCAL_USER: jobs run as somebody who can read neither the portal's home nor its processes."""
+
+    @pytest.fixture
+    def work(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="vigil-work-") as name:
+            os.chmod(name, 0o711)
+            yield Path(name)
+
+    @pytest.fixture
+    def scheduler(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> LocalScheduler:
+        monkeypatch.setattr(LocalScheduler, "_check_reach", lambda *_: None)  # the checkout may lie anywhere
+        return LocalScheduler(root, cpus=2, gpus=[], user="nobody")
+
+    def test_runs_as_it_and_ends_with_its_shim(self, scheduler: LocalScheduler, root: Path, work: Path) -> None:
+        contract = SchedulerContract()
+        script = f"id -un; echo $HOME; cat {root}/capacity.json; sleep 300 & echo $! > pid; wait"
+        asked = contract.submission(work, script)
+        for path in (Path(asked.directory), Path(asked.script)):
+            shutil.chown(path, "nobody")
+        scheduler_id = scheduler.submit(asked)
+        pid_file = Path(asked.directory) / "pid"
+        until(lambda: pid_file.exists() and pid_file.read_text().strip())
+        lines = Path(asked.output).read_text().splitlines()
+        assert lines[0] == "nobody"
+        assert "Permission denied" in lines[2]
+        known = slots.read_json(str(root / "jobs" / scheduler_id / "shim.json"))
+        assert known is not None
+        os.kill(known["pid"], signal.SIGKILL)
+        assert contract.state(scheduler, scheduler_id, *ENDED).state == "node_fail"
+        until(lambda: not os.path.exists(f"/proc/{int(pid_file.read_text())}"))
+
+    def test_says_where_it_may_not_enter(self, root: Path, work: Path) -> None:
+        os.chmod(work, 0o700)
+        scheduler = LocalScheduler(root, cpus=2, gpus=[], user="nobody")
+        with pytest.raises(SchedulerError, match=f"nobody may not enter {work}. Set VIGIL_RUNS"):
+            scheduler.submit(SchedulerContract().submission(work, "true"))
+
+    def test_an_unknown_user(self, root: Path, work: Path) -> None:
+        scheduler = LocalScheduler(root, cpus=2, gpus=[], user="nobody-of-this-name")
+        with pytest.raises(SchedulerError, match="no such Unix user"):
+            scheduler.submit(SchedulerContract().submission(work, "true"))
