@@ -160,24 +160,24 @@ class _Intake:
         store.append(ids, self.columns)
 
     def _wanted(self, name: str, sent: wire.Columns) -> Iterator[Fresh]:
-        """One series' points of accepted streams and good batches, an incarnation at a time."""
+        """One series' points of accepted streams and good batches: by incarnation, and launchers by themselves."""
         parts = self.post.streams
-        wanted = [run[0] in self.accepted and (run[0], run[1]) not in self.post.bad for run in sent.runs]
-        incarnations = {parts[run[0]].incarnation for run, want in zip(sent.runs, wanted, strict=True) if want}
-        for incarnation in sorted(incarnations):
-            mine = [
-                want and parts[run[0]].incarnation == incarnation for run, want in zip(sent.runs, wanted, strict=True)
-            ]
+        kinds = [(parts[run[0]].incarnation, parts[run[0]].rank < 0) if self._takes(run) else None for run in sent.runs]
+        for kind in sorted({kind for kind in kinds if kind is not None}):
+            mine = [one == kind for one in kinds]
             runs = [
                 (parts[stream].rank, parts[stream].times[batch], count)
-                for (stream, batch, count), want in zip(sent.runs, mine, strict=True)
-                if want
+                for (stream, batch, count), is_mine in zip(sent.runs, mine, strict=True)
+                if is_mine
             ]
-            if all(mine):
-                yield Fresh(name, incarnation, runs, sent.step, sent.value)
-            else:
+            step, value = sent.step, sent.value
+            if not all(mine):
                 mask = np.repeat(mine, [run[2] for run in sent.runs])
-                yield Fresh(name, incarnation, runs, sent.step[mask], sent.value[mask])
+                step, value = step[mask], value[mask]
+            yield Fresh(name, kind[0], runs, step, value)
+
+    def _takes(self, run: tuple[int, int, int]) -> bool:
+        return run[0] in self.accepted and run[:2] not in self.post.bad
 
     def _told(self) -> list[Event]:
         """The events of accepted streams and good batches."""

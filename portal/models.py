@@ -231,7 +231,7 @@ class Chunk(models.Model):
 
     class Meta:
         indexes = (
-            models.Index(fields=["series", "kind", "rank", "first_step"], name="chunks_of_a_rank"),
+            models.Index(fields=["series", "kind", "rank", "last_step"], name="chunks_of_a_rank"),
             models.Index(fields=["series", "incarnation"], condition=models.Q(kind__lt=2), name="unmerged_chunks"),
         )
 

@@ -69,9 +69,8 @@ def summarise(step: Integers, value: Floats) -> Summary:
     low, high, total = None, None, 0.0
     if len(finite):
         low, high = float(finite.min()), float(finite.max())
-        with np.errstate(over="ignore"):
-            # The sum of huge values may leave float64; a mean has bounds anyway.
-            total = float(np.clip(finite.sum(), -1.7e308, 1.7e308))
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(bounded(finite.sum()))
     return Summary(
         n=len(step),
         first_step=int(step.min()),
@@ -82,6 +81,11 @@ def summarise(step: Integers, value: Floats) -> Summary:
         sum=total,
         odd=len(value) - len(finite),
     )
+
+
+def bounded(total: Any) -> Any:
+    """Sums that left float64 on the way, brought back: a mean has bounds anyway."""
+    return np.nan_to_num(total, nan=0.0, posinf=1.7e308, neginf=-1.7e308)
 
 
 def _stride(step: Integers) -> int:

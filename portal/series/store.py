@@ -66,7 +66,11 @@ def declare(owner: Owner, names: Sequence[str], *, column: str = "", limit: int 
 
 def append(ids: dict[str, int], columns: Iterable[Fresh]) -> None:
     """Store new points as loose chunks; part of the caller's transaction."""
-    rows = [_row(ids[fresh.name], fresh) for fresh in columns]
+    insert([_row(ids[fresh.name], fresh) for fresh in columns])
+
+
+def insert(rows: Sequence[tuple[Any, ...]]) -> None:
+    """Write chunk rows, in the order of `_COLUMNS`."""
     with connection.cursor() as cursor:
         cursor.executemany(_INSERT, rows)
 
@@ -74,11 +78,12 @@ def append(ids: dict[str, int], columns: Iterable[Fresh]) -> None:
 def _row(series_id: int, fresh: Fresh) -> tuple[Any, ...]:
     ranks, times = [run[0] for run in fresh.runs], [run[1] for run in fresh.runs]
     about = summarise(fresh.step, fresh.value)
+    data = encode_loose(list(fresh.runs), fresh.step, fresh.value)
     # fmt: off
     return (
-        series_id, fresh.incarnation, Chunk.Kind.LOOSE, min(ranks), max(ranks), about.first_step, about.last_step, about.n, 0,
-        min(times), max(times), about.min, about.max, about.sum, about.odd,
-        encode_loose(list(fresh.runs), fresh.step, fresh.value),
+        series_id, fresh.incarnation, Chunk.Kind.LOOSE, min(ranks), max(ranks),
+        about.first_step, about.last_step, about.n, 0, min(times), max(times),
+        about.min, about.max, about.sum, about.odd, data,
     )
     # fmt: on
 
@@ -96,7 +101,10 @@ def recent(owner: Owner, *, seconds: float) -> list[tuple[str, int, int, Points]
     """(name, incarnation, rank, points) of what came last: not older than the newest by more than `seconds`."""
     kind, owner_id = owner
     loose = Chunk.objects.filter(
-        series__owner_kind=kind, series__owner_id=owner_id, series__column=Series.Column.VALUE, kind__lt=Chunk.Kind.MERGED
+        series__owner_kind=kind,
+        series__owner_id=owner_id,
+        series__column=Series.Column.VALUE,
+        kind__lt=Chunk.Kind.MERGED,
     )
     newest = loose.aggregate(newest=Max("last_time"))["newest"]
     if newest is None:

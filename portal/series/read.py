@@ -1,0 +1,262 @@
+"""Reading curves: exact where they are short, from the outline that chunk rows give where they are long.
+
+Owners come in order of time (a job's attempts). The line of record is, per step, the value of the newest owner and
+incarnation that has the step; what it supersedes are ghosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from django.db.models import Q
+from numpy.typing import NDArray
+
+from portal.models import Chunk, Series
+from portal.series import rows as chunk_rows
+from portal.series.codec import POINTS, Floats, Integers, Points
+from portal.series.outline import Outline, concatenate, of_points, of_rows, thin
+from portal.series.rows import LAST_STEP, Moved
+from portal.series.store import Owner
+
+_ATTEMPTS = 5  # to read between compactions
+
+Source = tuple[Owner, int]  # owner and incarnation
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One line. Either `value`, or `min`, `max` and `mean` of about `points` stretches, named by their first step.
+
+    `source` points into `sources`; `gaps` are the stretches (from, to, word) without any finite value.
+    """
+
+    name: str
+    rank: int
+    step: Integers
+    time: Floats
+    value: Floats | None = None
+    min: Floats | None = None
+    max: Floats | None = None
+    mean: Floats | None = None
+    source: Integers
+    sources: list[Source]
+    gaps: list[tuple[int, int, str]] = field(default_factory=list)
+
+    @property
+    def breaks(self) -> list[int]:
+        """The steps at which another attempt or incarnation takes over."""
+        return [int(step) for step in self.step[1:][np.diff(self.source) != 0]]
+
+
+def curve(
+    owners: Sequence[Owner],
+    name: str,
+    *,
+    rank: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    points: int | None = 1_000,
+) -> Curve:
+    """The line of record, in at most about `points` points; None: every one."""
+    return Reading(owners, name, ids_of(owners, name), rank=rank, start=start, end=end).curve(points)
+
+
+def lives(
+    owners: Sequence[Owner],
+    name: str,
+    *,
+    rank: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    points: int | None = 1_000,
+) -> list[Curve]:
+    """One curve for each owner and incarnation, ghosts included, oldest first."""
+    reading = Reading(owners, name, ids_of(owners, name), rank=rank, start=start, end=end)
+    return [reading.curve(points, only=i) for i in range(len(reading.look()))]
+
+
+def ids_of(owners: Sequence[Owner], name: str, column: str = "") -> dict[int, int]:
+    """Series id → place of its owner."""
+    places = {owner: place for place, owner in enumerate(owners)}
+    if not places:
+        return {}
+    which = Q(pk__in=[])
+    for kind in {kind for kind, _ in owners}:
+        which |= Q(owner_kind=kind, owner_id__in=[number for k, number in owners if k == kind])
+    found = Series.objects.filter(which, name=name, column=column).values_list("id", "owner_kind", "owner_id")
+    return {series_id: places[kind, number] for series_id, kind, number in found}
+
+
+class Reading:
+    """One look at the rows of a curve, and what is made of it. `places` says whose each series is."""
+
+    def __init__(
+        self,
+        owners: Sequence[Owner],
+        name: str,
+        places: dict[int, int],
+        *,
+        rank: int = 0,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        self.owners, self.name, self.places, self.rank = owners, name, places, rank
+        self.start = max(0, start or 0)
+        self.end = LAST_STEP if end is None else min(end, LAST_STEP)
+        self.extra: dict[int, Points] = {}  # of rows that are in no table
+
+    def look(self) -> list[Source]:
+        """Read the rows, and number their sources from the oldest to the newest."""
+        ids = list(self.places)
+        return self.use(chunk_rows.of_rank(ids, self.rank, self.start, self.end) if ids else chunk_rows.as_array([]))
+
+    def use(self, rows: NDArray[np.void]) -> list[Source]:
+        self.rows = rows
+        place = np.array([self.places[i] for i in self.rows["series_id"].tolist()], np.int64)
+        keys, source = np.unique(np.stack((place, self.rows["incarnation"]), 1), axis=0, return_inverse=True)
+        self.source = source.reshape(-1)
+        self.sources = [(self.owners[p], int(incarnation)) for p, incarnation in keys.tolist()]
+        # What wins among points of a step comes last: the newest source, then loose before merged, then the later.
+        order = np.lexsort((self.rows["id"], -self.rows["kind"], self.source))
+        self.rows, self.source = self.rows[order], self.source[order]
+        return self.sources
+
+    def curve(self, points: int | None, only: int | None = None) -> Curve:
+        return patiently(lambda: self._curve(points, only))
+
+    def _curve(self, points: int | None, only: int | None) -> Curve:
+        self.look()
+        if only is not None:
+            self.rows, self.source = self.rows[self.source == only], self.source[self.source == only]
+        if points is not None and self.is_long(points):
+            return self._summary(thin(self.outline(), points))
+        exact, source = self.exact()
+        if points is not None and len(exact) > points:
+            return self._summary(thin(of_points(exact, source), points))
+        return self._whole(exact, source)
+
+    def is_long(self, points: int) -> bool:
+        """Whether the rows alone tell enough for a picture of so many points."""
+        return int(np.count_nonzero(self.rows["kind"] == Chunk.Kind.MERGED)) >= max(2, points // 2)
+
+    def exact(self, which: NDArray[np.int64] | None = None) -> tuple[Points, Integers]:
+        """The line of record that these rows (all of them) make, within the range, and the source of each point."""
+        which = np.arange(len(self.rows)) if which is None else which
+        ids = [i for i in self.rows["id"][which].tolist() if i not in self.extra]
+        opened = self.extra | chunk_rows.open_rank(ids, self.rank)
+        parts = [(opened[int(self.rows["id"][i])], int(self.source[i])) for i in which]
+        points, source = chunk_rows.merge(parts)
+        if self.start > 0 or self.end < LAST_STEP:
+            inside = slice(*np.searchsorted(points.step, (self.start, self.end + 1)))
+            points, source = points.take(inside), source[inside]
+        return points, source
+
+    def outline(self) -> Outline:
+        """From the rows alone where one chunk is all there is for its steps; elsewhere from the points."""
+        rows, kept = self.rows, ~_superseded(self.rows, self.source)
+        alone = kept & _alone(rows, kept) & (rows["kind"] == Chunk.Kind.MERGED)
+        alone &= (rows["first_step"] >= self.start) & (rows["last_step"] <= self.end)
+        pieces = [of_rows(rows[alone], self.source[alone])]
+        if (rest := np.flatnonzero(kept & ~alone)).size:
+            points, source = self.exact(rest)
+            pieces.append(thin(of_points(points, source), max(1, len(points) * 4 // POINTS)))
+        return concatenate(pieces)
+
+    def _whole(self, points: Points, source: Integers) -> Curve:
+        return Curve(
+            name=self.name,
+            rank=self.rank,
+            step=points.step,
+            time=points.time,
+            value=points.value,
+            source=source,
+            sources=self.sources,
+            gaps=gaps(points.step, points.step, points.value),
+        )
+
+    def _summary(self, outline: Outline) -> Curve:
+        mean = outline.mean()
+        return Curve(
+            name=self.name,
+            rank=self.rank,
+            step=outline.first,
+            time=outline.time,
+            min=outline.min,
+            max=outline.max,
+            mean=mean,
+            source=outline.source,
+            sources=self.sources,
+            gaps=gaps(outline.first, outline.last, mean),
+        )
+
+
+def patiently(read: Callable[[], T]) -> T:
+    """What `read` answers, read again where a compaction came in between."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return read()
+        except Moved:
+            continue
+    return read()
+
+
+def gaps(first: Integers, last: Integers, value: Floats) -> list[tuple[int, int, str]]:
+    """Stretches of values that cannot be drawn, with the word of their first."""
+    odd = np.concatenate(([False], ~np.isfinite(value), [False]))
+    edges = np.flatnonzero(np.diff(odd)).reshape(-1, 2)
+    return [(int(first[a]), int(last[b - 1]), word(float(value[a]))) for a, b in edges.tolist()]
+
+
+def word(value: float) -> str:
+    """What JSON cannot say, as reports say it."""
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def _alone(rows: NDArray[np.void], kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows whose range of steps no other kept row touches."""
+    alone = np.zeros(len(rows), np.bool_)
+    which = np.flatnonzero(kept)
+    which = which[np.argsort(rows["first_step"][which], kind="stable")]
+    first, reach = rows["first_step"][which], np.maximum.accumulate(rows["last_step"][which])
+    clear_before = np.concatenate(([True], first[1:] > reach[:-1]))
+    alone[which] = clear_before & np.concatenate((clear_before[1:], [True]))
+    return alone
+
+
+def _superseded(rows: NDArray[np.void], source: Integers) -> NDArray[np.bool_]:
+    """Rows all of whose steps newer sources have, as can be told from evenly spaced chunks without opening any.
+
+    A job that began anew has every step twice; opening all that only to drop it would cost a second.
+    """
+    gone = np.zeros(len(rows), np.bool_)
+    cover: list[tuple[int, int, int]] = []  # (first, last, stride) of newer sources
+    for newest in sorted(set(source.tolist()), reverse=True):
+        mine = np.flatnonzero(source == newest)
+        for first, last, stride in cover:
+            inside = (rows["first_step"][mine] >= first) & (rows["last_step"][mine] <= last)
+            on_it = (rows["stride"][mine] % stride == 0) & ((rows["first_step"][mine] - first) % stride == 0)
+            even = (rows["stride"][mine] > 0) | (stride == 1)
+            gone[mine] |= inside & on_it & even
+        cover += _stretches(rows[mine])
+    return gone
+
+
+def _stretches(rows: NDArray[np.void]) -> list[tuple[int, int, int]]:
+    """Evenly spaced chunks that follow each other, joined."""
+    rows = rows[(rows["kind"] == Chunk.Kind.MERGED) & (rows["stride"] > 0)]
+    rows = np.sort(rows, order="first_step")
+    if not len(rows):
+        return []
+    follows = (rows["first_step"][1:] == rows["last_step"][:-1] + rows["stride"][:-1]) & (
+        rows["stride"][1:] == rows["stride"][:-1]
+    )
+    starts = np.flatnonzero(np.concatenate(([True], ~follows)))
+    ends = np.append(starts[1:] - 1, len(rows) - 1)
+    return [
+        (int(rows["first_step"][a]), int(rows["last_step"][b]), int(rows["stride"][a]))
+        for a, b in zip(starts, ends, strict=True)
+    ]

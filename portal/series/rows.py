@@ -1,0 +1,102 @@
+"""Chunk rows as numpy columns: what a read looks at before it decides which data to open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from django.db import connection
+from numpy.typing import NDArray
+
+from portal.models import Chunk
+from portal.series.codec import EMPTY, Points, decode_merged, decode_rank
+
+LAST_STEP = 2**53
+
+_FIELDS = (
+    "id", "series_id", "incarnation", "kind", "first_step", "last_step", "n", "stride",
+    "first_time", "last_time", "min", "max", "sum", "odd",
+)  # fmt: skip
+_DTYPE = np.dtype(
+    [(name, "f8" if name in {"first_time", "last_time", "min", "max", "sum"} else "i8") for name in _FIELDS]
+)
+_MERGED = (
+    f"SELECT {', '.join(_FIELDS)} FROM portal_chunk WHERE series_id IN ({{}}) AND kind = 2 AND rank = %s"
+    " AND first_step <= %s AND last_step >= %s"
+)
+# Loose rows hold several ranks; their numbers are of all of them together.
+_UNMERGED = (
+    f"SELECT {', '.join(_FIELDS)} FROM portal_chunk WHERE series_id IN ({{}}) AND kind < 2 AND rank <= %s"
+    " AND rank_last >= %s AND first_step <= %s AND last_step >= %s"
+)
+
+
+class Moved(Exception):
+    """Rows went between looking at them and opening them: a compaction came in between. Look again."""
+
+
+def of_rank(series_ids: Sequence[int], rank: int, start: int, end: int) -> NDArray[np.void]:
+    """The rows with points of this rank in start..end, in order of id."""
+    marks = ", ".join(["%s"] * len(series_ids))
+    # One statement, so one snapshot: a row that is being merged is seen before or after, never twice or not at all.
+    query = f"{_MERGED.format(marks)} UNION ALL {_UNMERGED.format(marks)} ORDER BY 1"
+    with connection.cursor() as cursor:
+        cursor.execute(query, [*series_ids, rank, end, start, *series_ids, rank, rank, end, start])
+        return as_array(cursor.fetchall())
+
+
+def as_array(rows: Iterable[tuple[Any, ...]]) -> NDArray[np.void]:
+    """Rows of `_FIELDS`; a minimum that is missing becomes NaN."""
+    columns = list(zip(*rows, strict=True))
+    array = np.empty(len(columns[0]) if columns else 0, _DTYPE)
+    for name, column in zip(_FIELDS, columns, strict=False):
+        array[name] = column  # None becomes NaN in a column of floats
+    return array
+
+
+def open_rank(ids: Sequence[int], rank: int, *, times: bool = True) -> dict[int, Points]:
+    """One rank's points in these chunks, by id. Raises Moved if one is gone."""
+    found = {}
+    for chunk_id, kind, data in data_of(ids):
+        if kind == Chunk.Kind.MERGED:
+            found[chunk_id] = decode_merged(data, times=times)
+        else:
+            found[chunk_id] = decode_rank(data, rank)
+    return found
+
+
+def data_of(ids: Sequence[int]) -> list[tuple[int, int, bytes]]:
+    """(id, kind, data) of these chunks. Raises Moved if one is gone."""
+    found: list[tuple[int, int, bytes]] = []
+    with connection.cursor() as cursor:
+        for at in range(0, len(ids), 1_000):
+            part = [int(i) for i in ids[at : at + 1_000]]
+            marks = ", ".join(["%s"] * len(part))
+            cursor.execute(f"SELECT id, kind, data FROM portal_chunk WHERE id IN ({marks})", part)
+            found += [(chunk_id, kind, bytes(data)) for chunk_id, kind, data in cursor.fetchall()]
+    if len(found) < len(ids):
+        raise Moved
+    return found
+
+
+def merge(parts: Sequence[tuple[Points, int]]) -> tuple[Points, NDArray[np.int64]]:
+    """Points in rising order of step, each step once: the last of it in the order of the parts. And their sources.
+
+    A part is (points in order of arrival, source).
+    """
+    parts = [part for part in parts if len(part[0])]
+    if not parts:
+        return EMPTY, np.empty(0, np.int64)
+    points = Points(
+        np.concatenate([p.step for p, _ in parts]),
+        np.concatenate([p.time for p, _ in parts]),
+        np.concatenate([p.value for p, _ in parts]),
+    )
+    source = np.repeat(np.array([s for _, s in parts], np.int64), [len(p) for p, _ in parts])
+    if len(points) > 1 and not np.all(points.step[1:] > points.step[:-1]):
+        order = np.argsort(points.step, kind="stable")
+        steps = points.step[order]
+        order = order[np.append(steps[1:] != steps[:-1], True)]
+        points, source = points.take(order), source[order]
+    return points, source

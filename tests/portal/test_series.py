@@ -1,0 +1,337 @@
+"""Series: whatever is written comes back exactly, before and after any compaction; from afar its outline does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from portal.models import Chunk, Series
+from portal.series import banding, codec, compact, read, store
+from portal.series.codec import Points
+from portal.series.store import Fresh, Owner
+
+OWNER: Owner = ("attempt", 1)
+LATER: Owner = ("attempt", 2)
+
+pytestmark = pytest.mark.django_db
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+value = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e308, -1e308])
+
+
+def write(
+    name: str = "loss",
+    *runs: tuple[int, list[tuple[int, float]]],
+    owner: Owner = OWNER,
+    incarnation: int = 0,
+    time: float = 1_000.0,
+) -> None:
+    """One loose chunk: (rank, [(step, value), …]) runs."""
+    step = np.array([s for _, points in runs for s, _ in points], np.int64)
+    values = np.array([v for _, points in runs for _, v in points], np.float64)
+    ids = store.declare(owner, [name])
+    store.append(ids, [Fresh(name, incarnation, [(rank, time, len(p)) for rank, p in runs], step, values)])
+
+
+def ramp(start: int, stop: int, stride: int = 1, rank: int = 0) -> tuple[int, list[tuple[int, float]]]:
+    return rank, [(step, step / 10 + rank) for step in range(start, stop, stride)]
+
+
+def points_of(curve: read.Curve) -> dict[int, float]:
+    assert curve.value is not None
+    assert np.all(np.diff(curve.step) > 0), "each step once, rising"
+    return dict(zip(curve.step.tolist(), curve.value.tolist(), strict=True))
+
+
+def same(a: dict[int, float], b: dict[int, float]) -> bool:
+    return a.keys() == b.keys() and all(x == b[k] or (math.isnan(x) and math.isnan(b[k])) for k, x in a.items())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**53 - 1), st.floats(0, 2e9), value), min_size=1, max_size=50),
+    st.integers(-3, 5),
+)
+def test_the_bytes_of_a_chunk_come_back(points: list[tuple[int, float, float]], rank: int) -> None:
+    step, time, values = (np.array(column) for column in zip(*points, strict=True))
+    runs = [(rank, float(t), 1) for t in time]
+    back = codec.decode_rank(codec.encode_loose(runs, step, values), rank)
+    for one, other in ((back.step, step), (back.time, time), (back.value, values)):
+        np.testing.assert_array_equal(one, other)
+    order = np.unique(step, return_index=True)[1]
+    mine = Points(step[order], time[order], values[order])
+    merged = codec.decode_merged(codec.encode_merged(mine))
+    for name in ("step", "time", "value"):
+        np.testing.assert_array_equal(getattr(merged, name), getattr(mine, name))
+
+
+def test_evenly_spaced_steps_cost_nothing_and_smooth_values_little() -> None:
+    rng = np.random.default_rng(0)
+    values = np.float64(np.float32(2 + rng.normal(0, 0.1, 1024)))
+    points = Points(np.arange(0, 10240, 10), np.repeat(np.arange(64.0), 16), values)
+    assert len(codec.encode_merged(points)) < 1024 * 6
+
+
+writes = st.lists(
+    st.tuples(
+        st.sampled_from([OWNER, LATER]),
+        st.integers(0, 1),  # incarnation
+        st.lists(
+            st.tuples(st.integers(-1, 2), st.lists(st.tuples(st.integers(0, 40), value), min_size=1, max_size=6)),
+            min_size=1,
+            max_size=4,
+        ),
+        st.sampled_from(["", "", "gather", "idle"]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(writes)
+def test_the_line_of_record_is_the_newest_word_on_each_step(
+    monkeypatch: pytest.MonkeyPatch, history: list[Any]
+) -> None:
+    """Against a dictionary: any order of writes, doubled steps, incarnations, attempts, compactions at any moment."""
+    monkeypatch.setattr(compact, "ROWS", 2)
+    monkeypatch.setattr(compact, "POINTS", 4)
+    monkeypatch.setattr(compact, "RANKS", 2)
+    monkeypatch.setattr(compact, "_REST_S", 0)
+    for owner in (OWNER, LATER):
+        store.drop(owner)
+    told: dict[tuple[int, Owner, int], dict[int, float]] = {}
+    for owner, incarnation, runs, then in history:
+        write("loss", *runs, owner=owner, incarnation=incarnation)
+        for rank, points in runs:
+            told.setdefault((rank, owner, incarnation), {}).update(points)
+        if then:
+            compact.compact(now=1_000.0 if then == "gather" else 1e9)
+    for rank in range(-1, 3):
+        expected: dict[int, float] = {}
+        for source in [(owner, i) for owner in (OWNER, LATER) for i in (0, 1)]:
+            expected |= told.get((rank, *source), {})
+        curve = read.curve([OWNER, LATER], "loss", rank=rank, points=None)
+        assert same(points_of(curve), expected)
+        for step, source in zip(curve.step.tolist(), curve.source.tolist(), strict=True):
+            assert step in told[rank, *curve.sources[source]]
+        for life in read.lives([OWNER, LATER], "loss", rank=rank, points=None):
+            if len(life.step):
+                assert same(points_of(life), told[rank, *life.sources[life.source[0]]])
+
+
+def test_a_range_of_steps() -> None:
+    write("loss", ramp(0, 5000))
+    compact.compact(now=1e9)
+    assert list(points_of(read.curve([OWNER], "loss", start=1500, end=1503))) == [1500, 1501, 1502, 1503]
+    assert len(read.curve([OWNER], "loss", start=9999).step) == 0
+
+
+def test_what_is_not_there_is_empty() -> None:
+    assert len(read.curve([], "loss").step) == 0
+    assert len(read.curve([OWNER], "loss").step) == 0
+    write("loss", ramp(0, 5))
+    assert len(read.curve([OWNER], "loss", rank=7).step) == 0
+    assert store.names([OWNER]) == ["loss"]
+    store.drop(OWNER)
+    assert not Series.objects.exists()
+    assert not Chunk.objects.exists()
+
+
+def blocks_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    opened: list[int] = []
+    real = codec.decode_merged
+
+    def counted(data: bytes, *, times: bool = True) -> Points:
+        opened.append(1)
+        return real(data, times=times)
+
+    monkeypatch.setattr("portal.series.rows.decode_merged", counted)
+    return opened
+
+
+def test_from_afar_no_chunk_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 1024 * 40
+    write("loss", ramp(0, n))
+    compact.compact(now=1e9)
+    assert Chunk.objects.filter(kind=Chunk.Kind.MERGED).count() == 40
+    opened = blocks_opened(monkeypatch)
+    curve = read.curve([OWNER], "loss", points=20)
+    assert not opened
+    assert len(curve.step) == 20
+    assert curve.min is not None
+    assert curve.max is not None
+    assert curve.mean is not None
+    np.testing.assert_allclose(curve.min, np.arange(20) * 204.8)
+    np.testing.assert_allclose(curve.max, np.arange(20) * 204.8 + 204.7)
+    np.testing.assert_allclose(curve.mean, (curve.min + curve.max) / 2)
+
+
+def test_from_afar_a_job_that_began_anew_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first attempt's steps are all superseded: told from the rows, without opening 40 chunks."""
+    n = 1024 * 40
+    write("loss", (0, [(step, 1e6) for step in range(n)]))
+    write("loss", ramp(0, n), owner=LATER)
+    compact.compact(now=1e9)
+    opened = blocks_opened(monkeypatch)
+    curve = read.curve([OWNER, LATER], "loss", points=20)
+    assert not opened
+    assert curve.max is not None
+    assert curve.max.max() < 1e6
+
+
+def test_from_afar_an_overlap_is_exact() -> None:
+    """An attempt that resumed in the middle of a chunk, with the newest points still loose."""
+    write("loss", (0, [(step, 7.0) for step in range(1024 * 30)]))
+    compact.compact(now=1e9)
+    write("loss", (0, [(step, 1.0) for step in range(20_000, 20_500)]), owner=LATER)
+    curve = read.curve([OWNER, LATER], "loss", points=30)
+    assert curve.mean is not None
+    whole = points_of(read.curve([OWNER, LATER], "loss", points=None))
+    assert sum(v == 1.0 for v in whole.values()) == 500
+    assert curve.min is not None
+    assert curve.step[np.flatnonzero(curve.min == 1.0)[0]] <= 20_000
+    assert set(curve.max.tolist() if curve.max is not None else []) <= {7.0, 1.0}
+    assert curve.breaks
+
+
+def test_what_is_not_finite_is_kept_and_told_as_gaps() -> None:
+    write("loss", (0, [(0, 1.0), (1, math.nan), (2, math.nan), (3, math.inf), (5, 2.0), (6, -math.inf)]))
+    curve = read.curve([OWNER], "loss")
+    assert curve.gaps == [(1, 3, "NaN"), (6, 6, "-Infinity")]
+    chunk = Chunk.objects.get()
+    assert (chunk.min, chunk.max, chunk.sum, chunk.odd) == (1.0, 2.0, 3.0, 4)
+    afar = read.curve([OWNER], "loss", points=2)
+    assert afar.min is not None
+    assert afar.min.tolist() == [1.0, 2.0]
+
+
+def band_now(now: float | None = 1e9, **options: Any) -> dict[int, tuple[float, float, float, int]]:
+    band = banding.band([OWNER, LATER], "loss", now=now, **options)
+    columns = zip(band.min.tolist(), band.median.tolist(), band.max.tolist(), band.worst_rank.tolist(), strict=True)
+    return dict(zip(band.step.tolist(), columns, strict=True))
+
+
+def test_a_band_is_shown_once_complete_or_ten_seconds_old() -> None:
+    write("loss", (0, [(1, 5.0), (2, 6.0)]), (1, [(1, 3.0)]), (2, [(1, 4.0)]), time=1_000.0)
+    assert band_now(1_001.0) == {1: (3.0, 4.0, 5.0, 0)}
+    assert band_now(1_011.0) == {1: (3.0, 4.0, 5.0, 0), 2: (6.0, 6.0, 6.0, 0)}
+    write("loss", (1, [(2, 8.0)]), (2, [(2, 7.0)]), time=1_020.0)
+    assert band_now(1_020.0) == {1: (3.0, 4.0, 5.0, 0), 2: (6.0, 7.0, 8.0, 1)}
+
+
+def test_a_late_rank_revises_a_stored_band() -> None:
+    write("loss", ramp(0, 3000, rank=0), ramp(0, 3000, rank=1))
+    compact.compact(now=1e9)
+    assert Series.objects.filter(column="median").exists()
+    assert band_now(points=None)[100] == (10.0, 10.5, 11.0, 1)
+    write("loss", (2, [(100, 99.0)]), time=2_000.0)
+    assert band_now(points=None)[100] == (10.0, 11.0, 99.0, 2)
+    assert band_now(points=None)[101] == pytest.approx((10.1, 10.6, 11.1, 1))
+    compact.compact(now=1e9)
+    assert band_now(points=None)[100] == (10.0, 11.0, 99.0, 2)
+
+
+def test_the_rank_with_nan_is_worst() -> None:
+    write("loss", (0, [(1, 5.0)]), (1, [(1, math.nan)]), (2, [(1, 9.0)]))
+    assert band_now() == {1: (5.0, 7.0, 9.0, 1)}
+    write("loss", (0, [(2, math.nan)]), (1, [(2, math.nan)]), (2, [(2, math.nan)]))
+    assert math.isnan(band_now()[2][1])
+
+
+def test_one_rank_has_no_band() -> None:
+    write("loss", ramp(0, 10))
+    assert band_now() == {}
+
+
+def test_the_band_of_the_newest_incarnation() -> None:
+    write("loss", (0, [(1, 1.0), (2, 1.0)]), (1, [(1, 2.0), (2, 2.0)]))
+    write("loss", (0, [(2, 8.0)]), (1, [(2, 9.0)]), owner=LATER)
+    assert band_now() == {1: (1.0, 1.5, 2.0, 1), 2: (8.0, 8.5, 9.0, 1)}
+
+
+def test_a_band_from_afar() -> None:
+    write("loss", *(ramp(0, 1024 * 20, rank=rank) for rank in range(3)))
+    compact.compact(now=1e9)
+    compact.compact(now=1e9)  # the bands themselves
+    band = banding.band([OWNER], "loss", points=10)
+    assert len(band.step) == 10
+    np.testing.assert_allclose(band.min, np.arange(10) * 204.8)
+    np.testing.assert_allclose(band.max, np.arange(10) * 204.8 + 204.7 + 2)
+    near = banding.band([OWNER], "loss", points=10, end=99)
+    assert near.worst_rank.tolist() == [2] * 10
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 30), finite), min_size=1, max_size=5)),
+                min_size=1,
+                max_size=4,
+            ),
+            st.sampled_from(["", "gather", "idle"]),
+        ),
+        max_size=10,
+    )
+)
+def test_bands_are_those_of_the_points_whenever_compacted(monkeypatch: pytest.MonkeyPatch, history: list[Any]) -> None:
+    monkeypatch.setattr(compact, "ROWS", 2)
+    monkeypatch.setattr(compact, "POINTS", 4)
+    monkeypatch.setattr(compact, "RANKS", 2)
+    monkeypatch.setattr(compact, "_REST_S", 0)
+    store.drop(OWNER)
+    told: dict[int, dict[int, float]] = {}
+    ranks = 0
+    for runs, then in history:
+        write("loss", *runs)
+        for rank, points in runs:
+            ranks = max(ranks, rank + 1)
+            for step, number in points:
+                told.setdefault(step, {})[rank] = number
+        if then:
+            compact.compact(now=1_000.0 if then == "gather" else 1e9)
+    found = band_now(points=None)
+    if ranks < 2:
+        assert not found
+        return
+    assert set(found) >= {step for step in told if len(told[step]) > 1}
+    for step, (low, _, high, worst) in found.items():
+        assert (low, high) == (min(told[step].values()), max(told[step].values()))
+        assert told[step][worst] == high
+
+
+def chunks_of(kind: int) -> Iterator[Chunk]:
+    return Chunk.objects.filter(kind=kind, series__column="").iterator()
+
+
+def test_compaction_makes_full_chunks_and_gathers_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact, "_REST_S", 0)
+    for start in range(0, 2500, 10):
+        write("loss", ramp(start, start + 10), ramp(start, start + 10, rank=1))
+    assert compact.compact(now=1_000.0) == 250
+    assert [(c.rank, c.n) for c in chunks_of(Chunk.Kind.MERGED)] == [(0, 1024), (0, 1024), (1, 1024), (1, 1024)]
+    (left,) = chunks_of(Chunk.Kind.GATHERED)
+    assert (left.n, left.rank, left.rank_last) == (2 * (2500 - 2048), 0, 1)
+    assert compact.compact(now=1_000.0) == 0, "nothing more to gain"
+    compact.compact(now=1e9)
+    assert not list(chunks_of(Chunk.Kind.GATHERED))
+    assert len(read.curve([OWNER], "loss", rank=1, points=None).step) == 2500
+
+
+def test_a_compaction_overtaken_by_another_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("loss", ramp(0, 3000))
+    real = compact._write
+
+    def overtaken(swap: Any) -> int:
+        Chunk.objects.filter(id__in=swap.ids).delete()
+        return real(swap)
+
+    monkeypatch.setattr(compact, "_write", overtaken)
+    assert compact.compact(now=1e9) == 0
+    assert not Chunk.objects.exists()
