@@ -1,0 +1,37 @@
+"""Every benchmark, one after the other; each in a process of its own and each with its own bar.
+
+python -m bench [NAME …]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main(names: list[str]) -> int:
+    known = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+    names = names or [name for name in known if _is_bench(name)]
+    if unknown := [name for name in names if name not in known]:
+        print(f"There is no bench {unknown[0]}. There are: {', '.join(name for name in known if _is_bench(name))}.")
+        return 2
+    missed = []
+    for name in names:
+        print(f"\n== {name}", flush=True)
+        if subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False).returncode:
+            missed.append(name)
+    print(
+        f"\n{len(names) - len(missed)} of {len(names)} met their bars"
+        + (f"; missed: {', '.join(missed)}" * bool(missed))
+    )
+    return 1 if missed else 0
+
+
+def _is_bench(name: str) -> bool:
+    """A module that can be run, not one that others import."""
+    return '__name__ == "__main__"' in (Path(__file__).parent / f"{name}.py").read_text()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""From `make run` to the first metric of examples/language.toml, against the floor of importing torch.
+
+    python -m bench.first_metric
+
+Bar: ≤ 2.5× the floor, which is importing torch once per process that trains: here two processes at once, as the example's
+two ranks do. Everything is installed already and the example's data is tokenised (the cache of an earlier run); the home
+is one that has been started before, as on every start but the first.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.stack import Stack, wait_for
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "language.toml"
+RANKS = 2
+TIMES = 5
+BAR = 2.5
+
+
+def main() -> int:
+    stack = Stack(OMP_NUM_THREADS="1")
+    try:
+        stack.start(timeout_s=120)
+        with stack.client() as client:
+            _to_first_metric(client)  # tokenises; not counted
+        stack.stop()
+        runs, floors = [], []
+        for _ in range(TIMES):
+            floors.append(_floor())
+            began = time.perf_counter()
+            stack.start(timeout_s=120)
+            ready = time.perf_counter() - began
+            with stack.client() as client:
+                runs.append((ready, ready + _to_first_metric(client)))
+            stack.stop()
+    finally:
+        stack.close()
+    return _tell(runs, floors)
+
+
+def _floor() -> float:
+    """Seconds until RANKS processes, started together, have imported torch."""
+    began = time.perf_counter()
+    processes = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(RANKS)]
+    for process in processes:
+        process.wait()
+    return time.perf_counter() - began
+
+
+def _to_first_metric(client: httpx.Client) -> float:
+    """Seconds from asking for the job to the first loss that the portal answers; the job is cancelled then."""
+    began = time.perf_counter()
+    answer = client.post("/api/v1/jobs", json={"spec_toml": EXAMPLE.read_text()})
+    answer.raise_for_status()
+    job = answer.json()["id"]
+    wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["latest"].get("loss"), "a loss", 60, 0.02)
+    seconds = time.perf_counter() - began
+    client.post(f"/api/v1/jobs/{job}/cancel")
+    wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["ended_at"], "the job's end", 60)
+    return seconds
+
+
+def _tell(runs: list[tuple[float, float]], floors: list[float]) -> int:
+    ratios = [run[1] / floor for run, floor in zip(runs, floors, strict=True)]
+    print(f"from `vigil up` to the first loss of {EXAMPLE.name}, {TIMES} times, each beside its floor")
+    print("  floor, torch in 2 processes, s: " + " ".join(f"{floor:.2f}" for floor in floors))
+    print("  portal ready, s:                " + " ".join(f"{run[0]:.2f}" for run in runs))
+    print("  first loss at the API, s:       " + " ".join(f"{run[1]:.2f}" for run in runs))
+    print("  ratios:                         " + " ".join(f"{ratio:.2f}" for ratio in ratios))
+    ratio = statistics.median(ratios)
+    print(f"  bar: median {ratio:.2f}× the floor ≤ {BAR}×: {'met' if ratio <= BAR else 'MISSED'}")
+    return 0 if ratio <= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
