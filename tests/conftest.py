@@ -4,10 +4,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import hypothesis
 import pytest
 
 import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
 from tests.stack import Stack
+
+# The same examples in every run, however loaded the machine: a failure is a change's, never the day's.
+hypothesis.settings.register_profile("vigil", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("vigil")
 
 
 @pytest.fixture(scope="session")

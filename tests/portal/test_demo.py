@@ -30,6 +30,13 @@ def test_is_made_once(made: list[str]) -> None:
     chunks, users = Chunk.objects.count(), User.objects.count()
     call_command("demo")
     assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(made), chunks, users)
+    inventory.sync(_Unaware())  # type: ignore[arg-type]
+    assert Node.objects.count() == len(NODES), "its nodes outlive what the scheduler says"
+
+
+class _Unaware:
+    def nodes(self) -> list[NodeStatus]:
+        return []
 
 
 def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
@@ -58,12 +65,3 @@ def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
 
     waiting = Attempt.objects.filter(job__tags__name="live", state="pending", scheduler_id="")
     assert waiting.count() == len(LIVE), "what runs is real, and due to be submitted"
-
-
-def test_its_nodes_outlive_what_the_scheduler_says(made: list[str]) -> None:
-    class Empty:
-        def nodes(self) -> list[NodeStatus]:
-            return []
-
-    inventory.sync(Empty())  # type: ignore[arg-type]
-    assert Node.objects.count() == len(NODES)
