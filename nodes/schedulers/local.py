@@ -215,7 +215,7 @@ class LocalScheduler:
         """That the jobs' user gets to the run directory and to our programs, said before it fails halfway."""
         for path, remedy in (
             (submission.directory, "Set VIGIL_RUNS to a folder that it may enter, such as /srv/vigil."),
-            (sys.executable, "Install Vigil where every user may read it."),
+            (os.path.realpath(sys.executable), "Install Vigil on a Python that every user may read."),
             (shim.__file__, "Install Vigil where every user may read it."),
         ):
             if (closed := _closed_to(user, Path(path))) is not None:

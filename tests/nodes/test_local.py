@@ -237,3 +237,23 @@ class TestAnotherUser:
         scheduler = LocalScheduler(root, cpus=2, gpus=[], user="nobody-of-this-name")
         with pytest.raises(SchedulerError, match="no such Unix user"):
             scheduler.submit(SchedulerContract().submission(work, "true"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", ["0", "1"]), ("1", ["1"]), ("none", [])],
+)
+def test_gpus_are_those_that_the_driver_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: list[str]
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA H100 80GB HBM3'; echo '1, NVIDIA H100 80GB HBM3'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    scheduler = open_scheduler(SchedulerSettings(home=tmp_path, local_gpus=text))
+    assert isinstance(scheduler, LocalScheduler)
+    assert [gpu.index for gpu in scheduler.gpus] == expected
+    assert scheduler.nodes()[0].gpu_type == ("NVIDIA H100 80GB HBM3" if expected else "")
+    with pytest.raises(SchedulerError, match="has no GPU 7"):
+        open_scheduler(SchedulerSettings(home=tmp_path, local_gpus="0,7"))
