@@ -57,7 +57,7 @@ class _Watched:
                 self.durations.append((now - self.stepped) / (beat.step - self.beat.step))
             self.stepped = now
         self.beat, self.changed = beat, now
-        if self.first_step is None and self.step >= 0:
+        if self.first_step is None and beat.phase == "step":
             self.first_step = self.step
 
     @property
@@ -71,7 +71,10 @@ class _Watched:
 
     @property
     def step(self) -> int:
-        return self.beat.step if self.beat and self.phase not in {"start", "init", "restore"} else -1
+        """How far it is: nobody is further than a rank that has yet to begin, or to meet the others, lets them be."""
+        if self.beat is None or self.phase == "start":
+            return -2
+        return -1 if self.phase == "init" else self.beat.step
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,210 @@
+"""The attempt's folder, the fence, and where to resume from: rules on files, without a process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.launch.attempt import Fenced, newest_on_lineage, raise_generation, read_generation, take_attempt
+from training.launch.failures import Failure
+from training.launch.plan import BadPlan, Plan, read_plan
+from training.launch.verdict import Budget
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    for name in ("portal", "job"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def _plan(run_dir: Path, job: str = "100", restart: int = 0, **more: Any) -> Plan:
+    return Plan(run_dir=run_dir, scheduler_id=job, restart_count=restart, node="dgx01", **more)
+
+
+def _hint(run_dir: Path, number: int, resume: str | None = None) -> None:
+    (run_dir / "portal" / "attempt.json").write_text(json.dumps({"number": number, "resume": resume}))
+
+
+def test_the_portals_number_is_taken(run_dir: Path) -> None:
+    _hint(run_dir, 3, "step-400")
+    attempt = take_attempt(_plan(run_dir))
+    assert (attempt.number, attempt.resume, attempt.folder.name) == (3, "step-400", "attempt-3")
+    assert json.loads((attempt.folder / "owner.json").read_text()) == {"scheduler_id": "100", "restart_count": 0}
+
+
+def test_our_own_folder_is_found_again(run_dir: Path) -> None:
+    """Another node of the same submission, and a launcher that was started again."""
+    _hint(run_dir, 1)
+    first = take_attempt(_plan(run_dir))
+    _hint(run_dir, 2)
+    assert take_attempt(_plan(run_dir, node_rank=1)).folder == first.folder
+
+
+def test_a_requeue_is_the_next_attempt_and_not_the_chosen_one(run_dir: Path) -> None:
+    """What a person chose was for the submission they asked for."""
+    _hint(run_dir, 1, "step-200")
+    assert take_attempt(_plan(run_dir)).resume == "step-200"
+    again = take_attempt(_plan(run_dir, restart=1))
+    assert (again.number, again.resume) == (2, "")
+
+
+def test_without_a_portal_numbers_rise(run_dir: Path) -> None:
+    assert [take_attempt(_plan(run_dir, job)).number for job in ("7", "8", "9")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("hint", ["", "[]", '{"number": -1}', '{"number": "x", "resume": 5}', '{"number": true}'])
+def test_a_hint_that_makes_no_sense_is_none(run_dir: Path, hint: str) -> None:
+    (run_dir / "portal" / "attempt.json").write_text(hint)
+    assert take_attempt(_plan(run_dir)).number == 1
+
+
+@pytest.mark.parametrize("resume", ["../../../etc", "step-4/..", ".step-4.1", "step--1", ""])
+def test_a_chosen_checkpoint_must_be_a_name_of_one(run_dir: Path, resume: str) -> None:
+    _hint(run_dir, 1, resume)
+    assert take_attempt(_plan(run_dir)).resume == ""
+
+
+def test_many_at_once_agree(run_dir: Path) -> None:
+    """Twelve launchers of three submissions: three folders, each submission's in one."""
+    _hint(run_dir, 1)
+    plans = [_plan(run_dir, job) for job in ("100", "101", "102")] * 4
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(take_attempt, plans))
+    assert {attempt.number for attempt in found} == {1, 2, 3}
+    assert len({(plan.scheduler_id, attempt.number) for plan, attempt in zip(plans, found, strict=True)}) == 3
+    assert not list((run_dir / "job").glob(".attempt-*"))
+
+
+def test_generations_rise_and_fence(run_dir: Path) -> None:
+    job = run_dir / "job"
+    assert read_generation(job) == 0
+    first = raise_generation(job, mine=None, resume="")
+    assert (first, read_generation(job)) == (1, 1)
+    second = raise_generation(job, mine=first, resume="step-10")
+    assert second == 2
+    with pytest.raises(Fenced, match="generation 2 has replaced 1"):
+        raise_generation(job, mine=first, resume="")
+    (job / "generations" / "3").touch()  # taken by a launch that died before it published
+    assert raise_generation(job, mine=None, resume="") == 4
+
+
+def test_no_generation_is_taken_twice(run_dir: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        taken = list(pool.map(lambda _: raise_generation(run_dir / "job", mine=None, resume=""), range(48)))
+    assert len(set(taken)) == 48
+
+
+def _commit(run_dir: Path, step: int, generation: int, *, name: str = "", whole: bool = True) -> None:
+    folder = run_dir / "job" / "checkpoints" / (name or f"step-{step}")
+    folder.mkdir(parents=True)
+    (folder / "data").write_bytes(b"1234" if whole else b"12")
+    file = {"file": "data", "bytes": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}
+    manifest = {
+        "version": 1, "step": step, "generation": generation, "parent": None, "ancestors": [], "consumed_samples": 0,
+        "world_size": 1, "layout": {}, "config_hash": "", "config": {}, "data": "", "state": {}, "files": [file],
+        "created": 1.0, "seconds": 0.5, "versions": {},
+    }  # fmt: skip
+    (folder / "COMMITTED").write_text(json.dumps(manifest))
+
+
+def _launches(run_dir: Path, *starts: str) -> None:
+    for start in starts:
+        raise_generation(run_dir / "job", mine=None, resume=start)
+
+
+def test_a_fresh_job_starts_from_the_start(run_dir: Path) -> None:
+    assert newest_on_lineage(run_dir / "job") == ""
+    _launches(run_dir, "", "")
+    assert newest_on_lineage(run_dir / "job") == ""
+
+
+def test_the_newest_commit_of_the_newest_launch_that_made_one(run_dir: Path) -> None:
+    _launches(run_dir, "", "step-200", "step-200")
+    _commit(run_dir, 100, 1)
+    _commit(run_dir, 200, 1)
+    assert newest_on_lineage(run_dir / "job") == "step-200"
+    _commit(run_dir, 300, 3)
+    assert newest_on_lineage(run_dir / "job") == "step-300"
+
+
+def test_a_line_that_was_left_is_not_gone_back_to(run_dir: Path) -> None:
+    """A person resumed from 200 though 400 exists; that launch has committed nothing yet, then 300."""
+    for step in (200, 400):
+        _commit(run_dir, step, 1)
+    _launches(run_dir, "", "step-200")
+    assert newest_on_lineage(run_dir / "job") == "step-200"
+    _commit(run_dir, 300, 2)
+    assert newest_on_lineage(run_dir / "job") == "step-300"
+
+
+def test_starting_over_forgets_what_was(run_dir: Path) -> None:
+    _commit(run_dir, 200, 1)
+    _launches(run_dir, "", "")
+    assert newest_on_lineage(run_dir / "job") == ""
+
+
+def test_what_is_broken_is_passed_by(run_dir: Path) -> None:
+    _launches(run_dir, "", "step-200")
+    _commit(run_dir, 100, 1)
+    _commit(run_dir, 200, 1)
+    _commit(run_dir, 300, 2, whole=False)
+    assert newest_on_lineage(run_dir / "job") == "step-200"
+    (run_dir / "job" / "checkpoints" / "step-200" / "COMMITTED").write_text("{")
+    assert newest_on_lineage(run_dir / "job") == "step-100"
+
+
+def test_the_budget_is_refilled_by_commits_and_ports_do_not_count() -> None:
+    lost, port = Failure(0, "signal", signal=9), Failure(0, "address_in_use", 1)
+    budget = Budget(2, "")
+    assert [budget.take(lost, newest) for newest in ("", "step-1", "step-1", "step-2", "step-2", "step-2")] == [
+        True, True, True, True, True, False,
+    ]  # fmt: skip
+    assert [Budget(0, "").take(lost, "")] == [False]
+    budget = Budget(0, "")
+    assert [budget.take(port, "") for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_plan_is_read_from_the_run_and_the_scheduler(run_dir: Path) -> None:
+    (run_dir / "portal" / "run.toml").write_text(
+        'kind = "script"\n[launch]\nnodes = 4\ngpus_per_node = 8\nranks_per_node = 1\nin_place = 0\nmax_nodes = 4\n'
+        '[launch.watchdog]\nstep = 90\n[script]\nentry = "a.py"\nargs = ["--x", "1"]\n[script.env]\nA = "b"\n'
+    )
+    told = {"SLURM_JOB_ID": "5_1", "SLURM_RESTART_COUNT": "2", "SLURM_NODEID": "1", "SLURM_NNODES": "3"}
+    plan = read_plan(run_dir, told)
+    assert (plan.scheduler_id, plan.restart_count, plan.node_rank, plan.nodes) == ("5_1", 2, 1, 3)
+    assert (plan.ranks_per_node, plan.world_size, plan.first_rank, plan.leads) == (8, 24, 8, False)
+    assert plan.limits == {"step": 90.0}
+    assert plan.script is not None
+    assert (plan.script.args, plan.script.env) == (("--x", "1"), {"A": "b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind = ", "cannot be read"),
+        ("[launch]\nnodes = 0\n", "launch.nodes must be a whole number of at least 1"),
+        ('[launch]\nranks_per_node = "2"\n', "launch.ranks_per_node"),
+        ("[launch]\ngrace_seconds = true\n", "launch.grace_seconds"),
+        ('kind = "script"\n', r"\[script\] is missing"),
+        ('kind = "script"\n[script]\nentry = 5\n', "script.entry must be text"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_says_what(run_dir: Path, text: str, message: str) -> None:
+    (run_dir / "portal" / "run.toml").write_text(text)
+    with pytest.raises(BadPlan, match=message):
+        read_plan(run_dir, {})
+
+
+def test_an_id_that_is_none_is_refused(run_dir: Path) -> None:
+    (run_dir / "portal" / "run.toml").write_text("")
+    with pytest.raises(BadPlan, match="SLURM_JOB_ID"):
+        read_plan(run_dir, {"SLURM_JOB_ID": "../1"})
+    with pytest.raises(BadPlan, match="SLURM_NODEID"):
+        read_plan(run_dir, {"SLURM_NODEID": "-1"})
+    assert read_plan(run_dir, {}).scheduler_id != read_plan(run_dir, {}).scheduler_id

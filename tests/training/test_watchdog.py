@@ -1,0 +1,216 @@
+"""Who is stuck and who only waits, told from heartbeats, logs and flight recorders: no process needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training.heartbeat import Heartbeat, read_beat
+from training.launch.failures import Failure, failure_of, first_failure, last_error
+from training.watchdog import Watchdog, behind_in_collectives
+
+LIMITS = {
+    "start": 300,
+    "init": 20,
+    "restore": 100,
+    "compile": 200,
+    "step": 60,
+    "data": 100,
+    "validate": 500,
+    "save": 500,
+}
+
+
+class Ranks:
+    """Heartbeats of a few ranks on a clock of the test's own."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.beats = [Heartbeat.open(folder, rank=rank, incarnation=0) for rank in range(count)]
+        self.watchdog = Watchdog(folder, incarnation=0, ranks=range(count), limits=LIMITS)
+        self.now = self.watchdog._watched[0].changed
+
+    def all(self, phase: str, step: int = 0) -> None:
+        for beat in self.beats:
+            beat.beat(phase, step)
+
+    def look(self, seconds: float) -> list[int] | None:
+        """After so many seconds: the ranks that are found stuck."""
+        self.now += seconds
+        hang = self.watchdog.look(self.now)
+        return hang.ranks if hang else None
+
+    def step(self, steps: int, *, seconds: float = 1.0, first: int = 0) -> None:
+        for step in range(first, first + steps):
+            self.all("step", step)
+            assert self.look(seconds) is None
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path, 4)
+
+
+def test_the_rank_behind_is_stuck_not_those_that_wait(ranks: Ranks) -> None:
+    ranks.step(20)
+    for rank in (0, 1, 3):
+        ranks.beats[rank].beat("step", 20)
+    assert ranks.look(59) is None
+    assert ranks.look(5) == [2]
+    hang = ranks.watchdog.look(ranks.now)
+    assert hang is not None
+    assert (hang.phase, hang.step) == ("step", 19)
+    assert str(hang).startswith("rank 2 is behind: step at step 19, nothing for 6")
+
+
+def test_slow_steps_raise_the_limit(ranks: Ranks) -> None:
+    ranks.step(10, seconds=20.0)
+    assert ranks.look(150) is None
+    assert ranks.look(80) == [0, 1, 2, 3]
+
+
+def test_the_first_steps_may_take_as_long_as_a_compile(ranks: Ranks) -> None:
+    ranks.step(3)
+    assert ranks.look(150) is None
+    assert ranks.look(60) == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_is_armed_by_its_own_steps(ranks: Ranks) -> None:
+    ranks.step(3, first=1000)
+    assert ranks.look(150) is None
+
+
+@pytest.mark.parametrize("phase", ["validate", "save", "data", "compile"])
+def test_one_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: str) -> None:
+    """The others wait for it in a collective, at the same step or the next, far beyond their own limit."""
+    ranks.step(20)
+    ranks.beats[1].beat(phase, 19)
+    for rank in (0, 2, 3):
+        ranks.beats[rank].beat("step", 20 if rank == 3 else 19)
+    assert ranks.look(0) is None
+    assert ranks.look(99) is None
+    assert ranks.look(LIMITS[phase]) is not None
+
+
+def test_init_counts_from_when_all_are_there(ranks: Ranks) -> None:
+    """One is still importing from a slow disk: the others, who wait for it, are not stuck."""
+    for rank in (0, 1, 2):
+        ranks.beats[rank].beat("init")
+    assert ranks.look(15) is None
+    assert ranks.look(200) is None
+    ranks.beats[3].beat("init")
+    assert ranks.look(1) is None
+    assert ranks.look(15) is None
+    for rank in (0, 1, 2):
+        ranks.beats[rank].beat("compile")
+    assert ranks.look(10) == [3]
+
+
+def test_a_process_that_never_begins_is_found(ranks: Ranks) -> None:
+    for rank in (0, 1, 2):
+        ranks.beats[rank].beat("init")
+    assert ranks.look(299) is None
+    assert ranks.look(2) == [3]
+
+
+def test_who_has_finished_holds_up_nobody(ranks: Ranks) -> None:
+    ranks.step(20)
+    for rank in (0, 1):
+        ranks.beats[rank].beat("end", 20)
+    assert ranks.look(61) == [2, 3]
+
+
+def test_a_torn_heartbeat_is_read_again_later(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.step(6)
+    (tmp_path / "heartbeat" / "0.0").write_text('{"incarnation":0,"pha')
+    assert ranks.look(1) is None
+    beat = read_beat(tmp_path / "heartbeat" / "0.1")
+    assert beat is not None
+    assert (beat.phase, beat.step) == ("step", 5)
+    assert read_beat(tmp_path / "heartbeat" / "0.0") is None
+
+
+def _flight(folder: Path, rank: int, begun: dict[str, int]) -> None:
+    entries = [
+        {"process_group": [group, "a group"], "collective_seq_id": seq, "state": "scheduled"}
+        for group, last in begun.items()
+        for seq in range(1, last + 1)
+    ]
+    (folder / f"0.{rank}.json").write_text(json.dumps({"version": "2.10", "entries": entries}))
+
+
+def test_collectives_tell_who_is_behind(tmp_path: Path) -> None:
+    assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1]) == [0, 1]
+    for rank, begun in ((0, 7), (1, 6), (2, 7)):
+        _flight(tmp_path, rank, {"0": 3, "1": begun})
+    assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1, 2]) == [1]
+    assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1, 2, 3]) == [3]
+    (tmp_path / "0.1.json").write_text("{")
+    assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1]) == [1]
+
+
+# Which failure was first.
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+{error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        (TRACEBACK.format(error="ValueError: no such recipe"), "ValueError: no such recipe"),
+        (
+            TRACEBACK.format(error="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.")
+            + "[W1121 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called\n",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.",
+        ),
+        ("[rank1]: RuntimeError: boom\n\n", "[rank1]: RuntimeError: boom"),
+        ("loss 3.1\nkilled for no reason  \n\n", "killed for no reason"),
+        ("KeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("x" * 200_000, "x" * 500),
+        ("", ""),
+    ],
+    ids=["plain", "warnings after it", "prefixed", "no traceback", "bare", "one long line", "nothing"],
+)
+def test_the_last_word_of_a_log(tmp_path: Path, log: str, error: str) -> None:
+    path = tmp_path / "0.0.log"
+    path.write_text(log)
+    assert last_error(path) == error
+    assert last_error(tmp_path / "missing.log") == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:42", "lost_peer"),
+        ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote process", "lost_peer"),
+        ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0", "lost_peer"),
+        (
+            "RuntimeError: The server socket has failed to listen on any address. EADDRINUSE",
+            "address_in_use",
+        ),
+        ("ValueError: global_batch 30 does not divide by 4", "exception"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "exception"),
+        ("ConfigError: run.steps: …", "exception"),
+    ],
+)
+def test_the_kind_of_a_failure(tmp_path: Path, error: str, kind: str) -> None:
+    path = tmp_path / "0.0.log"
+    path.write_text(TRACEBACK.format(error=error))
+    failure = failure_of(0, 1, None, path, order=0.0)
+    assert failure.kind == kind
+    assert failure.in_place == (kind != "exception")
+    assert failure_of(0, None, 9, path, order=0.0).kind == "signal"
+
+
+def test_the_root_is_who_failed_first_and_not_by_losing_a_peer() -> None:
+    echo = Failure(0, "lost_peer", 1, order=1.0)
+    root = Failure(3, "signal", None, 9, order=1.2)
+    later = Failure(2, "exception", 1, order=1.3)
+    assert first_failure([echo, later, root]) == root
+    assert first_failure([echo]) == echo
+    assert (root.code, later.code, Failure(1, "exception", 42).code) == (137, 1, 42)
