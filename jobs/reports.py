@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 from django.db import connection, transaction
 from django.utils import timezone
 
-from jobs import checkpoints, live, wire
+from jobs import checkpoints, live, rundir, wire
 from jobs.models import Attempt, Event, Stream
 from jobs.standing import Standing
 from jobs.wire import Malformed, Part, Post
@@ -21,12 +22,14 @@ from portal.models import digest
 from portal.problems import Problem
 from portal.series import store
 from portal.series.store import Fresh, Owner
+from training import spool
 
 logger = logging.getLogger(__name__)
 
 SERIES = 1_000  # of an attempt
 STREAMS = 50_000
 EVENTS = 50_000
+_SWEPT = 64  # batches taken at once; a batch has at most spool.POINTS_A_BATCH points
 
 _ADVANCE = (
     "UPDATE jobs_stream SET next_seq = %s, ended = %s, quarantined = quarantined + %s WHERE id = %s AND next_seq = %s"
@@ -81,6 +84,48 @@ def take(attempt_id: int, post: Post) -> Answer:
             intake.store()
             transaction.on_commit(intake.publish)
         return Answer(intake.cursors, attempt.version, bool(intake.accepted))
+
+
+def sweep(attempt: Attempt, root: Path) -> int:
+    """Take from an attempt's spools in run directory `root` what was never posted; answers how many batches."""
+    taken = 0
+    if not attempt.directory:
+        return taken
+    try:
+        with rundir.folder_under(root, f"job/{attempt.directory}/spool") as folder:
+            for name in spool.spool_names(folder)[:STREAMS]:
+                try:
+                    taken += _sweep_stream(attempt.pk, spool.Spool(folder, name))
+                except (Malformed, OSError) as error:
+                    logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
+    except (FileNotFoundError, rundir.Unsafe) as error:
+        logger.warning("%s: no spools to look through: %s", attempt, error)
+    except Closed:
+        pass
+    return taken
+
+
+def _sweep_stream(attempt_id: int, stream: spool.Spool) -> int:
+    """Post the rest of a stream, as its shipper would have; no more at once than a post may hold."""
+    stream.read(0)
+    if stream.header is None:
+        return 0
+    row = Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).values_list("next_seq", "ended").first()
+    cursor, ended = row or (0, False)
+    first = cursor
+    while not ended:
+        stream.seek(cursor)
+        batches = stream.read(_SWEPT)
+        if not batches and not stream.ended:
+            break  # more may come
+        post = wire.of_spool(stream.header, batches, end=stream.ended)
+        post.streams[0].first = cursor
+        answer = take(attempt_id, post)
+        ended = stream.ended
+        if answer.streams[stream.stream] <= cursor and batches:
+            break  # a shipper was quicker: the next sweep sees what is left
+        cursor = answer.streams[stream.stream]
+    return cursor - first
 
 
 @dataclass

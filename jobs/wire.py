@@ -7,8 +7,9 @@ the stream's cursor passes it, because sending it again would not mend it.
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from training import spool
 from training.spool import EVENT_BYTES, SERIES_NAME, STEP_LIMIT
 
 COMPRESSED_BYTES = 1024 * 1024
@@ -180,6 +182,42 @@ def parse(body: bytes) -> Post:
         raise Malformed("events", f"more than {EVENTS}; send fewer at once", status=413)
     events = [event for i, raw in enumerate(frame.events) if (event := _event(i, raw, frame.streams, bad))]
     return Post(frame.streams, series, events, bad)
+
+
+def of_spool(header: spool.Header, batches: Sequence[spool.Batch], *, end: bool) -> Post:
+    """The post that a shipper would send of these consecutive batches of one stream."""
+    bad: dict[Batch, str] = {}
+    part = Part(
+        id=header.stream,
+        incarnation=header.incarnation,
+        rank=header.rank,
+        first=batches[0].seq if batches else 0,
+        times=[batch.time if 0 <= batch.time < LATEST_TIME else 0.0 for batch in batches],
+        node=without_nul(header.node),
+        boot_id=without_nul(header.boot_id),
+        restart_count=header.restart_count,
+        end=end,
+    )
+    runs: dict[str, list[tuple[int, int, int]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
+    events = []
+    for i, batch in enumerate(batches):
+        for name, column in batch.series.items():
+            if column:
+                runs.setdefault(name, []).append((0, i, len(column)))
+                points.setdefault(name, []).extend(column)
+        for event in batch.events:
+            # The same road as by HTTP, so that the same is good enough.
+            raw = msgspec.Raw(json.dumps({**event, "stream": 0, "batch": i}).encode())
+            if happening := _event(0, raw, [part], bad):
+                events.append(happening)
+    series = {
+        name: Columns(
+            runs[name], np.array([s for s, _ in column], np.int64), np.array([v for _, v in column], np.float64)
+        )
+        for name, column in points.items()
+    }
+    return Post([part], series, events, bad)
 
 
 def _decode_raw(body: bytes) -> _RawFrame:

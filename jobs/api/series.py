@@ -13,7 +13,7 @@ from jobs.api.asking import job_of
 from jobs.models import Attempt, Job
 from jobs.reports import owner_of
 from portal.api import ApiRequest, Text, bad_field
-from portal.series import read, store
+from portal.series import banding, read, store
 from portal.series.read import Curve
 from portal.series.store import Owner
 
@@ -53,7 +53,9 @@ class Line(Schema):
     max: list[float | None] | None = None
     mean: list[float | None] | None = None
     median: list[float | None] | None = None
-    worst: list[int] | None = Field(None, description="The rank furthest from the median.")
+    worst_rank: list[int] | None = Field(
+        None, description="The rank with the largest value, or with NaN; -1 where it cannot be told from afar."
+    )
     gaps: list[tuple[int, int, str]] = []
     breaks: list[int] = Field([], description="Steps at which another attempt or incarnation takes over.")
 
@@ -82,7 +84,8 @@ def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> Htt
     # Read before the points are: what comes in between is in a later frame, and perhaps here too; never in neither.
     version = job.latest.version if job.latest else 0
     owners = _owners(job)
-    items = [line for name in dict.fromkeys(wanted.name) for line in _lines(owners, name, wanted)]
+    lines = _bands if wanted.band else _lines
+    items = [line for name in dict.fromkeys(wanted.name) for line in lines(owners, name, wanted)]
     body = {"items": items, "next": None, "version": version, "attempt": job.latest_id}
     return HttpResponse(msgspec.json.encode(body), content_type="application/json")
 
@@ -137,6 +140,12 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
             owner, line["incarnation"] = curve.sources[int(curve.source[0])]
             line["attempt"] = owners[owner]
         yield line
+
+
+def _bands(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterator[dict[str, Any]]:
+    band = banding.band(list(owners), name, start=wanted.start, end=wanted.end, points=wanted.points)
+    columns = ("step", "min", "median", "max", "worst_rank")
+    yield {"name": name, "rank": None, **{key: getattr(band, key).tolist() for key in columns}, "gaps": band.gaps}
 
 
 def _rows(curves: list[Curve], owners: dict[Owner, int]) -> Iterator[str]:
