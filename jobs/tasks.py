@@ -43,6 +43,14 @@ def verify() -> None:
     verify_next()
 
 
+@shared_task(name="jobs.tasks.compact", expires=30)
+def compact() -> None:
+    """Merge the small rows of series into large ones."""
+    from portal.series.compact import compact as merge
+
+    merge(budget_s=20.0)
+
+
 @shared_task(name="jobs.tasks.empty_trash", expires=600)
 def empty_trash() -> None:
     """Remove the run directories of deleted jobs, and uploads that no job came of."""

@@ -1,7 +1,7 @@
 """srun of the local scheduler: one process for each node that this machine plays; passes TERM and USR1 on.
 
-Options are taken in their --name=value form and ignored, as far as batch.sh uses them. Exits with the highest exit
-code of its processes, as srun does.
+It takes the options that batch.sh uses, each of which says what it does anyway, and refuses every other. Exits with
+the highest exit code of its processes, as srun does.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ if __name__ == "__main__":  # isolated mode leaves the path to us
 
 from nodes.schedulers import processes
 
+OPTIONS = {"--ntasks-per-node=1", "--kill-on-bad-exit=0", "--unbuffered", "--no-kill"}
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT)
 
 
 def main(arguments: list[str]) -> int:
-    command = command_of(arguments)
+    options, command = split(arguments)
+    if strange := [option for option in options if option not in OPTIONS]:
+        print(f"srun: the local scheduler does not know {strange[0]}", file=sys.stderr)
+        return 2
     if not command:
         print("srun: no command given", file=sys.stderr)
         return 2
@@ -41,14 +45,10 @@ def main(arguments: list[str]) -> int:
     return worst
 
 
-def command_of(arguments: list[str]) -> list[str]:
-    """What follows srun's own options."""
-    for index, argument in enumerate(arguments):
-        if argument == "--":
-            return arguments[index + 1 :]
-        if not argument.startswith("-"):
-            return arguments[index:]
-    return []
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """srun's own options, and the command."""
+    at = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
+    return arguments[:at], arguments[at:]
 
 
 def start(command: list[str], node: int, nodes: int) -> int:
