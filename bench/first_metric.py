@@ -2,9 +2,9 @@
 
     python -m bench.first_metric
 
-Bar: ≤ 2.5× the floor, which is importing torch once per process that trains: here two processes at once, as the example's
-two ranks do. Everything is installed already and the example's data is tokenised (the cache of an earlier run); the home
-is one that has been started before, as on every start but the first.
+Bar: ≤ 2.5× the floor, which is importing torch once per process that trains: here two processes at once, as the
+example's two ranks do. Everything is installed already and the example's data is tokenised (the cache of an earlier
+run); the home is one that has been started before, as on every start but the first.
 """
 
 from __future__ import annotations
