@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,19 @@ def follow_up(attempt: Attempt) -> Attempt | None:
     return following
 
 
-def sweep(attempt: Attempt) -> None:
-    """Take in from disk what was never posted."""
+def sweep(attempt: Attempt, *, until: float) -> bool:
+    """Take in from disk what was never posted; whether all of it was looked at before `until` (monotonic seconds)."""
     root, folder = root_of(attempt), find_folder(attempt)
     if root is not None and folder and attempt.closed_at is None:
-        reports.sweep(attempt, root)
+        reports.sweep(attempt, root, until=until)
+    return time.monotonic() < until
+
+
+def is_sweep_due(attempt: Attempt) -> bool:
+    """At once after the end and then twice a minute: to find that nothing came costs a look through every spool."""
+    assert attempt.ended_at is not None
+    since = (timezone.now() - attempt.ended_at).total_seconds()
+    return attempt.decided_at is None or since < 10 or since % 30 < 3
 
 
 def nothing_can_come(attempt: Attempt) -> bool:

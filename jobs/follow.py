@@ -173,8 +173,8 @@ class Tick:
             inventory.sync(self.scheduler)
 
     def _settle(self, attempt: Attempt) -> None:
-        # What cannot be read from disk just now must not hold up what follows; it is tried until the attempt closes.
-        self._live_through(partial(ending.sweep, attempt), f"attempt {attempt.pk}: sweep")
+        if ending.is_sweep_due(attempt) and not self._sweep(attempt):
+            return
         attempt.refresh_from_db(fields=["last_report_at", "decided_at", "cancel_asked_at"])
         if attempt.decided_at is None:
             with self.held.writing():
@@ -182,6 +182,14 @@ class Tick:
         if ending.nothing_can_come(attempt):
             with self.held.writing():
                 ending.close(attempt)
+
+    def _sweep(self, attempt: Attempt) -> bool:
+        """Whether the spools are read, as far as they can be: what is damaged must not hold up what follows."""
+        try:
+            return ending.sweep(attempt, until=self.until)
+        except Exception:
+            logger.exception("attempt %s: its spools cannot be read in this tick", attempt.pk)
+            return True
 
     def _move(self, attempt: Attempt, status: JobStatus, *, keep_state: bool = False) -> None:
         """State, nodes, start and reason of one that lives; nothing is written when nothing changed."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -86,8 +88,11 @@ def take(attempt_id: int, post: Post) -> Answer:
         return Answer(intake.cursors, attempt.version, bool(intake.accepted))
 
 
-def sweep(attempt: Attempt, root: Path) -> int:
-    """Take from an attempt's spools in run directory `root` what was never posted; answers how many batches."""
+def sweep(attempt: Attempt, root: Path, *, until: float = math.inf) -> int:
+    """Take from an attempt's spools in run directory `root` what was never posted; answers how many batches.
+
+    Stops at `until` (monotonic seconds): the next sweep goes on from the cursors.
+    """
     taken = 0
     if not attempt.directory:
         return taken
@@ -95,7 +100,7 @@ def sweep(attempt: Attempt, root: Path) -> int:
         with rundir.folder_under(root, f"job/{attempt.directory}/spool") as folder:
             for name in spool.spool_names(folder)[:STREAMS]:
                 try:
-                    taken += _sweep_stream(attempt.pk, spool.Spool(folder, name))
+                    taken += _sweep_stream(attempt.pk, spool.Spool(folder, name), until)
                 except (Malformed, OSError) as error:
                     logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
     except (FileNotFoundError, rundir.Unsafe) as error:
@@ -105,7 +110,7 @@ def sweep(attempt: Attempt, root: Path) -> int:
     return taken
 
 
-def _sweep_stream(attempt_id: int, stream: spool.Spool) -> int:
+def _sweep_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
     """Post the rest of a stream, as its shipper would have; no more at once than a post may hold."""
     stream.read(0)
     if stream.header is None:
@@ -113,7 +118,7 @@ def _sweep_stream(attempt_id: int, stream: spool.Spool) -> int:
     row = Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).values_list("next_seq", "ended").first()
     cursor, ended = row or (0, False)
     first = cursor
-    while not ended:
+    while not ended and time.monotonic() < until:
         stream.seek(cursor)
         batches = stream.read(_SWEPT)
         if not batches and not stream.ended:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def _runs(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.VIGIL_RUNS = tmp_path / "runs"
-    monkeypatch.setattr(reports, "sweep", lambda attempt, root: None, raising=False)
+    monkeypatch.setattr(reports, "sweep", lambda attempt, root, until: None)
 
 
 @pytest.fixture
