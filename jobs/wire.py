@@ -8,6 +8,7 @@ the stream's cursor passes it, because sending it again would not mend it.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -132,6 +133,8 @@ class _About(msgspec.Struct):
     time: _Time
 
 
+# Every escape of a JSON string; the second group are halves of surrogate pairs without the other half.
+_ESCAPE = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
 _frames = msgspec.json.Decoder(_Frame)
 _raw_frames = msgspec.json.Decoder(_RawFrame)
 _places = msgspec.json.Decoder(_Place)
@@ -150,7 +153,7 @@ def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
     for chunk in chunks:
         received += len(chunk)
         if received > COMPRESSED_BYTES:
-            raise Malformed("body", f"more than {COMPRESSED_BYTES} bytes; send less at once", status=413)
+            raise _too_much(f"{COMPRESSED_BYTES} bytes")
         if encoding != "gzip":
             body += chunk
             continue
@@ -159,21 +162,20 @@ def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
         except zlib.error:
             raise Malformed("body", "is not gzip") from None
         if len(body) > INFLATED_BYTES:
-            raise Malformed("body", f"more than {INFLATED_BYTES} bytes inflated; send less at once", status=413)
+            raise _too_much(f"{INFLATED_BYTES} bytes inflated")
     if encoding == "gzip" and (not gunzip.eof or gunzip.unused_data):
         raise Malformed("body", "is not one whole gzip stream: truncated, or something follows it")
     return bytes(body)
 
 
+def _too_much(what: str) -> Malformed:
+    return Malformed("body", f"more than {what}; send less at once", status=413)
+
+
 def parse(body: bytes) -> Post:
     """The post in a body. Raises Malformed."""
     bad: dict[Batch, str] = {}
-    try:
-        frame: _Frame | _RawFrame = _frames.decode(body)
-    except msgspec.ValidationError:
-        frame = _decode_raw(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Malformed("body", f"is not JSON: {error}") from None
+    frame = _decode(body)
     _check_streams(frame.streams)
     series = {name: _columns(name, sent, frame.streams, bad) for name, sent in frame.series.items()}
     if sum(len(columns.step) for columns in series.values()) > POINTS:
@@ -208,7 +210,7 @@ def of_spool(header: spool.Header, batches: Sequence[spool.Batch], *, end: bool)
                 points.setdefault(name, []).extend(column)
         for event in batch.events:
             # The same road as by HTTP, so that the same is good enough.
-            raw = msgspec.Raw(json.dumps({**event, "stream": 0, "batch": i}).encode())
+            raw = msgspec.Raw(_mended(json.dumps({**event, "stream": 0, "batch": i}).encode()))
             if happening := _event(0, raw, [part], bad):
                 events.append(happening)
     series = {
@@ -218,6 +220,17 @@ def of_spool(header: spool.Header, batches: Sequence[spool.Batch], *, end: bool)
         for name, column in points.items()
     }
     return Post([part], series, events, bad)
+
+
+def _decode(body: bytes) -> _Frame | _RawFrame:
+    try:
+        return _frames.decode(body)
+    except msgspec.ValidationError:
+        return _decode_raw(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        if (mended := _mended(body)) != body:
+            return _decode(mended)
+        raise Malformed("body", f"is not JSON: {error}") from None
 
 
 def _decode_raw(body: bytes) -> _RawFrame:
@@ -289,6 +302,11 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
     for key in ("stream", "batch", "kind", "time"):
         del data[key]
     return Happening(batch, about.kind, about.time, without_nul(data))
+
+
+def _mended(text: bytes) -> bytes:
+    """The same JSON with U+FFFD for halves of surrogate pairs: what an undecodable file name in an error becomes."""
+    return _ESCAPE.sub(lambda match: b"\\ufffd" if match[2] else match[0], text)
 
 
 def without_nul(value: Any) -> Any:
