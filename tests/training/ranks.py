@@ -20,7 +20,7 @@ import tomlkit
 from training.launch.attempt import raise_generation
 from training.manifest import Manifest, committed
 
-SECONDS = 60.0
+SECONDS = 120.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["training.trainer", "training.storage", "training.recipes.language"])
@@ -86,6 +86,8 @@ class Run:
     folder: Path
     config: dict[str, Any] = field(default_factory=lambda: dict(TINY))
     attempts: int = 0
+    launch: dict[str, Any] = field(default_factory=dict)
+    """More of the table [launch] in run.toml."""
     added: Path | None = None
     """A folder with recipes/ and parallel/ of one's own."""
 
@@ -96,7 +98,12 @@ class Run:
 
     def write(self, **changes: Any) -> None:
         self.config.update(changes)
-        document = {"name": "test", "kind": "distributed", "launch": {"gpus_per_node": 0}, "run": self.config}
+        document = {
+            "name": "test",
+            "kind": "distributed",
+            "launch": {"gpus_per_node": 0, **self.launch},
+            "run": self.config,
+        }
         (self.folder / "portal" / "run.toml").write_text(tomlkit.dumps(document))
 
     @property
@@ -148,20 +155,21 @@ class Run:
         return incarnation
 
     def series(self, name: str = "loss", rank: int = 0) -> dict[int, float]:
-        """The line of record: per step the newest attempt's value."""
+        """The line of record: per step the value of the newest attempt, and of its newest incarnation."""
         found: dict[int, float] = {}
         for attempt in range(1, self.attempts + 1):
             for batch in self._batches(attempt, rank):
                 found.update({step: float(value) for step, value in batch.get("series", {}).get(name, [])})
         return dict(sorted(found.items()))
 
-    def events(self, kind: str, *, attempt: int | None = None) -> list[dict[str, Any]]:
-        batches = self._batches(attempt or self.attempts, 0)
+    def events(self, kind: str, *, attempt: int | None = None, incarnation: int = 0) -> list[dict[str, Any]]:
+        batches = self._batches(attempt or self.attempts, 0, str(incarnation))
         return [event for batch in batches for event in batch.get("events", []) if event["kind"] == kind]
 
-    def _batches(self, attempt: int, rank: int) -> list[dict[str, Any]]:
+    def _batches(self, attempt: int, rank: int, incarnation: str = "*") -> list[dict[str, Any]]:
         batches = []
-        for path in (self.job_dir / f"attempt-{attempt}" / "spool").glob(f"0.{rank}.*"):
+        spool = self.job_dir / f"attempt-{attempt}" / "spool"
+        for path in sorted(spool.glob(f"{incarnation}.{rank}.*")):
             for line in path.read_text().splitlines():
                 try:
                     batches.append(json.loads(line))
