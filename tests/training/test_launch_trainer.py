@@ -1,0 +1,160 @@
+"""The launcher with the real trainer: killed, asked to stop, hung in a real collective; its losses stay the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.training.launching import Run, until
+from training.heartbeat import heartbeat_path, read_beat
+
+pytestmark = pytest.mark.slow
+
+TINY = """
+kind = "distributed"
+[launch]
+ranks_per_node = 2
+grace_seconds = 60
+{launch}
+[run]
+recipe = "language"
+steps = {steps}
+global_batch = 8
+learning_rate = 1e-2
+warmup_steps = 2
+validate_every = 0
+checkpoint_every = {every}
+flush_steps = 1
+[run.language]
+layers = 1
+heads = 2
+head_width = 8
+context = 16
+dropout = 0.2
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path / "run")
+    yield run
+    run.end()
+
+
+def _describe(run: Run, *, steps: int, every: int = 10, launch: str = "") -> None:
+    run.describe(TINY.format(steps=steps, every=every, launch=launch))
+
+
+def _line_of_record(run: Run, attempts: int = 1, rank: int = 0) -> dict[int, float]:
+    """Each step's loss by the newest incarnation of the newest attempt."""
+    record: dict[int, float] = {}
+    for number in range(1, attempts + 1):
+        for _, losses in sorted(run.losses(number, rank).items()):
+            record |= losses
+    return record
+
+
+def _rank(run: Run, rank: int, *, gone: frozenset[int] = frozenset()) -> psutil.Process:
+    def found() -> psutil.Process | None:
+        for process in run.processes():
+            if process.pid not in gone and process.environ().get("RANK") == str(rank):
+                return process
+        return None
+
+    process = until(found, 60)
+    assert isinstance(process, psutil.Process)
+    return process
+
+
+def _reaches(run: Run, step: int, incarnation: int = 0) -> None:
+    path = heartbeat_path(run.attempt(), rank=1, incarnation=incarnation)
+    until(lambda: (beat := read_beat(path)) and beat.step >= step, 120)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of a run that nobody touched."""
+    run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
+    try:
+        _describe(run, steps=400, every=50)
+        assert run.launch().wait(240) == 0
+        record = _line_of_record(run)
+    finally:
+        run.end()
+    assert sorted(record) == list(range(1, 401))
+    return record
+
+
+def test_a_killed_rank_and_a_requeue_change_no_loss(run: Run, undisturbed: dict[int, float]) -> None:
+    """kill -9 of one rank mid-run, recovered in place; then a stop and a requeue; float for float the same."""
+    _describe(run, steps=400, every=50)
+    launcher = run.launch()
+    _reaches(run, 60)
+    _rank(run, 1).send_signal(signal.SIGKILL)
+    _reaches(run, 110, incarnation=1)
+    launcher.send_signal(signal.SIGUSR1)
+    assert launcher.wait(120) == 75
+    assert run.launch(restart=1).wait(240) == 0
+    first = run.events("incarnation.ended")[0]
+    assert (first["rank"], first["signal"], first["restarting"]) == (1, signal.SIGKILL, True)
+    assert _line_of_record(run, attempts=2) == undisturbed
+    assert {path.name for path in run.attempt(2).glob("logs/*.log")} >= {"0.0.log", "0.1.log"}
+    run.assert_nothing_left()
+
+
+def test_a_rank_that_stops_responding_is_named_by_its_collectives(run: Run) -> None:
+    """Both ranks are at the same step; the flight recorders tell which one did not get as far as the other."""
+    _describe(run, steps=100_000, every=0, launch="[launch.watchdog]\nstep = 2.0\ndata = 2.0\n")
+    launcher = run.launch()
+    _reaches(run, 50)
+    _rank(run, 1).send_signal(signal.SIGSTOP)
+    until(lambda: run.events("incarnation.ended"), 60)
+    ended = run.events("incarnation.ended")[0]
+    assert (ended["rank"], ended["failure"]) == (1, "hang")
+    assert (run.attempt() / "flight" / "0.0.json").exists()
+    assert (run.attempt() / "stacks" / "0.0.txt").stat().st_size > 0
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(120) == 75
+    run.assert_nothing_left()
+
+
+def test_term_while_starting_up_still_saves(run: Run) -> None:
+    """The ranks are importing torch: they ignore TERM from their first instruction, and stop at the first boundary."""
+    _describe(run, steps=100_000)
+    launcher = run.launch()
+    for rank in (0, 1):
+        _rank(run, rank).send_signal(signal.SIGTERM)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(120) == 75
+    assert len(run.events("incarnation.started")) == 1
+    assert json.loads((run.attempt() / "stopped.json").read_text())["name"] in os.listdir(
+        run.path / "job" / "checkpoints"
+    )
+    run.assert_nothing_left()
+
+
+def test_a_wrong_configuration_ends_at_once(run: Run) -> None:
+    run.describe(TINY.format(steps=10, every=0, launch="").replace("global_batch = 8", "global_batch = 7"))
+    assert run.launch().wait(120) != 0
+    assert len(run.events("incarnation.started")) == 1
+    assert "global_batch" in json.dumps(run.result()["first_failure"])
+    run.assert_nothing_left()
+
+
+def test_two_nodes_train_as_one(run: Run) -> None:
+    """Two launchers with one rank each on loopback; a rank of the second is killed on the way."""
+    text = TINY.format(steps=60, every=10, launch="nodes = 2")
+    run.describe(text.replace("ranks_per_node = 2", "ranks_per_node = 1"))
+    launchers = [run.launch(node=node, nodes=2) for node in (0, 1)]
+    _reaches(run, 25)
+    _rank(run, 1).send_signal(signal.SIGKILL)
+    assert [launcher.wait(240) for launcher in launchers] == [0, 0]
+    assert sorted(_line_of_record(run)) == list(range(1, 61))
+    assert run.events("incarnation.ended")[0]["rank"] == 1
+    run.assert_nothing_left()
