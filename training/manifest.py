@@ -102,7 +102,7 @@ def read(checkpoint: Location) -> Manifest:
 def check(checkpoint: Location) -> Manifest:
     """The manifest of a *committed* checkpoint: every file is there with its size, and nobody found it damaged."""
     with _opened(checkpoint) as folder:
-        if DAMAGED in os.listdir(folder):
+        if _has(folder, DAMAGED):
             raise CheckpointError("it was found damaged: see the file DAMAGED in it")
         manifest = _read(folder, _name(checkpoint))
         for file in manifest.files:
@@ -165,6 +165,14 @@ def _opened(checkpoint: Location) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
+
+
+def _has(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _read(folder: int, name: str) -> Manifest:
