@@ -53,12 +53,14 @@ class Search:
             jobs = jobs.filter(latest__state__in=_spelled_out(self.states))
         return jobs
 
-    def page(self, user: User, *, cursor: str | None = None, limit: int = 50) -> Page[Job]:
-        """One page, in three queries whatever its length: jobs, tags (and the person's own lookup before)."""
+    def page(
+        self, user: User, *, cursor: str | None = None, limit: int = 50, without: tuple[str, ...] = ()
+    ) -> Page[Job]:
+        """One page, in three queries whatever its length: keys, jobs, tags. `without`: columns not to read."""
         name = self.sort.lstrip("-")
         order = _ORDERS[name]
         order = Order(order.field, self.sort.startswith("-"), order.value)
-        jobs = self.find(user).with_latest_attempt().prefetch_related("tags").defer("spec_toml")  # type: ignore[attr-defined]
+        jobs = self.find(user).with_latest_attempt().prefetch_related("tags").defer("spec_toml", *without)  # type: ignore[attr-defined]
         if name in {"started", "ended"}:
             jobs = jobs.annotate(**{f"{name}_or_never": _or_never(f"latest__{name}_at")})
         return page(jobs, order, cursor=cursor, limit=limit)

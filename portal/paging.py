@@ -43,15 +43,19 @@ class Page(Generic[Row]):
 
 
 def page(rows: QuerySet[Row], order: Order, *, cursor: str | None, limit: int) -> Page[Row]:
-    """At most `limit` rows from after the cursor, in one query."""
+    """At most `limit` rows from after the cursor, in two queries.
+
+    The first sorts nothing but keys: databases that cannot walk an index in the wanted order sort whole rows otherwise,
+    and a job's row is long.
+    """
     sign = "-" if order.descending else ""
     names = ["pk"] if order.field in {"id", "pk"} else [order.field, "pk"]
     if cursor:
         rows = rows.filter(_after(order, names, _decode(cursor, order)))
-    found = list(rows.order_by(*(sign + name for name in names))[: limit + 1])
-    more = len(found) > limit
-    items = found[:limit]
-    return Page(items, _encode(order, items[-1]) if more else None)
+    keys = list(rows.order_by(*(sign + name for name in names)).values_list("pk", flat=True)[: limit + 1])
+    found = {row.pk: row for row in rows.filter(pk__in=keys[:limit]).order_by()} if keys else {}
+    items = [found[key] for key in keys[:limit] if key in found]  # one may have been deleted in between
+    return Page(items, _encode(order, items[-1]) if items and len(keys) > limit else None)
 
 
 def _after(order: Order, names: list[str], place: tuple[Any, int]) -> Q:

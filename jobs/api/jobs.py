@@ -30,7 +30,7 @@ from jobs.models import Attempt, Event, Job, Tag
 from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
 from portal.access import note_if_sysadmin
-from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
+from portal.api import ApiRequest, Cursor, Limit, Text, answer, bad_field
 from portal.paging import BadCursor, Order, page
 from portal.problems import Problem
 
@@ -119,12 +119,12 @@ class Resumption(Schema):
 
 
 @router.get("", response=Jobs, summary="Jobs you can see")
-def jobs(request: ApiRequest, wanted: Query[Wanted]) -> dict[str, Any]:
+def jobs(request: ApiRequest, wanted: Query[Wanted]) -> HttpResponse:
     try:
-        found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+        found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit, without=("spec",))
     except BadCursor as error:
         raise bad_field("cursor", str(error)) from error
-    return {"items": [job_shape(job) for job in found.items], "next": found.next}
+    return answer({"items": [job_shape(job) for job in found.items], "next": found.next})
 
 
 @router.post("", response={200: JobShape, 201: JobShape}, summary="Submit a job", openapi_extra={**BODY, **KEY_HEADER})

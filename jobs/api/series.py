@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 from django.http import HttpResponse, StreamingHttpResponse
 from ninja import Query, Router, Schema
+from numpy.typing import NDArray
 from pydantic import Field
 
 from jobs.api.asking import job_of
 from jobs.models import Attempt, Job
 from jobs.reports import owner_of
-from portal.api import ApiRequest, Text, bad_field
+from portal.api import ApiRequest, Text, answer, bad_field
 from portal.series import banding, read, store
 from portal.series.read import Curve
 from portal.series.store import Owner
@@ -37,6 +37,7 @@ class WantedCurves(WantedPoints):
 
     name: list[Text] = Field(["loss"], max_length=32)  # type: ignore[assignment]
     points: int = Field(1000, ge=2, le=20_000, description="About so many; longer curves come as min, max and mean.")
+    digits: int | None = Field(None, ge=3, le=15, description="Round to so many significant digits: enough to draw.")
     band: bool = Field(False, description="Across ranks instead: min, median, max and the worst rank.")
 
 
@@ -87,7 +88,7 @@ def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> Htt
     lines = _bands if wanted.band else _lines
     items = [line for name in dict.fromkeys(wanted.name) for line in lines(owners, name, wanted)]
     body = {"items": items, "next": None, "version": version, "attempt": job.latest_id}
-    return HttpResponse(msgspec.json.encode(body), content_type="application/json")
+    return answer(body)
 
 
 @router.get(
@@ -132,7 +133,7 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
             "name": name,
             "rank": wanted.rank,
             "step": curve.step.tolist(),
-            **{key: column.tolist() for key, column in columns.items() if column is not None},
+            **{key: _short(column, wanted.digits) for key, column in columns.items() if column is not None},
             "gaps": curve.gaps,
             "breaks": curve.breaks,
         }
@@ -144,8 +145,21 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
 
 def _bands(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterator[dict[str, Any]]:
     band = banding.band(list(owners), name, start=wanted.start, end=wanted.end, points=wanted.points)
-    columns = ("step", "min", "median", "max", "worst_rank")
-    yield {"name": name, "rank": None, **{key: getattr(band, key).tolist() for key in columns}, "gaps": band.gaps}
+    columns = {key: _short(getattr(band, key), wanted.digits) for key in ("min", "median", "max")}
+    exact = {key: getattr(band, key).tolist() for key in ("step", "worst_rank")}
+    yield {"name": name, "rank": None, **exact, **columns, "gaps": band.gaps}
+
+
+def _short(column: NDArray[np.float64], digits: int | None) -> list[float]:
+    """The values, rounded to significant digits: a picture needs few, and each is a byte in every answer."""
+    if digits is not None:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            places = digits - 1 - np.floor(np.log10(np.abs(column)))
+            # Powers of ten are exact up to 22: dividing a whole number by one gives the shortest decimal.
+            scale = 10.0 ** np.minimum(np.abs(places), 22)
+            short = np.where(places >= 0, np.round(column * scale) / scale, np.round(column / scale) * scale)
+        column = np.where(np.isfinite(short) & (np.abs(places) <= 22), short, column)
+    return list(column.tolist())
 
 
 def _rows(curves: list[Curve], owners: dict[Owner, int]) -> Iterator[str]:
