@@ -120,10 +120,10 @@ def _margin(facts: Facts) -> str:
     spare = (facts.ends_by - facts.done_at).total_seconds()
     if spare < 0:
         return (
-            f"That is {words.duration(-spare)} past its time limit: it will stop at "
+            f"That is {words.rough(-spare)} past its time limit: it will stop at "
             f"{words.clock(facts.ends_by, facts.now)} with a checkpoint, to be resumed."
         )
-    return "" if spare > 6 * 3600 else f"That is {words.duration(spare)} inside its limit."
+    return "" if spare > 6 * 3600 else f"That is {words.rough(spare)} inside its limit."
 
 
 def _ended(facts: Facts) -> Sentence:

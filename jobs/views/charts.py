@@ -37,7 +37,7 @@ RANKS = {
     "width": "third",
     "height": 220,
     "band": "loss",
-    "series": [{"name": "loss", "label": "median", "color": 1, "digits": 3}],
+    "series": [{"name": "loss", "label": "median", "color": 1, "digits": 2}],
 }
 STEP_TIME = {
     "id": "step_seconds",

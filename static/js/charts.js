@@ -2,13 +2,14 @@
 //
 // spec: {id, title, series: [{name, label, color, digits, kind}], breaks, limits, zero, smooth, band}
 // chart(figure, spec, fetchRange) → {load(items), append(entries), stale(text), redraw()}
-import { align, Curve, gapsIn, quantiles, smooth } from "./curves.js";
-import { Readout } from "./readout.js";
+import { align, Curve, gapsIn, smooth } from "./curves.js";
+import { menu } from "./export.js";
 import { forget, paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
+import { label, Range } from "./ranges.js";
+import { Readout } from "./readout.js";
 import { measure } from "./words.js";
 
 const FRAME_MS = 250; // four redraws a second at most
-const SHRINK_MS = 10_000; // the y range grows at once and shrinks late
 const MOST_POINTS = 12_000; // beyond, the server's envelope is asked for anew
 
 export function chart(figure, spec, fetchRange) {
@@ -24,10 +25,11 @@ class Chart {
     this.curves = new Map(); // of everything, by name
     this.view = null; // {from, to, curves} while zoomed
     this.log = false;
-    this.wide = null; // the y range last shown, and when it was needed
+    this.range = new Range();
     this.visible = true;
-    this.readout = new Readout(figure.querySelector(".readout"), this.lines(), spec.xunit);
+    this.readout = new Readout(figure.querySelector(".readout"), this.lines(), spec);
     this.listen();
+    menu(this);
   }
 
   // The lines drawn, in order: {key, label, color, digits, kind, of}. Bands come as low, high, then their middle.
@@ -38,6 +40,7 @@ class Chart {
         lines.push({ ...s, key: `${s.name} min`, label: "range", kind: "low", column: "min" });
         lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max" });
         lines.push({ ...s, key: s.name, column: "median" });
+        lines.push({ ...s, key: `${s.name} worst`, label: "worst rank", kind: "fact", column: "worst" });
       } else if (this.spec.smooth && s.kind !== "dots") {
         lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
         lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
@@ -139,7 +142,7 @@ class Chart {
         parts.push({ x: [], ys: mine.map(() => []) });
         continue;
       }
-      if (s.kind !== "dots") this.gaps.push(...(curve.gaps || []), ...gapsIn(curve.steps, curve.main));
+      if (s.kind !== "dots") this.gaps.push(...this.oddOf(curve));
       const span = curve.last - curve.first;
       const smoothed = this.spec.smooth && s.kind !== "dots" ? smooth(curve.steps, curve.main, Math.max(span * 0.01, 1e-9), breaks) : null;
       const envelope = "mean" in curve.columns;
@@ -154,6 +157,12 @@ class Chart {
     }
     this.data_ = align(parts);
     return this.data_;
+  }
+
+  // The server's gaps, and those that came since.
+  oddOf(curve) {
+    const told = curve.gaps || [];
+    return [...told, ...gapsIn(curve.steps, curve.main).filter(([from, to]) => !told.some(([a, b]) => from >= a && to <= b))];
   }
 
   lines_() {
@@ -183,18 +192,18 @@ class Chart {
       {
         width: this.plot.clientWidth,
         height: this.plot.clientHeight,
-        padding: [8, 2, 0, 0],
+        padding: [8, 12, 0, 0],
         legend: { show: false },
         cursor: {
           y: false,
           sync: this.figure.dataset.sync ? { key: this.figure.dataset.sync, setSeries: false } : undefined,
-          points: { size: 6, width: 1.5 },
+          points: { size: (_, i) => (isHidden(lines[i - 1]) ? 0 : 6), width: 1.5 },
           drag: { x: true, y: false, setScale: false, dist: 6 },
           bind: { dblclick: () => () => this.reset() },
         },
         scales: {
           x: { time: false, range: (_, low, high) => this.xRange(low, high) },
-          y: { distr: this.log ? 3 : 1, range: () => this.yRange() },
+          y: { distr: this.log ? 3 : 1, range: () => this.range.of(this) },
         },
         axes: [
           { ...axis, size: 22, gap: 4, space: narrow ? 70 : 90, grid: { show: false }, ticks: { stroke: () => token("--line-strong"), width: 1, size: 4 }, values: (_, v) => v.map(label) },
@@ -222,40 +231,6 @@ class Chart {
   xRange(low, high) {
     if (this.view) return [this.view.from, this.view.to];
     return high > low ? [low, high] : [low - 0.5, high + 0.5];
-  }
-
-  // 1st to 99th percentile of what is shown, without the first 2 % of steps; zero-based for counts and seconds.
-  yRange() {
-    const [x, ...columns] = this.data_;
-    const [left, right] = this.view ? [this.view.from, this.view.to] : [x[0], x[x.length - 1]];
-    const skip = this.view || x.length < 50 ? left : left + (right - left) * 0.02;
-    const values = [];
-    const recent = []; // what is newest is never cut off
-    const late = right - (right - left) * 0.25;
-    this.lines_().forEach((line, k) => {
-      for (let i = 0; i < x.length; i += 1) {
-        const v = columns[k][i];
-        if (x[i] < skip || x[i] > right || v === null || v === undefined) continue;
-        values.push(v);
-        if (x[i] >= late && (line.column === "smooth" || line.column === "median" || line.kind === "dots")) recent.push(v);
-      }
-    });
-    let range = quantiles(values, values.length > 200 ? 0.01 : 0, values.length > 200 ? 0.99 : 1) || [0, 1];
-    if (recent.length) range = [Math.min(range[0], ...minmax(recent)), Math.max(range[1], ...minmax(recent))];
-    if (this.log) return this.settle([Math.max(range[0], 1e-12) * 0.95, Math.max(range[1], 1e-11) * 1.05]);
-    const pad = (range[1] - range[0]) * 0.08 || Math.abs(range[1]) * 0.1 || 1;
-    return this.settle([this.spec.zero ? Math.min(0, range[0]) : range[0] - pad, range[1] + pad]);
-  }
-
-  settle([low, high]) {
-    const now = performance.now();
-    const held = this.wide;
-    if (!held || held.view !== this.view || held.log !== this.log) this.wide = { low, high, needed: now, view: this.view, log: this.log };
-    else if (low <= held.low + (held.high - held.low) * 0.04 || high >= held.high - (held.high - held.low) * 0.04 || now - held.needed > SHRINK_MS) {
-      const grow = now - held.needed <= SHRINK_MS;
-      this.wide = { ...held, low: grow ? Math.min(low, held.low) : low, high: grow ? Math.max(high, held.high) : high, needed: now };
-    }
-    return [this.wide.low, this.wide.high];
   }
 
   // Zoom: show at once what is there, then what the server has of that range.
@@ -394,8 +369,10 @@ class Chart {
   }
 }
 
+const isHidden = (line) => ["low", "high", "fact"].includes(line?.kind);
+
 function style(line) {
-  const hidden = line.kind === "low" || line.kind === "high";
+  const hidden = isHidden(line);
   const alpha = line.kind === "ghost" ? 0.38 : 1;
   return {
     stroke: hidden ? "transparent" : () => tint(line, alpha),
@@ -406,23 +383,13 @@ function style(line) {
   };
 }
 
-const minmax = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
-
-// Axis labels: no padding zeros, k and M.
-function label(value) {
-  if (value === null) return "";
-  const size = Math.abs(value);
-  if (size >= 1e6) return `${Number((value / 1e6).toFixed(2))} M`;
-  if (size >= 1e4) return `${Number((value / 1e3).toFixed(1))} k`;
-  return size < 1e4 && size >= 1e3 ? value.toLocaleString("en") : String(Number(value.toPrecision(6)));
-}
-
 // What the API answers, as curves by name.
 export function curvesOf(items) {
   const curves = new Map();
   for (const item of items) {
     const columns = {};
-    for (const name of ["value", "min", "max", "mean", "median", "worst_rank"]) if (item[name]) columns[name] = item[name];
+    for (const name of ["value", "min", "max", "mean", "median"]) if (item[name]) columns[name] = item[name];
+    if (item.worst_rank) columns.worst = item.worst_rank;
     const curve = Curve.of(item.step, columns);
     curve.gaps = item.gaps || [];
     curves.set(item.name, curve);

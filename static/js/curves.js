@@ -3,7 +3,7 @@
 // One curve: steps rising, one or several value columns ("value", or "min", "max", "mean"; a band has "median" and "worst" too).
 export class Curve {
   constructor(columns) {
-    this.names = columns;
+    this.names = [...columns];
     this.n = 0;
     this.step = new Float64Array(256);
     this.columns = Object.fromEntries(columns.map((name) => [name, new Float64Array(256)]));
@@ -26,6 +26,7 @@ export class Curve {
   // Newer points win over those at the same steps, and over what lies between them: that stretch was done anew.
   merge(step, columns) {
     if (!step.length) return;
+    for (const name of Object.keys(columns)) this.have(name);
     const order = rising(step) ? null : Array.from(step.keys()).sort((a, b) => step[a] - step[b]);
     const at = (i) => (order ? order[i] : i);
     const from = this.place(step[at(0)]);
@@ -38,6 +39,13 @@ export class Curve {
       for (const name of this.names) this.columns[name][from + i] = value(columns[name], at(i));
     }
     this.n = from + step.length + kept;
+  }
+
+  // A column that the curve did not have: nothing in it so far.
+  have(name) {
+    if (name in this.columns) return;
+    this.columns[name] = new Float64Array(this.step.length).fill(Number.NaN);
+    this.names.push(name);
   }
 
   // The index of the first point at or after a step.

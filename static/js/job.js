@@ -64,7 +64,7 @@ function points(entries) {
 
 const columns = (entry) =>
   entry.kind === "band"
-    ? { name: entry.name, step: entry.step, columns: { min: entry.min, median: entry.median, max: entry.max, worst_rank: entry.worst } }
+    ? { name: entry.name, step: entry.step, columns: { min: entry.min, median: entry.median, max: entry.max, worst: entry.worst } }
     : { name: entry.name, step: entry.step, value: entry.value };
 
 // Charts
@@ -85,6 +85,7 @@ async function draw() {
   const { chart } = await import("./charts.js");
   const specs = read("figures");
   for (const spec of specs) {
+    spec.job = job;
     const element = grid.querySelector(`[data-chart="${spec.id}"]`);
     const names = new Set(spec.series.map((s) => s.name));
     const rank = spec.rank ?? 0;
@@ -106,18 +107,20 @@ async function draw() {
 
 // What the server has: one question for the curves, one for the bands.
 async function ask(specs, range) {
-  const points = Math.round(2 * Math.max(300, grid.clientWidth * 0.62));
   const answer = { items: [], bands: [], version: null };
   const groups = new Map();
   for (const spec of specs) {
-    const key = spec.band ? "band" : `rank ${spec.rank ?? 0}`;
-    if (!groups.has(key)) groups.set(key, { band: Boolean(spec.band), rank: spec.rank ?? 0, names: new Set() });
+    // Two points a pixel of the chart's width, so charts of a width share a question.
+    const points = 100 * Math.ceil(charts.get(spec).plot.clientWidth / 50);
+    const key = `${points} ${spec.band ? "band" : spec.rank ?? 0}`;
+    if (!groups.has(key)) groups.set(key, { band: Boolean(spec.band), rank: spec.rank ?? 0, points, names: new Set() });
     for (const s of spec.series) groups.get(key).names.add(s.name);
   }
   await Promise.all(
-    [...groups.values()].map(async ({ band, rank, names }) => {
+    [...groups.values()].map(async ({ band, rank, points, names }) => {
       const query = new URLSearchParams([...names].map((name) => ["name", name]));
       query.set("points", points);
+      query.set("digits", 6);
       if (band) query.set("band", "1");
       else query.set("rank", rank);
       if (range) {
@@ -127,7 +130,7 @@ async function ask(specs, range) {
       const response = await fetch(`/api/v1/jobs/${job}/series?${query}`, { headers: { Accept: "application/json" } });
       if (!response.ok) throw new Error(`series: ${response.status}`);
       const found = await response.json();
-      answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, asked: rank })));
+      answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, asked: rank, points })));
       // Both are right up to the older of the two.
       answer.version = answer.version === null ? found.version : Math.min(answer.version, found.version);
     }),
@@ -137,7 +140,7 @@ async function ask(specs, range) {
 
 const itemsFor = (spec, answer) => {
   const names = new Set(spec.series.map((s) => s.name));
-  const found = spec.band ? answer.bands : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
+  const found = spec.band ? answer.bands.filter((item) => item.median) : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
   return found.filter((item) => names.has(item.name));
 };
 

@@ -2,11 +2,12 @@
 import { count, loss, measure } from "./words.js";
 
 export class Readout {
-  constructor(element, lines, unit = "step") {
+  constructor(element, lines, { xunit = "step", unit = "" }) {
+    this.form = unit === "seconds" ? seconds : measure;
     this.element = element;
     this.lines = lines;
     this.shown = lines.map((line, column) => ({ line, column })).filter(({ line }) => line.kind !== "high" && !line.silent);
-    this.at = this.item(unit, null);
+    this.at = this.item(xunit, null);
     this.cells = this.shown.map(({ line }) => this.item(line.label || line.name, line));
     this.late = document.createElement("span");
     this.late.className = "late";
@@ -21,7 +22,7 @@ export class Readout {
       const swatch = document.createElement("i");
       swatch.dataset.kind = line.kind === "low" ? "band" : line.kind || "line";
       span.className = `s${line.color}`;
-      span.append(swatch);
+      if (line.kind !== "fact") span.append(swatch);
       if (line.kind === "low") value.className = "wide";
     }
     span.append(`${text} `, value);
@@ -39,7 +40,7 @@ export class Readout {
     put(this.at.value, count(x[i]));
     this.shown.forEach(({ line, column }, n) => {
       const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
-      const form = line.digits === 3 ? loss : measure;
+      const form = line.kind === "fact" ? count : line.digits ? fixed(line.digits) : this.form;
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
       put(this.cells[n].value, high === null ? form(low) : `${form(low)}–${form(high)}`);
       this.cells[n].span.hidden = line.kind === "ghost" && !columns[column].some((v) => v !== null && v !== undefined);
@@ -58,6 +59,11 @@ export class Readout {
     this.element.removeAttribute("aria-live");
   }
 }
+
+const fixed = (digits) => (digits === 3 ? loss : (value) => (Number.isFinite(value ?? Number.NaN) ? value.toFixed(digits).replace("-", "−") : measure(value)));
+
+// The unit stands in the title; what is far below it brings its own.
+const seconds = (value) => (value !== null && Math.abs(value) < 0.01 ? `${measure(value * 1000)} ms` : measure(value));
 
 // The value there, or the newest before it: curves have their points at different steps.
 function at(column, index, backwards) {
