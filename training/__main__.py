@@ -66,8 +66,8 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
         heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
     # cuBLAS picks its workspace, and with it the order of sums, when it is first loaded.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # torch: a second that a wrong configuration need not wait for. The trainer, too, before "init": that phase's limit is
-    # short, as it is for meeting the other ranks alone, and imports from a shared disk can take longer.
+    # torch: a second that a wrong configuration need not wait for. The trainer, too, before "init": the limit of that
+    # phase is short, it is for meeting the other ranks, and imports from a shared disk can take longer.
     from training import distributed, trainer  # noqa: F401
 
     if heartbeat is not None:
