@@ -246,6 +246,9 @@ LOGGING = {
     "loggers": {
         "axes": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
+        # Two lines a task would bury the one line a transition that is worth reading.
+        "celery.worker.strategy": {"level": "WARNING"},
+        "celery.app.trace": {"level": "WARNING"},
         "django.channels.server": {"level": "WARNING"},
     },
 }
