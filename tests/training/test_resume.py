@@ -17,22 +17,24 @@ pytestmark = pytest.mark.slow
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
     """By world size, a run that nothing befell."""
     runs = {}
-    for world in (1, 2, 4):
+    for world in (1, 2, 3, 4):
         runs[world] = Run(tmp_path_factory.mktemp("whole") / str(world))
         runs[world].finish(world)
     return runs
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_hex_equal_after_a_rank_was_killed(world: int, whole: dict[int, Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world", "killed_in", "saved"), [(2, 6, 4), (2, 12, 8), (3, 9, 8), (4, 7, 4), (4, 11, 8)])
+def test_hex_equal_after_a_rank_was_killed(
+    world: int, killed_in: int, saved: int, whole: dict[int, Run], tmp_path: Path
+) -> None:
     run = Run(tmp_path / "run")
-    saved = run.job_dir / "checkpoints" / "step-4" / "COMMITTED"
-    dying = Sabotage("training.step:clip_gradients", call=7, rank=1, until=str(saved))
+    committed = run.job_dir / "checkpoints" / f"step-{saved}" / "COMMITTED"
+    dying = Sabotage("training.step:clip_gradients", call=killed_in, rank=1, until=str(committed))
     codes = run.start(world, sabotage=dying).wait()
     assert codes[1] == -9
     assert all(code != 0 for code in codes)
     run.finish(world, resume=newest_on_lineage(run.job_dir))
-    assert run.events("run.started")[0]["resumed_from"] == "step-4"
+    assert run.events("run.started")[0]["resumed_from"] == f"step-{saved}"
     for rank in range(world):
         assert _hex(run.series(rank=rank)) == _hex(whole[world].series(rank=rank))
         assert _hex(run.series("gradient_norm", rank)) == _hex(whole[world].series("gradient_norm", rank))
