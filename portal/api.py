@@ -2,14 +2,17 @@
 
 import logging
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, cast
 
 import msgspec
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.cache import cache
 from django.core.exceptions import BadRequest, RequestDataTooBig
+from django.core.handlers.asgi import ASGIRequest
 from django.db import OperationalError
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.utils import timezone
 from ninja import NinjaAPI, Schema
@@ -180,6 +183,19 @@ def make_api() -> Api:
 def answer(data: object) -> HttpResponse:
     """JSON as it is: a list of 200 is through pydantic half of its time; tests hold such answers to the schema."""
     return HttpResponse(msgspec.json.encode(data, enc_hook=_encode), content_type="application/json; charset=utf-8")
+
+
+def stream(request: HttpRequest, pieces: Iterator[str], content_type: str) -> StreamingHttpResponse:
+    """A long text piece by piece; each piece is made in a thread, so that sockets and other requests go on."""
+    if not isinstance(request, ASGIRequest):
+        return StreamingHttpResponse(pieces, content_type=content_type)
+
+    async def each() -> AsyncIterator[str]:
+        following = sync_to_async(lambda: next(pieces, None))
+        while (piece := await following()) is not None:
+            yield piece
+
+    return StreamingHttpResponse(each(), content_type=content_type)
 
 
 def too_large() -> Problem:

@@ -12,7 +12,7 @@ from pydantic import Field
 from jobs.api.asking import job_of
 from jobs.models import Attempt, Job
 from jobs.reports import owner_of
-from portal.api import ApiRequest, Text, answer, bad_field
+from portal.api import ApiRequest, Text, answer, bad_field, stream
 from portal.series import banding, read, store
 from portal.series.read import Curve
 from portal.series.store import Owner
@@ -103,9 +103,9 @@ def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> Stream
     _check(wanted)
     owners = _owners(job)
     curves = _curves(owners, wanted.name, wanted, points=None)
-    answer = StreamingHttpResponse(_rows(curves, owners), content_type="text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.csv"'
-    return answer
+    piecemeal = stream(request, _rows(curves, owners), "text/csv; charset=utf-8")
+    piecemeal.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.csv"'
+    return piecemeal
 
 
 def _owners(job: Job) -> dict[Owner, int]:
