@@ -21,7 +21,7 @@ from jobs.models import Attempt
 from jobs.restart import Ended
 from jobs.script import prepare, submission
 from nodes import inventory
-from nodes.schedulers.base import Scheduler, SchedulerError
+from nodes.schedulers.base import Scheduler, SchedulerError, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,9 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
                 return
             if not _may_start(attempt, source):
                 return
-            root = prepare(attempt)
-            scheduler_id = source.submit(submission(attempt, root))
+            asked = submission(attempt, prepare(attempt))
+            _check_grace(asked)
+            scheduler_id = source.submit(asked)
     except SchedulerError as error:
         _not_taken(attempt, error)
         return
@@ -66,6 +67,14 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
         _not_taken(attempt, SchedulerError(f"The run directory cannot be written: {error}", permanent=True))
         return
     _taken(attempt, scheduler_id)
+
+
+def _check_grace(asked: Submission) -> None:
+    """That there is time to stop in good order: known only once checkpoints of this job were measured."""
+    if asked.grace_s >= asked.time_limit_s:
+        needs = f"Stopping with a last checkpoint takes {asked.grace_s} s by the last one's measure"
+        message = f"{needs}, the time limit is {asked.time_limit_s} s. Submit it with a longer resources.time_limit."
+        raise SchedulerError(message, permanent=True)
 
 
 def _claim(attempt: Attempt) -> bool:

@@ -68,7 +68,7 @@ class LocalScheduler:
         self.cpus = cpus or max(2, len(os.sched_getaffinity(0)))  # two ranks can meet on the smallest machine
         self.gpus = tuple(gpus) if gpus is not None else find_gpus()
         self.memory_mib = memory_mib or machine_memory_mib()
-        for name in ("jobs", "keys"):
+        for name in ("jobs", "keys", "queue"):
             os.makedirs(os.path.join(self.root, name), mode=0o700, exist_ok=True)
 
     def submit(self, submission: Submission) -> str:
@@ -122,7 +122,7 @@ class LocalScheduler:
         ]
 
     def _check(self, submission: Submission) -> None:
-        """Refuse what could never start, and what could not be stopped in time."""
+        """Refuse what could never start."""
         nodes = submission.min_nodes
         for what, asked, there in (
             ("CPUs", submission.cpus_per_node * nodes, self.cpus),
@@ -132,10 +132,6 @@ class LocalScheduler:
             if asked > there:
                 message = f"{asked:,} {what} are asked for and this machine has {there:,}. Ask for less."
                 raise SchedulerError(message, permanent=True)
-        if submission.grace_s >= submission.time_limit_s:
-            limit = f"the {submission.time_limit_s} s allowed"
-            message = f"Stopping needs {submission.grace_s} s of {limit}. Raise the time limit."
-            raise SchedulerError(message, permanent=True)
 
     def _capacity(self) -> slots.Facts:
         return {"cpus": self.cpus, "gpus": [gpu.index for gpu in self.gpus], "memory_mib": self.memory_mib}

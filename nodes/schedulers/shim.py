@@ -269,7 +269,7 @@ def main(folder: str) -> int:
     processes.become_subreaper()
     shim = Shim(folder)
     slots.write_json(os.path.join(folder, "shim.json"), processes.identity(os.getpid()))
-    slots.write_json(os.path.join(folder, "ticket.json"), shim.request["ticket"])
+    slots.write_json(slots.ticket_path(shim.root, shim.job_id), shim.request["ticket"])
     os.write(writing, b"1")
     os.close(writing)
     shim.live()

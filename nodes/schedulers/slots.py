@@ -5,7 +5,7 @@ Standard library only, and light: every shim imports it, and a job's start waits
     <root>/lock            held for the moment of looking and taking
     <root>/changed         touched whenever something was taken or given back: who waits looks again
     <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} as the last submit saw them
-    <root>/jobs/<id>/ticket.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes"}: waits or runs
+    <root>/queue/<id>.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes"}: waits or runs; gone when it ended
     <root>/jobs/<id>/slots.json    {"nodes", "cpus", "gpus": [ids], "memory_mib"}: has got them
     <root>/jobs/<id>/shim.lock     held for life by the shim: who has died holds nothing
 """
@@ -88,8 +88,12 @@ def changed_at(root: str) -> int:
 
 
 def job_ids(root: str) -> list[int]:
-    """Every job that has a folder, oldest first."""
+    """Every job that has a folder, ended ones too, oldest first."""
     return sorted(int(name) for name in os.listdir(os.path.join(root, "jobs")) if name.isdigit())
+
+
+def ticket_path(root: str, job_id: int) -> str:
+    return os.path.join(root, "queue", f"{job_id}.json")
 
 
 def folder(root: str, job_id: int) -> str:
@@ -99,10 +103,10 @@ def folder(root: str, job_id: int) -> str:
 def alive(root: str) -> list[tuple[int, Facts, Facts | None]]:
     """Jobs that wait or run: (id, what they ask for, what they have), oldest first."""
     found = []
-    for job_id in job_ids(root):
+    names = [name.removesuffix(".json") for name in os.listdir(os.path.join(root, "queue"))]
+    for job_id in sorted(int(name) for name in names if name.isdigit()):
         place = folder(root, job_id)
-        # Looked at in this order: most folders belong to jobs that have ended, and have no ticket any more.
-        ticket = read_json(os.path.join(place, "ticket.json"))
+        ticket = read_json(ticket_path(root, job_id))
         if ticket is not None and is_held(os.path.join(place, "shim.lock")):
             found.append((job_id, ticket, read_json(os.path.join(place, "slots.json"))))
     return found
@@ -162,10 +166,8 @@ def take(root: str, job_id: int) -> tuple[Facts | None, str]:
 
 def give_back(root: str, job_id: int, *, for_good: bool) -> None:
     """Return the slots; for good, the place in the queue too."""
-    place = folder(root, job_id)
-    for name in ("slots.json", "ticket.json") if for_good else ("slots.json",):
-        try:
-            os.unlink(os.path.join(place, name))
-        except FileNotFoundError:
-            continue
+    paths = [os.path.join(folder(root, job_id), "slots.json"), *([ticket_path(root, job_id)] if for_good else [])]
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
     touch_changed(root)

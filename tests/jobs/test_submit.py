@@ -183,6 +183,15 @@ class TestHandOver:
         attempt = Attempt.objects.get()
         assert (attempt.state, attempt.cause, attempt.reason) == ("failed", "rejected", str(told.broken))
 
+    def test_no_time_to_stop_is_refused(self, oskar: User, told: Told) -> None:
+        job, _ = ask(oskar, spec_of(resources={"time_limit": "00:02:00"}))
+        assert job.latest is not None
+        now = timezone.now()
+        Checkpoint.objects.create(job=job, attempt=job.latest, step=1, generation=1, seconds=50, created_at=now)
+        handover.hand_over(job.latest.pk, told)
+        assert not told.submissions
+        assert "takes 130 s" in Attempt.objects.get().reason
+
     def test_a_silent_scheduler_is_asked_again(self, oskar: User, told: Told) -> None:
         job, _ = ask(oskar)
         assert job.latest_id is not None
