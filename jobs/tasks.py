@@ -51,6 +51,14 @@ def compact() -> None:
     merge(budget_s=20.0)
 
 
+@shared_task(name="jobs.tasks.compact", expires=15)
+def compact() -> None:
+    """Merge the chunks of series that have grown, for a few seconds at most."""
+    from portal.series.compact import compact
+
+    compact(budget_s=10.0)
+
+
 @shared_task(name="jobs.tasks.empty_trash", expires=600)
 def empty_trash() -> None:
     """Remove the run directories of deleted jobs, and uploads that no job came of."""

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
-from portal import redis_server
 from portal.hub import QUEUE, Hub, Item
-
-
-class Server:
-    """A private redis-server."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.url = f"unix://{redis_server.socket_path(directory)}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = redis_server.command(redis_server.find_server(), self.directory)
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
-        while not redis_server.answers(redis_server.socket_path(self.directory)):
-            assert time.monotonic() < deadline, "Redis does not start"
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-
-    def publish(self, topic: str, *messages: bytes) -> None:
-        with redis.Redis.from_url(self.url) as client:
-            for message in messages:
-                client.publish(topic, message)
+from tests.redis import Server, redis_up
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "redis")
-    server.start()
-    yield server
-    server.kill()
+    with redis_up(tmp_path / "redis") as server:
+        yield server
 
 
 def run(server: Server, scene: Callable[[Hub], Awaitable[None]], **options: object) -> None:

@@ -1,0 +1,106 @@
+"""The shippers' door in the web process: the short way past Django, with the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+from typing import Any
+
+import pytest
+from asgiref.testing import ApplicationCommunicator
+from django.db import connections
+
+from jobs import wire
+from jobs.api.reports import Intake
+from jobs.models import Attempt, Stream
+from tests.jobs.reporting import SECRET, Spooled, attempt_of, frame, packed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Beyond(Exception):
+    """The request went on to Django."""
+
+
+async def django(scope: Any, receive: Any, send: Any) -> None:
+    raise Beyond
+
+
+def knock(attempt: Attempt, *pieces: bytes, secret: str = SECRET, gone: bool = False) -> tuple[int, Any, int] | None:
+    """Status, answer and how many pieces were left unread; None if nothing was answered."""
+
+    async def play() -> tuple[int, Any, int] | None:
+        intake = Intake(django)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": f"/api/v1/attempts/{attempt.pk}/reports",
+            "headers": [(b"authorization", f"Bearer {secret}".encode()), (b"content-encoding", b"gzip")],
+        }
+        door = ApplicationCommunicator(intake, scope)
+        for i, piece in enumerate(pieces):
+            await door.send_input({"type": "http.request", "body": piece, "more_body": gone or i < len(pieces) - 1})
+        if gone:
+            await door.send_input({"type": "http.disconnect"})
+            await door.wait(10)
+            assert await door.receive_nothing()
+            return None
+        start = await door.receive_output(10)
+        body = await door.receive_output(10)
+        await door.wait(10)
+        if intake.pool:
+            await asyncio.get_running_loop().run_in_executor(intake.pool, connections.close_all)
+            intake.pool.shutdown()
+        return start["status"], json.loads(body["body"]), door.input_queue.qsize()
+
+    return asyncio.run(play())
+
+
+@pytest.fixture
+def attempt() -> Attempt:
+    return attempt_of()
+
+
+def test_a_post_in_pieces_is_taken(attempt: Attempt) -> None:
+    stream = Spooled().log(1, loss=1.0)
+    body = packed(frame(stream))
+    assert knock(attempt, body[:10], body[10:20], body[20:]) == (200, {"streams": {stream.uid: 1}, "version": 1}, 0)
+
+
+def test_refusals_are_problem_documents(attempt: Attempt) -> None:
+    body = packed(frame(Spooled().log(1, loss=1.0)))
+    for sent, secret, status in ((body, "wrong", 401), (body[:-4], SECRET, 422), (b"", SECRET, 422)):
+        answer = knock(attempt, sent, secret=secret)
+        assert answer is not None
+        assert (answer[0], answer[1]["status"]) == (status, status)
+        assert answer[1]["detail"]
+    assert not Stream.objects.exists()
+
+
+def test_a_body_without_end_is_read_no_further_than_its_limit(attempt: Attempt) -> None:
+    whole = gzip.compress(os.urandom(4 * wire.COMPRESSED_BYTES))
+    pieces = [whole[at : at + 300_000] for at in range(0, len(whole), 300_000)]
+    answer = knock(attempt, *pieces)
+    assert answer is not None
+    assert (answer[0], answer[2]) == (413, len(pieces) - (wire.COMPRESSED_BYTES // 300_000 + 1))
+
+
+def test_a_shipper_that_goes_away_in_the_middle_leaves_nothing(attempt: Attempt) -> None:
+    assert knock(attempt, packed(frame(Spooled().log(1, loss=1.0)))[:20], gone=True) is None
+    assert not Stream.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/v1/attempts/1/reports"),
+        ("POST", "/api/v1/attempts/x/reports"),
+        ("POST", "/api/v1/attempts/1/reports/"),
+    ],
+)
+def test_everything_else_goes_to_django(method: str, path: str) -> None:
+    scope = {"type": "http", "method": method, "path": path, "headers": []}
+    with pytest.raises(Beyond):
+        asyncio.run(Intake(django)(scope, None, None))  # type: ignore[arg-type]
