@@ -169,6 +169,15 @@ class Stack:
         """Every process that belongs to this home: the portal's, and the jobs' that it started."""
         return [process for process in psutil.process_iter() if self._owns(process)]
 
+    def job_processes(self) -> list[psutil.Process]:
+        """Those that are none of the portal's: watchers, launchers, ranks, shippers."""
+        own = {process.pid for process in self.portal_processes()}
+        return [process for process in self.processes() if process.pid not in own]
+
+    def portal_processes(self) -> list[psutil.Process]:
+        """`vigil up` and its children, alive or orphaned."""
+        return [p for p in self.processes() if _name_of(p) in NAMES or "portal.up" in _words(p)]
+
     def _owns(self, process: psutil.Process) -> bool:
         home = str(self.home)
         try:
@@ -194,11 +203,15 @@ class Stack:
         )  # fmt: skip
 
 
-def _name_of(process: psutil.Process) -> str:
+def _words(process: psutil.Process) -> list[str]:
     try:
-        words = process.cmdline()
+        return process.cmdline()
     except psutil.Error:
-        return ""
+        return []
+
+
+def _name_of(process: psutil.Process) -> str:
+    words = _words(process)
     if any("redis-server" in word or "valkey-server" in word for word in words[:1]):
         return "redis"
     if "uvicorn" in words:

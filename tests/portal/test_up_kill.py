@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.points import points_of
@@ -94,19 +93,24 @@ def wait_for_end(stack: Stack, job_id: int) -> dict[str, Any]:
     ) or {}  # fmt: skip
 
 
-def check(stack: Stack, job_id: int) -> None:
-    """Every identity once, the line of record whole, and none of the job's processes left."""
+def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
+    """Every identity once, the line of record whole, and none of the job's processes left.
+
+    `closes`: every stream ended in order, so the attempt is closed at once. Otherwise it stays open for ten minutes.
+    """
+    wait_for(lambda: job_of(stack, job_id)["over"], f"job {job_id} to be decided", 60)
     # The sweep reads what the shipper had not posted; the attempt is closed after that.
-    points = wait_for(
-        lambda: (found := points_of(stack, job_id)).closed and found, f"job {job_id} to close", 60, every_s=0.5
-    )
-    assert points
+    wait_for(
+        lambda: (found := points_of(stack, job_id)).closed or (not closes and found.spooled == found.stored),
+        f"job {job_id} to be taken in", 60, every_s=0.5,
+    )  # fmt: skip
+    points = points_of(stack, job_id)
     points.check_exactly_once()
     assert points.record("loss") == list(range(1, STEPS + 1))
     assert points.record("loss", rank=1) == list(range(1, STEPS + 1))
     series = series_of(stack, job_id)
     assert series["step"] == list(range(1, STEPS + 1)), "the API's line of record has each step once"
-    wait_for(lambda: not jobs_processes(stack, job_id), "the job's processes to end")
+    wait_for(lambda: not stack.job_processes(), "the job's processes to end")
 
 
 def series_of(stack: Stack, job_id: int) -> dict[str, Any]:
@@ -115,18 +119,6 @@ def series_of(stack: Stack, job_id: int) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     (item,) = answer.json()["items"]
     return dict(item)
-
-
-def jobs_processes(stack: Stack, job_id: int) -> list[psutil.Process]:
-    found = []
-    for process in stack.processes():
-        try:
-            words = " ".join(process.cmdline())
-            if f"/{job_id}-" in words or f"/{job_id}-" in process.environ().get("VIGIL_RUN_DIR", ""):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("name", ["web", "follow", "work", "beat", "redis"])
@@ -147,10 +139,10 @@ def test_killed_supervisor_costs_nothing(stack: Stack, submit: Callable[[], int]
     stack.kill("up")
     assert stack.process
     stack.process.wait(5)
-    left = {process.pid for process in stack.processes()}
-    assert left <= {process.pid for process in jobs_processes(stack, job_id)}, "only the job goes on"
+    wait_for(lambda: not stack.portal_processes(), "the supervisor's children to end", 5)
+    assert stack.job_processes(), "only the job goes on"
     # The job ends with nobody there to see it, and is taken in at the next start.
-    wait_for(lambda: not jobs_processes(stack, job_id), "the job to end by itself", 120)
+    wait_for(lambda: not stack.job_processes(), "the job to end by itself", 120)
     stack.start()
     job = wait_for_end(stack, job_id)
     assert job["state"] == "completed", job
@@ -173,20 +165,19 @@ def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: 
 def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Callable[[], int]) -> None:
     job_id = submit()
     wait_for_step(stack, job_id, 50)
-    ranks = [p for p in jobs_processes(stack, job_id) if p.environ().get("RANK") == "1"]
-    assert ranks
-    ranks[0].kill()
+    (rank,) = [p for p in stack.job_processes() if p.environ().get("RANK") == "1"]
+    rank.kill()
     job = wait_for_end(stack, job_id)
     assert job["state"] == "completed", job
     assert job["attempt"]["number"] == 1
-    check(stack, job_id)
+    check(stack, job_id, closes=False)
     assert {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0} == {0, 1}
 
 
 def test_killed_shipper_loses_nothing(stack: Stack, submit: Callable[[], int]) -> None:
     job_id = submit()
     wait_for_step(stack, job_id, 30)
-    shippers = [p for p in jobs_processes(stack, job_id) if any("training.shipper" in word for word in p.cmdline())]
+    shippers = [p for p in stack.job_processes() if any("training.shipper" in word for word in p.cmdline())]
     assert shippers
     for process in shippers:
         process.kill()
@@ -199,7 +190,8 @@ def test_stopping_leaves_the_job_alone(stack: Stack, submit: Callable[[], int]) 
     job_id = submit()
     wait_for_step(stack, job_id, 20)
     assert stack.stop() < 5
-    assert {p.pid for p in stack.processes()} <= {p.pid for p in jobs_processes(stack, job_id)}
+    assert stack.portal_processes() == []
+    assert stack.job_processes()
     stack.start()
     assert wait_for_end(stack, job_id)["state"] == "completed"
     check(stack, job_id)
