@@ -232,7 +232,7 @@ def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> Non
     except KeyboardInterrupt:
         screen.say(f"#{job['id']} goes on. Cancel it with `vigil cancel {job['id']}`.")
         raise click.exceptions.Exit(1) from None
-    screen.say(f"#{last['id']} {watch.words(last)}")
+    screen.end(last)
     if as_json:
         click.echo(json.dumps(last))
     raise click.exceptions.Exit(0 if last["state"] == "completed" else 1)

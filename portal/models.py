@@ -169,6 +169,9 @@ class AuditEntry(models.Model):
     detail = models.TextField(blank=True)
     at = models.DateTimeField(auto_now_add=True, db_index=True)
 
+    class Meta:
+        verbose_name_plural = "audit entries"
+
     def __str__(self) -> str:
         return f"{self.action} {self.thing}"
 

@@ -136,10 +136,10 @@ def _csv(portal: Portal, job_id: int, parameters: dict[str, Any]) -> None:
 
 def _newest(items: list[dict[str, Any]], latest: dict[str, Any]) -> list[str]:
     rows = []
-    for item in items:
+    for item in (item for item in items if item["step"]):  # a rank need not have every series
         values = item.get("value") or item.get("mean") or []
         last = tables.number(latest.get(item["name"], values[-1] if values else None))
-        steps = f"{item['step'][0]:,}–{item['step'][-1]:,}" if item["step"] else "–"
+        steps = f"{item['step'][0]:,}–{item['step'][-1]:,}"
         rows.append([item["name"], last, steps, str(len(item["step"]))])
     return tables.table(["SERIES", "NEWEST>", "STEPS>", "POINTS>"], rows, "No metrics yet.")
 

@@ -2,6 +2,8 @@
 
 from allauth.account import views as allauth
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.templatetags.static import static
 from django.urls import include, path, re_path
 from django.views.generic import RedirectView
 
@@ -35,6 +37,10 @@ def alive(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok\n", content_type="text/plain")
 
 
+def favicon(request: HttpRequest) -> HttpResponse:
+    return redirect(static("favicon.svg"))
+
+
 accounts = [
     path("login/", allauth.login, name="account_login"),
     path("logout/", allauth.logout, name="account_logout"),
@@ -57,6 +63,7 @@ urlpatterns = [
     path("me/tokens/<int:token_id>/revoke/", person.revoke_token, name="token_revoke"),
     path("api/", api.urls),
     re_path(r"^api/(?P<rest>.*)$", no_such_endpoint),
+    path("favicon.ico", favicon),
     path("healthz", alive, name="alive"),
     path("admin/login/", RedirectView.as_view(pattern_name="account_login", query_string=True)),
     path("admin/", site.urls),

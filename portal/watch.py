@@ -72,6 +72,12 @@ class Screen:
         self._last = line
         self.out.flush()
 
+    def end(self, job: dict[str, Any]) -> None:
+        """The last word, unless it was just said."""
+        text = words(job)
+        if self.out.isatty() or text != self._last:
+            self.say(f"#{job['id']} {text}")
+
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.out.isatty() and self._last:

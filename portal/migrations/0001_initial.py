@@ -78,6 +78,9 @@ class Migration(migrations.Migration):
                 ('at', models.DateTimeField(auto_now_add=True, db_index=True)),
                 ('user', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL)),
             ],
+            options={
+                'verbose_name_plural': 'audit entries',
+            },
         ),
         migrations.CreateModel(
             name='LoginLink',
