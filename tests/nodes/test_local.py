@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.schedulers import processes, slots
+from nodes.schedulers import processes, shim, slots
 from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 from nodes.schedulers.local import Gpu, LocalScheduler
@@ -166,6 +166,20 @@ class TestLocal(SchedulerContract):
         assert (status.state, status.exit_code) == ("failed", 126)
         assert "No such file" in status.reason
 
+    @pytest.mark.parametrize(
+        ("line", "says"),
+        [
+            ("srun --overlap true", "srun: the local scheduler does not know --overlap"),
+            ("scontrol hold 1", "knows only"),
+        ],
+    )
+    def test_what_it_only_imitates_it_refuses(
+        self, scheduler: LocalScheduler, work: Path, line: str, says: str
+    ) -> None:
+        asked = self.submission(work, line)
+        assert self.state(scheduler, scheduler.submit(asked), *ENDED).state == "failed"
+        assert says in Path(asked.output).read_text()
+
     def test_a_planted_link_as_output_is_not_followed(self, scheduler: LocalScheduler, work: Path) -> None:
         asked = self.submission(work, "echo written")
         victim = work / "victim"
@@ -257,3 +271,23 @@ def test_gpus_are_those_that_the_driver_shows(
     assert scheduler.nodes()[0].gpu_type == ("NVIDIA H100 80GB HBM3" if expected else "")
     with pytest.raises(SchedulerError, match="has no GPU 7"):
         open_scheduler(SchedulerSettings(home=tmp_path, local_gpus="0,7"))
+
+
+def test_a_full_disk_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is tried again, and the newest is what gets written."""
+    place = tmp_path / "jobs" / "1"
+    place.mkdir(parents=True)
+    slots.write_json(str(place / "request.json"), {"submitted_at": 1.0})
+    watcher = shim.Shim(str(place))
+
+    def full(path: str, value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "write_json", full)
+        watcher.note(state="running")
+        watcher.note(reason="newest")
+    watcher.write()
+    status = slots.read_json(str(place / "status.json"))
+    assert status is not None
+    assert (status["state"], status["reason"]) == ("running", "newest")
