@@ -43,14 +43,6 @@ def verify() -> None:
     verify_next()
 
 
-@shared_task(name="jobs.tasks.compact", expires=30)
-def compact() -> None:
-    """Merge the small rows of series into large ones."""
-    from portal.series.compact import compact as merge
-
-    merge(budget_s=20.0)
-
-
 @shared_task(name="jobs.tasks.compact", expires=15)
 def compact() -> None:
     """Merge the chunks of series that have grown, for a few seconds at most."""

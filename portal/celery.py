@@ -14,7 +14,6 @@ app.set_default()
 app.conf.beat_schedule = {
     "follow": {"task": "jobs.tasks.follow", "schedule": 2.0, "options": {"expires": 2}},
     "verify": {"task": "jobs.tasks.verify", "schedule": 10.0, "options": {"expires": 10}},
-    "compact": {"task": "jobs.tasks.compact", "schedule": 30.0, "options": {"expires": 30}},
     "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
     "empty-trash": {"task": "jobs.tasks.empty_trash", "schedule": 3600.0, "options": {"expires": 3600}},
 }
