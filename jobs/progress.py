@@ -31,9 +31,9 @@ def progress(attempt: Attempt | None, now: datetime | None = None) -> Progress:
 
 
 def _eta_seconds(attempt: Attempt, left: int, now: datetime) -> float | None:
-    """Steps left at the newest reported pace, less what has passed since that report."""
-    pace = attempt.latest.get("step_seconds") if isinstance(attempt.latest, dict) else None
-    if not isinstance(pace, int | float) or not 0 < pace < 1e9:
+    """Steps left at the pace of the last minutes, less what has passed since the newest report."""
+    if attempt.pace_steps <= 0 or attempt.last_report_at is None:
         return None
-    since = (now - attempt.last_report_at).total_seconds() if attempt.last_report_at else 0.0
-    return round(max(0.0, left * pace - min(max(since, 0.0), pace * left)), 1)
+    whole = left * attempt.pace_seconds / attempt.pace_steps
+    since = max(0.0, (now - attempt.last_report_at).total_seconds())
+    return round(max(0.0, whole - since), 1)

@@ -193,8 +193,10 @@ class _Intake:
         for event in self.events:
             standing.see_event(event.kind, event.incarnation, event.rank, event.data)
         self.attempt.version += 1
+        now = timezone.now()
+        pace = Standing.pace(self.attempt, standing.step, now)
         Attempt.objects.filter(pk=self.attempt.pk).update(
-            version=self.attempt.version, last_report_at=timezone.now(), **standing.write(self.attempt)
+            version=self.attempt.version, last_report_at=now, **pace, **standing.write(self.attempt)
         )
 
     def _store_points(self) -> None:

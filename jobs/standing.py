@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from jobs.models import Attempt
 from training.spool import STEP_LIMIT
 
 LATEST = 64  # series kept for lists
+FADE_SECONDS = 60.0  # how fast the pace forgets
 
 
 @dataclass
@@ -35,6 +38,21 @@ class Standing:
         for name, value in fields.items():
             setattr(attempt, name, value)
         return fields
+
+    @staticmethod
+    def pace(attempt: Attempt, step: int | None, now: datetime) -> dict[str, float]:
+        """The pace after a report at `now` that brings the attempt to `step`: wall time, so validation and saves count.
+
+        Two sums that fade alike, so that their ratio is right from the second report on and through an outage.
+        """
+        if attempt.last_report_at is None or attempt.step is None or step is None or step < attempt.step:
+            return {"pace_seconds": 0.0, "pace_steps": 0.0}
+        seconds = max(0.0, (now - attempt.last_report_at).total_seconds())
+        kept = math.exp(-seconds / FADE_SECONDS)
+        return {
+            "pace_seconds": attempt.pace_seconds * kept + seconds,
+            "pace_steps": attempt.pace_steps * kept + (step - attempt.step),
+        }
 
     def see_points(self, name: str, incarnation: int, step: NDArray[np.int64], value: NDArray[np.float64]) -> None:
         """Rank 0's points of one series, in order of arrival."""

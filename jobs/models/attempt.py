@@ -26,9 +26,10 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
 
     def for_reports(self) -> Self:
         """Locked, with what an intake reads and writes, and the job that it is published under."""
-        fields = ("number", "state", "step", "steps", "phase", "incarnation", "latest", "version")
+        where = ("number", "state", "step", "steps", "phase", "incarnation", "latest", "version")
+        pace = ("pace_seconds", "pace_steps", "last_report_at")
         rows = self.select_for_update(of=("self",)).select_related("job")
-        return rows.only(*fields, "job__project_id")
+        return rows.only(*where, *pace, "job__project_id")
 
 
 class Attempt(models.Model):
@@ -75,10 +76,14 @@ class Attempt(models.Model):
     nodes = models.JSONField(default=list, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     cause = models.CharField(
-        max_length=32, blank=True, help_text="Why it ended, in one word of jobs.restart: completed, stopped, exception …"
+        max_length=32,
+        blank=True,
+        help_text="Why it ended, in one word of jobs.restart: completed, stopped, exception …",
     )
     failure = models.JSONField(
-        default=dict, blank=True, help_text="The launcher's first failure: rank, incarnation, exit_code, signal, kind, error."
+        default=dict,
+        blank=True,
+        help_text="The launcher's first failure: rank, incarnation, exit_code, signal, kind, error.",
     )
     signal = models.PositiveIntegerField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -105,6 +110,8 @@ class Attempt(models.Model):
     step = models.BigIntegerField(null=True, blank=True)
     steps = models.BigIntegerField(null=True, blank=True)
     phase = models.CharField(max_length=32, blank=True)
+    pace_seconds = models.FloatField(default=0.0, help_text="Of the last minutes, fading: time that passed …")
+    pace_steps = models.FloatField(default=0.0, help_text="… and steps done in it; their ratio is seconds a step.")
     incarnation = models.PositiveIntegerField(default=0)
     latest = models.JSONField(default=dict, help_text="Newest values of rank 0, for lists.")
     version = models.BigIntegerField(default=0, help_text="Raised by every change that a page shows.")

@@ -298,7 +298,8 @@ def test_lists_cost_the_same_number_of_queries_however_long(client, mira, projec
 
 def test_progress_of_a_running_job(client, mira, project):
     ago = timezone.now() - timedelta(seconds=2)
-    attempt = {"step": 50, "steps": 200, "latest": {"loss": 2.5, "step_seconds": 0.5}, "last_report_at": ago}
+    pace = {"pace_seconds": 10.0, "pace_steps": 20.0, "last_report_at": ago}
+    attempt = {"step": 50, "steps": 200, "latest": {"loss": 2.5}, **pace}
     job = lab.a_job(mira, project, state="running", attempt=attempt)
     answer = client.get(f"{JOBS}/{job.pk}").json()
     assert answer["progress"]["fraction"] == 0.25

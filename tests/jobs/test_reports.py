@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -503,3 +504,17 @@ def test_a_closed_attempt_is_not_swept(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1", closed_at=timezone.now())
     spool(tmp_path, Spooled().log(1, loss=1.0))
     assert reports.sweep(attempt, tmp_path) == 0
+
+
+def test_pace_counts_wall_time_and_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds a step as the clock saw them: 1 s a step at first, then 600 s of silence in which 300 were done."""
+    attempt = attempt_of()
+    stream = Spooled()
+    now = timezone.now()
+    for sent, (seconds, step) in enumerate([(0, 1), (10, 11), (20, 21), (620, 321)]):
+        monkeypatch.setattr(timezone, "now", lambda at=now + timedelta(seconds=seconds): at)
+        reports.take(attempt.pk, post((stream.log(step, loss=1.0), sent, sent + 1)))
+        attempt.refresh_from_db()
+        if seconds == 20:
+            assert attempt.pace_seconds / attempt.pace_steps == pytest.approx(1.0)
+    assert attempt.pace_seconds / attempt.pace_steps == pytest.approx(2.0, rel=0.01)

@@ -126,11 +126,11 @@ def test_the_list_takes_the_same_queries_for_any_number_of_jobs(
 ) -> None:
     a_job(mira, project, tags=("a",))
     client.get("/jobs")
-    with django_assert_num_queries(7):
+    with django_assert_num_queries(8):
         client.get("/jobs")
     for number in range(20):
         a_job(mira, project, name=f"n{number}", tags=("a", "b"))
-    with django_assert_num_queries(7):
+    with django_assert_num_queries(8):
         client.get("/jobs")
 
 
@@ -176,7 +176,7 @@ def test_a_running_job_tells_its_life(client: Client, mira: User, project: Proje
     latest = {"loss": 2.318, "validation_loss": 2.351, "tokens_per_second": 290_123.0, "step_seconds": 2.0}
     job.latest = Attempt.objects.create(
         job=job, number=2, state="running", step=150, steps=200, resume_from=kept, latest=latest,
-        started_at=now - timedelta(minutes=30), last_report_at=now, nodes=["dgx-01"],
+        started_at=now - timedelta(minutes=30), last_report_at=now, pace_seconds=60, pace_steps=30, nodes=["dgx-01"],
     )  # fmt: skip
     job.save(update_fields=["latest"])
     html = text(client.get(f"/jobs/{job.pk}"))
