@@ -428,7 +428,7 @@ def _resumed_line() -> list[list[int]]:
 
 def _check_fence() -> None:
     newest = int((Path(os.environ["VIGIL_RUN_DIR"]) / "job" / "GENERATION").read_text())
-    if newest != _generation():
+    if newest > _generation():
         raise ValueError(f"a newer launch of this job has taken over (generation {newest})")
 
 

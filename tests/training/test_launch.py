@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.intake import Server
 from tests.training.launching import Run, until
 
 pytestmark = pytest.mark.slow
@@ -24,6 +26,13 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path / "run")
     yield run
     run.end()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
 
 
 def _accident(rank: int, step: object, do: str, **more: Any) -> dict[str, Any]:
@@ -373,3 +382,46 @@ def test_a_lost_launcher_ends_the_other(run: Run, lost: int) -> None:
     launchers[lost].send_signal(signal.SIGKILL)
     assert launchers[1 - lost].wait(60) != 0
     run.assert_nothing_left()
+
+
+# All together.
+
+
+def test_every_report_arrives_once_whatever_is_killed(run: Run, server: Server) -> None:
+    """A rank, then the shipper, then the portal for a while: every identity once, every loss of the spools there."""
+    server.leave_token(run.path, scheduler_id="100")
+    launcher = run.fake(steps=150, step_seconds=0.02, checkpoint_every=20)
+    pids = run.started()
+    until(lambda: len(server.intake.points) > 20)
+    os.kill(pids[1], signal.SIGKILL)
+    run.started(incarnation=1)
+    shipper = next(process for process in run.processes() if "training.shipper" in " ".join(process.cmdline()))
+    shipper.send_signal(signal.SIGKILL)
+    until(lambda: any(incarnation == 1 for _, incarnation, _, _, _ in server.intake.identities()))
+    server.stop()
+    until(lambda: max(run.losses().get(1, {0: 0})) > 100)
+    server.start()
+    assert launcher.wait(60) == 0
+    identities = server.intake.identities()
+    assert len(identities) == len(set(identities))
+    for rank in (0, 1):
+        for incarnation, losses in run.losses(rank=rank).items():
+            arrived = {
+                step: value
+                for (_, made, by, name, step), value in server.intake.points
+                if (made, by, name) == (incarnation, rank, "loss")
+            }
+            assert arrived == losses
+    assert {"incarnation.started", "incarnation.ended", "checkpoint.committed"} <= {
+        event["kind"] for event in server.intake.events
+    }
+    assert sorted(run.losses()[0] | run.losses()[1]) == list(range(1, 151))
+
+
+def test_a_command_that_cannot_be_started_says_so(run: Run) -> None:
+    """The interpreter vanishes between the look at it and the start of the second incarnation."""
+    python = run.path / "python"
+    python.symlink_to(sys.executable)
+    source = f"import os\nos.unlink({str(python)!r})\nos.kill(os.getpid(), 9)\n"
+    assert run.script(source, script=f'python = "{python}"\n').wait(30) == 2
+    assert "cannot be started" in run.result()["error"]

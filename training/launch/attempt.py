@@ -82,7 +82,7 @@ def raise_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
     `mine` is the generation this launcher last took: where another one stands there now, we are the older launch.
     """
     current = read_generation(job_dir)
-    if mine is not None and current != mine:
+    if mine is not None and current > mine:
         raise Fenced(f"generation {current} has replaced {mine}")
     taken = job_dir / "generations"
     taken.mkdir(exist_ok=True)

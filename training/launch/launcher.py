@@ -15,9 +15,9 @@ from typing import Any
 from training.launch.attempt import Attempt, Fenced, newest_on_lineage, raise_generation, read_generation
 from training.launch.environment import Command, rank_environment
 from training.launch.failures import Failure, failure_of, first_failure
-from training.launch.members import Incarnation, Members, free_port
-from training.launch.plan import Plan
-from training.launch.ranks import Rank, descendants, kill_all, start
+from training.launch.members import MEET_SECONDS, Incarnation, Members, free_port
+from training.launch.plan import BAD_PLAN, Plan
+from training.launch.ranks import CannotStart, Rank, descendants, kill_all, reap, start
 from training.launch.resources import Meter
 from training.launch.shipping import Shipping
 from training.launch.stop import STOP_SIGNALS, STOPPED, Signals, Stop
@@ -27,7 +27,6 @@ from training.rendezvous import write_json
 from training.report import Reporter
 from training.watchdog import Hang, Watchdog, behind_in_collectives
 
-MEET_SECONDS = 600.0  # for every node's launcher to appear
 SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer noticed first
 LOOK_SECONDS = 0.25  # between two looks at heartbeats
 DUMP_SECONDS = 2.0
@@ -51,7 +50,8 @@ class Launcher:
         self._shipping = Shipping(plan, attempt)
         self._meter = Meter(gpus=plan.gpus_per_node, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._began = (attempt.folder / "owner.json").stat().st_mtime
-        self._next_look = 0.0
+        self._next_look = self._grace = 0.0
+        self._sampled = -1
         self._next_sample = time.monotonic() + min(1.0, plan.sample_seconds)
         self._generation: int | None = None
         self._watchdog: Watchdog | None = None
@@ -83,7 +83,7 @@ class Launcher:
 
     def _meet(self, number: int) -> Incarnation | None:
         """The incarnation with this number, once it is formed; None if the attempt ends instead."""
-        deadline = time.monotonic() + MEET_SECONDS
+        began = time.monotonic()
         while True:
             self._keep_house()
             if self._members.verdict() is not None:
@@ -93,9 +93,11 @@ class Launcher:
                     return None
                 if not self._members.absent():
                     return self._form(number)
+                if time.monotonic() - began > MEET_SECONDS:
+                    return None
             elif found := self._members.formed(number):
                 return found
-            if time.monotonic() > deadline or self._members.leader_is_lost():
+            elif self._members.leader_is_lost(began):
                 return None
             self._wait([], 0.1)
 
@@ -120,7 +122,7 @@ class Launcher:
         if self._stop.reason:
             resumable = bool(self._attempt.resume or newest_on_lineage(self._plan.job_dir))
             return self._end(Verdict(STOPPED if resumable else 143, "stopped", incarnation=number))
-        if self._generation is not None and read_generation(self._plan.job_dir) != self._generation:
+        if self._is_fenced():
             return self._end(Verdict(1, "fenced", error="a newer launch of this job has taken over"))
         absent = ", ".join(str(node) for node in self._members.absent())
         return self._end(Verdict(1, "node", error=f"no launcher appeared on node {absent} within {MEET_SECONDS:.0f} s"))
@@ -129,7 +131,12 @@ class Launcher:
 
     def _supervise(self, incarnation: Incarnation) -> list[Failure]:
         """Start the ranks, wait until all have ended, or end them; the failures that were not of our making."""
-        ranks = self._start(incarnation)
+        try:
+            ranks = self._start(incarnation)
+        except CannotStart as error:
+            kill_all([], spare=self._shipping.pid)  # those that were started before the one that could not be
+            self._members.break_off(incarnation.number, reason="failed", ranks=[self._plan.first_rank])
+            return [Failure(self._plan.first_rank, "exception", BAD_PLAN, error=str(error))]
         try:
             self._watch(ranks, incarnation)
         finally:
@@ -201,11 +208,11 @@ class Launcher:
     def _find_fault(self, incarnation: Incarnation) -> dict[str, object] | None:
         """What is wrong though every rank here runs: found by this launcher, and said to the others."""
         number = incarnation.number
-        if self._stop.reason and self._stop.seconds > self._grace():
+        if self._stop.reason and self._stop.seconds > self._grace:
             self._members.break_off(number, reason="grace")
         elif self._plan.leads and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
-            if read_generation(self._plan.job_dir) != incarnation.generation:
+            if self._is_fenced():
                 self._members.break_off(number, reason="fenced")
             elif absent := self._members.absent():
                 lost = [node * self._plan.ranks_per_node for node in absent]
@@ -239,16 +246,16 @@ class Launcher:
         while time.monotonic() < deadline and not all(_size(path) for path in waiting):
             time.sleep(0.02)
 
-    def _grace(self) -> float:
-        """Seconds that stopping may take: twice the last measured write, and the plan's own (30)."""
-        return self._plan.grace_seconds + 2 * _last_write(self._plan.checkpoints)
+    def _is_fenced(self) -> bool:
+        """Whether a newer launch has taken over. What cannot be read is no newer launch."""
+        return self._generation is not None and read_generation(self._plan.job_dir) > self._generation
 
     # Judging, on the lowest node.
 
     def _judge(self, incarnation: Incarnation, budget: Budget) -> Verdict | None:
         failures = self._gather(incarnation.number)
         broken = self._members.broken(incarnation.number)
-        if read_generation(self._plan.job_dir) != incarnation.generation:  # a rank may have noticed before we did
+        if self._is_fenced():  # a rank may have noticed before we did
             broken = {"reason": "fenced"}
         if broken and broken["reason"] == "hang":
             failures = self._hung(incarnation.number, broken)
@@ -302,14 +309,23 @@ class Launcher:
         if said := self._shipping.tend():
             self._say(said)
         if self._stop.look(self._signals.asked):
-            self._say(f"asked to stop: {self._stop.reason}; {self._grace():.0f} s of grace")
+            # Twice the last measured write, and the plan's own (30 s).
+            self._grace = self._plan.grace_seconds + 2 * _last_write(self._plan.checkpoints)
+            self._say(f"asked to stop: {self._stop.reason}; {self._grace:.0f} s of grace")
             if self._plan.leads:
-                self._reporter.event("stop.requested", reason=self._stop.reason, grace_seconds=self._grace())
+                self._reporter.event("stop.requested", reason=self._stop.reason, grace_seconds=self._grace)
             self._pass_on_term(ranks or [])
         if ranks and time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + self._plan.sample_seconds
-            used = self._meter.look(descendants(spare=self._shipping.pid))
-            self._reporter.log(int(time.time() - self._began), **used)
+            self._sample(ranks)
+
+    def _sample(self, ranks: list[Rank]) -> None:
+        """What the job uses here; its step is the second since the attempt began, each at most once."""
+        reap(spare=self._shipping.pid, but={rank.process.pid for rank in ranks})
+        processes, second = descendants(spare=self._shipping.pid), int(time.time() - self._began)
+        if processes and second > self._sampled:
+            self._sampled = second
+            self._reporter.log(second, **self._meter.look(processes))
 
     def _pass_on_term(self, ranks: list[Rank]) -> None:
         """A script that handles TERM gets it; one that asks vigil_report.stopping() ignores it; others end by it."""

@@ -22,6 +22,7 @@ from training.launch.plan import Plan
 from training.rendezvous import read_json, write_json
 from vigil_report import boot_id
 
+MEET_SECONDS = 600.0  # for every node's launcher to appear
 REFRESH_SECONDS = 1.0
 DEAD_SECONDS = (
     20.0  # a launcher that refreshes nothing for so long is gone; attributes on shared file systems lag seconds
@@ -59,7 +60,8 @@ class Members:
             "pid": os.getpid(),
             "beat": self._beat,
         }
-        write_json(self._folder / f"node-{self._plan.node_rank}", about)
+        with suppress(OSError):  # a full disk for a moment: the others are patient
+            write_json(self._folder / f"node-{self._plan.node_rank}", about)
 
     def absent(self) -> list[int]:
         """Nodes whose launcher is not there (yet), or has stopped refreshing."""
@@ -73,9 +75,9 @@ class Members:
                 self._seen[node] = (beat, now)
         return [node for node in range(self._plan.nodes) if now - self._seen.get(node, (None, -1e9))[1] > DEAD_SECONDS]
 
-    def leader_is_lost(self) -> bool:
-        """Whether the leader was there once and has stopped refreshing."""
-        return 0 in self.absent() and 0 in self._seen
+    def leader_is_lost(self, since: float) -> bool:
+        """Whether the leader has stopped refreshing, or, seconds after `since`, never appeared."""
+        return 0 in self.absent() and (0 in self._seen or time.monotonic() - since > MEET_SECONDS)
 
     def host(self) -> str:
         """Where rank 0's node is reached by all: loopback when every launcher runs on this machine."""

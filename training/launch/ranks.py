@@ -107,6 +107,10 @@ class Rank:
         return 0
 
 
+class CannotStart(Exception):
+    """No process could be made of the command."""
+
+
 def start(
     rank: int,
     command: Sequence[str],
@@ -132,9 +136,9 @@ def start(
             process_group=0,
             preexec_fn=child_setup(ignored),
         )
-    except BaseException:
+    except OSError as error:
         os.close(ours)
-        raise
+        raise CannotStart(f"{command[0]} cannot be started: {error}") from None
     finally:
         os.close(file)
         os.close(theirs)

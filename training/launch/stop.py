@@ -57,7 +57,8 @@ class Stop:
         if self.reason:
             return False
         if asked is not None:
-            self._request(asked)
+            with suppress(OSError):  # said again at the next look
+                self._request(asked)
         found: Any = read_json(self._requested)
         if found is None:
             return False
