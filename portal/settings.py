@@ -257,10 +257,14 @@ TESTING = "pytest" in sys.modules
 if TESTING:  # a real hash takes a quarter of a second, a hundred times over
     PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     CELERY_BROKER_URL = "memory://"  # nobody listens; waiting for a broker that is not there takes 6 s
-_GREYS = "#fafafa #f4f4f5 #e4e4e7 #d4d4d8 #a1a1aa #71717a #52525b #3f3f46 #27272a #18181b #09090b".split()
+_GREYS = [250, 244, 228, 212, 161, 113, 82, 63, 39, 24, 9]
 UNFOLD = {
     "SITE_TITLE": "Vigil records",
     "SITE_HEADER": "Vigil records",
     "SITE_URL": "/",
-    "COLORS": {"primary": dict(zip(["50", *(str(n) for n in range(100, 1000, 100)), "950"], _GREYS, strict=True))},
+    "COLORS": {
+        "primary": {
+            str(n): f"rgb({g}, {g}, {g})" for n, g in zip([50, *range(100, 1000, 100), 950], _GREYS, strict=True)
+        }
+    },
 }
