@@ -10,6 +10,7 @@ from pathlib import Path
 
 from allauth.account.adapter import DefaultAccountAdapter
 from django.conf import settings
+from django.contrib.auth.hashers import make_password
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -124,10 +125,11 @@ def _first_sysadmin() -> User:
     name = _who_starts()
     if User.objects.filter(username=name).exists():
         name = f"{name}-admin"
-    user = User(username=name, is_superuser=True, is_staff=True, slurm_user=_slurm_user(name))
-    user.set_unusable_password()
-    user.save()
-    note(None, "sysadmin.made", user.username, "first start")
+    fields = {"is_superuser": True, "is_staff": True, "slurm_user": _slurm_user(name), "password": make_password(None)}
+    # Two that start at once make one: the second finds the first's.
+    user, made = User.objects.get_or_create(username=name, defaults=fields)
+    if made:
+        note(None, "sysadmin.made", user.username, "first start")
     return user
 
 

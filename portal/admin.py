@@ -1,8 +1,10 @@
 """The records of people and projects; this site holds every app's admin, for sysadmins only."""
 
+import pwd
 from typing import TYPE_CHECKING, Any, cast
 
 from axes.models import AccessAttempt
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.core.exceptions import ValidationError
@@ -78,11 +80,19 @@ class PersonForm(UserChangeForm):
 
 
 def slurm_name(name: str | None) -> str | None:
-    """A Unix user for somebody's jobs; empty is nobody, and root never is anybody's."""
+    """A Unix user for somebody's jobs; empty is nobody. Root is never anybody's, nor a user of the system's own."""
     if not name:
         return None
     if name == "root" or name.isdecimal():
         raise ValidationError("Jobs never run as root or as a bare number. Take the person's own Unix user name.")
+    try:
+        belongs_to_system = pwd.getpwnam(name).pw_uid < 1000
+    except KeyError:  # known on the nodes, perhaps, and not here
+        belongs_to_system = False
+    if belongs_to_system and name != getattr(settings, "VIGIL_SLURM_USER", ""):
+        raise ValidationError(
+            f"{name} is the system's own here (uid below 1000). Take the person's own Unix user name."
+        )
     return name
 
 

@@ -246,6 +246,8 @@ LOGGING = {
     "loggers": {
         "axes": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
+        "django.request": {"level": "ERROR"},  # what people got wrong they were told; only our faults are news
+        "django.security.DisallowedHost": {"level": "CRITICAL"},
         # Two lines a task would bury the one line a transition that is worth reading.
         "celery.worker.strategy": {"level": "WARNING"},
         "celery.app.trace": {"level": "WARNING"},

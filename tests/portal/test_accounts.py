@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 import tomllib
 from datetime import timedelta
 from io import StringIO
@@ -258,6 +260,15 @@ def test_docs_load_nothing_from_outside():
     assert "swagger-ui-bundle" in page
 
 
+@pytest.mark.parametrize(("url", "secure"), [("http://127.0.0.1:8000", False), ("https://vigil.example.org", True)])
+def test_cookies_are_secure_beyond_loopback(url, secure, tmp_path):
+    names = ("SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SECURE_HSTS_SECONDS")
+    code = f"from portal import settings; print(*(bool(getattr(settings, name)) for name in {names}))"
+    environment = {**os.environ, "VIGIL_PUBLIC_URL": url, "VIGIL_HOME": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == [str(secure)] * 3
+
+
 # Records
 
 RECORDS = [
@@ -282,11 +293,12 @@ def test_every_record_page_opens():
         assert client.get(f"/admin/{name}/").status_code == 200, name
     assert client.get(f"/admin/portal/user/{sam.pk}/change/").status_code == 200
     assert client.get("/admin/portal/user/add/").status_code == 200
+    assert client.get(f"/admin/portal/user/{sam.pk}/password/").status_code == 200
     assert client.get("/admin/jobs/job/add/").status_code == 403
 
 
 @pytest.mark.parametrize(
-    ("name", "taken"), [("mira", True), ("root", False), ("0", False), ("lena", False), ("", True)]
+    ("name", "taken"), [("mira", True), ("root", False), ("0", False), ("daemon", False), ("lena", False), ("", True)]
 )
 def test_slurm_user_names_are_set_by_sysadmins_and_unique(name, taken):
     lab.person("lena", slurm_user="lena")
@@ -300,3 +312,21 @@ def test_slurm_user_names_are_set_by_sysadmins_and_unique(name, taken):
     mira.refresh_from_db()
     assert mira.slurm_user == ((name or None) if taken else None)
     assert AuditEntry.objects.filter(action="user.changed", user=sam).exists() is taken
+
+
+def test_a_sysadmin_makes_a_person_and_adds_them_to_a_project():
+    project, sam = lab.a_project(), lab.sysadmin()
+    client = lab.signed_in(sam)
+    fields = {"username": "mira", "usable_password": "true", "password1": lab.PASSWORD, "password2": lab.PASSWORD}
+    inline = {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
+    answer = client.post("/admin/portal/user/add/", {**fields, **inline})
+    assert answer.status_code == 302, answer.content.decode()[-2000:]
+    mira = User.objects.get(username="mira")
+    inline = {
+        "memberships-TOTAL_FORMS": "1", "memberships-INITIAL_FORMS": "0", "memberships-0-project": str(project.pk),
+        "memberships-0-role": "lead", "memberships-0-user": str(mira.pk),
+    }  # fmt: skip
+    answer = client.post(f"/admin/portal/user/{mira.pk}/change/", {"username": "mira", "is_active": "on", **inline})
+    assert answer.status_code == 302, answer.content.decode()[-2000:]
+    assert Membership.objects.get().role == "lead"
+    assert sign_in(Client(), "mira").status_code == 302
