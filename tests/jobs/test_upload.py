@@ -96,7 +96,9 @@ def test_the_program_must_be_there() -> None:
     assert "not in the upload" in says(packed(), entry="main.py")
 
 
-@pytest.mark.parametrize("code", [b"", b"not a tar", packed()[:40], gzip.compress(b"x" * 1000)])
+@pytest.mark.parametrize(
+    "code", [b"", b"not a tar", packed()[:40], gzip.compress(b"x" * 1000)], ids=["empty", "text", "torn", "no tar"]
+)
 def test_what_is_no_archive(code: bytes) -> None:
     assert "tar.gz" in says(code) or "not in the upload" in says(code)
 

@@ -61,6 +61,7 @@ class TestLocal(SchedulerContract):
         scheduler_id = scheduler.submit(asked)
         pid_file = Path(asked.directory) / "pid"
         until(lambda: pid_file.exists() and pid_file.read_text().strip())
+        self.state(scheduler, scheduler_id, "running")  # the script may be quicker than the shim's own note
         return scheduler_id, int(pid_file.read_text())
 
     def test_queues_first_come_first_served(self, scheduler: LocalScheduler, work: Path) -> None:
@@ -143,8 +144,10 @@ class TestLocal(SchedulerContract):
         scheduler_id, pid = self.running(scheduler, work)
         shim_pid = self.shim_pid(root, scheduler_id)
         os.kill(shim_pid, signal.SIGSTOP)
-        assert self.status(scheduler, scheduler_id).state == "running"
-        os.kill(shim_pid, signal.SIGCONT)
+        try:
+            assert self.status(scheduler, scheduler_id).state == "running"
+        finally:
+            os.kill(shim_pid, signal.SIGCONT)
         scheduler.cancel(scheduler_id)
         self.state(scheduler, scheduler_id, "cancelled")
         assert not os.path.exists(f"/proc/{pid}")
