@@ -79,7 +79,7 @@ document.addEventListener("submit", (event) => {
 });
 
 // Keys: / search, g then h, j or s to go; pages add their own. None acts destructively.
-let leading = 0;
+let leading = Number.NEGATIVE_INFINITY;
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("input, textarea, select, dialog, [contenteditable]") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") {
@@ -93,7 +93,7 @@ document.addEventListener("keydown", (event) => {
     leading = event.timeStamp;
   } else if (event.timeStamp - leading < 1200) {
     const place = { h: "/", j: "/jobs", s: "/submit" }[event.key];
-    leading = 0;
+    leading = Number.NEGATIVE_INFINITY;
     if (place) {
       event.stopImmediatePropagation();
       location.assign(place);

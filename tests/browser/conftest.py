@@ -1,0 +1,138 @@
+"""A real Chromium before a real portal; whatever the console or the policy complains about fails the test."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tests.stack import REPOSITORY, Stack
+
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PASSWORD = "long enough for a browser"
+WATCH = """
+document.addEventListener("securitypolicyviolation", (e) => {
+  console.error("CSP", e.violatedDirective, e.blockedURI, e.sample);
+});
+window.shifted = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
+}).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@dataclass
+class Watched:
+    """A page, and everything that went wrong in it."""
+
+    page: Page
+    url: str
+    complaints: list[str] = field(default_factory=list)
+
+    def open(self, path: str) -> int:
+        """Go there; the status."""
+        response = self.page.goto(self.url + path)
+        assert response
+        return response.status
+
+
+def sign_in_link(stack: Stack) -> str:
+    """A new one-time link of the first sysadmin."""
+    command = [sys.executable, "manage.py", "login_link"]
+    environment = {**stack.environment, "VIGIL_PORT": str(stack.port), "VIGIL_PUBLIC_URL": stack.url}
+    said = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True, timeout=60
+    )
+    return next(word for word in said.stdout.split() if word.startswith("http"))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A module's own: Playwright leaves a loop running in the thread, under which Django's ORM refuses to work."""
+    path = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    if path is None:
+        pytest.skip("no chromium on PATH: apt install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def lab_up(prepared_home: Path) -> Iterator[Stack]:
+    """A portal with the demonstration lab: jobs in every state to look at."""
+    stack = Stack(prepared_home)
+    try:
+        stack.start("--demo", timeout_s=120)
+        yield stack
+    finally:
+        stack.close()
+
+
+@pytest.fixture(scope="session")
+def signed_in_states() -> dict[str, Any]:
+    """Sessions by portal: one sign-in each."""
+    return {}
+
+
+@pytest.fixture
+def browse(chromium: Browser, signed_in_states: dict[str, Any]) -> Iterator[Callable[..., Watched]]:
+    """Opens a signed-in page of a portal, at a size and in a theme; afterwards there must be nothing to complain of."""
+    opened: list[tuple[BrowserContext, Watched]] = []
+
+    def look(stack: Stack, *, width: int = 1280, height: int = 900, theme: str = "light", **options: Any) -> Watched:
+        if stack.url not in signed_in_states:
+            signed_in_states[stack.url] = sign_in(chromium, stack)
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme,  # type: ignore[arg-type]
+            storage_state=signed_in_states[stack.url], **options,
+        )  # fmt: skip
+        context.add_init_script(WATCH)
+        watched = watch(context.new_page(), stack.url)
+        opened.append((context, watched))
+        return watched
+
+    yield look
+    complaints = [complaint for _, watched in opened for complaint in watched.complaints]
+    for context, _ in opened:
+        context.close()
+    assert not complaints, complaints
+
+
+def watch(page: Page, url: str) -> Watched:
+    watched = Watched(page, url)
+    page.on(
+        "console",
+        lambda m: watched.complaints.append(f"{m.type}: {m.text}") if m.type in {"error", "warning"} else None,
+    )
+    page.on("pageerror", lambda error: watched.complaints.append(f"exception: {error}"))
+    return watched
+
+
+def sign_in(browser: Browser, stack: Stack) -> Any:
+    """By one-time link, button and new password; the session to go on with."""
+    context = browser.new_context()
+    context.add_init_script(WATCH)
+    watched = watch(context.new_page(), stack.url)
+    page = watched.page
+    page.goto(sign_in_link(stack))
+    page.get_by_role("button", name="Sign in as").click()
+    page.wait_for_url("**/accounts/password/new/")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_label("The same again").fill(PASSWORD)
+    page.get_by_role("button", name="Set it").click()
+    page.wait_for_url(stack.url + "/")
+    assert not watched.complaints
+    state = context.storage_state()
+    context.close()
+    return state

@@ -1,0 +1,89 @@
+"""The main job in the browser: sign in, submit, watch the chart move, see a checkpoint land, cancel, resume."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Watched
+from tests.stack import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+SPEC = """\
+name = "watched-in-a-browser"
+kind = "distributed"
+project = "default"
+tags = ["browser"]
+
+[resources]
+ranks_per_node = 2
+time_limit = "00:10:00"
+
+[run]
+recipe = "language"
+steps = 4000
+global_batch = 8
+warmup_steps = 10
+validate_every = 50
+validation_batches = 1
+checkpoint_every = 50
+
+[run.language]
+layers = 1
+heads = 2
+head_width = 16
+context = 32
+"""
+
+
+def test_submit_watch_cancel_resume(portal_up: Stack, browse: Callable[..., Watched]) -> None:
+    watched = browse(portal_up)
+    page = watched.page
+    watched.open("/submit")
+    page.locator("#toml").fill(SPEC)
+    expect(page.locator("#say")).to_contain_text("Ready to submit.")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    page.wait_for_url(re.compile(r"/jobs/\d+$"))
+    expect(page.locator("h1")).to_have_text("watched-in-a-browser")
+
+    # It starts, reports, and the chart moves without a reload.
+    page.evaluate("window.stayed = true")
+    canvas = page.locator("[data-chart=loss] canvas")
+    canvas.wait_for(timeout=90_000)
+    step = page.locator("[data-chart=loss] .readout b").first
+    first = step.inner_text()
+    expect(step).not_to_have_text(first, timeout=20_000)
+    before = canvas.evaluate("(c) => c.toDataURL()")
+    page.wait_for_function(
+        "(before) => document.querySelector('[data-chart=loss] canvas').toDataURL() !== before",
+        arg=before,
+        timeout=20_000,
+    )
+    expect(page.locator("#lamp")).to_have_attribute("data-live", "")
+    expect(page.locator("[data-chart=ranks] .readout")).to_contain_text("worst rank", timeout=20_000)
+    expect(page.locator("#newest")).to_contain_text("50", timeout=60_000)
+    expect(page.locator("#log-tail")).to_contain_text("loss", timeout=20_000)
+    assert page.evaluate("window.stayed"), "the page was never reloaded"
+
+    # Cancel: asked for in a dialog, a last checkpoint, and a way back.
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Save and cancel").click()
+    expect(page.locator("#toasts")).to_contain_text("Cancelling watched-in-a-browser.")
+    expect(page.locator(".head .state")).to_have_text("cancelled", timeout=60_000)
+    expect(page.locator(".say")).to_contain_text("It can be resumed from step", timeout=15_000)
+
+    # Resume from that checkpoint, then end it for good.
+    page.get_by_role("button", name="Resume…").click()
+    page.locator("#resume").get_by_role("button", name="Resume").click()
+    expect(page.locator("#toasts")).to_contain_text("Attempt 2 is queued and starts from step")
+    expect(page.locator(".say")).to_contain_text("resumed from step", timeout=90_000)
+    expect(page.locator("#count-attempts")).to_have_text("2")
+    page.get_by_role("link", name="Logs", exact=True).click()
+    expect(page.locator("#log")).to_contain_text("loss", timeout=20_000)
+    lines = page.locator("#log li").count()
+    page.wait_for_function("(n) => document.querySelectorAll('#log li').length > n", arg=lines, timeout=20_000)
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_role("button", name="Save and cancel").click()
+    expect(page.locator(".head .state")).to_have_text("cancelled", timeout=60_000)

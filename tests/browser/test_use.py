@@ -1,0 +1,168 @@
+"""Using the pages: keys, charts, the list, the form and its text."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from portal import words
+from tests.browser.conftest import Watched
+from tests.stack import REPOSITORY, Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+Browse = Callable[..., Watched]
+
+
+@pytest.fixture(scope="module")
+def long_job(lab_up: Stack) -> int:
+    """A finished job of the lab that has a curve."""
+    with lab_up.client() as client:
+        for job in client.get("/api/v1/jobs?state=completed&kind=distributed&limit=50").json()["items"]:
+            series = client.get(f"/api/v1/jobs/{job['id']}/series?name=loss").json()["items"]
+            if series and len(series[0]["step"]) > 100:
+                return int(job["id"])
+    raise AssertionError("the lab has no finished job with a curve")
+
+
+def test_script_and_server_write_numbers_alike(lab_up: Stack, browse: Browse) -> None:
+    watched = browse(lab_up)
+    watched.open("/")
+    address = watched.page.locator("script[type=module]").first.get_attribute("src")
+    assert address
+    values = [0, 0.43, 2.551, 41.12, 99.97, 305.4, 9412.3, 9999.6, 290_123, 1_240_000, 81.4e9, -0.5, 0.00012, 3.25e-7]
+    seconds = [0.431, 2.55, 9.996, 38.4, 59.6, 262, 305, 600, 3599.7, 65_040, 86_400, 183_600]
+    told = watched.page.evaluate(
+        """async ([address, values, seconds]) => {
+            const source = await (await fetch(address)).text();
+            const name = source.match(/from "(\\.\\/words[^"]*)"/)[1];
+            const words = await import(new URL(name, new URL(address, location)));
+            const shares = [0, 0.689, 0.999, 1].map(words.share);
+            return [values.map(words.measure), values.map(words.loss), seconds.map(words.duration), shares];
+        }""",
+        [address, values, seconds],
+    )
+    assert told == [
+        [words.measure(v) for v in values],
+        [words.loss(v) for v in values],
+        [words.duration(s) for s in seconds],
+        [words.share(f) for f in (0, 0.689, 0.999, 1)],
+    ]
+
+
+def test_the_list_is_walked_by_keys(lab_up: Stack, browse: Browse) -> None:
+    watched = browse(lab_up)
+    watched.open("/jobs")
+    page = watched.page
+    rows = page.locator("#jobs tbody tr")
+    names = rows.locator(".name").all_inner_texts()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(rows.nth(1).locator(".name")).to_be_focused()
+    page.keyboard.press("k")
+    expect(rows.nth(0).locator(".name")).to_be_focused()
+    page.keyboard.press("x")
+    expect(rows.nth(0)).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#chosen-text")).to_have_text("1 chosen")
+    page.keyboard.press("Escape")
+    expect(page.locator("#chosen")).to_be_hidden()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search jobs")).to_be_focused()
+    page.keyboard.type(names[-1])
+    expect(rows.first.locator(".name")).to_have_text(names[-1])
+    page.wait_for_url("**/jobs?*q=*")
+    page.locator(".tabs").get_by_text("Completed").click()
+    page.wait_for_url("**/jobs?*state=completed*")
+    assert "q=" in page.url
+    page.go_back()
+    page.wait_for_url(lambda url: "state=" not in url)
+    page.keyboard.press("Escape")
+    page.locator("h1").click()
+    page.keyboard.press("g")
+    page.keyboard.press("h")
+    page.wait_for_url(watched.url + "/")
+
+
+def test_the_skip_link_comes_first_and_dialogs_give_the_focus_back(
+    lab_up: Stack, browse: Browse, long_job: int
+) -> None:
+    watched = browse(lab_up)
+    watched.open(f"/jobs/{long_job}")
+    page = watched.page
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to content")).to_be_focused()
+    edit = page.get_by_role("button", name="Edit…")
+    edit.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#edit")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#edit")).to_be_hidden()
+    expect(edit).to_be_focused()
+
+
+def test_a_chart_is_read_zoomed_and_taken_along(lab_up: Stack, browse: Browse, long_job: int, tmp_path: Path) -> None:
+    watched = browse(lab_up)
+    watched.open(f"/jobs/{long_job}")
+    page = watched.page
+    figure = page.locator("[data-chart=loss]")
+    figure.locator("canvas").wait_for()
+    readout, plot = figure.locator(".readout"), figure.locator(".plot")
+    newest = readout.inner_text()
+    plot.focus()
+    page.keyboard.press("Home")
+    assert readout.inner_text() != newest
+    assert readout.get_attribute("aria-live") == "polite"
+    page.keyboard.press("End")
+    page.keyboard.press("l")
+    expect(figure.locator("[data-scale=log]")).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("l")
+    over = figure.locator(".u-over").bounding_box()
+    assert over
+    page.mouse.move(over["x"] + over["width"] * 0.4, over["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(over["x"] + over["width"] * 0.6, over["y"] + 40, steps=4)
+    with page.expect_response(lambda response: "/series?" in response.url and "from=" in response.url):
+        page.mouse.up()
+    back = figure.locator("[data-live-edge]")
+    expect(back).to_be_visible()
+    back.click()
+    expect(back).to_be_hidden()
+    figure.locator(".menu summary").click()
+    with page.expect_download() as download:
+        figure.get_by_role("button", name="CSV as drawn").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[0].startswith("step,")
+    assert len(lines) > 50
+    figure.locator(".menu summary").click()
+    figure.get_by_role("button", name="Data as a table").click()
+    expect(page.locator("dialog.data table")).to_be_visible()
+
+
+def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
+    watched = browse(lab_up)
+    watched.open("/submit")
+    page = watched.page
+    text, say = page.locator("#toml"), page.locator("#say")
+    page.get_by_label("Global batch").fill("63")
+    expect(say).to_have_text("One thing to fix.")
+    page.wait_for_function("() => document.getElementById('toml').value.includes('global_batch = 63')")
+    expect(page.locator("#editor [data-invalid]")).to_contain_text("does not divide over 2 ranks")
+    box = page.get_by_label("Global batch")
+    expect(box).to_have_attribute("aria-invalid", "true")
+    expect(box).to_be_focused()
+    page.locator("#f-run-global_batch-e").get_by_role("button", name="64").click()
+    expect(say).to_contain_text("Ready to submit.")
+    expect(box).to_have_value("64")
+    text.fill(text.input_value().replace("steps = 200", "steps = 300  # longer"))
+    expect(page.get_by_label("Steps", exact=True)).to_have_value("300")
+    page.get_by_label("Seed").fill("7")
+    page.wait_for_function("() => document.getElementById('toml').value.includes('seed = 7')")
+    assert "# longer" in text.input_value(), "comments stay"
+    text.fill(text.input_value().replace("[run]", "[run"))
+    expect(say).to_contain_text("This is not TOML")
+    expect(page.locator("#editor [data-invalid]")).to_have_count(1)
+    page.locator("#file").set_input_files(REPOSITORY / "examples" / "vision.toml")
+    expect(page.get_by_label("Recipe")).to_have_value("vision")
+    page.get_by_label("Kind").select_option("script")
+    expect(page.get_by_label("Program")).to_be_visible()
+    expect(page.get_by_label("Recipe")).to_have_count(0)
