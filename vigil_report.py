@@ -40,6 +40,8 @@ RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|DAMAGED$|PINNED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
 Points = dict[str, list[tuple[int, float]]]
 Event = dict[str, Any]
 
@@ -113,7 +115,6 @@ class Stream:
         self._file = -1
         self._segment = self._offset = self._seq = 0
         self._pid = os.getpid()
-        self.stacks: Any = None  # a file that must stay open as long as the stream
         self._thread = threading.Thread(target=self._run, name="vigil-report", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -398,9 +399,8 @@ def _stream() -> Stream | None:
         _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
         _line[:] = _resumed_line()
         try:  # so that Vigil can ask for stacks when the script does not stop
-            stacks = open(_attempt() / "stacks" / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115
+            stacks = os.open(_attempt() / "stacks" / f"{incarnation}.{rank}.txt", _APPEND, 0o640)
             faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-            _opened.stacks = stacks
         except (OSError, ValueError):
             pass
     return _opened if _opened is not None and _opened.mine else None

@@ -17,14 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 
 DUMP = b"d"
-_kept: list[object] = []  # faulthandler needs the file to stay open
 
 
 def install(attempt_dir: Path, *, rank: int, incarnation: int) -> None:
     """Once a process. SIGUSR2 writes stacks/<incarnation>.<rank>.txt; a DUMP byte flight/<incarnation>.<rank>.json."""
     (attempt_dir / "stacks").mkdir(parents=True, exist_ok=True)
-    file = open(attempt_dir / "stacks" / f"{incarnation}.{rank}.txt", "a")  # noqa: SIM115
-    _kept.append(file)
+    # A bare descriptor: faulthandler writes to it as long as the process lives.
+    path = attempt_dir / "stacks" / f"{incarnation}.{rank}.txt"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
     if (control := os.environ.get("VIGIL_CONTROL", "")).isdecimal():

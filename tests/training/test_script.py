@@ -380,8 +380,6 @@ def reporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     stream = vigil_report._opened
     if stream is not None:
         stream.close()
-        if stream.stacks is not None:
-            stream.stacks.close()
 
 
 def _file(folder: Path, name: str = "model.pt", data: bytes = b"weights") -> Path:
