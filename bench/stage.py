@@ -1,0 +1,204 @@
+"""What benches share: a portal of their own on a private Redis and database, other people's software in its own place,
+CPU time of processes, and the line that says what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from portal.supervise import die_with
+from tests.postgres import postgres
+from tests.redis import redis_up
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CACHE = REPOSITORY / "var" / "bench"
+# As `vigil up` starts it.
+UVICORN = (
+    "--ws",
+    "websockets-sansio",
+    "--ws-per-message-deflate",
+    "false",
+    "--no-access-log",
+    "--log-level",
+    "warning",
+)
+
+
+def machine() -> str:
+    """Where and when this was measured, and how busy the machine was with other things."""
+    model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "unknown CPU")
+    load = os.getloadavg()[0]
+    now = datetime.now(UTC).strftime("%Y-%m-%d")
+    return f"{now}, {os.cpu_count()} × {model}, Python {platform.python_version()}, load before {load:.1f}"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def result(name: str, *, bars: dict[str, bool], **figures: Any) -> int:
+    """Print the machine-readable last line; the exit status."""
+    met = all(bars.values())
+    print(json.dumps({"bench": name, "met": met, "bars": bars, **figures}, default=lambda x: round(float(x), 4)))
+    return 0 if met else 1
+
+
+def bar(what: str, figure: float, limit: float, *, at_least: bool = True, unit: str = "") -> bool:
+    """Print one bar and whether it is met."""
+    met = figure >= limit if at_least else figure <= limit
+    sign = "≥" if at_least else "≤"
+    print(f"  bar: {what}: {figure:.2f}{unit} {sign} {limit:g}{unit}: {'met' if met else 'MISSED'}")
+    return met
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def process(command: Sequence[object], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that goes when the bench does."""
+    parent = os.getpid()
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=REPOSITORY,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: die_with(parent),
+        )
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def wait_for_port(port: int, child: subprocess.Popen[bytes], log: Path, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if child.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the server does not come up:\n{log.read_text()[-3000:]}")
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its children that live."""
+    total = 0.0
+    for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        times = one.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+@dataclass(frozen=True)
+class Site:
+    """A portal's environment: a fresh home, its database migrated, Redis running, but no process of ours yet."""
+
+    home: Path
+    environment: dict[str, str]
+
+    @contextmanager
+    def web(self, application: str = "portal.asgi:application", **environment: str) -> Iterator[tuple[int, int]]:
+        """One uvicorn process; (port, pid)."""
+        port, log = free_port(), self.home / "web.log"
+        command = [sys.executable, "-m", "uvicorn", application, "--host", "127.0.0.1", "--port", port, *UVICORN]
+        with process(command, log, **{**self.environment, **environment}) as child:
+            wait_for_port(port, child, log)
+            yield port, child.pid
+
+
+@contextmanager
+def site(database: str = "sqlite") -> Iterator[Site]:
+    """A site on SQLite or on a private, durable PostgreSQL."""
+    with ExitStack() as stack:
+        home = Path(tempfile.mkdtemp(prefix="vigil-bench-"))
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        environment = {
+            "VIGIL_HOME": str(home),
+            "REDIS_URL": stack.enter_context(redis_up(home / "redis")).url,
+            "DJANGO_SETTINGS_MODULE": "portal.settings",
+            "VIGIL_LOG_LEVEL": "ERROR",
+        }
+        if database == "postgres":
+            environment["DATABASE_URL"] = stack.enter_context(postgres(durable=True))
+        else:
+            environment.pop("DATABASE_URL", None)
+        command = [sys.executable, "manage.py", "migrate", "-v", "0"]
+        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **environment}, check=True)
+        yield Site(home, environment)
+
+
+def django(place: Site) -> None:
+    """Be a process of this site."""
+    os.environ.update(place.environment)
+    import django as framework
+
+    framework.setup()
+
+
+def others(name: str, *packages: str) -> Path:
+    """The Python of a virtual environment with other people's software, made once and kept under var/bench."""
+    home = CACHE / name
+    done = home / "installed.txt"
+    python = home / "bin" / "python"
+    if not done.exists() or done.read_text() != " ".join(packages):
+        print(f"  installing {', '.join(packages)} into {home.relative_to(REPOSITORY)} (once) …", flush=True)
+        shutil.rmtree(home, ignore_errors=True)
+        venv.create(home, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+        done.write_text(" ".join(packages))
+    return python
+
+
+def in_child(module: str, *arguments: str) -> dict[str, Any]:
+    """What `python -m module arguments` prints as its last line, as JSON; the lines before are shown."""
+    command = [sys.executable, "-m", module, *arguments]
+    child = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    last = ""
+    for line in child.stdout:
+        if last:
+            print(last, flush=True)
+        last = line.rstrip("\n")
+    if child.wait():
+        raise SystemExit(f"{' '.join(command)} failed: {last}")
+    found: dict[str, Any] = json.loads(last)
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that this share of the sorted values does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 100) * len(ordered) // 100) - 1))]
