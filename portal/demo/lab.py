@@ -143,7 +143,8 @@ def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
 
 def _start_job(user: User, text: str, known: set[str]) -> str:
     cpus = len(os.sched_getaffinity(0))
-    text = text.replace("{cpus}", str(cpus)).replace("{batch}", str(16 * cpus))
+    for name, number in (("{ranks}", min(2, cpus)), ("{cpus}", cpus), ("{batch}", 16 * cpus)):
+        text = text.replace(name, str(number))
     spec = JobSpec.parse_toml(text)
     if spec.name in known or settings.VIGIL_SCHEDULER != "local":
         return ""

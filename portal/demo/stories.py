@@ -172,11 +172,11 @@ kind = "distributed"
 project = "language"
 tags = ["demo", "live"]
 [resources]
-ranks_per_node = 1
+ranks_per_node = {ranks}
 time_limit = "00:30:00"
 [run]
 recipe = "language"
-steps = 10000
+steps = 6000
 global_batch = 8
 checkpoint_every = 100
 validate_every = 100
