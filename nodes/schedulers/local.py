@@ -258,18 +258,16 @@ class LocalScheduler:
         status = slots.read_json(os.path.join(place, "status.json"))
         if not watched and (status is None or status["state"] not in FINAL):
             status = self._settle(job_id, request)
-        if status is None:
-            return None
+        status = status or _starting(request)
         return JobStatus(scheduler_id=str(job_id), key=request["key"], **{**status, "nodes": tuple(status["nodes"])})
 
     def _settle(self, job_id: int, request: slots.Facts) -> slots.Facts | None:
         """A job that nobody watches: start what never was, end what a dead shim left, and say so."""
         place = slots.folder(self.root, job_id)
         if not os.path.exists(os.path.join(place, "shim.json")):
-            pending = {"state": "pending", "submitted_at": request["submitted_at"], "reason": "Starting", "nodes": []}
             if time.time() - request["submitted_at"] > START_WAIT_S:  # whoever submitted it died in between
                 self._start(job_id)
-            return pending
+            return None
         lock = shim.hold(os.path.join(place, "shim.lock"))
         if lock is None:
             return slots.read_json(os.path.join(place, "status.json"))
@@ -277,7 +275,7 @@ class LocalScheduler:
             status = slots.read_json(os.path.join(place, "status.json"))
             if status is not None and status["state"] in FINAL:
                 return status
-            return self._bury(job_id, place, status or {"submitted_at": request["submitted_at"], "nodes": []})
+            return self._bury(job_id, place, status or _starting(request))
         finally:
             os.close(lock)
 
@@ -323,6 +321,11 @@ class LocalScheduler:
                 shutil.rmtree(place, ignore_errors=True)
                 if request is not None:
                     processes.remove_marker(self._key(request["key"]))
+
+
+def _starting(request: slots.Facts) -> slots.Facts:
+    """How a job stands before its watcher has said anything."""
+    return {"state": "pending", "submitted_at": request["submitted_at"], "reason": "Starting", "nodes": []}
 
 
 def find_gpus() -> tuple[Gpu, ...]:

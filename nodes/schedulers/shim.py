@@ -52,7 +52,6 @@ class Shim:
 
     def live(self) -> None:
         """Queue, run, and queue again for as long as the job asks to be requeued."""
-        self.note()
         while (granted := self.wait_for_turn()) is not None:
             run = Run(self, granted)
             run.watch()
@@ -270,6 +269,7 @@ def main(folder: str) -> int:
     shim = Shim(folder)
     slots.write_json(os.path.join(folder, "shim.json"), processes.identity(os.getpid()))
     slots.write_json(slots.ticket_path(shim.root, shim.job_id), shim.request["ticket"])
+    shim.note()
     os.write(writing, b"1")
     os.close(writing)
     shim.live()
