@@ -6,7 +6,8 @@ INSTALL = sh docker/install.sh $(VENV)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: run demo install dev test test-fast test-sqlite test-postgres check format bench lock clean help
+.PHONY: run demo install dev test test-fast check format bench lock clean help \
+	check-code check-types check-imports check-templates check-migrations check-assets
 
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/settings.md)
 	@exec $(PYTHON_OF_VENV) -m portal.up --with-parent
@@ -29,12 +30,21 @@ test-fast: dev ## the quick tests, under a minute
 	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow"
 
 check: dev ## lint, format, types, import rules, templates, migrations
+	@$(MAKE) --no-print-directory --keep-going check-code check-types check-imports check-templates check-migrations check-assets
+
+check-code:
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+check-types:
 	@$(VENV)/bin/mypy
-	@$(VENV)/bin/lint-imports
+check-imports:
+	@$(VENV)/bin/lint-imports --no-cache >var/imports.log || { cat var/imports.log; exit 1; }
+	@tail -n 1 var/imports.log
+check-templates:
 	@git ls-files -z -- 'templates/*.html' | xargs -0r $(VENV)/bin/djade --target-version 5.2 --check
+check-migrations:
 	@$(PYTHON_OF_VENV) manage.py makemigrations --check --dry-run
+check-assets:
 	@if command -v biome >/dev/null; then biome ci static/js static/css; else echo "biome is not installed: JavaScript and CSS were not checked"; fi
 
 format: dev ## format code and templates

@@ -69,7 +69,7 @@ class Attempt(models.Model):
     state = models.CharField(max_length=16, choices=State.choices, default=State.PENDING, db_index=True)
     reason = models.TextField(blank=True, help_text="Why it waits or why it ended, in the scheduler's words or ours.")
 
-    # The scheduler's side. `submitting_at` is set before the scheduler is asked: an unknown outcome is looked up, not repeated.
+    # The scheduler's side. `submitting_at` is set before the scheduler is asked: an unknown outcome is looked up.
     scheduler_id = models.CharField(max_length=64, blank=True, db_index=True)
     scheduler_restart_count = models.PositiveIntegerField(default=0)
     submitting_at = models.DateTimeField(null=True, blank=True)
@@ -134,7 +134,7 @@ class Attempt(models.Model):
 
 
 class Stream(models.Model):
-    """One process start of one rank (or launcher): the unit of exactly-once. `next_seq` is the cursor it must follow."""
+    """One process start of one rank (or launcher): the unit of exactly-once. `next_seq` is the cursor to follow."""
 
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="streams")
     uid = models.CharField(max_length=32)

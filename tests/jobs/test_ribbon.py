@@ -35,7 +35,7 @@ def life() -> Ribbon:
 def test_segments_follow_each_other_inside_the_drawing() -> None:
     segments = life().segments
     assert [s.number for s in segments] == [1, 2, 3, 4]
-    assert all(0 <= s.x and s.end <= 100.001 for s in segments)
+    assert all(s.x >= 0 and s.end <= 100.001 for s in segments)
     assert all(a.end <= b.x + 0.001 for a, b in zip(segments, segments[1:], strict=False))
 
 
