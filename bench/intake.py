@@ -167,7 +167,7 @@ class _mlflow:
             url = self.place.environment["DATABASE_URL"]
             folder = url.split("host=")[1]
             subprocess.run(["createdb", "-h", folder, "-U", "vigil", "mlflow"], check=True)
-            store = f"postgresql://vigil@/mlflow?host={folder}"
+            store = f"postgresql+psycopg2://vigil@/mlflow?host={folder}"
         command = [
             python, "-m", "mlflow", "server", "--backend-store-uri", store, "--host", "127.0.0.1",
             "--port", self.port, "--workers", "1", "--default-artifact-root", self.place.home / "artifacts",
