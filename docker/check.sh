@@ -57,7 +57,7 @@ PYTHON
 docker/entrypoint.sh worker follow --help >/dev/null
 docker/entrypoint.sh beat --help >/dev/null
 docker/entrypoint.sh vigil --help >/dev/null
-docker/entrypoint.sh manage check >/dev/null
+docker/entrypoint.sh manage check >/dev/null 2>&1
 if docker/entrypoint.sh nonsense 2>/dev/null; then
     echo "the entrypoint takes a role that there isn't" >&2
     exit 1
