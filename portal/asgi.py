@@ -1,5 +1,6 @@
 """The ASGI application: reports by their own short way, Django for other requests, Channels for sockets."""
 
+import gc
 import os
 from typing import cast
 
@@ -10,7 +11,7 @@ from django.core.asgi import get_asgi_application  # noqa: E402
 
 _django = get_asgi_application()  # sets Django up, before anything below imports models
 
-from django.urls import path, re_path  # noqa: E402
+from django.urls import get_resolver, path, re_path  # noqa: E402
 
 import portal.celery  # noqa: E402, F401  (binds shared tasks to our broker)
 from jobs.api.reports import Intake  # noqa: E402
@@ -28,3 +29,9 @@ sockets = URLRouter(
 application = ProtocolTypeRouter(
     {"http": Intake(BodyLimit(cast(Application, _django))), "websocket": Door(sockets)},
 )
+
+# Everything is loaded now rather than in the first request, and stays: a full collection that looked through it all
+# held up requests and sockets for 100 ms every few seconds of work.
+get_resolver().url_patterns  # noqa: B018
+gc.collect()
+gc.freeze()
