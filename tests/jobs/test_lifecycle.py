@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 # Counts, saves every tenth step, goes on where it was; what it prints tells what happened.
 PROGRAM = """\
 import os, sys, time, pathlib, vigil_report
+vigil_report.stopping()  # from here on a stop is ours to obey
 here = vigil_report.resume_path()
 start = int(here.read_text()) if here else 0
 print("from", start, "rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
