@@ -98,6 +98,11 @@ class Ribbon:
         return round(max(0.0, (self.done or 0.0) - (self.now or 0.0)), 3)
 
     @property
+    def crowded(self) -> bool:
+        """On a phone there is no room for both the beginning and the first label of the axis."""
+        return bool(self.axis) and self.axis[0][0] < 28
+
+    @property
     def lost(self) -> bool:
         return any(segment.lost_x is not None for segment in self.segments)
 

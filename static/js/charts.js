@@ -37,10 +37,10 @@ class Chart {
     const lines = [];
     for (const s of this.spec.series) {
       if (this.spec.band) {
-        lines.push({ ...s, key: `${s.name} min`, label: "range", kind: "low", column: "min" });
+        lines.push({ ...s, key: `${s.name} min`, label: "", kind: "low", column: "min" });
         lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max" });
         lines.push({ ...s, key: s.name, column: "median" });
-        lines.push({ ...s, key: `${s.name} worst`, label: "worst rank", kind: "fact", column: "worst" });
+        lines.push({ ...s, key: `${s.name} worst`, label: "worst", kind: "fact", column: "worst" });
       } else if (this.spec.smooth && s.kind !== "dots") {
         lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
         lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });

@@ -8,7 +8,7 @@ export class Readout {
     this.lines = lines;
     this.shown = lines.map((line, column) => ({ line, column })).filter(({ line }) => line.kind !== "high" && !line.silent);
     this.at = this.item(xunit, null);
-    this.cells = this.shown.map(({ line }) => this.item(line.label || line.name, line));
+    this.cells = this.shown.map(({ line }) => this.item(line.label ?? line.name, line));
     this.late = document.createElement("span");
     this.late.className = "late";
     element.replaceChildren(this.at.span, ...this.cells.map((cell) => cell.span), this.late);
@@ -25,7 +25,7 @@ export class Readout {
       if (line.kind !== "fact") span.append(swatch);
       if (line.kind === "low") value.className = "wide";
     }
-    span.append(`${text} `, value);
+    span.append(text ? `${text} ` : "", value);
     return { span, value };
   }
 
@@ -40,7 +40,7 @@ export class Readout {
     put(this.at.value, count(x[i]));
     this.shown.forEach(({ line, column }, n) => {
       const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
-      const form = line.kind === "fact" ? count : line.digits ? fixed(line.digits) : this.form;
+      const form = line.kind === "fact" ? rankName : line.digits ? fixed(line.digits) : this.form;
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
       put(this.cells[n].value, high === null ? form(low) : `${form(low)}–${form(high)}`);
       this.cells[n].span.hidden = line.kind === "ghost" && !columns[column].some((v) => v !== null && v !== undefined);
@@ -59,6 +59,8 @@ export class Readout {
     this.element.removeAttribute("aria-live");
   }
 }
+
+const rankName = (value) => (value === null ? "–" : `r${count(value)}`);
 
 const fixed = (digits) => (digits === 3 ? loss : (value) => (Number.isFinite(value ?? Number.NaN) ? value.toFixed(digits).replace("-", "−") : measure(value)));
 

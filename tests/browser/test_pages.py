@@ -45,8 +45,7 @@ def jobs(lab_up: Stack) -> dict[str, int]:
     return {job["state"]: job["id"] for job in items}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (390, "light")])
 def test_nobody_trips(lab_up: Stack, jobs: dict[str, int], browse: Browse, width: int, theme: str) -> None:
     watched = browse(lab_up, width=width, theme=theme)
     paths = [*PAGES, f"/submit?from={jobs['completed']}"]
