@@ -55,6 +55,9 @@ def _names(kind: str) -> Callable[[dict[str, Any]], None]:
     return lambda schema: schema.update(enum=choices.names(kind))
 
 
+WARMUP_STEPS = 20
+
+
 class RunConfig(BaseModel):
     """The trainer's own configuration. Frozen: what was validated is what runs."""
 
@@ -74,8 +77,8 @@ class RunConfig(BaseModel):
     """Of the initial weights, the order of the data and the dropout."""
     learning_rate: float = Field(3e-4, gt=0, le=100, allow_inf_nan=False)
     """The highest, at the end of the warm-up."""
-    warmup_steps: int = Field(20, ge=0)
-    """Steps over which the learning rate rises linearly; then it falls along a cosine."""
+    warmup_steps: int = Field(WARMUP_STEPS, ge=0)
+    """Steps over which the learning rate rises linearly, before it falls along a cosine."""
     min_learning_rate_ratio: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
     """Where the cosine ends, as a part of the learning rate."""
     weight_decay: float = Field(0.1, ge=0, le=10, allow_inf_nan=False)
@@ -113,6 +116,14 @@ class RunConfig(BaseModel):
         if tables:
             rest["options"] = {**rest.get("options", {}), **tables}
         return rest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorten_warmup(cls, data: Any) -> Any:
+        """A run too short for the usual warm-up gets a shorter one, unless somebody asked for it by number."""
+        if isinstance(data, Mapping) and "warmup_steps" not in data and type(steps := data.get("steps")) is int:
+            return {**data, "warmup_steps": min(WARMUP_STEPS, max(0, steps // 5))}
+        return data
 
     @field_validator("recipe")
     @classmethod

@@ -85,6 +85,12 @@ def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
     assert problem.message.startswith(message)
 
 
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (10, 2), (100, 20), (5000, 20)])
+def test_a_short_run_gets_a_short_warmup(steps: int, warmup: int) -> None:
+    assert config.parse({"steps": steps}).warmup_steps == warmup
+    assert not list(config.parse({"steps": steps}).check(1))
+
+
 def test_bookkeeping_does_not_change_the_hash() -> None:
     one = config.parse({"checkpoint_every": 5, "flush_seconds": 2.0})
     assert one.hash() == config.parse({}).hash()
