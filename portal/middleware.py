@@ -1,7 +1,7 @@
 """The site's own middleware."""
 
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 from asgiref.sync import iscoroutinefunction
 from csp.middleware import CSPMiddleware, PolicyParts
@@ -9,6 +9,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
+from whitenoise.middleware import WhiteNoiseMiddleware
 
 from portal import problems
 
@@ -26,6 +27,23 @@ class ContentSecurityPolicy(CSPMiddleware):
         if request.path_info.startswith("/admin/"):
             parts.update = {**(parts.update or {}), **_RECORDS}
         return parts
+
+
+class StaticFiles(WhiteNoiseMiddleware):
+    """whitenoise's, answering a file whole: under ASGI Django reads its iterator in one go anyway, and complains."""
+
+    @staticmethod
+    def serve(static_file: Any, request: HttpRequest) -> HttpResponse:
+        found = static_file.get_response(request.method, request.META)
+        content = b""
+        if found.file is not None:
+            with found.file:
+                content = found.file.read()
+        response = HttpResponse(content, status=int(found.status))
+        del response.headers["Content-Type"]
+        for name, value in found.headers:
+            response.headers[name] = value
+        return response
 
 
 @sync_and_async_middleware

@@ -121,7 +121,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "portal.middleware.StaticFiles",
     "portal.middleware.ContentSecurityPolicy",
     "portal.middleware.problem_documents",
     "django.contrib.sessions.middleware.SessionMiddleware",
