@@ -71,6 +71,11 @@ document.addEventListener("click", (event) => {
   if (button && doers[button.dataset.do]) doers[button.dataset.do](button, event);
 });
 
+// Menus close when one looks elsewhere.
+document.addEventListener("click", (event) => {
+  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
+
 document.addEventListener("submit", (event) => {
   if (event.target.dataset.do === "theme") {
     event.preventDefault();
@@ -89,6 +94,8 @@ document.addEventListener("keydown", (event) => {
       box.select();
       event.preventDefault();
     }
+  } else if (event.key === "?") {
+    document.getElementById("keys")?.showModal();
   } else if (event.key === "g") {
     leading = event.timeStamp;
   } else if (event.timeStamp - leading < 1200) {

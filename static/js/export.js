@@ -43,9 +43,6 @@ export function menu(chart) {
     summary.focus();
     event.stopPropagation();
   });
-  document.addEventListener("click", (event) => {
-    if (!box.contains(event.target)) box.open = false;
-  });
 }
 
 const file = (chart) => `job-${chart.spec.job}-${chart.spec.id}`;

@@ -6,6 +6,7 @@ import { count, duration, loss, measure, nowClock } from "./words.js";
 const life = document.getElementById("life");
 const grid = document.getElementById("charts");
 const job = Number(life.dataset.job);
+const ALIVE = new Set(["pending", "running", "suspended", "completing"]);
 const LIFE_MS = 5_000; // the head is made anew at most this often
 
 // The head: swapped by htmx when something in it changed, soon after a change of state, else every five seconds.
@@ -39,7 +40,9 @@ function heard(header) {
   const changed = header.state !== life.dataset.state || String(header.number) !== (life.dataset.number || String(header.number));
   life.dataset.state = header.state;
   life.dataset.number = header.number;
-  retell(changed);
+  life.dataset.alive = ALIVE.has(header.state) ? "1" : "0";
+  // A greeting or a heartbeat of a job that has ended tells nothing new.
+  if (changed || life.dataset.alive === "1" || !header.kind) retell(changed);
   if (changed) reread();
 }
 

@@ -16,7 +16,10 @@ form.addEventListener("submit", tidy);
 
 // Addresses say only what was chosen.
 function tidy() {
-  for (const box of form.elements) if (box.name && (box.value === "" || (box.name === "rank" && box.value === "0"))) box.disabled = true;
+  for (const box of form.elements) {
+    const isUsual = box.value === "" || (box.name === "rank" && box.value === "0") || (box.name === "attempt" && box.selectedIndex === 0);
+    if (box.name && isUsual) box.disabled = true;
+  }
 }
 
 if (log && !("search" in log.dataset)) view();

@@ -6,7 +6,10 @@ export class Readout {
     this.form = unit === "seconds" ? seconds : measure;
     this.element = element;
     this.lines = lines;
-    this.shown = lines.map((line, column) => ({ line, column })).filter(({ line }) => line.kind !== "high" && !line.silent);
+    const all = lines.map((line, column) => ({ line, column }));
+    this.shown = all.filter(({ line }) => line.kind !== "high" && line.kind !== "fact" && !line.silent);
+    this.fact = all.find(({ line }) => line.kind === "fact");
+    this.note = this.fact && element.closest("figure").querySelector("h3").appendChild(document.createElement("span"));
     this.at = this.item(xunit, null);
     this.cells = this.shown.map(({ line }) => this.item(line.label ?? line.name, line));
     this.late = document.createElement("span");
@@ -22,7 +25,7 @@ export class Readout {
       const swatch = document.createElement("i");
       swatch.dataset.kind = line.kind === "low" ? "band" : line.kind || "line";
       span.className = `s${line.color}`;
-      if (line.kind !== "fact") span.append(swatch);
+      span.append(swatch);
       if (line.kind === "low") value.className = "wide";
     }
     span.append(text ? `${text} ` : "", value);
@@ -33,18 +36,26 @@ export class Readout {
   show(data, index) {
     if (!data) {
       for (const cell of [this.at, ...this.cells]) cell.value.textContent = "–";
+      if (this.note) put(this.note, "");
       return;
     }
     const [x, ...columns] = data;
     const i = index ?? x.length - 1;
     put(this.at.value, count(x[i]));
+    if (this.note) this.told(columns[this.fact.column], i);
     this.shown.forEach(({ line, column }, n) => {
       const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
-      const form = line.kind === "fact" ? rankName : line.digits ? fixed(line.digits) : this.form;
+      const form = line.digits ? fixed(line.digits) : this.form;
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
       put(this.cells[n].value, high === null ? form(low) : `${form(low)}–${form(high)}`);
       this.cells[n].span.hidden = line.kind === "ghost" && !columns[column].some((v) => v !== null && v !== undefined);
     });
+  }
+
+  // A fact of the moment stands beside the title: "worst r19".
+  told(column, index) {
+    const value = at(column, index, true);
+    put(this.note, value === null ? "" : `${this.fact.line.label} r${count(value)}`);
   }
 
   stale(text) {
@@ -59,8 +70,6 @@ export class Readout {
     this.element.removeAttribute("aria-live");
   }
 }
-
-const rankName = (value) => (value === null ? "–" : `r${count(value)}`);
 
 const fixed = (digits) => (digits === 3 ? loss : (value) => (Number.isFinite(value ?? Number.NaN) ? value.toFixed(digits).replace("-", "−") : measure(value)));
 

@@ -62,7 +62,7 @@ def test_submit_watch_cancel_resume(portal_up: Stack, browse: Callable[..., Watc
         timeout=20_000,
     )
     expect(page.locator("#lamp")).to_have_attribute("data-live", "")
-    expect(page.locator("[data-chart=ranks] .readout")).to_contain_text("worst", timeout=20_000)
+    expect(page.locator("[data-chart=ranks] h3")).to_contain_text("worst", timeout=20_000)
     expect(page.locator("#newest")).to_contain_text("50", timeout=60_000)
     expect(page.locator("#log-tail")).to_contain_text("loss", timeout=20_000)
     assert page.evaluate("window.stayed"), "the page was never reloaded"
