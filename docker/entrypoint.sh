@@ -7,6 +7,7 @@
 #   agent            report on the node that it runs on
 #   vigil …, manage …  the command line; Django's own
 set -eu
+umask 027
 cd "$(dirname "$0")/.."
 role=${1:-web}
 [ $# -eq 0 ] || shift

@@ -21,7 +21,6 @@ refuse() { say "Vigil cannot be installed: $*" >&2; exit 1; }
 step() {
     say "$1 …"
     shift
-    mkdir -p "$(dirname "$log")"
     printf '\n$ %s\n' "$*" >>"$log"
     if ! "$@" </dev/null >>"$log" 2>&1; then
         tail -n 20 "$log" >&2
@@ -53,8 +52,8 @@ digest() { cat "$@" | sha256sum | cut -d ' ' -f 1; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 mkdir -p "$(dirname "$venv")"
+(umask 077 && mkdir -p "$(dirname "$log")") # by default var/, where the portal's data will be
 if command -v flock >/dev/null 2>&1; then
-    mkdir -p "$(dirname "$log")"
     exec 9>"$(dirname "$log")/install.lock"
     flock 9 # two makes at once take turns
 fi

@@ -333,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.with_parent:
         supervise.die_with(os.getppid(), signal.SIGTERM)
+    os.umask(0o027)  # database, logs and uploads are nobody else's to read
     try:
         return _run(options)
     except Refused as error:

@@ -23,6 +23,8 @@ def test_starts_serves_and_stops_within_five_seconds(make_stack: MakeStack) -> N
     stack = make_stack(fresh=True)
     stack.start()
     assert "Sign in: http://" in stack.said()
+    for path in ("vigil.sqlite3", "cli.toml", "secret_key", "logs/web.log", "redis"):
+        assert (stack.home / path).stat().st_mode & 0o007 == 0, f"{path} is nobody else's to read"
     assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200
     pids = {name: stack.pid(name) for name in NAMES}
     assert all(os.getsid(pid) == pid for pid in pids.values()), "each in a session of its own"
