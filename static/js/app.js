@@ -73,7 +73,8 @@ document.addEventListener("click", (event) => {
 
 // Menus close when one looks elsewhere.
 document.addEventListener("click", (event) => {
-  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+  for (const menu of document.querySelectorAll("details.menu[open]"))
+    if (!menu.contains(event.target)) menu.open = false;
 });
 
 document.addEventListener("submit", (event) => {
@@ -86,7 +87,13 @@ document.addEventListener("submit", (event) => {
 // Keys: / search, g then h, j or s to go; pages add their own. None acts destructively.
 let leading = Number.NEGATIVE_INFINITY;
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("input, textarea, select, dialog, [contenteditable]") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (
+    event.target.closest("input, textarea, select, dialog, [contenteditable]") ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey
+  )
+    return;
   if (event.key === "/") {
     const box = document.querySelector("[type=search]");
     if (box) {
@@ -111,12 +118,16 @@ document.addEventListener("keydown", (event) => {
 // htmx: what went wrong is said, never swallowed.
 document.addEventListener("htmx:responseError", (event) => {
   const status = event.detail.xhr.status;
-  if (status === 401 || status === 403) toast("You are signed out, or may not see this any more. Reload the page.", "failed");
+  if (status === 401 || status === 403)
+    toast("You are signed out, or may not see this any more. Reload the page.", "failed");
   else toast(`The portal answered ${status}. Training goes on; reload in a moment.`, "failed");
 });
 document.addEventListener("htmx:sendError", () => {
   if (!document.querySelector("#toasts [data-offline]")) {
-    toast("The portal does not answer. Training goes on; this page catches up when it is back.", "pending").dataset.offline = "";
+    toast(
+      "The portal does not answer. Training goes on; this page catches up when it is back.",
+      "pending",
+    ).dataset.offline = "";
   }
 });
 document.addEventListener("htmx:afterRequest", (event) => {

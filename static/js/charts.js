@@ -2,8 +2,9 @@
 //
 // spec: {id, title, series: [{name, label, color, digits, kind}], breaks, limits, zero, smooth, band}
 // chart(figure, spec, fetchRange) → {load(items), append(entries), stale(text), redraw()}
-import { align, Curve, gapsIn, smooth } from "./curves.js";
+import { Curve } from "./curves.js";
 import { menu } from "./export.js";
+import { dataOf, isHidden, linesOf, style } from "./lines.js";
 import { forget, paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
 import { label, Range } from "./ranges.js";
 import { Readout } from "./readout.js";
@@ -27,34 +28,10 @@ class Chart {
     this.log = false;
     this.range = new Range();
     this.visible = true;
-    this.readout = new Readout(figure.querySelector(".readout"), this.lines(), spec);
+    this.lines = linesOf(spec);
+    this.readout = new Readout(figure.querySelector(".readout"), this.lines, spec);
     this.listen();
     menu(this);
-  }
-
-  // The lines drawn, in order: {key, label, color, digits, kind, of}. Bands come as low, high, then their middle.
-  lines() {
-    const lines = [];
-    for (const s of this.spec.series) {
-      if (this.spec.band) {
-        lines.push({ ...s, key: `${s.name} min`, label: "", kind: "low", column: "min" });
-        lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max" });
-        lines.push({ ...s, key: s.name, column: "median" });
-        lines.push({ ...s, key: `${s.name} worst`, label: "worst", kind: "fact", column: "worst" });
-      } else if (this.spec.smooth && s.kind !== "dots") {
-        lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
-        lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
-        lines.push({ ...s, key: `${s.name} raw`, label: "raw", kind: "ghost", column: "raw" });
-        lines.push({ ...s, key: s.name, column: "smooth" });
-      } else if (s.kind === "dots") {
-        lines.push({ ...s, key: s.name, column: "value" });
-      } else {
-        lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
-        lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
-        lines.push({ ...s, key: s.name, column: "value" });
-      }
-    }
-    return lines;
   }
 
   // Everything anew, as the server tells it: [{name, step, value | min, max, mean | median, …}].
@@ -69,7 +46,10 @@ class Chart {
     let grew = false;
     for (const entry of entries) {
       const curve = this.curves.get(entry.name) || this.start(entry);
-      const columns = "value" in curve.columns ? { value: entry.value } : { ...entry.columns, min: entry.value, max: entry.value, mean: entry.value };
+      const columns =
+        "value" in curve.columns
+          ? { value: entry.value }
+          : { ...entry.columns, min: entry.value, max: entry.value, mean: entry.value };
       curve.merge(entry.step, entry.columns || columns);
       grew = true;
       if (curve.n > MOST_POINTS) this.crowded = true;
@@ -121,53 +101,14 @@ class Chart {
       this.empty();
       return;
     }
-    const data = this.data();
+    const { data, gaps } = dataOf(this.spec, this.lines, this.shown());
+    this.data = data;
+    this.gaps = gaps;
     if (!this.u) this.make(data);
     else this.u.setData(data);
     if (this.pinned !== undefined) this.point(this.pinned);
-    else this.readout.show(this.data_, null);
+    else this.readout.show(this.data, null);
     this.tell();
-  }
-
-  // The aligned columns for uPlot.
-  data() {
-    const curves = this.shown();
-    const breaks = (this.spec.breaks || []).map((b) => b.at);
-    const parts = [];
-    this.gaps = [];
-    for (const s of this.spec.series) {
-      const mine = this.lines_().filter((line) => line.name === s.name);
-      const curve = curves.get(s.name);
-      if (!curve?.n) {
-        parts.push({ x: [], ys: mine.map(() => []) });
-        continue;
-      }
-      if (s.kind !== "dots") this.gaps.push(...this.oddOf(curve));
-      const span = curve.last - curve.first;
-      const smoothed = this.spec.smooth && s.kind !== "dots" ? smooth(curve.steps, curve.main, Math.max(span * 0.01, 1e-9), breaks) : null;
-      const envelope = "mean" in curve.columns;
-      const nothing = new Float64Array(curve.n).fill(Number.NaN);
-      const ys = mine.map((line) => {
-        if (line.column === "smooth") return smoothed;
-        if (line.column === "raw") return envelope ? nothing : curve.main;
-        if (line.column === "value" || line.column === "median") return curve.main;
-        return line.column in curve.columns ? curve.column(line.column) : nothing;
-      });
-      parts.push({ x: curve.steps, ys });
-    }
-    this.data_ = align(parts);
-    return this.data_;
-  }
-
-  // The server's gaps, and those that came since.
-  oddOf(curve) {
-    const told = curve.gaps || [];
-    return [...told, ...gapsIn(curve.steps, curve.main).filter(([from, to]) => !told.some(([a, b]) => from >= a && to <= b))];
-  }
-
-  lines_() {
-    this.allLines ||= this.lines();
-    return this.allLines;
   }
 
   empty() {
@@ -187,7 +128,7 @@ class Chart {
     const narrow = this.plot.clientWidth < 420;
     const font = `500 ${narrow ? 10 : 11}px Inter`;
     const axis = { stroke: () => token("--faint"), font };
-    const lines = this.lines_();
+    const lines = this.lines;
     this.u = new uPlot(
       {
         width: this.plot.clientWidth,
@@ -206,11 +147,29 @@ class Chart {
           y: { distr: this.log ? 3 : 1, range: () => this.range.of(this) },
         },
         axes: [
-          { ...axis, size: 22, gap: 4, space: narrow ? 70 : 90, grid: { show: false }, ticks: { stroke: () => token("--line-strong"), width: 1, size: 4 }, values: (_, v) => v.map(label) },
-          { ...axis, size: narrow ? 38 : 44, gap: 6, space: 34, grid: { stroke: () => token("--line"), width: 1 }, ticks: { show: false }, values: (_, v) => v.map(label) },
+          {
+            ...axis,
+            size: 22,
+            gap: 4,
+            space: narrow ? 70 : 90,
+            grid: { show: false },
+            ticks: { stroke: () => token("--line-strong"), width: 1, size: 4 },
+            values: (_, v) => v.map(label),
+          },
+          {
+            ...axis,
+            size: narrow ? 38 : 44,
+            gap: 6,
+            space: 34,
+            grid: { stroke: () => token("--line"), width: 1 },
+            ticks: { show: false },
+            values: (_, v) => v.map(label),
+          },
         ],
         series: [{}, ...lines.map((line) => style(line))],
-        bands: lines.flatMap((line, i) => (line.kind === "low" ? [{ series: [i + 2, i + 1], fill: () => tint(line, 0.2) }] : [])),
+        bands: lines.flatMap((line, i) =>
+          line.kind === "low" ? [{ series: [i + 2, i + 1], fill: () => tint(line, 0.2) }] : [],
+        ),
         hooks: {
           drawClear: [
             (u) => {
@@ -219,7 +178,7 @@ class Chart {
               paintLimits(u, this.spec.limits || []);
             },
           ],
-          setCursor: [(u) => this.readout.show(this.data_, u.cursor.idx)],
+          setCursor: [(u) => this.readout.show(this.data, u.cursor.idx)],
           setSelect: [(u) => this.select(u)],
         },
       },
@@ -279,7 +238,7 @@ class Chart {
   setLog(on) {
     const positive = this.spec.series.every((s) => {
       const curve = this.curves.get(s.name);
-      return !curve || !curve.main.some((v) => v <= 0);
+      return !curve?.main.some((v) => v <= 0);
     });
     this.log = on && positive;
     for (const button of this.figure.querySelectorAll("[data-scale]")) {
@@ -295,10 +254,13 @@ class Chart {
   }
 
   listen() {
-    new IntersectionObserver(([entry]) => {
-      this.visible = entry.isIntersecting;
-      if (this.visible && this.dirty) this.soon(0);
-    }, { rootMargin: "120px" }).observe(this.plot);
+    new IntersectionObserver(
+      ([entry]) => {
+        this.visible = entry.isIntersecting;
+        if (this.visible && this.dirty) this.soon(0);
+      },
+      { rootMargin: "120px" },
+    ).observe(this.plot);
     document.addEventListener("visibilitychange", () => this.dirty && this.soon(0));
     this.figure.addEventListener("click", (event) => {
       const button = event.target.closest("[data-scale]");
@@ -311,7 +273,7 @@ class Chart {
   // Arrows walk the points, with Shift ten at a time; + and − zoom; l switches the axis.
   key(event) {
     if (!this.u || event.ctrlKey || event.metaKey || event.altKey) return;
-    const x = this.data_[0];
+    const x = this.data[0];
     const move = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
     if (move) {
       const now = this.u.cursor.idx ?? x.length - 1;
@@ -320,7 +282,8 @@ class Chart {
       this.point(this.pinned);
     } else if (event.key === "+" || event.key === "-") {
       const { min, max } = this.u.scales.x;
-      const middle = this.u.cursor.idx === null || this.u.cursor.idx === undefined ? (min + max) / 2 : x[this.u.cursor.idx];
+      const middle =
+        this.u.cursor.idx === null || this.u.cursor.idx === undefined ? (min + max) / 2 : x[this.u.cursor.idx];
       const half = ((max - min) / 2) * (event.key === "+" ? 0.5 : 2);
       const [from, to] = [Math.max(x[0], middle - half), Math.min(this.end(), middle + half)];
       if (from <= this.start_() && to >= this.end()) this.reset();
@@ -341,7 +304,7 @@ class Chart {
   }
 
   point(index) {
-    const x = this.data_[0][Math.min(index, this.data_[0].length - 1)];
+    const x = this.data[0][Math.min(index, this.data[0].length - 1)];
     this.u.setCursor({ left: this.u.valToPos(x, "x"), top: 10 }, true, true);
   }
 
@@ -353,7 +316,8 @@ class Chart {
   }
 
   resize() {
-    if (this.u && this.u.width !== this.plot.clientWidth) this.u.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight });
+    if (this.u && this.u.width !== this.plot.clientWidth)
+      this.u.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight });
   }
 
   // One sentence with the finding, for who does not see the drawing.
@@ -367,20 +331,6 @@ class Chart {
       `${this.spec.title}: from ${measure(ends[0])} at step ${curve.first} to ${measure(ends[1])} at step ${curve.last}. Arrow keys read points, plus and minus zoom.`,
     );
   }
-}
-
-const isHidden = (line) => ["low", "high", "fact"].includes(line?.kind);
-
-function style(line) {
-  const hidden = isHidden(line);
-  const alpha = line.kind === "ghost" ? 0.38 : 1;
-  return {
-    stroke: hidden ? "transparent" : () => tint(line, alpha),
-    width: line.kind === "ghost" ? 1 : line.kind === "dots" ? 0 : 1.5,
-    spanGaps: false,
-    paths: line.kind === "dots" ? () => null : undefined,
-    points: { show: line.kind === "dots", size: 5, width: 0, fill: () => tint(line) },
-  };
 }
 
 // What the API answers, as curves by name.

@@ -25,7 +25,7 @@ export function menu(chart) {
     button.textContent = text;
     button.addEventListener("click", () => {
       box.open = false;
-      if (chart.data_) act();
+      if (chart.data) act();
     });
     list.append(button);
   }
@@ -48,8 +48,8 @@ export function menu(chart) {
 const file = (chart) => `job-${chart.spec.job}-${chart.spec.id}`;
 
 function columns(chart) {
-  const lines = chart.lines_();
-  const [x, ...ys] = chart.data_;
+  const lines = chart.lines;
+  const [x, ...ys] = chart.data;
   const used = lines.map((_, k) => k).filter((k) => ys[k].some((v) => v !== null && v !== undefined));
   return { x, names: used.map((k) => lines[k].key), ys: used.map((k) => ys[k]) };
 }
@@ -121,7 +121,11 @@ function picture(chart) {
   ctx.fillRect(0, 0, canvas.width, canvas.height);
   ctx.fillStyle = token("--ink");
   ctx.font = `600 ${13 * ratio}px Inter`;
-  ctx.fillText(`${chart.spec.title}${chart.spec.unit ? `, ${chart.spec.unit}` : ""} · #${chart.spec.job}`, 12 * ratio, 22 * ratio);
+  ctx.fillText(
+    `${chart.spec.title}${chart.spec.unit ? `, ${chart.spec.unit}` : ""} · #${chart.spec.job}`,
+    12 * ratio,
+    22 * ratio,
+  );
   ctx.drawImage(source, 12 * ratio, 32 * ratio);
   canvas.toBlob((blob) => save(blob, `${file(chart)}.png`));
 }

@@ -20,7 +20,8 @@ function retell(soon = false) {
     wanted = 0;
     last = Date.now();
     // A dialog that somebody is filling in is not swapped away under them.
-    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]")) htmx.trigger(life, "vigil:life");
+    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]"))
+      htmx.trigger(life, "vigil:life");
     else retell();
   }, wait);
 }
@@ -37,7 +38,8 @@ function heard(header) {
     const bar = life.querySelector('[data-live="step-bar"]');
     if (bar && header.steps) bar.value = Math.min(1, header.step / header.steps);
   }
-  const changed = header.state !== life.dataset.state || String(header.number) !== (life.dataset.number || String(header.number));
+  const changed =
+    header.state !== life.dataset.state || String(header.number) !== (life.dataset.number || String(header.number));
   life.dataset.state = header.state;
   life.dataset.number = header.number;
   life.dataset.alive = ALIVE.has(header.state) ? "1" : "0";
@@ -67,7 +69,11 @@ function points(entries) {
 
 const columns = (entry) =>
   entry.kind === "band"
-    ? { name: entry.name, step: entry.step, columns: { min: entry.min, median: entry.median, max: entry.max, worst: entry.worst } }
+    ? {
+        name: entry.name,
+        step: entry.step,
+        columns: { min: entry.min, median: entry.median, max: entry.max, worst: entry.worst },
+      }
     : { name: entry.name, step: entry.step, value: entry.value };
 
 // Charts
@@ -78,7 +84,7 @@ const known = new Set(["learning_rate", "memory_gib"]); // series that have a ch
 // A script has reported something that this page has no chart for: it is made anew with one.
 let making = 0;
 function novelty() {
-  if (!grid || grid.dataset.kind !== "script" || making) return;
+  if (grid?.dataset.kind !== "script" || making) return;
   making = setTimeout(() => (document.querySelector("dialog[open]") ? (making = 0) : location.reload()), 2_000);
 }
 
@@ -93,19 +99,23 @@ async function draw() {
     const names = new Set(spec.series.map((s) => s.name));
     const rank = spec.rank ?? 0;
     for (const name of names) known.add(name);
-    spec.wants = (entry) => names.has(entry.name) && (spec.band ? entry.kind === "band" : entry.kind === "value" && entry.rank === rank);
+    spec.wants = (entry) =>
+      names.has(entry.name) && (spec.band ? entry.kind === "band" : entry.kind === "value" && entry.rank === rank);
     const drawn = chart(element, spec, fetchRange);
     drawn.reread = reread;
     charts.set(spec, drawn);
   }
-  const size = new ResizeObserver(() => charts.forEach((drawn) => drawn.resize()));
+  const each = (act) => {
+    for (const drawn of charts.values()) act(drawn);
+  };
+  const size = new ResizeObserver(() => each((drawn) => drawn.resize()));
   size.observe(grid);
-  const again = () => charts.forEach((drawn) => drawn.rebuild());
+  const again = () => each((drawn) => drawn.rebuild());
   document.addEventListener("vigil:theme", again);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   const first = read("series");
   if (first) paint(first);
-  setTimeout(() => charts.forEach((drawn) => drawn.loaded || drawn.plot.classList.add("skeleton")), 200);
+  setTimeout(() => each((drawn) => drawn.loaded || drawn.plot.classList.add("skeleton")), 200);
 }
 
 // What the server has: one question for the curves, one for the bands.
@@ -115,7 +125,7 @@ async function ask(specs, range) {
   for (const spec of specs) {
     // Two points a pixel of the chart's width, so charts of a width share a question.
     const points = 100 * Math.ceil(charts.get(spec).plot.clientWidth / 50);
-    const key = `${points} ${spec.band ? "band" : spec.rank ?? 0}`;
+    const key = `${points} ${spec.band ? "band" : (spec.rank ?? 0)}`;
     if (!groups.has(key)) groups.set(key, { band: Boolean(spec.band), rank: spec.rank ?? 0, points, names: new Set() });
     for (const s of spec.series) groups.get(key).names.add(s.name);
   }
@@ -143,7 +153,9 @@ async function ask(specs, range) {
 
 const itemsFor = (spec, answer) => {
   const names = new Set(spec.series.map((s) => s.name));
-  const found = spec.band ? answer.bands.filter((item) => item.median) : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
+  const found = spec.band
+    ? answer.bands.filter((item) => item.median)
+    : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
   return found.filter((item) => names.has(item.name));
 };
 
@@ -186,4 +198,9 @@ follow(job, {
 });
 
 const tail = document.getElementById("log-tail");
-if (tail) setInterval(() => document.visibilityState === "visible" && life.dataset.state === "running" && htmx.trigger(tail, "vigil:tail"), 5_000);
+if (tail)
+  setInterval(
+    () =>
+      document.visibilityState === "visible" && life.dataset.state === "running" && htmx.trigger(tail, "vigil:tail"),
+    5_000,
+  );

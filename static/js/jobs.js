@@ -84,9 +84,13 @@ function showChosen() {
   if (!form) return;
   form.hidden = !chosen.size;
   document.getElementById("chosen-text").textContent = `${chosen.size} chosen`;
-  form.querySelector(".picked").replaceChildren(
-    ...[...chosen].map((id) => Object.assign(document.createElement("input"), { type: "hidden", name: "job", value: id })),
-  );
+  form
+    .querySelector(".picked")
+    .replaceChildren(
+      ...[...chosen].map((id) =>
+        Object.assign(document.createElement("input"), { type: "hidden", name: "job", value: id }),
+      ),
+    );
 }
 
 document.addEventListener("keydown", (event) => {
@@ -132,5 +136,6 @@ filters.addEventListener("change", (event) => {
 });
 // Empty boxes stay out of the address.
 filters.addEventListener("htmx:configRequest", (event) => {
-  for (const [name, value] of [...event.detail.formData.entries()]) if (value === "") event.detail.formData.delete(name);
+  for (const [name, value] of [...event.detail.formData.entries()])
+    if (value === "") event.detail.formData.delete(name);
 });

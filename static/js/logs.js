@@ -17,7 +17,10 @@ form.addEventListener("submit", tidy);
 // Addresses say only what was chosen.
 function tidy() {
   for (const box of form.elements) {
-    const isUsual = box.value === "" || (box.name === "rank" && box.value === "0") || (box.name === "attempt" && box.selectedIndex === 0);
+    const isUsual =
+      box.value === "" ||
+      (box.name === "rank" && box.value === "0") ||
+      (box.name === "attempt" && box.selectedIndex === 0);
     if (box.name && isUsual) box.disabled = true;
   }
 }
@@ -40,7 +43,12 @@ function view() {
     const response = await fetch(`${log.dataset.lines}?${query}`);
     if (response.status !== 200) return null;
     const html = await response.text();
-    return { html, start: Number(response.headers.get("X-Log-Start")), end: Number(response.headers.get("X-Log-End")), more: response.headers.get("X-Log-More") === "1" };
+    return {
+      html,
+      start: Number(response.headers.get("X-Log-Start")),
+      end: Number(response.headers.get("X-Log-End")),
+      more: response.headers.get("X-Log-More") === "1",
+    };
   };
 
   const atBottom = () => log.scrollHeight - log.scrollTop - log.clientHeight < 24;
@@ -115,14 +123,16 @@ function view() {
   if (wanted && !document.getElementById(`L${wanted[1]}`)) {
     // A line further up: what is around it, and no following.
     setFollowing(false);
-    Promise.all([ask({ before: wanted[1], limit: 100 }), ask({ after: wanted[1], limit: 300 })]).then(([above, below]) => {
-      if (!below) return;
-      log.replaceChildren();
-      log.insertAdjacentHTML("beforeend", (above?.html ?? "") + below.html);
-      start = above?.start ?? below.start;
-      end = below.end;
-      document.getElementById(`L${wanted[1]}`)?.scrollIntoView({ block: "center" });
-    });
+    Promise.all([ask({ before: wanted[1], limit: 100 }), ask({ after: wanted[1], limit: 300 })]).then(
+      ([above, below]) => {
+        if (!below) return;
+        log.replaceChildren();
+        log.insertAdjacentHTML("beforeend", (above?.html ?? "") + below.html);
+        start = above?.start ?? below.start;
+        end = below.end;
+        document.getElementById(`L${wanted[1]}`)?.scrollIntoView({ block: "center" });
+      },
+    );
   } else if (wanted) setFollowing(false);
   else log.scrollTop = log.scrollHeight;
   if (log.dataset.alive === "1") poll();

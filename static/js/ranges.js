@@ -6,9 +6,9 @@ const SHRINK_MS = 10_000; // a range grows at once and shrinks late
 export class Range {
   // 1st to 99th percentile of what is shown, without the first 2 % of steps; zero-based for counts and seconds.
   of(chart) {
-    const [x, ...columns] = chart.data_;
+    const [x, ...columns] = chart.data;
     const { view, log, spec } = chart;
-    const lines = chart.lines_();
+    const lines = chart.lines;
     const [left, right] = view ? [view.from, view.to] : [x[0], x[x.length - 1]];
     const skip = view || x.length < 50 ? left : left + (right - left) * 0.02;
     const late = right - (right - left) * 0.25;
@@ -41,12 +41,19 @@ export class Range {
     const near = (held.high - held.low) * 0.04;
     const isTight = low <= held.low + near || high >= held.high - near;
     if (now - held.needed > SHRINK_MS) this.held = { ...held, low, high, needed: now };
-    else this.held = { ...held, low: Math.min(low, held.low), high: Math.max(high, held.high), needed: isTight ? now : held.needed };
+    else
+      this.held = {
+        ...held,
+        low: Math.min(low, held.low),
+        high: Math.max(high, held.high),
+        needed: isTight ? now : held.needed,
+      };
     return [this.held.low, this.held.high];
   }
 }
 
-const minmax = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
+const minmax = (values) =>
+  values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 
 // Axis labels: no padding zeros, k and M.
 export function label(value) {

@@ -71,7 +71,10 @@ export class Readout {
   }
 }
 
-const fixed = (digits) => (digits === 3 ? loss : (value) => (Number.isFinite(value ?? Number.NaN) ? value.toFixed(digits).replace("-", "−") : measure(value)));
+const fixed = (digits) =>
+  digits === 3
+    ? loss
+    : (value) => (Number.isFinite(value ?? Number.NaN) ? value.toFixed(digits).replace("-", "−") : measure(value));
 
 // The unit stands in the title; what is far below it brings its own.
 const seconds = (value) => (value !== null && Math.abs(value) < 0.01 ? `${measure(value * 1000)} ms` : measure(value));

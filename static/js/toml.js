@@ -7,7 +7,7 @@ export function drawn(line) {
   const code = comment ? comment[1] : line;
   if (/^\s*\[/.test(code) && !code.includes("=")) span.append(piece("t", code));
   else {
-    code.split(VALUE).forEach((part, i) => part && span.append(i % 2 ? piece("v", part) : part));
+    for (const [i, part] of code.split(VALUE).entries()) if (part) span.append(i % 2 ? piece("v", part) : part);
   }
   if (comment) span.append(piece("n", comment[2]));
   return span;

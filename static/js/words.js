@@ -26,8 +26,19 @@ export function measure(value) {
   const none = odd(value);
   if (none) return none;
   const size = Math.abs(value);
-  if (size && size < 1e-3) return signed(value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e"));
-  for (const [from, factor, letter] of [[1e12, 1e12, "T"], [1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]]) {
+  if (size && size < 1e-3)
+    return signed(
+      value
+        .toExponential(2)
+        .replace(/\.?0+e/, "e")
+        .replace("e+", "e"),
+    );
+  for (const [from, factor, letter] of [
+    [1e12, 1e12, "T"],
+    [1e9, 1e9, "G"],
+    [1e6, 1e6, "M"],
+    [1e4, 1e3, "k"],
+  ]) {
     if (size >= from * 0.9995) return signed(three(value / factor) + NBSP + letter);
   }
   return signed(three(value));
@@ -60,7 +71,11 @@ export function duration(seconds) {
 
 // One unit, as people say it.
 export function rough(seconds) {
-  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+  for (const [size, unit] of [
+    [86400, "d"],
+    [3600, "h"],
+    [60, "min"],
+  ]) {
     if (seconds >= size) return `${Math.floor(seconds / size)}${NBSP}${unit}`;
   }
   return `${Math.floor(seconds)}${NBSP}s`;

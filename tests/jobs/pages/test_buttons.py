@@ -1,0 +1,65 @@
+"""What buttons do: cancel, resume, edit."""
+
+import pytest
+from django.test import Client
+
+from jobs.models import Attempt
+from portal.models import Project, User
+from tests.jobs.pages.reading import save, text
+from tests.lab import a_job, person, signed_in
+
+pytestmark = pytest.mark.django_db
+
+
+def test_cancel_is_asked_for_and_said(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running", name="wren")
+    html = text(client.post(f"/jobs/{job.pk}/cancel", follow=True))
+    assert "Cancelling wren." in html
+    attempt = Attempt.objects.get(job=job)
+    assert attempt.cancel_asked_by == mira
+    ended = a_job(mira, project, state="completed")
+    assert "Not cancelled." in text(client.post(f"/jobs/{ended.pk}/cancel", follow=True))
+
+
+def test_several_are_cancelled_at_once_but_only_ones_own(client: Client, mira: User, project: Project) -> None:
+    mine = [a_job(mira, project, state="running", name=f"run-{i}") for i in range(2)]
+    others = a_job(person("yuki", project), project, state="running")
+    chosen = [str(job.pk) for job in (*mine, others)] + ["nonsense"]
+    html = text(client.post("/jobs/cancel", {"job": chosen, "back": "/jobs?state=running"}, follow=True))
+    assert "Cancelling 2 jobs." in html
+    assert "belongs to yuki" in html
+    assert Attempt.objects.get(job=others).cancel_asked_at is None
+    assert client.post("/jobs/cancel", {"back": "https://evil.example/"}).url == "/jobs"  # type: ignore[attr-defined]
+
+
+def test_resume_starts_the_next_attempt_once(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="timeout", attempt={"step": 130, "steps": 200})
+    chosen = save(job, 100)
+    asked = {"step": "100", "key": "resume-1"}
+    assert "Attempt 2 is queued and starts from step 100." in text(
+        client.post(f"/jobs/{job.pk}/resume", asked, follow=True)
+    )
+    client.post(f"/jobs/{job.pk}/resume", asked)
+    assert [a.resume_from_id for a in job.attempts.order_by("number")] == [None, chosen.pk], (
+        "a second click is the same"
+    )
+    assert "has not ended" in text(client.post(f"/jobs/{job.pk}/resume", {"step": "100"}, follow=True))
+
+
+def test_name_tags_and_notes_are_edited(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, tags=("old", "kept"))
+    client.post(f"/jobs/{job.pk}/edit", {"name": "renamed", "tags": "kept, new", "notes": "why"})
+    job.refresh_from_db()
+    assert (job.name, job.notes) == ("renamed", "why")
+    assert sorted(job.tags.values_list("name", flat=True)) == ["kept", "new"]
+    html = text(client.post(f"/jobs/{job.pk}/edit", {"name": "no spaces!"}, follow=True))
+    assert "Not changed." in html
+    job.refresh_from_db()
+    assert job.name == "renamed"
+
+
+def test_others_jobs_are_not_edited(project: Project, mira: User) -> None:
+    job = a_job(mira, project)
+    response = signed_in(person("yuki", project)).post(f"/jobs/{job.pk}/edit", {"name": "taken"})
+    assert response.status_code == 403
+    assert "Ask them or a lead" in text(response)

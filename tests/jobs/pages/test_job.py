@@ -1,0 +1,111 @@
+"""A job's page and its tabs: who sees it, what it tells."""
+
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from jobs.models import Attempt
+from portal.models import Project, User
+from tests.jobs.pages.reading import save, text
+from tests.lab import a_job, a_project, person
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize(
+    "tab", ["", "/life", "/logs", "/logs/lines", "/checkpoints", "/attempts", "/spec", "/spec.toml"]
+)
+def test_a_strangers_job_is_not_there(client: Client, tab: str) -> None:
+    elsewhere = a_project("elsewhere")
+    job = a_job(person("oskar", elsewhere), elsewhere)
+    assert client.get(f"/jobs/{job.pk}{tab}").status_code == 404
+    assert client.get(f"/jobs/999999{tab}").status_code == 404
+
+
+@pytest.mark.parametrize("action", ["cancel", "resume", "edit", "delete"])
+def test_a_strangers_job_cannot_be_touched(client: Client, action: str) -> None:
+    elsewhere = a_project("elsewhere")
+    job = a_job(person("oskar", elsewhere), elsewhere, state="running")
+    assert client.post(f"/jobs/{job.pk}/{action}", {"name": "mine"}).status_code == 404
+    assert client.get(f"/jobs/{job.pk}/{action}").status_code == 405
+    job.refresh_from_db()
+    assert job.name == "wren"
+    assert Attempt.objects.get(job=job).cancel_asked_at is None
+
+
+def test_a_running_job_tells_its_life(client: Client, mira: User, project: Project) -> None:
+    now = timezone.now()
+    lost = {"number": 1, "step": 80, "steps": 200, "submitted_at": now - timedelta(hours=3), "reason": "shapes differ"}
+    job = a_job(mira, project, state="failed", name="nightjar", attempt=lost)
+    kept = save(job, 60)
+    latest = {"loss": 2.318, "validation_loss": 2.351, "tokens_per_second": 290_123.0, "step_seconds": 2.0}
+    job.latest = Attempt.objects.create(
+        job=job, number=2, state="running", step=150, steps=200, resume_from=kept, latest=latest,
+        started_at=now - timedelta(minutes=30), last_report_at=now, pace_seconds=60, pace_steps=30, nodes=["dgx-01"],
+    )  # fmt: skip
+    job.save(update_fields=["latest"])
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert "resumed from step 60." in html
+    assert "It should finish" in html
+    for fact in ("150", "of 200", "2.318", "val 2.351", "290 k", "on dgx-01", "20"):
+        assert fact in html
+    assert "2 attempts since" in html, "the ribbon in words"
+    assert "failed · 20 steps lost" in html
+    assert 'data-state="running" data-alive="1"' in html
+    assert 'id="figures" type="application/json"' in html
+    assert "Cancel nightjar?" in html
+    assert "still running: cancel it first" in html, "no resume while it runs"
+
+
+def test_a_researcher_sees_no_buttons_on_others_jobs(client: Client, project: Project) -> None:
+    job = a_job(person("yuki", project), project, state="running")
+    save(job, 10)
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert "Clone" in html
+    for word in ("Cancel…", "Edit…", 'action="/jobs/'):
+        assert word not in html
+
+
+def test_every_tab_answers_for_every_state(client: Client, mira: User, project: Project) -> None:
+    for state in Attempt.State.values:
+        job = a_job(mira, project, state=state, name=f"is-{state.replace('_', '-')}")
+        for tab in ("", "/logs", "/checkpoints", "/attempts", "/spec", "/life"):
+            response = client.get(f"/jobs/{job.pk}{tab}")
+            assert response.status_code == 200, (state, tab)
+
+
+def test_checkpoints_say_their_state_and_resume(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="timeout", attempt={"step": 130, "steps": 200})
+    save(job, 100, bytes=81_400_000_000, seconds=38.2, consumed_samples=3200, parent_step=50)
+    save(job, 120, state="corrupt", problem="digest differs")
+    save(job, 50, state="pruned")
+    html = text(client.get(f"/jobs/{job.pk}/checkpoints"))
+    assert "81.4 GB" in html
+    assert "38 s" in html
+    assert "digest differs" in html
+    assert "1 older one pruned" in html
+    assert html.count("Resume<span") == 1, "nothing resumes from a damaged one"
+
+
+def test_attempts_tell_what_vigil_did(client: Client, mira: User, project: Project) -> None:
+    fields = {
+        "decision": "Stopped: the same cause twice.", "exit_code": 1,
+        "failure": {"rank": 5, "error": "RuntimeError: shapes", "kind": "exception"},
+    }  # fmt: skip
+    job = a_job(mira, project, state="failed", attempt=fields)
+    html = text(client.get(f"/jobs/{job.pk}/attempts"))
+    assert "Rank 5: RuntimeError: shapes" in html
+    assert "Stopped: the same cause twice." in html
+
+
+def test_a_spec_shows_what_differs_from_its_parent(client: Client, mira: User, project: Project) -> None:
+    parent = a_job(mira, project, name="parent", spec_toml='name = "parent"\nsteps = 1\n')
+    job = a_job(mira, project, name="child", parent=parent, spec_toml='name = "child"\nsteps = 1\n')
+    html = text(client.get(f"/jobs/{job.pk}/spec"))
+    assert "<del>name = &quot;parent&quot;</del><ins>name = &quot;child&quot;</ins>" in html
+    assert "validate_every = 100" in text(client.get(f"/jobs/{job.pk}/spec?show=all")), "defaults filled in"
+    download = client.get(f"/jobs/{job.pk}/spec.toml")
+    assert download.content == b'name = "child"\nsteps = 1\n'
+    assert "attachment" in download.headers["Content-Disposition"]

@@ -1,0 +1,123 @@
+"""The submit page: form and text, problems at their place, clones."""
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+
+from jobs.models import Job
+from portal.models import Project, User
+from tests.jobs.pages.reading import text
+from tests.lab import a_job, a_project, person
+
+pytestmark = pytest.mark.django_db
+
+SPEC = """\
+name = "from-a-test"  # and a comment
+kind = "distributed"
+project = "default"
+
+[resources]
+ranks_per_node = 2
+
+[run]
+recipe = "language"
+steps = 20
+warmup_steps = 2
+"""
+
+
+def test_the_first_form_can_be_submitted_as_it_is(client: Client) -> None:
+    html = text(client.get("/submit"))
+    assert "Ready to submit." in html
+    assert "my-first-run" in html
+    assert "Specification." in html
+
+
+def test_submitting_makes_a_job_once(client: Client, mira: User) -> None:
+    asked = {"toml": SPEC, "side": "toml", "do": "submit", "key": "k1"}
+    response = client.post("/submit", asked)
+    job = Job.objects.get()
+    assert response.url == f"/jobs/{job.pk}"  # type: ignore[attr-defined]
+    assert (job.owner, job.name, job.spec_toml) == (mira, "from-a-test", SPEC)
+    client.post("/submit", asked)
+    assert Job.objects.count() == 1, "a second click is the same job"
+
+
+def test_the_form_works_without_script(client: Client) -> None:
+    """Fields win over the text, whose comments stay."""
+    client.post("/submit", {"toml": SPEC, "do": "submit", "run.steps": "30", "name": "plain-post"})
+    job = Job.objects.get()
+    assert job.name == "plain-post"
+    assert job.spec["run"]["steps"] == 30
+    assert "# and a comment" in job.spec_toml
+
+
+def test_an_uploaded_file_is_the_text(client: Client) -> None:
+    file = SimpleUploadedFile("spec.toml", SPEC.encode())
+    client.post("/submit", {"toml": "name =", "file": file, "do": "submit", "side": "toml"})
+    assert Job.objects.get().name == "from-a-test"
+
+
+def test_checking_changes_nothing(client: Client) -> None:
+    html = text(client.post("/submit", {"toml": SPEC, "side": "toml", "do": "check"}))
+    assert "Ready to submit." in html
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        (("ranks_per_node = 2", "ranks_per_node = 3"), "f-run-global_batch-e", "32 does not divide over 3 ranks"),
+        (("steps = 20", "steps = 0"), "f-run-steps-e", "0 is too small"),
+        (('"from-a-test"', '"has spaces"'), "f-name-e", "cannot be a name"),
+        (("steps = 20", "stepz = 20"), "findings", "Did you mean &quot;steps&quot;?"),
+        (('project = "default"', 'project = "nobodys"'), "f-project-e", "is not a project of yours"),
+        (('kind = "distributed"', 'kind = "federated"'), "f-kind-e", "federated jobs are not here yet"),
+        (("[run]", "[run"), "say", "This is not TOML"),
+    ],
+)
+def test_problems_stand_at_their_field_and_line(client: Client, change: tuple[str, str], field: str, said: str) -> None:
+    response = client.post("/submit", {"toml": SPEC.replace(*change), "side": "toml", "do": "submit"})
+    assert response.status_code == 422
+    html = text(response)
+    assert said in html.split(f'id="{field}"')[1]
+    assert not Job.objects.exists()
+
+
+def test_a_text_of_ten_megabytes_is_refused_at_the_door(client: Client) -> None:
+    response = client.post("/submit", {"toml": "#" * 10_000_000, "side": "toml", "do": "submit"})
+    assert response.status_code in {400, 413}
+    response = client.post("/submit", {"toml": "#" * 100_000, "side": "toml", "do": "submit"})
+    assert response.status_code == 422
+    assert "larger than 64 KB" in text(response)
+
+
+def test_each_side_answers_with_the_other(client: Client) -> None:
+    form = text(client.post("/submit/sync", {"toml": SPEC, "side": "form", "run.steps": "30", "name": "from-a-test"}))
+    assert "steps = 30" in form
+    assert 'id="editor" hx-swap-oob="true"' in form
+    typed = text(client.post("/submit/sync", {"toml": SPEC.replace("20", "40"), "side": "toml", "run.steps": "20"}))
+    assert 'id="fields"' in typed
+    assert 'name="run.steps" type="text" inputmode="numeric" value="40"' in typed
+    assert 'id="editor"' not in typed, "never the box that is being typed into"
+
+
+def test_another_kind_brings_its_own_fields(client: Client) -> None:
+    html = text(client.post("/submit/sync", {"toml": SPEC, "side": "form", "kind": "script", "run.steps": "20"}))
+    assert 'name="script.entry"' in html
+    assert 'name="run.steps"' not in html
+    assert "[script]" in html
+
+
+def test_a_clone_begins_with_its_parents_text_and_remembers_it(client: Client, mira: User, project: Project) -> None:
+    parent = a_job(mira, project, name="siskin", spec_toml=SPEC)
+    html = text(client.get(f"/submit?from={parent.pk}"))
+    assert f'<a href="/jobs/{parent.pk}">siskin #{parent.pk}</a>, 1 change' in html
+    assert "siskin-2" in html
+    assert "# and a comment" in html
+    client.post("/submit", {"toml": SPEC, "side": "toml", "do": "submit", "from": parent.pk})
+    assert Job.objects.order_by("-id")[0].parent == parent
+    elsewhere = a_project("elsewhere")
+    stranger = a_job(person("oskar", elsewhere), elsewhere)
+    assert client.get(f"/submit?from={stranger.pk}").status_code == 404
+    assert client.get("/submit?from=x").status_code == 404
