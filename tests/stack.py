@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,7 +53,7 @@ class Stack:
         self.environment = {**inherited, "VIGIL_HOME": str(self.home), **environment}
         self.output = self.home / "up.out"
         self.process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        self.port = _free_port()
 
     def prepare(self) -> None:
         """Only make the database and the static files, as a first start would."""
@@ -70,7 +73,6 @@ class Stack:
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.said()}", timeout_s)
-        self.port = self.listening_port
 
     def _is_ready(self) -> bool:
         assert self.process
@@ -208,6 +210,15 @@ def _words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def _free_port() -> int:
+    """A port below those that the kernel gives to outgoing connections: nobody takes it while a portal is down."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _name_of(process: psutil.Process) -> str:

@@ -15,7 +15,9 @@ from tests.training.ranks import SECONDS, TINY, Run, eventually
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {**TINY, "steps": 120, "checkpoint_every": 30, "validate_every": 40, "flush_steps": 10}
+# So many tiny steps that a signal sent after the first save always finds the run going on.
+STEPS = 600
+SETTINGS = {**TINY, "steps": STEPS, "checkpoint_every": 30, "validate_every": 40, "flush_steps": 10}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def _is_like(run: Run, whole: Run) -> None:
         assert {step: value.hex() for step, value in ours.items()} == {
             step: value.hex() for step, value in theirs.items()
         }
-    assert list(run.series()) == list(range(1, 121)), "every step once in the line of record"
+    assert list(run.series()) == list(range(1, STEPS + 1)), "every step once in the line of record"
     assert not _ranks(run)
 
 
@@ -65,7 +67,7 @@ def test_a_killed_rank_is_restarted_in_place(run: Run, whole: Run) -> None:
     _ranks(run)[1].kill()
     assert launcher.wait(SECONDS) == 0
     (again,) = run.events("run.started", incarnation=1)
-    assert again["resumed_from"] in {"step-30", "step-60", "step-90"}
+    assert again["resumed_from"].startswith("step-")
     _is_like(run, whole)
 
 
@@ -76,7 +78,7 @@ def test_a_stopped_job_goes_on_when_it_is_requeued(run: Run, whole: Run) -> None
         process.send_signal(signal.SIGTERM)
     assert launcher.wait(SECONDS) == 75
     stopped = run.checkpoints[-1]
-    assert 30 <= stopped.step < 120
+    assert 30 <= stopped.step < STEPS
     assert _launch(run).wait(SECONDS) == 0
     assert run.events("run.started")[0]["resumed_from"] == stopped.name
     assert run.checkpoints[-1].parent is not None
