@@ -25,7 +25,7 @@ START_PATIENCE_S = 60.0
 # A child that dies this often before anything was ready will not come up by trying again.
 HOPELESS_AFTER = 4
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
-STOP_ORDER = ((("beat",), 0.8), (("follow", "work"), 1.6), (("web",), 1.4), (("redis",), 0.8))
+STOP_ORDER = ((("beat", "work", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
 
 
 def say(text: str) -> None:
