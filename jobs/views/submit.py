@@ -70,15 +70,15 @@ class Draft:
     @property
     def say(self) -> tuple[str, str]:
         """The sentence: what stops it, then what it would do."""
-        errors = len(self.problems) or sum(finding.level == "error" for finding in self.findings)
-        if not errors:
+        if doubts := [finding for finding in self.findings if finding.level == "error"]:
+            lead = "One thing looks wrong." if len(doubts) == 1 else f"{words.count(len(doubts))} things look wrong."
+            return lead, doubts[0].text
+        if not self.problems:
             return "Ready to submit.", self.outlook
         if len(self.problems) == 1 and not self.problems[0].field:
             return self.problems[0].message, ""
-        return (
-            f"{('One thing', f'{words.count(errors)} things')[errors > 1]} to fix.",
-            self.outlook if self.spec else "",
-        )
+        many = len(self.problems)
+        return "One thing to fix." if many == 1 else f"{words.count(many)} things to fix.", ""
 
     @property
     def outlook(self) -> str:
