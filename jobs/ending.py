@@ -97,9 +97,14 @@ def result_of(attempt: Attempt) -> dict[str, Any] | None:
 
 
 def follow_up(attempt: Attempt) -> Attempt | None:
-    """Decide what comes after an attempt that has ended, once; the next attempt, if there is one. In a transaction."""
+    """Decide what comes after an attempt that has ended, once; the next attempt, if there is one. In a transaction.
+
+    A cancel that came since the attempt was read leaves it undecided: the next tick knows of it.
+    """
     decision = decide(attempt, attempt.cause)
     undecided = Attempt.objects.filter(pk=attempt.pk, decided_at=None)
+    if decision.restart:
+        undecided = undecided.filter(cancel_asked_at=None)
     if undecided.update(decided_at=timezone.now(), decision=decision.text) != 1:
         return None
     live.announce(attempt.pk)
@@ -141,7 +146,7 @@ def nothing_can_come(attempt: Attempt) -> bool:
 
 
 def close(attempt: Attempt) -> None:
-    """No reports from now on: the token is dead."""
-    rows = Attempt.objects.filter(pk=attempt.pk, closed_at=None)
+    """No reports from now on: the token is dead. What is still undecided stays open, so that a tick finds it."""
+    rows = Attempt.objects.filter(pk=attempt.pk, closed_at=None).exclude(decided_at=None)
     if rows.update(closed_at=timezone.now(), token_digest="") == 1:
         live.announce(attempt.pk)

@@ -76,10 +76,11 @@ class Tick:
     def apply(self, attempt: Attempt, status: JobStatus | None) -> None:
         """Bring one attempt in step with what the scheduler says of it."""
         if status is None:
-            if timezone.now() - (attempt.submitted_at or attempt.created_at) > UNKNOWN_FOR:
-                reason = f"The scheduler does not know its job {attempt.scheduler_id} any more."
-                self._end(attempt, Ended("node_fail"), reason=reason)
-        elif status.restart_count > attempt.scheduler_restart_count:
+            self.miss(attempt)
+            return
+        if attempt.unknown_since is not None:
+            self._note(attempt, unknown_since=None)
+        if status.restart_count > attempt.scheduler_restart_count:
             following = self.requeued(attempt, status)
             if following is not None:
                 self.apply(following, status)
@@ -96,6 +97,20 @@ class Tick:
             )
             self._end(attempt, ended, reason=status.reason, at=status.ended_at)
 
+    def miss(self, attempt: Attempt) -> None:
+        """The scheduler's answer is without this job: believed once that has lasted."""
+        now = timezone.now()
+        if attempt.unknown_since is None:
+            self._note(attempt, unknown_since=now)
+        elif now - attempt.unknown_since > UNKNOWN_FOR:
+            try:
+                self.scheduler.cancel(attempt.scheduler_id)  # should it live on unseen: nothing is started beside it
+            except SchedulerError as error:
+                if not error.permanent:  # "there is no such job" is what was to be expected
+                    raise
+            reason = f"The scheduler does not know its job {attempt.scheduler_id} any more."
+            self._end(attempt, Ended("node_fail"), reason=reason)
+
     def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
         """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
         ended = Ended("requeued", result=ending.result_of(attempt))
@@ -105,6 +120,8 @@ class Tick:
             text = f"Requeued by the scheduler; it goes on as attempt {attempt.number + 1}."
             if not ending.end(attempt, ended, decided_at=now, decision=text):
                 return None
+            # Read under the row's lock: whoever asks later finds this attempt decided, and asks for the next one's end.
+            attempt.refresh_from_db(fields=["cancel_asked_at", "cancel_asked_by"])
             following = next_attempt(attempt, Attempt.Origin.REQUEUED)
             following.scheduler_id = attempt.scheduler_id
             following.scheduler_restart_count = attempt.scheduler_restart_count + 1
@@ -217,7 +234,7 @@ class Tick:
         self.scheduler.cancel(attempt.scheduler_id)
         self._note(attempt, cancel_killed_at=now)
 
-    def _note(self, attempt: Attempt, **changes: datetime) -> None:
+    def _note(self, attempt: Attempt, **changes: datetime | None) -> None:
         with self.held.writing():
             Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(**changes)
             live.announce(attempt.pk)

@@ -28,6 +28,7 @@ from portal.series import store
 
 __all__ = ["Finding", "cancel", "delete", "dry_run", "resume", "submit"]
 
+CANCEL_TRIES = 3
 KEY_LIFE = timedelta(hours=24)
 
 
@@ -95,13 +96,17 @@ def resume(
 def cancel(user: User, job: Job) -> None:
     """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off."""
     _may_change(user, job)
-    with _durable():
-        asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
-        if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
-            note_if_sysadmin(user, "job.cancelled", job)
-            transaction.on_commit(lambda: tasks.queue(tasks.follow))
-            return
-    latest = job.attempts.order_by("-number").first()
+    latest = None
+    for _ in range(CANCEL_TRIES):
+        with _durable():
+            asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
+            if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
+                note_if_sysadmin(user, "job.cancelled", job)
+                transaction.on_commit(lambda: tasks.queue(tasks.follow))
+                return
+        latest = job.attempts.order_by("-number").first()
+        if latest is None or latest.ended_at is not None:
+            break  # else the follower made it just now, while we waited for the one before
     if latest is not None and latest.cancel_asked_at is None:
         raise Conflict(f"Not cancelled. #{job.pk} has already ended: {latest.state.replace('_', ' ')}.")
 

@@ -73,6 +73,9 @@ class Attempt(models.Model):
     scheduler_id = models.CharField(max_length=64, blank=True, db_index=True)
     scheduler_restart_count = models.PositiveIntegerField(default=0)
     submitting_at = models.DateTimeField(null=True, blank=True)
+    unknown_since = models.DateTimeField(
+        null=True, blank=True, help_text="Since when the scheduler's answers have been without it; null: it is known."
+    )
     nodes = models.JSONField(default=list, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     cause = models.CharField(
@@ -101,6 +104,7 @@ class Attempt(models.Model):
     cancel_killed_at = models.DateTimeField(null=True, blank=True)
 
     # After the end: what Vigil decided. A row that ended and has no decision is found by the next tick.
+    swept_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were last read to their end.")
     decided_at = models.DateTimeField(null=True, blank=True)
     decision = models.TextField(blank=True, help_text="In a sentence: restarted as which attempt, or stopped and why.")
 
@@ -144,6 +148,10 @@ class Stream(models.Model):
     boot_id = models.CharField(max_length=64, blank=True)
     restart_count = models.PositiveIntegerField(default=0)
     next_seq = models.BigIntegerField(default=0)
+    # Where on disk the line of a seq not beyond the cursor begins, so that a sweep need not count lines again.
+    place_seq = models.BigIntegerField(default=0)
+    place_segment = models.PositiveIntegerField(default=0)
+    place_offset = models.BigIntegerField(default=0, help_text="0: not known.")
     quarantined = models.PositiveIntegerField(default=0)
     ended = models.BooleanField(default=False)
 

@@ -26,6 +26,8 @@ class Checkpoint(models.Model):
     parent_generation = models.PositiveIntegerField(null=True, blank=True)
     state = models.CharField(max_length=16, choices=State.choices, default=State.COMMITTED)
     problem = models.TextField(blank=True, help_text="What verification found wrong.")
+    verify_tries = models.PositiveSmallIntegerField(default=0, help_text="How often it could not be read.")
+    verify_after = models.DateTimeField(null=True, blank=True, help_text="Not before this; null: at once.")
     bytes = models.BigIntegerField(default=0)
     seconds = models.FloatField(null=True, blank=True, help_text="From the first rank's staging to COMMITTED.")
     consumed_samples = models.BigIntegerField(null=True, blank=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
@@ -17,6 +18,7 @@ class Told:
     cancelled: list[str] = field(default_factory=list)
     broken: SchedulerError | None = None
     loses_answers: bool = False  # takes a submission, but its answer does not arrive
+    meanwhile: Callable[[], object] | None = None  # happens once, while the next status is on its way
 
     def say(self, scheduler_id: str, **changes: object) -> None:
         self.jobs[scheduler_id] = replace(self.jobs[scheduler_id], **changes)  # type: ignore[arg-type]
@@ -36,6 +38,9 @@ class Told:
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
         self._answer()
+        if self.meanwhile is not None:
+            happens, self.meanwhile = self.meanwhile, None
+            happens()
         return {known: self.jobs[known] for known in scheduler_ids if known in self.jobs}
 
     def signal(self, scheduler_id: str, name: str) -> None:

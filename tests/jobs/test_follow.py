@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import follow, lease, reports, rundir
+from jobs import ending, follow, lease, reports, rundir
 from jobs.models import Attempt, Checkpoint, Job, Stream
+from jobs.restart import Decision
 from jobs.spec import JobSpec, write_toml
 from jobs.submit import cancel, submit
 from nodes.models import Node
@@ -243,6 +244,36 @@ class TestCancel:
         assert newest().number == 2
         assert told.signals == [("101", "TERM")]
 
+    def test_asked_for_while_a_requeue_is_being_noticed(
+        self, oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    ) -> None:
+        """The wish comes between the read of the rows and the scheduler's answer."""
+        told.say("101", state="running")
+        tick()
+        told.say("101", state="running", restart_count=1)
+        told.meanwhile = lambda: cancel(oskar, job)
+        tick()
+        assert (newest().number, newest().cancel_asked_by) == (2, oskar)
+        assert told.signals == [("101", "TERM")]
+
+    def test_asked_for_while_the_restart_is_being_decided(
+        self, oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told.say("101", state="node_fail")
+        decide = ending.decide
+
+        def slowly(attempt: Attempt, cause: str) -> Decision:
+            decision = decide(attempt, cause)
+            if newest().cancel_asked_at is None:
+                cancel(oskar, job)
+            return decision
+
+        monkeypatch.setattr(ending, "decide", slowly)
+        tick()
+        tick()
+        assert Attempt.objects.count() == 1
+        assert "does not start it anew" in newest().decision
+
     def test_a_restart_that_was_due_is_off(
         self, oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -271,10 +302,24 @@ class TestFaults:
         told.jobs.clear()
         tick()
         assert newest().state == "pending"
-        Attempt.objects.update(submitted_at=timezone.now() - timedelta(minutes=2))
+        Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
         tick()
         first = Attempt.objects.get(number=1)
         assert (first.state, first.reason) == ("node_fail", "The scheduler does not know its job 101 any more.")
+        assert told.cancelled == ["101"]  # should it live on unseen: no second one beside it
+
+    def test_one_answer_without_a_job_means_nothing(self, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+        """However long it has been running, and however often that happens."""
+        told.say("101", state="running")
+        Attempt.objects.update(submitted_at=timezone.now() - timedelta(hours=3))
+        for _ in range(2):
+            known = told.jobs.pop("101")
+            tick()
+            assert newest().unknown_since is not None
+            told.jobs["101"] = known
+            tick()
+            assert (newest().number, newest().state, newest().unknown_since) == (1, "running", None)
+        assert not told.cancelled
 
     def test_what_a_job_wrote_is_not_believed(self, job: Job, told: Told, tick: Callable[[], bool]) -> None:
         folder = launched(newest())
