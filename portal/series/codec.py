@@ -9,6 +9,7 @@ Everything is little-endian. The first byte says which, and in which version:
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -70,7 +71,9 @@ def summarise(step: Integers, value: Floats) -> Summary:
     if len(finite):
         low, high = float(finite.min()), float(finite.max())
         with np.errstate(over="ignore", invalid="ignore"):
-            total = float(bounded(finite.sum()))
+            total = float(finite.sum())
+        if not math.isfinite(total):
+            total = float(bounded(total))
     return Summary(
         n=len(step),
         first_step=int(step.min()),

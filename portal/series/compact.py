@@ -8,9 +8,9 @@ at once, or one killed anywhere, do no harm.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from django.db import transaction
@@ -25,7 +25,9 @@ from portal.series.store import Fresh
 ROWS = 512  # unmerged rows of one series and incarnation: as many are quickly read, more are gathered
 IDLE_S = 600.0  # after this long without a report what there is gets merged, full or not
 BATCH = 2_048  # rows looked at together
-RANKS = 64  # merged in one transaction, so that it holds SQLite's lock for a few milliseconds only
+# Of one transaction, so that it holds SQLite's lock for some ten milliseconds only, and never for 100.
+RANKS = 32
+SWAPPED = 64 * POINTS
 _REST_S = 0.005  # between transactions, so that waiting writers get their turn
 
 
@@ -36,6 +38,26 @@ class _Ripe:
     series_id: int
     incarnation: int
     is_idle: bool
+
+
+class _Row(NamedTuple):
+    """An unmerged row, but for its data."""
+
+    id: int
+    kind: int
+    rank: int
+    rank_last: int
+    first_step: int
+    last_step: int
+    n: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Rows to swap together, in order of precedence; `cut`: into rows of fewer ranks, else into full chunks."""
+
+    rows: Sequence[_Row]
+    cut: bool
 
 
 @dataclass(frozen=True)
@@ -81,17 +103,19 @@ def _ripe(now: float) -> list[_Ripe]:
 
 
 def _compact_one(ripe: _Ripe, deadline: float) -> int:
+    """Round after round until nothing is left that is worth it: a transaction holds only so much."""
     gone = 0
     while True:
-        fields = ("id", "kind", "rank", "rank_last", "first_step", "last_step")
-        unmerged = Chunk.objects.filter(
-            series_id=ripe.series_id, incarnation=ripe.incarnation, kind__lt=Chunk.Kind.MERGED
+        unmerged = Chunk.objects.filter(series_id=ripe.series_id, incarnation=ripe.incarnation).order_by("id")
+        rows, loose = (
+            [_Row(*row) for row in unmerged.filter(kind=kind).values_list(*_Row._fields)[:limit]]
+            for kind, limit in ((Chunk.Kind.GATHERED, None), (Chunk.Kind.LOOSE, BATCH))
         )
-        rows = list(unmerged.order_by("-kind", "id").values_list(*fields)[:BATCH])
-        _store_bands(ripe, [(row[4], row[5]) for row in rows if row[1] == Chunk.Kind.LOOSE and row[3] >= 0])
-        swapped = sum(_write(swap) for swap in _swaps(ripe, [row[:4] for row in rows]))
+        _store_bands(ripe, [(row.first_step, row.last_step) for row in loose if row.rank_last >= 0])
+        plans, is_all = _plan(rows, loose, is_idle=ripe.is_idle)
+        swapped = sum(_write(swap) for plan in plans if (swap := _swap(ripe, plan)))
         gone += swapped
-        if len(rows) < BATCH or not swapped or time.monotonic() > deadline:
+        if not swapped or (is_all and len(loose) < BATCH) or time.monotonic() > deadline:
             return gone
 
 
@@ -112,47 +136,70 @@ def _store_bands(ripe: _Ripe, spans: list[banding.Interval]) -> None:
             store.append(ids, [Fresh(series.name, ripe.incarnation, runs, points.step, points.value)])
 
 
-def _swaps(ripe: _Ripe, rows: Sequence[tuple[int, int, int, int]]) -> Iterator[_Swap]:
-    """What to write for rows (id, kind, rank, rank_last): those that share ranks together, the others by themselves."""
-    for group in _sharing_ranks(rows):
-        # In order of precedence: what is gathered is older than what is loose.
-        ids = [row[0] for row in sorted(group, key=lambda row: (-row[1], row[0]))]
-        data = dict(Chunk.objects.filter(id__in=ids).values_list("id", "data"))
-        if len(data) < len(ids):
-            continue  # another compaction was here
-        parts: dict[int, list[Points]] = {}
-        for chunk_id in ids:
-            for rank, points in decode_loose(bytes(data[chunk_id])):
-                parts.setdefault(rank, []).append(points)
-        ranks = {rank: merge([(points, 0) for points in mine])[0] for rank, mine in sorted(parts.items())}
-        swap = _swap(ripe, ids, ranks)
-        if len(ids) > 1 or len(swap.rows) != 1 or group[0][1] != Chunk.Kind.GATHERED or ripe.is_idle:
-            yield swap
+def _plan(gathered: Sequence[_Row], loose: Sequence[_Row], *, is_idle: bool) -> tuple[list[_Plan], bool]:
+    """Which rows to swap in this round, and whether that is all. Both are in order of id.
 
-
-def _sharing_ranks(rows: Sequence[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Groups of rows whose ranges of ranks touch: a node's ranks come together, and go together."""
-    group: list[tuple[int, int, int, int]] = []
-    reach = 0
-    for row in sorted(rows, key=lambda row: (row[2], row[3])):
-        if group and row[2] > reach:
-            yield group
-            group = []
-        reach = max(reach, row[3]) if group else row[3]
-        group.append(row)
-    if group:
-        yield group
-
-
-def _swap(ripe: _Ripe, ids: Sequence[int], ranks: dict[int, Points]) -> _Swap:
-    """Full chunks of each rank, and one gathered row with what is left over.
-
-    Of very many ranks in one row first gathered rows of fewer, whose turn comes next.
+    Always the oldest loose rows go, and only where no rank has two gathered rows: so that whatever is gathered is
+    older than what is loose, and of two gathered rows the one with the lower id is the older.
     """
-    if len(ranks) > RANKS:
-        order = list(ranks)
-        slices = (order[at : at + RANKS] for at in range(0, len(order), RANKS))
-        return _Swap(ids, [_gathered(ripe, {rank: ranks[rank] for rank in part}) for part in slices])
+    if twice := [group for group in _sharing_ranks(gathered) if len(group) > 1]:
+        return [_Plan(group, cut=False) for group in twice], False
+    if any(row.rank_last - row.rank >= RANKS for row in loose):
+        return [_Plan(_first_part(loose), cut=True)], False
+    plans, is_all = [], True
+    for group in _sharing_ranks([*gathered, *loose]):
+        part = _first_part(group)
+        is_all = is_all and len(part) == len(group)
+        if len(part) > 1 or part[0].kind == Chunk.Kind.LOOSE or part[0].n >= POINTS or is_idle:
+            plans.append(_Plan(part, cut=False))
+    return plans, is_all
+
+
+def _first_part(rows: Sequence[_Row]) -> list[_Row]:
+    """The first rows with a bounded number of points together, but at least two rows."""
+    points = np.cumsum([row.n for row in rows])
+    return list(rows[: max(2, int(np.searchsorted(points, SWAPPED, side="right")))])
+
+
+def _sharing_ranks(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Groups of rows whose ranges of ranks touch (a node's ranks come and go together), each in the given order."""
+    place = {row.id: i for i, row in enumerate(rows)}
+    groups: list[list[_Row]] = []
+    reach = 0
+    for row in sorted(rows, key=lambda row: (row.rank, row.rank_last)):
+        if groups and row.rank <= reach:
+            groups[-1].append(row)
+            reach = max(reach, row.rank_last)
+        else:
+            groups.append([row])
+            reach = row.rank_last
+    return [sorted(group, key=lambda row: place[row.id]) for group in groups]
+
+
+def _swap(ripe: _Ripe, plan: _Plan) -> _Swap | None:
+    """Full chunks of each rank, and one gathered row with what is left over; or narrow rows for wide ones."""
+    ids = [row.id for row in plan.rows]
+    data = dict(Chunk.objects.filter(id__in=ids).values_list("id", "data"))
+    if len(data) < len(ids):
+        return None  # another compaction was here
+    parts: dict[int, list[Points]] = {}
+    for chunk_id in ids:
+        for rank, points in decode_loose(bytes(data[chunk_id])):
+            parts.setdefault(rank, []).append(points)
+    ranks = {rank: merge([(points, 0) for points in mine])[0] for rank, mine in sorted(parts.items())}
+    rows = _cut(ripe, ranks) if plan.cut else _filled(ripe, ranks)
+    is_as_before = len(ids) == len(rows) == 1 and plan.rows[0].kind == Chunk.Kind.GATHERED and not ripe.is_idle
+    return None if is_as_before else _Swap(ids, rows)
+
+
+def _cut(ripe: _Ripe, ranks: dict[int, Points]) -> list[tuple[Any, ...]]:
+    slices: dict[int, dict[int, Points]] = {}
+    for rank, points in ranks.items():
+        slices.setdefault(rank // RANKS, {})[rank] = points
+    return [_gathered(ripe, part) for part in slices.values()]
+
+
+def _filled(ripe: _Ripe, ranks: dict[int, Points]) -> list[tuple[Any, ...]]:
     rows, left = [], {}
     for rank, points in ranks.items():
         end = len(points) if ripe.is_idle else len(points) - len(points) % POINTS
@@ -160,9 +207,7 @@ def _swap(ripe: _Ripe, ids: Sequence[int], ranks: dict[int, Points]) -> _Swap:
             rows.append(_merged(ripe, rank, points.take(slice(at, min(at + POINTS, end)))))
         if end < len(points):
             left[rank] = points.take(slice(end, None))
-    if left:
-        rows.append(_gathered(ripe, left))
-    return _Swap(ids, rows)
+    return [*rows, _gathered(ripe, left)] if left else rows
 
 
 def _merged(ripe: _Ripe, rank: int, points: Points) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,10 +99,7 @@ def test_the_line_of_record_is_the_newest_word_on_each_step(
     monkeypatch: pytest.MonkeyPatch, history: list[Any]
 ) -> None:
     """Against a dictionary: any order of writes, doubled steps, incarnations, attempts, compactions at any moment."""
-    monkeypatch.setattr(compact, "ROWS", 2)
-    monkeypatch.setattr(compact, "POINTS", 4)
-    monkeypatch.setattr(compact, "RANKS", 2)
-    monkeypatch.setattr(compact, "_REST_S", 0)
+    small(monkeypatch)
     for owner in (OWNER, LATER):
         store.drop(owner)
     told: dict[tuple[int, Owner, int], dict[int, float]] = {}
@@ -266,25 +264,14 @@ def test_a_band_from_afar() -> None:
     assert near.worst_rank.tolist() == [2] * 10
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(
-                st.tuples(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 30), finite), min_size=1, max_size=5)),
-                min_size=1,
-                max_size=4,
-            ),
-            st.sampled_from(["", "gather", "idle"]),
-        ),
-        max_size=10,
-    )
-)
-def test_bands_are_those_of_the_points_whenever_compacted(monkeypatch: pytest.MonkeyPatch, history: list[Any]) -> None:
-    monkeypatch.setattr(compact, "ROWS", 2)
-    monkeypatch.setattr(compact, "POINTS", 4)
-    monkeypatch.setattr(compact, "RANKS", 2)
-    monkeypatch.setattr(compact, "_REST_S", 0)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds so small that a few points meet them all."""
+    for name, bound in {"ROWS": 2, "POINTS": 4, "RANKS": 2, "SWAPPED": 6, "_REST_S": 0}.items():
+        monkeypatch.setattr(compact, name, bound)
+
+
+def check_bands(history: list[Any]) -> None:
+    """Write (runs, compaction) one after the other; then bands must be those of the newest points."""
     store.drop(OWNER)
     told: dict[int, dict[int, float]] = {}
     ranks = 0
@@ -306,6 +293,38 @@ def test_bands_are_those_of_the_points_whenever_compacted(monkeypatch: pytest.Mo
         assert told[step][worst] == high
 
 
+run = st.tuples(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 30), finite), min_size=1, max_size=5))
+histories = st.lists(
+    st.tuples(st.lists(run, min_size=1, max_size=4), st.sampled_from(["", "gather", "idle"])), max_size=10
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(histories)
+def test_bands_are_those_of_the_points_whenever_compacted(monkeypatch: pytest.MonkeyPatch, history: list[Any]) -> None:
+    small(monkeypatch)
+    check_bands(history)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bands_of_long_histories(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Many doubled steps in rows of few and many ranks: the order of words must outlive every round of a compaction."""
+    small(monkeypatch)
+    chance = random.Random(seed)
+
+    def a_run() -> tuple[int, list[tuple[int, float]]]:
+        points = [(chance.randint(0, 30), float(chance.randint(0, 9))) for _ in range(chance.randint(1, 5))]
+        return chance.randint(0, 3), points
+
+    for _ in range(12):
+        check_bands(
+            [
+                ([a_run() for _ in range(chance.randint(1, 4))], chance.choice(["", "gather", "idle"]))
+                for _ in range(chance.randint(4, 12))
+            ]
+        )
+
+
 def chunks_of(kind: int) -> Iterator[Chunk]:
     return Chunk.objects.filter(kind=kind, series__column="").iterator()
 
@@ -322,6 +341,30 @@ def test_compaction_makes_full_chunks_and_gathers_the_rest(monkeypatch: pytest.M
     compact.compact(now=1e9)
     assert not list(chunks_of(Chunk.Kind.GATHERED))
     assert len(read.curve([OWNER], "loss", rank=1, points=None).step) == 2500
+
+
+def test_no_transaction_is_large_whatever_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred ranks in one row, a thousand rows of one rank: both in small steps, to the same end."""
+    monkeypatch.setattr(compact, "_REST_S", 0)
+    sizes: list[int] = []
+    real = compact._write
+
+    def noted(swap: Any) -> int:
+        sizes.append(len(swap.rows))
+        return real(swap)
+
+    monkeypatch.setattr(compact, "_write", noted)
+    for start in range(0, 2100, 300):
+        write("loss", *(ramp(start, start + 300, rank=rank) for rank in range(100)))
+    for start in range(0, 300_000, 1000):
+        write("other", ramp(start, start + 1000))
+    compact.compact(now=1_000.0)
+    assert max(sizes) <= 2 * compact.RANKS + compact.SWAPPED // codec.POINTS
+    for name, rank, count in (("loss", 0, 2100), ("loss", 99, 2100), ("other", 0, 300_000)):
+        assert len(read.curve([OWNER], name, rank=rank, points=None).step) == count
+    merged = Chunk.objects.filter(kind=Chunk.Kind.MERGED, series__column="")
+    assert merged.filter(series__name="loss").count() == 200
+    assert merged.filter(series__name="other").count() == 300_000 // 1024
 
 
 def test_a_compaction_overtaken_by_another_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
