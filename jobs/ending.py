@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from jobs import live, reports, rundir
@@ -30,9 +31,16 @@ _SPOOL = re.compile(r"\d+\.-?\d+\.[0-9a-f]+\.jsonl\Z")
 
 
 def end(
-    attempt: Attempt, ended: Ended, *, cause: str = "", reason: str = "", at: float | None = None, **fields: Any
+    attempt: Attempt,
+    ended: Ended,
+    *,
+    cause: str = "",
+    reason: str = "",
+    at: float | None = None,
+    only: Q | None = None,
+    **fields: Any,
 ) -> bool:
-    """Write the end of an attempt; whether it was us. Inside the caller's transaction if there is one."""
+    """Write the end of an attempt, `only` if its row is still so; whether it was us. In the caller's transaction."""
     found, failure = cause_of(ended)
     cause = cause or found
     now = timezone.now()
@@ -48,7 +56,7 @@ def end(
         **fields,
     }
     with transaction.atomic():
-        if Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(**changes) != 1:
+        if Attempt.objects.filter(only or Q(), pk=attempt.pk, ended_at=None).update(**changes) != 1:
             return False
         live.announce(attempt.pk)
     for name, value in changes.items():

@@ -183,7 +183,7 @@ class Tick:
                 return
             with self.held.writing():  # still ours? then ask
                 pass
-            handover.hand_over(attempt_id, self.scheduler)
+            self._live_through(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
 
     def look_at_nodes(self) -> None:
         if inventory.is_due():

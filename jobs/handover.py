@@ -4,12 +4,13 @@
     2. a claim that somebody made before and never finished: look for the attempt's key first
     3. write the run directory, ask the scheduler, write down its id
 An unknown outcome leaves the claim: after RETRY, longer than any request may take, the next tick begins at 2.
+A worker that slept that long finds another claim in the row: it changes nothing, and what it submitted is cancelled.
 """
 
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db.models import Q
 from django.utils import timezone
@@ -43,30 +44,38 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
     attempt = Attempt.objects.select_related("job__project", "job__owner", "resume_from").filter(pk=attempt_id).first()
     if attempt is None or attempt.scheduler_id or attempt.ended_at is not None:
         return
-    if attempt.cancel_asked_at is not None and attempt.submitting_at is None:
-        end(attempt, Ended("cancelled", cancelled=True), reason="Cancelled before it was submitted.")
-        return
-    if not _claim(attempt):
+    claim = _claim(attempt)
+    if claim is None:
         return
     try:
         source = scheduler or inventory.scheduler()
-        scheduler_id = source.find(attempt.key) if attempt.submitting_at is not None else None
-        if scheduler_id is None:
-            if attempt.cancel_asked_at is not None:
-                end(attempt, Ended("cancelled", cancelled=True), reason="Cancelled before it was submitted.")
-                return
-            if not _may_start(attempt, source):
-                return
-            asked = submission(attempt, prepare(attempt))
-            _check_grace(asked)
-            scheduler_id = source.submit(asked)
+        scheduler_id = _ask(attempt, claim, source)
     except SchedulerError as error:
-        _not_taken(attempt, error)
+        _not_taken(attempt, claim, error)
         return
     except (OSError, JobError) as error:
-        _not_taken(attempt, SchedulerError(f"The run directory cannot be written: {error}", permanent=True))
+        problem = f"The run directory cannot be written: {error}"
+        _not_taken(attempt, claim, SchedulerError(problem, permanent=True))
         return
-    _taken(attempt, scheduler_id)
+    if scheduler_id is not None:
+        _taken(attempt, scheduler_id, source)
+
+
+def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
+    """The scheduler's id of this attempt, looked up or new; None where it is not to start, not yet or not by us."""
+    if attempt.submitting_at is not None and (known := source.find(attempt.key)) is not None:
+        return known
+    if attempt.cancel_asked_at is not None:
+        cancelled = Ended("cancelled", cancelled=True)
+        end(attempt, cancelled, reason="Cancelled before it was submitted.", only=_under(claim))
+        return None
+    if not _may_start(attempt, claim, source):
+        return None
+    asked = submission(attempt, prepare(attempt))
+    _check_grace(asked)
+    if not Attempt.objects.filter(_under(claim), pk=attempt.pk, ended_at=None).exists():
+        return None  # writing took so long that somebody else is at it, or was
+    return source.submit(asked)
 
 
 def _check_grace(asked: Submission) -> None:
@@ -77,29 +86,37 @@ def _check_grace(asked: Submission) -> None:
         raise SchedulerError(message, permanent=True)
 
 
-def _claim(attempt: Attempt) -> bool:
-    """Ours to submit, unless somebody else is just doing it. `attempt` keeps the earlier claim's time."""
-    stale = Q(submitting_at=None) | Q(submitting_at__lt=timezone.now() - RETRY)
+def _claim(attempt: Attempt) -> datetime | None:
+    """Ours to submit since this moment, unless somebody else is just doing it. `attempt` keeps the earlier claim's."""
+    now = timezone.now()
+    stale = Q(submitting_at=None) | Q(submitting_at__lt=now - RETRY)
     rows = Attempt.objects.filter(stale, pk=attempt.pk, scheduler_id="", ended_at=None)
-    return rows.update(submitting_at=timezone.now()) == 1
+    return now if rows.update(submitting_at=now) == 1 else None
 
 
-def _may_start(attempt: Attempt, source: Scheduler) -> bool:
+def _under(claim: datetime) -> Q:
+    """A row that is still ours to submit, not yet anybody's in the scheduler."""
+    return Q(submitting_at=claim, scheduler_id="")
+
+
+def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
     """Not while the scheduler still has an earlier attempt of this job alive or requeued (PROTOCOLS §1)."""
     before = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).exclude(scheduler_id="")
     ids = sorted(set(before.values_list("scheduler_id", flat=True)))
     if any(status.state in Attempt.ALIVE for status in source.status(ids).values()):
-        Attempt.objects.filter(pk=attempt.pk).update(
-            submitting_at=None, reason="Waits until the attempt before it has ended."
-        )
+        rows = Attempt.objects.filter(_under(claim), pk=attempt.pk)
+        rows.update(submitting_at=None, reason="Waits until the attempt before it has ended.")
         return False
     return True
 
 
-def _taken(attempt: Attempt, scheduler_id: str) -> None:
-    now = timezone.now()
-    rows = Attempt.objects.filter(pk=attempt.pk, scheduler_id="")
-    if rows.update(scheduler_id=scheduler_id, submitted_at=now, reason="") != 1:
+def _taken(attempt: Attempt, scheduler_id: str, source: Scheduler) -> None:
+    """Write its id down, under whoever's claim: the row follows one job, and any other of this key is cancelled."""
+    rows = Attempt.objects.filter(pk=attempt.pk, scheduler_id="", ended_at=None)
+    if rows.update(scheduler_id=scheduler_id, submitted_at=timezone.now(), reason="") != 1:
+        if not Attempt.objects.filter(pk=attempt.pk, scheduler_id=scheduler_id).exists():
+            logger.warning("attempt %s: %s came too late and is cancelled", attempt.pk, scheduler_id)
+            source.cancel(scheduler_id)
         return
     attempt.scheduler_id = scheduler_id
     logger.info("attempt %s: submitted as %s", attempt.pk, scheduler_id)
@@ -107,11 +124,11 @@ def _taken(attempt: Attempt, scheduler_id: str) -> None:
     live.announce(attempt.pk)
 
 
-def _not_taken(attempt: Attempt, error: SchedulerError) -> None:
+def _not_taken(attempt: Attempt, claim: datetime, error: SchedulerError) -> None:
     """Refused: the attempt has failed. Not reached: it stays due, and the page says why."""
     if error.permanent:
-        end(attempt, Ended("failed"), cause="rejected", reason=str(error))
+        end(attempt, Ended("failed"), cause="rejected", reason=str(error), only=_under(claim))
         return
     logger.warning("attempt %s: not submitted, tried again: %s", attempt.pk, error)
-    Attempt.objects.filter(pk=attempt.pk).update(reason=f"Not submitted yet: {error}")
+    Attempt.objects.filter(_under(claim), pk=attempt.pk).update(reason=f"Not submitted yet: {error}")
     live.announce(attempt.pk)

@@ -19,7 +19,7 @@ from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submit import cancel, delete, dry_run, resume, submit
 from nodes import inventory
-from nodes.schedulers.base import SchedulerError
+from nodes.schedulers.base import SchedulerError, Submission
 from portal.models import IdempotencyKey, Project, User
 from tests.jobs.schedulers import Told
 from tests.lab import a_job, a_project, person, sysadmin
@@ -65,6 +65,31 @@ def packed(**files: str) -> bytes:
             member.size, member.mode = len(text), 0o755
             archive.addfile(member, io.BytesIO(text.encode()))
     return buffer.getvalue()
+
+
+def newest() -> Attempt:
+    return Attempt.objects.latest("number")
+
+
+def stalled(job: Job) -> None:
+    """Whoever has claimed the job's attempt did so longer ago than any request may take."""
+    earlier = timezone.now() - timedelta(seconds=40)
+    Attempt.objects.filter(job=job, ended_at=None, scheduler_id="").update(submitting_at=earlier)
+
+
+def overtaken(monkeypatch: pytest.MonkeyPatch, job: Job, told: Told, *, error: OSError | None = None) -> None:
+    """While one worker writes the run directory, a second one hands the attempt over."""
+    prepare = handover.prepare
+
+    def slow(attempt: Attempt) -> Path:
+        monkeypatch.setattr(handover, "prepare", prepare)
+        stalled(job)
+        handover.hand_over(attempt.pk, told)
+        if error is not None:
+            raise error
+        return prepare(attempt)
+
+    monkeypatch.setattr(handover, "prepare", slow)
 
 
 class TestSubmit:
@@ -212,6 +237,58 @@ class TestHandOver:
         told.say("101", state="node_fail")
         handover.hand_over(following.pk, told)
         assert len(told.submissions) == 2
+
+    def test_who_wakes_after_a_cancel_leaves_nothing_running(
+        self, oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One worker stalls in its request; the person cancels, a second finds nothing and ends it; then it arrives."""
+        job, _ = ask(oskar)
+        submit_now = told.submit
+
+        def slow(submission: Submission) -> str:
+            stalled(job)
+            cancel(oskar, job)
+            handover.hand_over(newest().pk, told)
+            return submit_now(submission)
+
+        monkeypatch.setattr(told, "submit", slow)
+        handover.hand_over(newest().pk, told)
+        assert (newest().state, newest().scheduler_id) == ("cancelled", "")
+        assert told.cancelled == ["101"]
+
+    def test_who_wakes_before_asking_does_not_ask(
+        self, oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, _ = ask(oskar)
+        overtaken(monkeypatch, job, told)
+        handover.hand_over(newest().pk, told)
+        assert len(told.submissions) == 1
+        assert (newest().state, newest().scheduler_id) == ("pending", "101")
+        assert not told.cancelled
+
+    def test_who_fails_late_ends_nothing(self, oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By then a second worker has submitted it."""
+        job, _ = ask(oskar)
+        overtaken(monkeypatch, job, told, error=OSError("code: Directory not empty"))
+        handover.hand_over(newest().pk, told)
+        assert (newest().state, newest().scheduler_id, newest().ended_at) == ("pending", "101", None)
+        assert newest().reason == ""
+
+    def test_two_that_were_submitted_leave_one(self, oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The second worker does not find the first one's job, which is on its way, and submits; both answers come."""
+        job, _ = ask(oskar)
+        submit_now = told.submit
+
+        def slow(submission: Submission) -> str:
+            monkeypatch.setattr(told, "submit", submit_now)
+            stalled(job)
+            handover.hand_over(newest().pk, told)
+            return submit_now(submission)
+
+        monkeypatch.setattr(told, "submit", slow)
+        handover.hand_over(newest().pk, told)
+        assert newest().scheduler_id == "101"
+        assert told.cancelled == ["102"]
 
     def test_a_scripts_code_lies_in_the_run_directory(self, told: Told) -> None:
         a_project()
