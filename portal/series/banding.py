@@ -149,6 +149,9 @@ def fresh(series_ids: Sequence[int], start: int, end: int, now: float | None) ->
 
 def make(series_id: int, incarnation: int, spans: Sequence[Interval], now: float | None) -> Made | None:
     """The band over these steps, of every rank's points wherever they are stored."""
+    ranks = _known_ranks(series_id)
+    if ranks < 2:
+        return None
     spans = _joined(spans)
     low, high = spans[0][0], spans[-1][1]
     there = Chunk.objects.filter(
@@ -160,9 +163,6 @@ def make(series_id: int, incarnation: int, spans: Sequence[Interval], now: float
         for part in decode_loose(bytes(data))
         if part[0] >= 0
     ]
-    ranks = _known_ranks(series_id)
-    if ranks < 2:
-        return None
     # Looked at second: what a compaction merges in between is seen twice, not lost.
     merged = there.filter(kind=Chunk.Kind.MERGED, rank__gte=0).order_by("id").values_list("rank", "data")
     parts = [(rank, decode_merged(bytes(data))) for rank, data in merged] + parts

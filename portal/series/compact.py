@@ -111,16 +111,18 @@ def _compact_one(ripe: _Ripe, deadline: float) -> int:
             [_Row(*row) for row in unmerged.filter(kind=kind).values_list(*_Row._fields)[:limit]]
             for kind, limit in ((Chunk.Kind.GATHERED, None), (Chunk.Kind.LOOSE, BATCH))
         )
-        _store_bands(ripe, [(row.first_step, row.last_step) for row in loose if row.rank_last >= 0])
         plans, is_all = _plan(rows, loose, is_idle=ripe.is_idle)
+        _store_bands(ripe, [row for plan in plans for row in plan.rows])
         swapped = sum(_write(swap) for plan in plans if (swap := _swap(ripe, plan)))
         gone += swapped
         if not swapped or (is_all and len(loose) < BATCH) or time.monotonic() > deadline:
             return gone
 
 
-def _store_bands(ripe: _Ripe, spans: list[banding.Interval]) -> None:
+def _store_bands(ripe: _Ripe, rows: Sequence[_Row]) -> None:
     """Bands before their points stop being loose: a crash in between only means that they are stored twice."""
+    loose = (row for row in rows if row.kind == Chunk.Kind.LOOSE and row.rank_last >= 0)
+    spans = [(row.first_step, row.last_step) for row in loose]
     series = Series.objects.get(pk=ripe.series_id)
     if series.column or not spans:
         return
