@@ -7,19 +7,22 @@ import gzip
 import io
 import os
 import secrets
+import shutil
 import tarfile
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from jobs.errors import Problem
-from jobs.rundir import give, runs_root
+from jobs.rundir import FOLDER, give, runs_root
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000
 MAX_MEMBERS = 20_000
 UPLOADS = ".uploads"
+STAGING = "unpacking-"
 
 
 def problems(code: bytes, *, entry: str) -> list[Problem]:
@@ -63,14 +66,24 @@ def forget(name: str) -> None:
 
 
 def unpack(name: str, target: Path) -> None:
-    """Unpack a kept archive to `target`, which must not exist, whole or not at all."""
+    """Unpack a kept archive to `target`, which must not exist, whole or not at all.
+
+    It grows where only the portal can reach, and moves once it is handed over: where another job of the same Unix user
+    could swap a folder for a link meanwhile, we would write, perhaps as root, whatever it liked wherever it liked.
+    """
     code = path_of(name).read_bytes()
-    staging = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    staging.mkdir(mode=0o2750)
-    give(staging)
-    for archive, member in _walk(code):
-        _place(archive, member, staging)
-    os.rename(staging, target)
+    with tempfile.TemporaryDirectory(dir=path_of(name).parent, prefix=STAGING) as private:
+        staging = Path(private) / "code"
+        staging.mkdir()
+        os.chown(staging, -1, target.parent.stat().st_gid)
+        staging.chmod(FOLDER)  # group and setgid as in the job's folder, for all below
+        for archive, member in _walk(code):
+            _place(archive, member, staging)
+        for folder, folders, files in os.walk(staging):
+            for entry in (*folders, *files):
+                give(Path(folder, entry))
+        give(staging)
+        os.rename(staging, target)
 
 
 class _Bad(Exception):
@@ -150,15 +163,19 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
             while piece := source.read(1 << 20):
                 file.write(piece)
-    for folder in (path, *path.parents):
-        if folder == root:
-            break
-        give(folder)
 
 
 def forget_stale(older_than_s: float = 86_400) -> None:
-    """Remove uploads that no worker fetched within a day: their submission failed between the file and the row."""
-    for path in (runs_root() / UPLOADS).glob("*.tar.gz"):
+    """Remove uploads that no worker fetched within a day: their submission failed between the file and the row.
+
+    And what a worker that was killed had half unpacked.
+    """
+    folder = runs_root() / UPLOADS
+    for path in (*folder.glob("*.tar.gz"), *folder.glob(f"{STAGING}*")):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > older_than_s:
+            if time.time() - path.stat().st_mtime <= older_than_s:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import pwd
 import tarfile
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs import upload
+from jobs import rundir, upload
 
 Plant = Callable[[tarfile.TarFile], None]
 
@@ -65,7 +68,64 @@ def test_a_good_one_is_unpacked(tmp_path: Path, settings: Any) -> None:
     assert (target / "run.sh").stat().st_mode & 0o7777 == 0o750
     assert (target / "train.py").stat().st_mode & 0o7777 == 0o640
     upload.forget(name)
-    assert not upload.path_of(name).exists()
+    assert not list((tmp_path / "runs" / upload.UPLOADS).iterdir())
+
+
+def test_what_a_killed_worker_left_is_removed(tmp_path: Path, settings: Any) -> None:
+    settings.VIGIL_RUNS = tmp_path
+    left = tmp_path / upload.UPLOADS / f"{upload.STAGING}x"
+    (left / "code").mkdir(parents=True)
+    upload.forget_stale()
+    assert left.exists()
+    os.utime(left, (0, 0))
+    upload.forget_stale()
+    assert not left.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root hands files to another Unix user")
+def test_the_jobs_user_cannot_steer_what_root_unpacks(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, open_folder: Path
+) -> None:
+    """Another job of the same Unix user swaps a folder for a link while root unpacks: nothing lands behind the link."""
+    settings.VIGIL_RUNS, settings.VIGIL_LOCAL_USER = open_folder / "runs", "nobody"
+    nobody = pwd.getpwnam("nobody")
+    roots_own = open_folder / "roots"
+    roots_own.mkdir(mode=0o700)
+    name = upload.keep(packed(file("d/pad"), file("d/evil")))
+    target = rundir.path_of(rundir.make("default", 1)) / "job" / "code"
+    place, swaps = upload._place, list[int]()
+
+    def watched_place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
+        place(archive, member, root)
+        if member.name != "d/pad":
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setgid(nobody.pw_gid)
+                os.setgroups([nobody.pw_gid])
+                os.setuid(nobody.pw_uid)
+                os.rename(root / "d", root / "old")
+                os.symlink(roots_own, root / "d")
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        swaps.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    monkeypatch.setattr(upload, "_place", watched_place)
+    upload.unpack(name, target)
+    assert swaps == [1]  # it could not even look
+    assert not list(roots_own.iterdir())
+    handed_over = (target, target / "d", target / "d" / "evil", target / "train.py")
+    assert {path.lstat().st_uid for path in handed_over} == {nobody.pw_uid}
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every Unix user may enter, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.mark.parametrize(
