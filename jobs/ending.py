@@ -26,6 +26,7 @@ from jobs.restart import WORDS, Ended, cause_of, decide, next_attempt
 logger = logging.getLogger(__name__)
 
 NO_GROWTH = timedelta(minutes=10)
+DECIDE_AFTER = timedelta(seconds=20)  # of looking through spools; that goes on until the attempt is closed
 _FOLDER = re.compile(r"attempt-\d{1,9}\Z")
 _SPOOL = re.compile(r"\d+\.-?\d+\.[0-9a-f]+\.jsonl\Z")
 
@@ -124,24 +125,45 @@ def follow_up(attempt: Attempt) -> Attempt | None:
     return following
 
 
-def sweep(attempt: Attempt, *, until: float) -> bool:
-    """Take in from disk what was never posted; whether all of it was looked at before `until` (monotonic seconds)."""
-    root, folder = root_of(attempt), find_folder(attempt)
-    if root is not None and folder and attempt.closed_at is None:
-        reports.sweep(attempt, root, until=until)
-    return time.monotonic() < until
+def sweep(attempt: Attempt, *, until: float) -> None:
+    """Take in from disk what was never posted, until a moment (monotonic seconds); the row says how far that came."""
+    if attempt.sweep_began_at is None:
+        _note(attempt, sweep_began_at=timezone.now())
+    try:
+        root, folder = root_of(attempt), find_folder(attempt)
+        if root is not None and folder and attempt.closed_at is None:
+            reports.sweep(attempt, root, until=until)
+    except Exception:  # what is damaged must not hold up what follows
+        logger.exception("attempt %s: its spools cannot be read in this tick", attempt.pk)
+    if time.monotonic() < until:
+        _note(attempt, swept_at=timezone.now())
+
+
+def _note(attempt: Attempt, **changes: datetime) -> None:
+    Attempt.objects.filter(pk=attempt.pk).update(**changes)
+    for name, value in changes.items():
+        setattr(attempt, name, value)
 
 
 def is_sweep_due(attempt: Attempt) -> bool:
-    """At once after the end and then twice a minute: to find that nothing came costs a look through every spool."""
+    """Until one came to its end, then twice a minute: to find that nothing came costs a look through every spool."""
     assert attempt.ended_at is not None
     since = (timezone.now() - attempt.ended_at).total_seconds()
-    return attempt.decided_at is None or since < 10 or since % 30 < 3
+    return attempt.swept_at is None or since < 10 or since % 30 < 3
+
+
+def may_decide(attempt: Attempt) -> bool:
+    """Whether its spools have been read, or take so long that what follows shall not wait for them any more."""
+    if attempt.swept_at is not None:
+        return True
+    return attempt.sweep_began_at is not None and timezone.now() - attempt.sweep_began_at > DECIDE_AFTER
 
 
 def nothing_can_come(attempt: Attempt) -> bool:
-    """Whether every stream on disk has ended, or nothing has grown for ten minutes after the end."""
+    """Whether every stream on disk is read and has ended, or nothing has grown for ten minutes after the end."""
     assert attempt.ended_at is not None
+    if attempt.swept_at is None:
+        return False
     last = max(attempt.ended_at, attempt.last_report_at or attempt.ended_at)
     if timezone.now() - last > NO_GROWTH:
         return True

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from django.db.models import F
 from django.utils import timezone
 
 from jobs import ending, handover, lease, live, rundir, tokens
@@ -32,7 +33,9 @@ logger = logging.getLogger(__name__)
 UNKNOWN_FOR = timedelta(seconds=60)  # before a scheduler that does not know a job is believed
 LAUNCHER_WAIT = timedelta(seconds=15)  # beyond the grace: the launcher kills and reports in good order first
 KILL_AGAIN = timedelta(seconds=10)
-BUDGET_S = 4.0  # of a tick
+SUBMIT_S = 2.0  # a tick's budget for each part that may have much to do, so that neither keeps the other waiting
+SETTLE_S = 2.5
+SWEEP_S = 1.0  # of that, for one attempt
 
 
 def tick(scheduler: Scheduler | None = None) -> bool:
@@ -56,10 +59,10 @@ class Tick:
 
     def __init__(self, held: Held, scheduler: Scheduler) -> None:
         self.held, self.scheduler = held, scheduler
-        self.until = time.monotonic() + BUDGET_S
 
     def run(self) -> None:
-        for part in (self.poll, self.find_folders, self.cancel, self.settle, self.submit, self.look_at_nodes):
+        ask = (self.poll, self.find_folders, self.cancel)
+        for part in (*ask, self.submit, self.settle, self.submit, self.look_at_nodes):
             self._live_through(part, part.__name__)
 
     def poll(self) -> None:
@@ -170,16 +173,18 @@ class Tick:
             self._kill(attempt, now)
 
     def settle(self) -> None:
-        """What has ended and is not closed: read its spools, decide what follows, close it."""
+        """What has ended and is not closed: read its spools, decide what follows, close it. Undecided ones go first."""
+        until = time.monotonic() + SETTLE_S
         rows = Attempt.objects.open().exclude(ended_at=None).select_related("job", "resume_from")
-        for attempt in rows.order_by("ended_at")[:200]:
-            if time.monotonic() > self.until:
+        for attempt in rows.order_by(F("decided_at").asc(nulls_first=True), "ended_at")[:200]:
+            if time.monotonic() > until:
                 return
-            self._live_through(partial(self._settle, attempt), f"attempt {attempt.pk}")
+            self._live_through(partial(self._settle, attempt, until), f"attempt {attempt.pk}")
 
     def submit(self) -> None:
+        until = time.monotonic() + SUBMIT_S
         for attempt_id in handover.due():
-            if time.monotonic() > self.until:
+            if time.monotonic() > until:
                 return
             with self.held.writing():  # still ours? then ask
                 pass
@@ -189,24 +194,16 @@ class Tick:
         if inventory.is_due():
             inventory.sync(self.scheduler)
 
-    def _settle(self, attempt: Attempt) -> None:
-        if ending.is_sweep_due(attempt) and not self._sweep(attempt):
-            return
+    def _settle(self, attempt: Attempt, until: float) -> None:
+        if ending.is_sweep_due(attempt):
+            ending.sweep(attempt, until=min(until, time.monotonic() + SWEEP_S))
         attempt.refresh_from_db(fields=["last_report_at", "decided_at", "cancel_asked_at"])
-        if attempt.decided_at is None:
+        if attempt.decided_at is None and ending.may_decide(attempt):
             with self.held.writing():
                 ending.follow_up(attempt)
         if ending.nothing_can_come(attempt):
             with self.held.writing():
                 ending.close(attempt)
-
-    def _sweep(self, attempt: Attempt) -> bool:
-        """Whether the spools are read, as far as they can be: what is damaged must not hold up what follows."""
-        try:
-            return ending.sweep(attempt, until=self.until)
-        except Exception:
-            logger.exception("attempt %s: its spools cannot be read in this tick", attempt.pk)
-            return True
 
     def _move(self, attempt: Attempt, status: JobStatus, *, keep_state: bool = False) -> None:
         """State, nodes, start and reason of one that lives; nothing is written when nothing changed."""

@@ -99,6 +99,8 @@ def sweep(attempt: Attempt, root: Path, *, until: float = math.inf) -> int:
     try:
         with rundir.folder_under(root, f"job/{attempt.directory}/spool") as folder:
             for name in spool.spool_names(folder)[:STREAMS]:
+                if time.monotonic() >= until:
+                    break
                 try:
                     taken += _sweep_stream(attempt.pk, spool.Spool(folder, name), until)
                 except (Malformed, OSError) as error:
@@ -115,11 +117,14 @@ def _sweep_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
     stream.read(0)
     if stream.header is None:
         return 0
-    row = Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).values_list("next_seq", "ended").first()
-    cursor, ended = row or (0, False)
+    row = Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).first()
+    cursor, ended = (row.next_seq, row.ended) if row is not None else (0, False)
+    near = spool.Place(row.place_seq, row.place_segment, row.place_offset) if row and row.place_offset else None
     first = cursor
     while not ended and time.monotonic() < until:
-        stream.seek(cursor)
+        stream.seek(cursor, near=near, until=until)
+        if stream.next_seq < cursor:
+            break  # no time to count further, or the file has lost its end
         batches = stream.read(_SWEPT)
         if not batches and not stream.ended:
             break  # more may come
@@ -130,6 +135,9 @@ def _sweep_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
         if answer.streams[stream.stream] <= cursor and batches:
             break  # a shipper was quicker: the next sweep sees what is left
         cursor = answer.streams[stream.stream]
+    if (place := stream.place) is not None and not ended and place.seq > (near.seq if near else 0):
+        where = {"place_seq": place.seq, "place_segment": place.segment, "place_offset": place.offset}
+        Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).update(**where)
     return cursor - first
 
 

@@ -17,6 +17,7 @@ import math
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard
@@ -62,8 +63,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where the line of `seq` begins."""
+class Place:
+    """Where the line of `seq` begins: bytes into a segment."""
 
     seq: int
     segment: int
@@ -83,8 +84,8 @@ class Spool:
         self.name, self.stream = name, match["stream"]
         self._named = (int(match["incarnation"]), int(match["rank"]))
         self._directory = directory
-        self._start: _Place | None = None  # of seq 0, known once the header was read
-        self._at: _Place | None = None
+        self._start: Place | None = None  # of seq 0, known once the header was read
+        self._at: Place | None = None
         self.header: Header | None = None
         self.ended = False  # an end line was read, or what follows can never be read
 
@@ -104,15 +105,39 @@ class Spool:
             total += found.st_size
         return total
 
-    def seek(self, seq: int) -> None:
-        """Read from this seq on; lines before it are counted, not parsed. Beyond the last line: stay at the end."""
-        if self._at is None or self._start is None or seq == self.next_seq:
+    @property
+    def place(self) -> Place | None:
+        """Where the next line is, for a later reader to go on from; None where there will be none."""
+        return None if self._start is None or self.ended else self._at
+
+    def seek(self, seq: int, *, near: Place | None = None, until: float = math.inf) -> None:
+        """Read from this seq on; lines before it are counted, not parsed. Beyond the last line: stay at the end.
+
+        `near` is a place told by an earlier reader, from which to count; at `until` (monotonic seconds) counting stops.
+        """
+        if self._at is None or self._start is None:
             return
         if seq < self.next_seq:
             self._at, self.ended = self._start, False
-        while self.next_seq < seq:
-            if not sum(1 for _ in self._lines(seq - self.next_seq)):
+        if near is not None and self.next_seq < near.seq <= seq:
+            self._at = near
+        while self.next_seq < seq and not self.ended and time.monotonic() < until:
+            # Line by line only where one is longer than what is read at once, or a segment ends.
+            if not self._leap(seq - self.next_seq) and not sum(1 for _ in self._lines(1)):
                 return
+
+    def _leap(self, limit: int) -> int:
+        """Pass by complete lines in what is read at once, at most `limit`; how many they were."""
+        place = self._at or Place(0, 0, 0)
+        chunk = self._pread(place, LINE_BYTES + 1)
+        count, end = chunk.count(b"\n"), chunk.rfind(b"\n")
+        if count > limit:
+            count, end = limit, -1
+            for _ in range(limit):
+                end = chunk.find(b"\n", end + 1)
+        if count:
+            self._at = Place(place.seq + count, place.segment, place.offset + end + 1)
+        return count
 
     def read(self, limit: int = 256) -> list[Batch]:
         """The next complete batches, at most `limit`. Empty at the end of what is on disk."""
@@ -123,14 +148,14 @@ class Spool:
             batch = _parse(line, seq)
             if batch is None:
                 self.ended = True
-                self._at = replace(self._at or _Place(0, 0, 0), seq=seq)  # the end line is no batch
+                self._at = replace(self._at or Place(0, 0, 0), seq=seq)  # the end line is no batch
                 break
             batches.append(batch)
         return batches
 
     def _read_header(self) -> bool:
         """The header says who speaks; where it contradicts the file's name, or is none, nobody does."""
-        self._at = _Place(-1, 0, 0)
+        self._at = Place(-1, 0, 0)
         for _, line in self._lines(1):
             self.header = _parse_header(line, self.stream, self._named)
             self._start = self._at
@@ -146,14 +171,14 @@ class Spool:
             chunk, final = self._chunk(self._at)
             start = 0
             while limit > 0 and (end := chunk.find(b"\n", start)) >= 0:
-                self._at = _Place(self._at.seq + 1, self._at.segment, self._at.offset + end + 1 - start)
+                self._at = Place(self._at.seq + 1, self._at.segment, self._at.offset + end + 1 - start)
                 limit -= 1
                 yield self._at.seq - 1, chunk[start:end] if end - start <= LINE_BYTES else None
                 start = end + 1
             if limit == 0 or start > 0:
                 continue  # there may be more after what was read at once
             if not chunk and final:
-                self._at = _Place(self._at.seq, self._at.segment + 1, 0)
+                self._at = Place(self._at.seq, self._at.segment + 1, 0)
             elif len(chunk) > LINE_BYTES or (chunk and final):
                 place = self._skip(self._at)
                 if place is None:
@@ -164,24 +189,24 @@ class Spool:
             else:
                 return
 
-    def _chunk(self, place: _Place) -> tuple[bytes, bool]:
+    def _chunk(self, place: Place) -> tuple[bytes, bool]:
         """What follows in this segment, and whether the segment is final because there is a next one."""
         # Asked before reading: a writer never touches a segment again once it has made the next.
         final = self._exists(place.segment + 1)
         return self._pread(place, LINE_BYTES + 1), final
 
-    def _skip(self, place: _Place) -> _Place | None:
+    def _skip(self, place: Place) -> Place | None:
         """Past a line that has no end within bounds: to the next newline, or to the next segment if there is one."""
         offset = place.offset
         while offset < SEGMENT_BYTES:
-            chunk = self._pread(_Place(0, place.segment, offset), LINE_BYTES)
+            chunk = self._pread(Place(0, place.segment, offset), LINE_BYTES)
             if not chunk:
                 break
             if (end := chunk.find(b"\n")) >= 0:
-                return _Place(place.seq + 1, place.segment, offset + end + 1)
+                return Place(place.seq + 1, place.segment, offset + end + 1)
             offset += len(chunk)
         if self._exists(place.segment + 1):
-            return _Place(place.seq + 1, place.segment + 1, 0)
+            return Place(place.seq + 1, place.segment + 1, 0)
         if offset >= SEGMENT_BYTES:
             self.ended = True  # a segment of ours never gets here
         return None
@@ -198,7 +223,7 @@ class Spool:
             return False
         return True
 
-    def _pread(self, place: _Place, size: int) -> bytes:
+    def _pread(self, place: Place, size: int) -> bytes:
         if place.offset >= SEGMENT_BYTES:
             return b""
         try:

@@ -362,6 +362,32 @@ class TestFaults:
         tick()
         assert newest().closed_at is not None
 
+    def test_spools_that_take_long_hold_up_nobody(
+        self, oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither another job's submission, nor for ever what follows; and it is not closed before they are read."""
+        launched(newest())
+        told.say("101", state="node_fail")
+        spec = JobSpec.parse({"name": "other"})
+        other, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+        monkeypatch.setattr(follow, "SWEEP_S", 0.0)
+        tick()
+        assert other.attempts.get().scheduler_id == "102"
+        first = job.attempts.get()
+        assert (first.state, first.decided_at, first.swept_at) == ("node_fail", None, None)
+        Attempt.objects.filter(pk=first.pk).update(sweep_began_at=timezone.now() - timedelta(seconds=21))
+        tick()
+        first, second = job.attempts.order_by("number")
+        assert (second.origin, second.scheduler_id) == ("restarted", "103")
+        Attempt.objects.filter(pk=first.pk).update(ended_at=timezone.now() - timedelta(minutes=11))
+        tick()
+        first.refresh_from_db()
+        assert first.closed_at is None
+        monkeypatch.setattr(follow, "SWEEP_S", 1.0)
+        tick()
+        first.refresh_from_db()
+        assert first.closed_at is not None
+
 
 class TestLease:
     def test_one_at_a_time(self, told: Told) -> None:

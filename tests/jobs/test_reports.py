@@ -22,6 +22,7 @@ from jobs.models import Attempt, Checkpoint, Event, Stream
 from portal.models import Chunk, Series
 from portal.series import codec, read, store
 from tests.jobs.reporting import SECRET, Spooled, attempt_of, frame, job_of, packed, post
+from training.spool import Spool
 
 pytestmark = pytest.mark.django_db
 
@@ -466,6 +467,24 @@ def test_a_sweep_takes_what_was_never_posted_and_only_that(tmp_path: Path) -> No
     before = world(attempt)
     assert reports.sweep(attempt, tmp_path) == 0
     assert world(attempt) == before
+
+
+def test_a_sweep_goes_on_where_the_one_before_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that was killed: no end line, nearly everything posted. Nothing is counted a second time."""
+    attempt = attempt_of(directory="attempt-1")
+    stream = Spooled()
+    for step in range(300):
+        stream.log(step, loss=step / 2)
+    reports.take(attempt.pk, post((stream, 0, 290)))
+    path = spool(tmp_path, stream)
+    assert reports.sweep(attempt, tmp_path) == 10
+    row = Stream.objects.get()
+    assert (row.next_seq, row.place_seq, row.place_offset) == (300, 300, path.stat().st_size)
+    monkeypatch.setattr(Spool, "_leap", None)
+    stream.log(300, loss=1.0)
+    spool(tmp_path, stream)
+    assert reports.sweep(attempt, tmp_path) == 1
+    assert Stream.objects.get().place_seq == 301
 
 
 def test_a_sweep_of_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:

@@ -89,6 +89,40 @@ def test_any_place_can_be_sought(tmp_path: Path) -> None:
     assert [batch.seq for batch in spool.read()] == [100]
 
 
+def test_a_place_is_sought_over_long_lines_and_segments(tmp_path: Path) -> None:
+    """Counting newlines passes by as many lines as reading them does."""
+    name = f"0.2.{ID}.jsonl"
+    long = b"x" * (2 * LINE_BYTES + 7) + b"\n"
+    _write(tmp_path, HEADER, *(_batch(seq) for seq in range(9)), long, _batch(10), name=name)
+    _write(tmp_path, *(_batch(seq) for seq in range(11, 40)), b'{"torn', name=f"{name}.1")
+    _write(tmp_path, *(_batch(seq) for seq in range(41, 60)), name=f"{name}.2")
+    for seq in range(60):
+        spool = Spool(open_folder(tmp_path), name)
+        spool.read(0)
+        spool.seek(seq)
+        batch = spool.read(1)[0]
+        assert batch.seq == seq
+        assert _damaged(batch) == (seq in {9, 40})
+
+
+def test_a_later_reader_goes_on_from_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _write(tmp_path, HEADER, *(_batch(seq) for seq in range(100)))
+    earlier = Spool(open_folder(tmp_path), path.name)
+    earlier.read(80)
+    place = earlier.place
+    assert place is not None
+    later = Spool(open_folder(tmp_path), path.name)
+    later.read(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "_leap", None)  # nothing is to be counted
+        later.seek(80, near=place)
+    assert [batch.seq for batch in later.read(2)] == [80, 81]
+    later.seek(10, near=place)  # beyond what is wanted: of no use
+    assert [batch.seq for batch in later.read(1)] == [10]
+    later.seek(90, until=0)
+    assert later.next_seq == 11
+
+
 def test_seeking_back_reopens_an_ended_stream(tmp_path: Path) -> None:
     path = _write(tmp_path, HEADER, _batch(0), _batch(1), {"end": True, "seq": 2})
     spool = Spool(open_folder(tmp_path), path.name)
