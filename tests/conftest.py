@@ -1,5 +1,6 @@
 """Fixtures for every test: `portal_up` is a real portal that slow tests share, `make_stack` makes one to break."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,18 @@ from tests.stack import Stack
 # The same examples in every run, however loaded the machine: a failure is a change's, never the day's.
 hypothesis.settings.register_profile("vigil", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("vigil")
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """What a test ignores or handles, every process that a later test starts would inherit."""
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+    before = {number: signal.getsignal(number) for number in watched}
+    yield
+    changed = [number for number in watched if signal.getsignal(number) != before[number]]
+    for number in changed:
+        signal.signal(number, before[number])
+    assert not changed, f"left changed: {', '.join(number.name for number in changed)}"
 
 
 @pytest.fixture(scope="session")

@@ -175,7 +175,8 @@ def _become(
     os.dup2(os.open(output, flags, 0o640), 1)
     os.dup2(1, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, programs rely on them
+    # Python ignores some, who started the portal may have ignored others; a shell cannot trap what it finds ignored.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     os.execve(command[0], command, dict(environment))

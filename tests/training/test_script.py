@@ -22,6 +22,14 @@ from training.launch.plan import BadPlan, Plan, Script
 from training.spool import read_spool
 
 
+@pytest.fixture(autouse=True)
+def _terminable() -> Iterator[None]:
+    """vigil_report takes TERM over from a program that does not handle it; here that is the tests' own process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path / "run")
