@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from django.db import connection, transaction
+from django.db import DatabaseError, DataError, connection, transaction
 from django.utils import timezone
 
 from jobs import checkpoints, live, rundir, wire
@@ -103,8 +103,12 @@ def sweep(attempt: Attempt, root: Path, *, until: float = math.inf) -> int:
                     break
                 try:
                     taken += _sweep_stream(attempt.pk, spool.Spool(folder, name), until)
-                except (Malformed, OSError) as error:
+                except (Malformed, OSError, DataError) as error:
                     logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
+                except (Closed, DatabaseError):
+                    raise
+                except Exception:  # whatever a job wrote into one spool, the others are still to be taken
+                    logger.exception("%s: the spool %s cannot be taken in", attempt, name)
     except (FileNotFoundError, rundir.Unsafe) as error:
         logger.warning("%s: no spools to look through: %s", attempt, error)
     except Closed:

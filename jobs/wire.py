@@ -20,7 +20,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from training import spool
-from training.spool import EVENT_BYTES, SERIES_NAME, STEP_LIMIT
+from training.spool import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
 
 COMPRESSED_BYTES = 1024 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
@@ -135,6 +135,7 @@ class _About(msgspec.Struct):
 
 # Every escape of a JSON string; the second group are halves of surrogate pairs without the other half.
 _ESCAPE = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _frames = msgspec.json.Decoder(_Frame)
 _raw_frames = msgspec.json.Decoder(_RawFrame)
 _places = msgspec.json.Decoder(_Place)
@@ -195,8 +196,8 @@ def of_spool(header: spool.Header, batches: Sequence[spool.Batch], *, end: bool)
         rank=header.rank,
         first=batches[0].seq if batches else 0,
         times=[batch.time if 0 <= batch.time < LATEST_TIME else 0.0 for batch in batches],
-        node=without_nul(header.node),
-        boot_id=without_nul(header.boot_id),
+        node=_storable(header.node),
+        boot_id=_storable(header.boot_id),
         restart_count=header.restart_count,
         end=end,
     )
@@ -292,7 +293,7 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
     _check_place(f"events.{index}", place.stream, place.batch, streams)
     batch = (place.stream, place.batch)
     try:
-        about, data = _abouts.decode(raw), _objects.decode(raw)
+        about, data = _abouts.decode(raw), without_nul(_objects.decode(raw))
     except (msgspec.DecodeError, RecursionError) as error:
         bad[batch] = f"event: {error}"
         return None
@@ -301,7 +302,7 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
         return None
     for key in ("stream", "batch", "kind", "time"):
         del data[key]
-    return Happening(batch, about.kind, about.time, without_nul(data))
+    return Happening(batch, about.kind, about.time, data)
 
 
 def _mended(text: bytes) -> bytes:
@@ -309,15 +310,25 @@ def _mended(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda match: b"\\ufffd" if match[2] else match[0], text)
 
 
-def without_nul(value: Any) -> Any:
-    """The same JSON value with U+FFFD for NUL, which PostgreSQL cannot keep; a log line may well have one."""
+def without_nul(value: Any, *, room: int = DEPTH) -> Any:
+    """The same JSON value with U+FFFD for NUL, which PostgreSQL cannot keep; a log line may well have one.
+
+    RecursionError where it is nested more than `room` deep: who reads it later may stand on a deeper stack than we do.
+    """
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
+    if isinstance(value, list | dict) and not room:
+        raise RecursionError(f"nested more than {DEPTH} deep")
     if isinstance(value, list):
-        return [without_nul(item) for item in value]
+        return [without_nul(item, room=room - 1) for item in value]
     if isinstance(value, dict):
-        return {without_nul(key): without_nul(item) for key, item in value.items()}
+        return {without_nul(key): without_nul(item, room=room - 1) for key, item in value.items()}
     return value
+
+
+def _storable(text: str) -> str:
+    """A text as it came from a file, with U+FFFD for what no database keeps: NUL, and halves of surrogate pairs."""
+    return _UNSTORABLE.sub("\ufffd", text)
 
 
 def _check_place(where: str, stream: int, batch: int, streams: list[Part]) -> None:

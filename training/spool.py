@@ -30,6 +30,7 @@ SEGMENTS = 10_000
 POINTS_A_BATCH = 20_000
 EVENTS_A_BATCH = 100
 EVENT_BYTES = 64 * 1024
+DEPTH = 64  # of lists and tables within each other in an event
 STEP_LIMIT = 2**53
 TIME_LIMIT = 32_503_680_000.0  # the year 3000, in Unix seconds
 RANKS = range(-100_000, 1_000_001)
@@ -366,13 +367,21 @@ def _series(found: object) -> dict[str, list[tuple[int, float]]] | None:
     return series
 
 
+def _is_flat(value: object, room: int) -> bool:
+    """Whether lists and tables lie at most `room` deep within each other."""
+    if not isinstance(value, list | dict):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return room > 0 and all(_is_flat(item, room - 1) for item in inner)
+
+
 def _events(found: object) -> list[dict[str, Any]] | None:
     if not isinstance(found, list) or len(found) > EVENTS_A_BATCH:
         return None
     for event in found:
         if not isinstance(event, dict) or not event.get("kind") or not _is_text(event["kind"], 64):
             return None
-        if _time(event.get("time")) is None:
+        if _time(event.get("time")) is None or not _is_flat(event, DEPTH):
             return None
         try:
             if len(json.dumps(event, allow_nan=False)) > EVENT_BYTES:

@@ -22,7 +22,7 @@ from jobs.models import Attempt, Checkpoint, Event, Stream
 from portal.models import Chunk, Series
 from portal.series import codec, read, store
 from tests.jobs.reporting import SECRET, Spooled, attempt_of, frame, job_of, packed, post
-from training.spool import Spool
+from training.spool import Header, Spool
 
 pytestmark = pytest.mark.django_db
 
@@ -262,6 +262,37 @@ def test_a_nul_in_a_text_does_not_lose_the_event() -> None:
     attempt = attempt_of()
     reports.take(attempt.pk, post(Spooled().tell("run.failed", error="a\x00b", nested={"k\x00": ["\x00"]})))
     assert Event.objects.get(kind="run.failed").data == {"error": "a\ufffdb", "nested": {"k\ufffd": ["\ufffd"]}}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [64, 100, 300, 450])
+def test_a_deep_event_is_quarantined(depth: int) -> None:
+    attempt = attempt_of()
+    stream = Spooled().tell("deep", data=nested(depth)).log(5, loss=1.0)
+    assert send(attempt, frame(stream)).json()["streams"] == {stream.uid: 2}
+    assert Event.objects.get().kind == "report.quarantined"
+    assert len(stored(attempt)) == 1
+
+
+def test_the_deepest_event_is_kept() -> None:
+    reports.take(attempt_of().pk, post(Spooled().tell("deep", data=nested(63))))
+    assert Event.objects.get().data == {"data": nested(63)}
+
+
+@pytest.mark.parametrize("depth", [64, 485, 20_000])
+def test_a_deep_event_in_a_spool_is_passed(depth: int, tmp_path: Path) -> None:
+    attempt = attempt_of(directory="attempt-1")
+    path = spool(tmp_path, Spooled(rank=0).tell("deep", data="?").log(5, loss=1.0))
+    path.write_text(path.read_text().replace('"?"', "[" * depth + "]" * depth))
+    assert reports.sweep(attempt, tmp_path) == 2
+    assert Event.objects.get().kind == "report.damaged"
+    assert len(stored(attempt)) == 1
 
 
 def test_half_a_surrogate_pair_does_not_lose_the_event() -> None:
@@ -505,6 +536,32 @@ def test_a_sweep_of_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:
     reports.sweep(attempt, tmp_path)
     assert set(stored(attempt)) == {("loss", 0, 0, 1), ("loss", 0, 7, 2)}
     assert Event.objects.get(kind="weird").data == {"text": "\ufffd", "big": 2**70}
+
+
+def test_a_node_with_half_a_surrogate_pair_is_swept(tmp_path: Path) -> None:
+    attempt = attempt_of(directory="attempt-1")
+    path = spool(tmp_path, Spooled(rank=0).log(1, loss=1.0))
+    path.write_text(path.read_text().replace('"node": "n"', r'"node": "n\udc80"'))
+    assert reports.sweep(attempt, tmp_path) == 1
+    assert Stream.objects.get().node == "n\ufffd"
+
+
+def test_a_stream_that_nobody_can_take_does_not_hold_up_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = attempt_of(directory="attempt-1")
+    for rank in range(3):
+        spool(tmp_path, Spooled(rank=rank).log(1, loss=1.0))
+    of_spool = wire.of_spool
+
+    def failing(header: Header, batches: Any, *, end: bool) -> wire.Post:
+        if header.rank == 1:
+            raise KeyError("something that nobody thought of")
+        return of_spool(header, batches, end=end)
+
+    monkeypatch.setattr(wire, "of_spool", failing)
+    assert reports.sweep(attempt, tmp_path) == 2
+    assert {rank for _, _, rank, _ in stored(attempt)} == {0, 2}
 
 
 def test_a_spool_folder_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
