@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 Facts = dict[str, Any]
+TOO_LARGE = "More than this machine has"  # why a job waits
 
 
 @contextmanager
@@ -136,6 +137,11 @@ def nodes_that_fit(ticket: Facts, room: Facts) -> int:
     return max(0, most)
 
 
+def _can_ever_fit(ticket: Facts, capacity: Facts) -> bool:
+    """Whether it would fit if nobody else had anything."""
+    return nodes_that_fit(ticket, capacity) >= int(ticket["min_nodes"])
+
+
 def take(root: str, job_id: int) -> tuple[Facts | None, str]:
     """This job's slots if it is its turn, else None and why it waits."""
     with locked(root):
@@ -146,8 +152,11 @@ def take(root: str, job_id: int) -> tuple[Facts | None, str]:
         mine = next((ticket for other, ticket, _ in jobs if other == job_id), None)
         if mine is None:
             return None, "Resources"
-        ahead = sum(1 for other, _, slots in jobs if other < job_id and slots is None)
-        if ahead:
+        if not _can_ever_fit(mine, capacity):
+            return None, TOO_LARGE
+        # Who asks for more than there is, since the machine became smaller, waits for it and holds up nobody.
+        waiting = (ticket for other, ticket, slots in jobs if other < job_id and slots is None)
+        if any(_can_ever_fit(ticket, capacity) for ticket in waiting):
             return None, "Priority"
         room = free(capacity, jobs)
         nodes = nodes_that_fit(mine, room)
