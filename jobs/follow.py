@@ -139,14 +139,18 @@ class Tick:
         """Tie attempts to the folders that their launchers made, and leave a token where there is none yet."""
         open_ones = Attempt.objects.open().exclude(scheduler_id="").select_related("job")
         for attempt in open_ones.filter(token_digest="", ended_at=None):
-            root = ending.root_of(attempt)
-            if root is not None:
-                hint = {"number": attempt.number, "resume": None}
-                if attempt.origin == Attempt.Origin.REQUEUED:
-                    rundir.write(root / "portal" / "attempt.json", json.dumps(hint))
-                tokens.leave(attempt)
+            self._live_through(partial(self.leave_token, attempt), f"attempt {attempt.pk}")
         for attempt in open_ones.filter(directory="").exclude(state=Attempt.State.PENDING):
-            ending.find_folder(attempt)
+            self._live_through(partial(ending.find_folder, attempt), f"attempt {attempt.pk}")
+
+    def leave_token(self, attempt: Attempt) -> None:
+        root = ending.root_of(attempt)
+        if root is None:
+            return
+        hint = {"number": attempt.number, "resume": None}
+        if attempt.origin == Attempt.Origin.REQUEUED:
+            rundir.write(root / "portal" / "attempt.json", json.dumps(hint))
+        tokens.leave(attempt)
 
     def cancel(self) -> None:
         """Take each cancelling one step further."""
@@ -236,7 +240,7 @@ class Tick:
             Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(**changes)
             live.announce(attempt.pk)
 
-    def _live_through(self, part: Callable[[], None], name: str) -> None:
+    def _live_through(self, part: Callable[[], object], name: str) -> None:
         """One thing that fails must not keep the others from being followed; the next tick tries it again."""
         try:
             part()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -361,6 +362,26 @@ class TestFaults:
         Attempt.objects.update(last_report_at=timezone.now() - timedelta(minutes=11))
         tick()
         assert newest().closed_at is not None
+
+    def test_one_broken_run_directory_is_its_own_affair(
+        self, oskar: User, job: Job, told: Told, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The other jobs still get their tokens and folders."""
+        spec = JobSpec.parse({"name": "other"})
+        other, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+        follow.tick(told)
+        for scheduler_id in ("101", "102"):
+            told.say(scheduler_id, state="running")
+        Attempt.objects.update(token_digest="")
+        job.refresh_from_db()
+        shutil.rmtree(rundir.path_of(job.directory))
+        launched(Attempt.objects.select_related("job").get(job=other))
+        follow.tick(told)
+        assert other.attempts.get().token_digest
+        assert other.attempts.get().directory == "attempt-1"
+        assert not job.attempts.get().token_digest
+        assert "FileNotFoundError" in caplog.text
+        caplog.clear()  # the one that was to be expected
 
     def test_spools_that_take_long_hold_up_nobody(
         self, oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
