@@ -12,6 +12,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Checkpoint
 
 State = Checkpoint.State
+LARGE = 2**53  # of steps, samples and bytes: what JSON readers count exactly
 USABLE = (State.COMMITTED, State.VERIFIED)
 
 
@@ -21,14 +22,14 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
     if kind == "checkpoint.committed":
         _committed(attempt, event)
     elif kind == "checkpoint.pruned":
-        step, generation = _whole(event.get("step")), _whole(event.get("generation"))
+        step, generation = _whole(event.get("step"), LARGE), _whole(event.get("generation"))
         if step is not None and generation is not None:
             rows = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, generation=generation)
             rows.exclude(state=State.PRUNED).update(state=State.PRUNED)
 
 
 def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
-    step, generation = _whole(event.get("step")), _whole(event.get("generation"))
+    step, generation = _whole(event.get("step"), LARGE), _whole(event.get("generation"))
     if step is None or generation is None:
         return
     name = f"step-{step}"
@@ -43,11 +44,11 @@ def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
         defaults={
             "attempt": attempt,
             "name": name,
-            "parent_step": _whole(event.get("parent_step")),
+            "parent_step": _whole(event.get("parent_step"), LARGE),
             "parent_generation": _whole(event.get("parent_generation")),
-            "bytes": _whole(event.get("bytes")) or 0,
+            "bytes": _whole(event.get("bytes"), LARGE) or 0,
             "seconds": _number(event.get("seconds")),
-            "consumed_samples": _whole(event.get("consumed_samples")),
+            "consumed_samples": _whole(event.get("consumed_samples"), LARGE),
             "world_size": _whole(event.get("world_size")),
             "created_at": _time(event.get("time")),
         },
@@ -79,8 +80,9 @@ def last_write_seconds(job_id: int) -> float | None:
 
 
 def due_for_verification() -> Checkpoint | None:
-    """The newest committed checkpoint of some job that nobody has looked through yet."""
-    rows = Checkpoint.objects.filter(state=State.COMMITTED, problem="").order_by("-created_at")
+    """The newest committed checkpoint of some job that nobody has looked through yet, and could now."""
+    is_time = Q(verify_after=None) | Q(verify_after__lte=timezone.now())
+    rows = Checkpoint.objects.filter(is_time, state=State.COMMITTED, problem="").order_by("-created_at")
     return rows.select_related("job").first()
 
 
@@ -99,9 +101,9 @@ def _ancestor(checkpoint: Checkpoint) -> Checkpoint | None:
     return None
 
 
-def _whole(value: object) -> int | None:
+def _whole(value: object, below: int = 2**31) -> int | None:
     """A whole number that a database column holds; anything else is nothing."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below:
         return value
     return None
 

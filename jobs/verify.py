@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
+
+from django.utils import timezone
 
 from jobs import checkpoints, live, rundir
 from jobs.models import Checkpoint
@@ -11,6 +14,7 @@ from training import manifest
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 20 * 10**9  # beyond that, the trainer's own look must do
+FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=30), timedelta(hours=1)  # before what could not be read is tried again
 
 
 def verify_next() -> Checkpoint | None:
@@ -22,21 +26,51 @@ def verify_next() -> Checkpoint | None:
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """Mark it verified or corrupt; one that was pruned or moved meanwhile is left as it is."""
+    """Mark it verified or corrupt; one that was pruned or moved meanwhile, or cannot be read now, is left as it is."""
     committed = Checkpoint.objects.filter(pk=checkpoint.pk, state=Checkpoint.State.COMMITTED)
     try:
-        root = rundir.path_of(checkpoint.job.directory)
-        with rundir.folder_under(root, f"job/checkpoints/{checkpoint.name}") as folder:
-            found = manifest.verify(folder, most_bytes=MOST_BYTES)
-    except (manifest.CheckpointError, OSError) as error:
-        gone = isinstance(error, FileNotFoundError)
-        problem = "Its folder is gone." if gone else str(error)
-        changed = committed.update(state=Checkpoint.State.CORRUPT, problem=problem[:2000])
-        logger.warning("checkpoint %s of #%s: %s", checkpoint.step, checkpoint.job_id, problem)
+        found, problem = _look(checkpoint)
+    except (manifest.CheckpointError, rundir.Unsafe) as error:
+        if isinstance(error, manifest.Unreadable):
+            _try_later(checkpoint, error)
+            return
+        changed = committed.update(state=Checkpoint.State.CORRUPT, problem=str(error)[:2000])
+        logger.warning("checkpoint %s of #%s: %s", checkpoint.step, checkpoint.job_id, error)
+    except OSError as error:
+        _try_later(checkpoint, error)
+        return
     else:
         if found.identity != (checkpoint.step, checkpoint.generation):
             committed.update(problem=f"The folder now holds step {found.step} of generation {found.generation}.")
             return
-        changed = committed.update(state=Checkpoint.State.VERIFIED, bytes=found.bytes)
+        state = Checkpoint.State.COMMITTED if problem else Checkpoint.State.VERIFIED
+        changed = committed.update(state=state, problem=problem, bytes=found.bytes)
     if changed:
         live.announce(checkpoint.attempt_id)
+
+
+def _look(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
+    """What its folder holds, and why not all of it was looked through. CheckpointError or Unsafe: it is no good."""
+    root = rundir.path_of(checkpoint.job.directory)
+    with rundir.folder_under(root, "job/checkpoints"):
+        pass  # where this one is missing, too, the file system is not there, and says nothing of a checkpoint
+    try:
+        with rundir.folder_under(root, f"job/checkpoints/{checkpoint.name}") as folder:
+            try:
+                return manifest.verify(folder, most_bytes=MOST_BYTES), ""
+            except manifest.TooLarge:
+                found = manifest.check(folder)
+                return (
+                    found,
+                    f"Too large to be read here ({found.bytes:,} bytes): only its sizes were checked.",
+                )
+    except FileNotFoundError:
+        raise manifest.CheckpointError("Its folder is gone.") from None
+
+
+def _try_later(checkpoint: Checkpoint, error: Exception) -> None:
+    """Nothing is known of it: others get their turn, and this one after twice as long as the time before."""
+    wait = min(FIRST_WAIT * 2 ** min(checkpoint.verify_tries, 10), LONGEST_WAIT)
+    tries = min(checkpoint.verify_tries + 1, 1000)
+    Checkpoint.objects.filter(pk=checkpoint.pk).update(verify_tries=tries, verify_after=timezone.now() + wait)
+    logger.warning("checkpoint %s of #%s cannot be read now: %s", checkpoint.step, checkpoint.job_id, error)

@@ -12,6 +12,7 @@ The trainer, `python -m training verify` and the portal share these functions.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -31,12 +32,21 @@ CHUNK_BYTES = 4 * 2**20
 NAME = re.compile(r"step-(?P<step>\d{1,18})(\.g(?P<generation>\d{1,9}))?")
 STAGING = re.compile(r"\.step-\d{1,18}\.(?P<generation>\d{1,9})")
 FILE_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+_FACTS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class CheckpointError(Exception):
     """The folder holds no checkpoint that could be resumed; the message says why."""
+
+
+class Unreadable(CheckpointError):
+    """Nothing is known of the folder: it could not be read just now, for reasons that may pass."""
+
+
+class TooLarge(CheckpointError):
+    """There is more to read than was allowed; nothing is known against it."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ def verify(checkpoint: Location, *, files: Iterable[File] | None = None, most_by
     with _opened(checkpoint) as folder:
         manifest = _read(folder, _name(checkpoint))
         if most_bytes is not None and manifest.bytes > most_bytes:
-            raise CheckpointError(f"{manifest.bytes} bytes are more than the {most_bytes} that are read")
+            raise TooLarge(f"{manifest.bytes} bytes are more than the {most_bytes} that are read")
         for file in manifest.files if files is None else files:
             if _digest(_open_file(folder, file), file.bytes) != file.sha256:
                 raise CheckpointError(f"{file.file} is not what was written: its sha256 differs from the manifest's")
@@ -160,11 +170,17 @@ def _opened(checkpoint: Location) -> Iterator[int]:
     try:
         folder = os.open(checkpoint, _FOLDER)
     except OSError as error:
-        raise CheckpointError(f"{checkpoint} can't be opened: {error.strerror}") from error
+        raise _failed(str(checkpoint), error) from error
     try:
         yield folder
     finally:
         os.close(folder)
+
+
+def _failed(name: str, error: OSError) -> CheckpointError:
+    """Of what could not be opened: absent or of the wrong kind is a fact, all else may pass (EIO, ESTALE, EMFILE)."""
+    kind = CheckpointError if error.errno in _FACTS else Unreadable
+    return kind(f"{name} can't be opened: {error.strerror}")
 
 
 def _has(folder: int, name: str) -> bool:
@@ -181,7 +197,7 @@ def _read(folder: int, name: str) -> Manifest:
     except FileNotFoundError as error:
         raise CheckpointError("there is no COMMITTED manifest: it was never finished") from error
     except OSError as error:
-        raise CheckpointError(f"COMMITTED can't be opened: {error.strerror}") from error
+        raise _failed(COMMITTED, error) from error
     with open(descriptor, "rb") as file:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode) or about.st_size > MANIFEST_BYTES:
@@ -241,7 +257,7 @@ def _open_file(folder: int, file: File) -> int:
     try:
         descriptor = os.open(file.file, _FILE, dir_fd=folder)
     except OSError as error:
-        raise CheckpointError(f"{file.file} can't be opened: {error.strerror}") from error
+        raise _failed(file.file, error) from error
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode) or about.st_size != file.bytes:
         os.close(descriptor)

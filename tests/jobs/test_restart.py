@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,68 @@ class TestCheckpoints:
         assert found[200][0] == "corrupt"
         assert "sha256 differs" in found[200][1]
         assert found[300][0] == "corrupt"
+
+    def test_large_numbers_are_kept(self, attempt: Attempt) -> None:
+        large = {"bytes": 3 * 2**40, "consumed_samples": 2**40, "parent_step": 2**35, "parent_generation": 1}
+        checkpoints.note_event(attempt, event(2**36, **large))
+        row = Checkpoint.objects.get()
+        assert row.step == 2**36
+        assert {name: getattr(row, name) for name in large} == large
+
+    def test_one_too_large_to_read_is_no_corrupt_one(
+        self, job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(verify, "MOST_BYTES", 3)
+        job.directory = rundir.make("default", job.pk)
+        job.save()
+        for step, data in ((100, b"good"), (200, b"short"), (300, None)):
+            checkpoints.note_event(attempt, event(step))
+            write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, data)
+        for _ in range(3):
+            assert verify.verify_next() is not None
+        found = {row.step: row for row in Checkpoint.objects.all()}
+        assert found[100].state == "committed"
+        assert "Too large" in found[100].problem
+        assert found[100].resumable
+        assert (found[200].state, found[300].state) == ("corrupt", "corrupt")  # sizes and names are looked at
+        assert verify.verify_next() is None
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+    def test_what_cannot_be_read_now_is_tried_later(
+        self, job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        job.directory = rundir.make("default", job.pk)
+        job.save()
+        for step in (100, 200):
+            checkpoints.note_event(attempt, event(step))
+            write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, b"good")
+        real = os.open
+
+        def fail(path: Any, *args: Any, **options: Any) -> int:
+            if str(path).endswith(".distcp"):
+                raise OSError(number, os.strerror(number))
+            return real(path, *args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", fail)
+            looked = [verify.verify_next() for _ in range(3)]
+        assert sorted(row.step for row in looked if row) == [100, 200]  # each in its turn, none twice
+        assert set(Checkpoint.objects.values_list("state", "verify_tries")) == {("committed", 1)}
+        Checkpoint.objects.update(verify_after=timezone.now())
+        verify.verify_next()
+        verify.verify_next()
+        assert set(Checkpoint.objects.values_list("state", flat=True)) == {"verified"}
+
+    def test_a_file_system_that_is_away_says_nothing(
+        self, job: Job, attempt: Attempt, settings: Any, tmp_path: Path
+    ) -> None:
+        job.directory = rundir.make("default", job.pk)
+        job.save()
+        checkpoints.note_event(attempt, event(100))
+        settings.VIGIL_RUNS = tmp_path / "unmounted"
+        assert verify.verify_next() is not None
+        assert verify.verify_next() is None
+        assert Checkpoint.objects.get().state == "committed"
 
 
 def write_checkpoint(folder: Path, step: int, data: bytes | None) -> None:
