@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import Any
 from urllib.parse import parse_qs
@@ -20,6 +21,8 @@ from jobs.standing import plain
 from portal import hub, sockets
 from portal.hub import Hub, Listener
 from portal.models import Project, User
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 10.0
 RECHECK_S = 30.0
@@ -65,9 +68,17 @@ class _Socket(AsyncWebsocketConsumer):
         self.tasks += [asyncio.create_task(self._live(loop)) for loop in loops]
 
     async def _live(self, loop: Any) -> None:
-        """Run one of the socket's loops; a peer that has gone ends it without noise."""
-        with contextlib.suppress(ConnectionError, RuntimeError):
+        """Run one of the socket's loops; a peer that has gone ends it without noise.
+
+        Whatever else ends it closes the socket too: one that nobody checks any more must not go on telling.
+        """
+        try:
             await loop
+        except Exception as error:
+            if not isinstance(error, ConnectionError | RuntimeError):
+                logger.exception("A socket of %s is closed", self.scope.get("path"))
+            with contextlib.suppress(ConnectionError, RuntimeError):
+                await self.close(GOING)
 
     async def say(self, **words: Any) -> None:
         await self.send(text_data=msgspec.json.encode(words).decode())

@@ -14,12 +14,12 @@ from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from channels.db import database_sync_to_async
 from django.conf import LazySettings
-from django.db import connections
+from django.db import OperationalError, connections
 from django.test import Client
 
 from jobs import consumers, live, reports
 from jobs.models import Attempt, Job
-from portal import hub
+from portal import hub, sockets
 from portal.asgi import application
 from portal.models import Membership, Project, Token, User
 from tests.jobs.reporting import Spooled, attempt_of, post
@@ -319,6 +319,28 @@ def test_who_may_not_see_it_any_more_is_shown_out(
         assert await socket.hear("heartbeat") == consumers.NOT_FOUND
 
     play(scene)
+
+
+@pytest.mark.parametrize("path", ["/ws/jobs/{}", "/ws/jobs"])
+def test_a_socket_that_cannot_be_checked_any_more_is_closed(
+    path: str, ada: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.05)
+    attempt = attempt_of()
+    client = signed_in(ada)
+
+    def unreachable(scope: Any) -> None:
+        raise OperationalError("server closed the connection")
+
+    async def scene() -> None:
+        socket = Socket(path.format(attempt.job_id), client)
+        await socket.connect()
+        await socket.hear("hello")
+        monkeypatch.setattr(sockets, "still", unreachable)
+        assert await socket.hear("heartbeat") == consumers.GOING
+
+    play(scene)
+    assert "server closed the connection" in caplog.text
 
 
 def signed_in_sessions_end() -> None:
