@@ -82,6 +82,8 @@ def resume(
             return Attempt.objects.get(pk=earlier)
         with transaction.atomic():
             job = Job.objects.select_for_update().get(pk=job.pk)
+            if (earlier := _answered(user, route, key, body)) is not None:
+                return Attempt.objects.get(pk=earlier)  # the same request, which came at once and had the lock first
             last = _resumable(job, step, steps)
             start = _start_of(job, last, step)
             if steps is not None:
@@ -119,7 +121,9 @@ def delete(user: User, job: Job) -> None:
         if Attempt.objects.filter(Q(ended_at=None) | Q(decided_at=None), job=job).exists():
             raise Conflict(f"Not deleted. #{job.pk} has not ended: cancel it first.")
         directory = job.directory
-        attempts = list(job.attempts.values_list("pk", flat=True))
+        # Locked and closed first: a report that is being taken in ends before the series go, and none begins after.
+        attempts = list(job.attempts.select_for_update().order_by("pk").values_list("pk", flat=True))
+        job.attempts.update(closed_at=timezone.now(), token_digest="")
         for attempt_id in attempts:
             store.drop(("attempt", attempt_id))
         IdempotencyKey.objects.filter(route="jobs", thing_id=job.pk).delete()

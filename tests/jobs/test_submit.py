@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import handover, rundir, upload
+from jobs import handover, reports, rundir, upload
+from jobs import submit as submitting
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
@@ -21,6 +22,8 @@ from jobs.submit import cancel, delete, dry_run, resume, submit
 from nodes import inventory
 from nodes.schedulers.base import SchedulerError, Submission
 from portal.models import IdempotencyKey, Project, User
+from portal.series import store
+from tests.jobs import reporting
 from tests.jobs.schedulers import Told
 from tests.lab import a_job, a_project, person, sysadmin
 
@@ -358,6 +361,24 @@ class TestResume:
         with pytest.raises(IdempotencyConflict):
             resume(oskar, job, step=3, key="k")
 
+    def test_the_same_request_twice_at_once_makes_one_attempt(
+        self, oskar: User, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second one has found no answer yet; until it has the job's lock, the first one is through."""
+        job = a_job(oskar, project, state="failed")
+        answered, made = submitting._answered, []
+
+        def look(*request: Any) -> int | None:
+            found = answered(*request)
+            if not made:
+                monkeypatch.setattr(submitting, "_answered", answered)
+                made.append(resume(oskar, job, key="k"))
+            return found
+
+        monkeypatch.setattr(submitting, "_answered", look)
+        assert resume(oskar, job, key="k") == made[0]
+        assert job.attempts.count() == 2
+
     def test_only_by_its_owner_or_a_lead(self, oskar: User, project: Project) -> None:
         job = a_job(oskar, project, state="failed")
         with pytest.raises(Refused, match="belongs to oskar"):
@@ -386,6 +407,25 @@ class TestCancelAndDelete:
         assert not told.submissions
         attempt = Attempt.objects.get()
         assert (attempt.state, attempt.cause) == ("cancelled", "cancelled")
+
+    def test_no_report_is_taken_once_the_data_goes(
+        self, oskar: User, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else its points would stay behind with no job."""
+        job = a_job(oskar, project, state="failed")
+        report = reporting.post(reporting.Spooled().log(1, loss=1.0))
+        drop, refused = store.drop, []
+
+        def report_first(owner: store.Owner) -> None:
+            with pytest.raises(reports.Closed):
+                reports.take(owner[1], report)
+            refused.append(owner)
+            drop(owner)
+
+        monkeypatch.setattr(store, "drop", report_first)
+        attempt = job.latest_id
+        delete(oskar, job)
+        assert refused == [("attempt", attempt)]
 
     def test_delete_takes_the_data_along(self, oskar: User, told: Told) -> None:
         job, _ = ask(oskar, key="k")
