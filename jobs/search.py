@@ -7,6 +7,7 @@ from django.db.models import Count, DateTimeField, Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Coalesce
 
 from jobs.models import Attempt, Job, Tag
+from portal.asked import whole
 from portal.models import User
 from portal.paging import Order, Page, page
 
@@ -104,6 +105,6 @@ def _matches(word: str) -> Q:
     number = word.removeprefix("#")
     found = Q(name__icontains=word) | Q(project__slug=word) | Q(owner__username=word)
     found |= Q(Exists(Tag.objects.filter(job=OuterRef("pk"), name=word)))
-    if number.isascii() and number.isdigit() and len(number) < 19:
-        found |= Q(pk=int(number))
+    if (pk := whole(number)) is not None:
+        found |= Q(pk=pk)
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
@@ -17,6 +18,7 @@ from jobs.errors import Problem, SpecError
 from jobs.wording import problems_of
 from training.config import RunConfig
 
+MAX_DEPTH = 8  # tables in tables
 MAX_BYTES = 64 * 1024
 STOP_SECONDS = 30  # what stopping needs at least, before a write of this job was measured (PROTOCOLS §2)
 _LIMIT = re.compile(r"(?:(?P<days>\d{1,3})-)?(?P<hours>\d{1,4}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)\Z")
@@ -277,6 +279,8 @@ class JobSpec(_Model):
         """From plain values (JSON, TOML, a form), or SpecError with every problem found."""
         if data.get("kind") == "federated":
             raise SpecError.at("kind", "federated jobs are not here yet. Take distributed or script.")
+        if problems := list(_nul("", data)):
+            raise SpecError(problems)
         try:
             spec = cls.model_validate(data)
         except ValidationError as error:
@@ -307,6 +311,16 @@ class JobSpec(_Model):
             if found := [Problem(f"run.{p.field}", p.message) for p in self.run.check(world_size)]:
                 return found
         return []
+
+
+def _nul(place: str, value: object, depth: int = 0) -> Iterator[Problem]:
+    """Strings with a NUL in them: no database, environment or argument can hold one. Nothing valid lies deep."""
+    if isinstance(value, str) and "\0" in value:
+        yield Problem(place, "has a NUL character in it. Take it out.")
+    if depth > MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
+        return
+    for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _nul(f"{place}.{name}".strip("."), inner, depth + 1)
 
 
 def read_toml(text: str) -> dict[str, Any]:

@@ -85,6 +85,8 @@ def _decode(cursor: str, order: Order) -> tuple[Any, int]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadCursor from error
     plain = value is None or isinstance(value, str | int | float | datetime)
+    if isinstance(value, str) and "\0" in value:
+        raise BadCursor
     if name != str(order) or not plain or not isinstance(pk, int) or not 0 <= pk < 2**63:
         raise BadCursor
     if (value is None) != (order.field in {"id", "pk"}):

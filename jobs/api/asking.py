@@ -14,6 +14,7 @@ from jobs.models import Job
 from jobs.spec import JobSpec, write_toml
 from portal.access import Action, can
 from portal.api import Api, ApiRequest, bad_field, plain_message, too_large
+from portal.asked import whole
 from portal.problems import FieldError, Problem
 
 TOML_TYPES = frozenset({"application/toml", "text/toml", "application/x-toml", "text/x-toml"})
@@ -176,8 +177,8 @@ def _from_toml(text: str, *, parent: int | None = None, code: bytes | None = Non
 
 def _from_form(request: HttpRequest) -> Asked:
     data: dict[str, Any] = dict(request.POST.items())
-    if "parent" in data and str(data["parent"]).isdecimal() and len(data["parent"]) < 19:
-        data["parent"] = int(data["parent"])
+    if (parent := whole(data.get("parent"))) is not None:
+        data["parent"] = parent
     strangers = set(request.FILES) - {"code"}
     if strangers:
         raise bad_field(sorted(strangers)[0], "Send the program's folder as one file named code.")

@@ -21,6 +21,7 @@ from jobs.forms import EditForm
 from jobs.models import Job, Tag
 from portal import words
 from portal.access import can
+from portal.asked import whole
 from portal.models import User
 
 MOST_AT_ONCE = 100
@@ -47,7 +48,8 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_POST
 def cancel_several(request: HttpRequest) -> HttpResponse:
     """Those chosen in the list."""
-    chosen = [int(number) for number in request.POST.getlist("job") if number.isdigit()][:MOST_AT_ONCE]
+    asked = [whole(number) for number in request.POST.getlist("job")[:MOST_AT_ONCE]]
+    chosen = [number for number in asked if number is not None]
     user, done = cast(User, request.user), 0
     for job in Job.objects.visible_to(user).with_latest_attempt().filter(pk__in=chosen):
         try:
@@ -64,7 +66,7 @@ def cancel_several(request: HttpRequest) -> HttpResponse:
 @require_POST
 def resume(request: HttpRequest, job_id: int) -> HttpResponse:
     job = _job(request, job_id)
-    step, steps = _whole(request.POST.get("step")), _whole(request.POST.get("steps"))
+    step, steps = _typed(request.POST.get("step")), _typed(request.POST.get("steps"))
     key = request.POST.get("key") or uuid.uuid4().hex
     try:
         attempt = submit.resume(cast(User, request.user), job, step=step, steps=steps, key=key)
@@ -109,9 +111,9 @@ def delete(request: HttpRequest, job_id: int) -> HttpResponse:
     return redirect("jobs")
 
 
-def _whole(text: str | None) -> int | None:
-    text = (text or "").replace(",", "").replace("_", "").strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+def _typed(text: str | None) -> int | None:
+    """A number as people type it: 12,000 and 12_000 as well."""
+    return whole((text or "").replace(",", "").replace("_", "").strip())
 
 
 def _safe(request: HttpRequest) -> str:

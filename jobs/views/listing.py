@@ -14,6 +14,7 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Job
 from jobs.search import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, Search
 from jobs.views.rows import Row
+from portal.asked import plain, whole
 from portal.models import Project, User
 from portal.paging import BadCursor
 
@@ -74,16 +75,16 @@ def row(request: HttpRequest, job_id: int) -> HttpResponse:
 def search_of(params: QueryDict, user: User) -> Search:
     """What the address asks for; what it does not understand, it leaves out."""
     sort = params.get("sort", DEFAULT_SORT)
-    days = params.get("since", "").removesuffix("d")
-    owner = params.get("owner", "")
+    days = whole(params.get("since", "").removesuffix("d"), 10_000)
+    owner = plain(params.get("owner", ""))
     return Search(
-        text=params.get("q", "")[:200],
+        text=plain(params.get("q", ""))[:200],
         states=[state for state in params.getlist("state") if state in STATE_WORDS],
-        projects=[slug for slug in params.getlist("project") if slug],
+        projects=[plain(slug) for slug in params.getlist("project") if slug],
         owner=user.username if owner == "me" else owner,
-        kind=params.get("kind", ""),
-        tags=[tag for tag in params.getlist("tag") if tag],
-        created_after=timezone.now() - timedelta(days=int(days)) if days.isdigit() and len(days) < 5 else None,
+        kind=plain(params.get("kind", "")),
+        tags=[plain(tag) for tag in params.getlist("tag") if tag],
+        created_after=timezone.now() - timedelta(days=days) if days is not None else None,
         sort=sort if sort in SORTS else DEFAULT_SORT,
     )
 

@@ -16,6 +16,7 @@ from jobs import ansi, logs
 from jobs.errors import LogError
 from jobs.models import Attempt, Job
 from jobs.views.detail import page_of
+from portal.asked import plain, whole
 from portal.models import User
 
 PAGE = 400
@@ -130,11 +131,11 @@ def _wanted(request: HttpRequest, job: Job) -> Wanted:
     rank_text = request.GET.get("rank", "0")
     if rank_text == BATCH:
         rank = None
-    elif rank_text.removeprefix("-").isdecimal() and len(rank_text) < 10:
-        rank = int(rank_text)
+    elif (size := whole(rank_text.removeprefix("-"), 2**31)) is not None:
+        rank = -size if rank_text.startswith("-") else size
     else:
         raise Http404(f"There is no rank {rank_text}.")
-    return Wanted(attempt, rank, _number(request, "incarnation"), request.GET.get("q", "").replace("\0", "")[:200])
+    return Wanted(attempt, rank, _number(request, "incarnation"), plain(request.GET.get("q", ""))[:200])
 
 
 def _choices(files: list[logs.LogFile], wanted: Wanted) -> list[Choice]:
@@ -152,5 +153,4 @@ def _choices(files: list[logs.LogFile], wanted: Wanted) -> list[Choice]:
 
 
 def _number(request: HttpRequest, name: str) -> int | None:
-    text = request.GET.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+    return whole(request.GET.get(name))

@@ -22,6 +22,7 @@ from jobs.models import Job
 from jobs.spec import MAX_BYTES, JobSpec, read_toml, set_values
 from jobs.upload import MAX_BYTES as MAX_CODE
 from portal import words
+from portal.asked import whole
 from portal.models import Project, User
 
 START = """\
@@ -179,7 +180,7 @@ def _parent(request: HttpRequest, user: User) -> Job | None:
     if not number:
         return None
     jobs = Job.objects.visible_to(user)
-    return get_object_or_404(jobs, pk=int(number) if number.isdigit() and len(number) < 19 else 0)
+    return get_object_or_404(jobs, pk=whole(number) or 0)
 
 
 def _first_text(user: User, parent: Job | None) -> str:

@@ -172,3 +172,20 @@ def test_the_schema_is_enough_for_a_form() -> None:
     assert all("title" in field for field in resources.values())
     assert resources["ranks_per_node"]["default"] == 1
     assert "language" in schema["$defs"]["RunConfig"]["properties"]["recipe"]["enum"]
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        ({"name": "x", "notes": "a\0b"}, "notes"),
+        ({"name": "x", "project": "a\0"}, "project"),
+        ({"name": "x", "kind": "script", "script": {"directory": ".", "args": ["ok", "\0"]}}, "script.args.1"),
+        ({"name": "x", "run": {"recipe": "la\0nguage"}}, "run.recipe"),
+    ],
+)
+def test_nul_is_refused_by_field(data: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse(data)
+    assert [(problem.field, problem.message) for problem in caught.value.problems] == [
+        (field, "has a NUL character in it. Take it out.")
+    ]

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import OperationalError, ProgrammingError
 
 from portal import accounts
 from portal.access import note
@@ -18,7 +19,10 @@ class Command(BaseCommand):
     def handle(self, *args: object, username: str | None = None, **options: object) -> None:
         people = User.objects.filter(is_active=True)
         found = people.filter(username=username) if username else people.filter(is_superuser=True).order_by("pk")
-        user = found.first()
+        try:
+            user = found.first()
+        except (OperationalError, ProgrammingError):
+            raise CommandError("Vigil has not been started here yet. Start it first: make run, or vigil up.") from None
         if user is None:
             known = ", ".join(people.order_by("username").values_list("username", flat=True)[:20])
             raise CommandError(f"There is no active person {username or 'with a sysadmin account'}. Known: {known}.")

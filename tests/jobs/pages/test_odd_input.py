@@ -1,0 +1,31 @@
+"""What people and scanners put into addresses: no page breaks on it."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from portal.models import Project, User
+from tests.lab import a_job
+
+pytestmark = pytest.mark.django_db
+
+ODD = ["²", "9" * 5000, "-1", "%00", "1.5", "a%00b"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_the_list_leaves_out_what_it_cannot_read(client: Client, mira: User, project: Project, odd: str) -> None:
+    for name in ("since", "q", "owner", "project", "kind", "tag", "state", "sort", "cursor"):
+        answer = client.get(f"/jobs?{name}={odd}")
+        assert answer.status_code in {200, 302, 400}, name
+    assert client.get(f"/jobs?since={odd}d").status_code == 200
+
+
+@pytest.mark.parametrize("odd", ["²", "9" * 5000, "-1"])
+def test_other_pages_answer_plainly(client: Client, mira: User, project: Project, odd: str) -> None:
+    job = a_job(mira, project, state="completed")
+    assert client.get(f"/submit?from={odd}").status_code == 404
+    assert client.post("/jobs/cancel", {"job": [odd, str(job.pk)]}).status_code == 302
+    for name in ("rank", "attempt", "incarnation"):
+        assert client.get(f"/jobs/{job.pk}/logs?{name}={odd}").status_code in {200, 404}, name
+    assert client.post(f"/jobs/{job.pk}/resume", {"step": odd}).status_code == 302
