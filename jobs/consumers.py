@@ -19,7 +19,7 @@ from jobs.models import Attempt, Job
 from jobs.relay import rank_audience, relay_for
 from jobs.standing import plain
 from portal import hub, sockets
-from portal.hub import Hub, Listener
+from portal.hub import Hub, Listener, Send
 from portal.models import Project, User
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,8 @@ class _Socket(AsyncWebsocketConsumer):
         """Join what this socket follows and start its tasks; False if there is nothing that the person may see."""
         raise NotImplementedError
 
-    async def join(self, topic: str, audience: str = "") -> Listener:
-        listener = await the_hub().join(topic, audience=audience)
-        self.listeners[topic] = listener
-        return listener
+    async def join(self, topic: str, send: Send, **options: Any) -> None:
+        self.listeners[topic] = await the_hub().join(topic, send, **options)
 
     async def leave(self, topic: str) -> None:
         await the_hub().leave(self.listeners.pop(topic))
@@ -108,21 +106,20 @@ class JobSocket(_Socket):
         if self.job_id >= 2**63 or not await self._may_see():
             return False
         # Joined before the version is read, so that nothing falls between the two.
-        listener = await self.join(live.job_topic(self.job_id), rank_audience(int(rank)) if rank.isdecimal() else "")
+        audience = rank_audience(int(rank)) if rank.isdecimal() else ""
+        write = None if self.as_json else sockets.writer_of(self.scope["send"])
+        await self.join(live.job_topic(self.job_id), self._pass_on, audience=audience, write=write)
         await self.say(kind="hello", **(await standing(self.job_id)))
-        self.start(self._pump(listener), self._beat(), self._recheck())
+        self.start(self._beat(), self._recheck())
         return True
 
-    async def _pump(self, listener: Listener) -> None:
-        send = self.base_send
-        while True:
-            frame = await listener.get()
-            if frame is None:
-                await self.say(kind="missed")
-            elif self.as_json:
-                await self.send(text_data=as_json(frame))
-            else:
-                await send({"type": "websocket.send", "bytes": frame})
+    async def _pass_on(self, frame: bytes | None) -> None:
+        if frame is None:
+            await self.say(kind="missed")
+        elif self.as_json:
+            await self.send(text_data=as_json(frame))
+        else:
+            await self.scope["send"]({"type": "websocket.send", "bytes": frame})
 
     async def _beat(self) -> None:
         while True:
@@ -147,7 +144,6 @@ class JobsSocket(_Socket):
 
     async def begin(self, user: User) -> bool:
         self.lines: dict[int, bytes] = {}
-        self.readers: dict[str, asyncio.Task[None]] = {}
         await self._follow(await self._projects() or set())
         await self.say(kind="hello")
         self.start(self._tell(), self._beat(), self._recheck())
@@ -156,19 +152,15 @@ class JobsSocket(_Socket):
     async def _follow(self, projects: set[int]) -> None:
         wanted = {live.project_topic(project) for project in projects}
         for topic in self.listeners.keys() - wanted:
-            self.readers.pop(topic).cancel()
             await self.leave(topic)
         for topic in wanted - self.listeners.keys():
-            listener = await self.join(topic)
-            self.readers[topic] = asyncio.create_task(self._live(self._collect(listener)))
+            await self.join(topic, self._collect)
 
-    async def _collect(self, listener: Listener) -> None:
-        while True:
-            line = await listener.get()
-            if line is None:
-                await self.say(kind="missed")
-            else:
-                self.lines[msgspec.json.decode(line)["job"]] = line
+    async def _collect(self, line: bytes | None) -> None:
+        if line is None:
+            await self.say(kind="missed")
+        else:
+            self.lines[msgspec.json.decode(line)["job"]] = line
 
     async def _tell(self) -> None:
         while True:
@@ -191,11 +183,6 @@ class JobsSocket(_Socket):
                 await self.close(NOT_SIGNED_IN)
                 return
             await self._follow(projects)
-
-    async def disconnect(self, code: int) -> None:
-        for reader in getattr(self, "readers", {}).values():
-            reader.cancel()
-        await super().disconnect(code)
 
     @database_sync_to_async
     def _projects(self) -> set[int] | None:

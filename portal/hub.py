@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import struct
+import types
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from functools import partial
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import redis.asyncio
@@ -25,6 +28,8 @@ _ACK_S = 2.0
 _CONTROL = "vigil:hub"  # always subscribed, so that there is something to read
 _BACKOFF_S = (0.1, 0.25, 0.5, 1.0, 2.0)
 
+Send = Callable[[bytes | None], Coroutine[Any, Any, None]]
+Write = Callable[[bytes], bool]
 Item = tuple[str, bytes]  # (audience, message): "" is everyone on the topic
 
 
@@ -54,43 +59,91 @@ class Plain:
 
 
 class Listener:
-    """One socket's end: a bounded queue."""
+    """One socket's end. What arrives is sent at once where that needs no waiting, else it joins a bounded queue.
 
-    def __init__(self, topic: str, audience: str) -> None:
+    A task of its own, woken for each message, would cost a third of what a delivery does.
+    """
+
+    def __init__(self, topic: str, audience: str, send: Send, write: Write | None) -> None:
         self.topic, self.audience = topic, audience
-        self._queue: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._missed = False
+        self._send, self._write = send, write
+        self._queue: deque[bytes | None] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._is_gone = False
 
-    def put(self, message: bytes) -> None:
-        if len(self._queue) >= QUEUE:
+    def put(self, message: bytes, packed: bytes) -> None:
+        """A message, and the same as a websocket frame."""
+        if self._sending is None:
+            if self._write is None or not self._write(packed):
+                self._begin(message)
+        elif len(self._queue) < QUEUE:
+            self._queue.append(message)
+        else:
             self.miss()
-            return
-        self._queue.append(message)
-        self._wake()
 
     def miss(self) -> None:
         """Something was lost; what still waits is no good without it."""
         self._queue.clear()
-        self._missed = True
-        self._wake()
+        if self._sending is None:
+            self._begin(None)
+        else:
+            self._queue.append(None)
 
-    async def get(self) -> bytes | None:
-        """The next message; None says that some were lost."""
-        while True:
-            if self._missed:
-                self._missed = False
-                return None
-            if self._queue:
-                return self._queue.popleft()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    def close(self) -> None:
+        self._is_gone = True
+        if self._sending is not None:
+            self._sending.cancel()
 
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
-            self._waiter = None
+    def _begin(self, message: bytes | None) -> None:
+        """Run the sending up to where it has to wait, which it seldom has; only then make a task of it."""
+        if self._is_gone:
+            return
+        sending = self._send(message)
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            return
+        except (OSError, RuntimeError):  # the socket is closing
+            self._is_gone = True
+            return
+        self._sending = asyncio.create_task(self._finish(sending, waits_for))
+
+    async def _finish(self, sending: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        try:
+            await _rest(sending, waits_for)
+            while self._queue:
+                await self._send(self._queue.popleft())
+            self._sending = None
+        except (OSError, RuntimeError):
+            self._is_gone = True
+
+
+def frame(message: bytes) -> bytes:
+    """A whole, binary, unmasked websocket frame (RFC 6455, 5.2): the same bytes for every listener."""
+    length = len(message)
+    if length < 126:
+        head = struct.pack("!BB", 0x82, length)
+    elif length < 65_536:
+        head = struct.pack("!BBH", 0x82, 126, length)
+    else:
+        head = struct.pack("!BBQ", 0x82, 127, length)
+    return head + message
+
+
+@types.coroutine
+def _rest(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """The rest of a coroutine that has begun and waits for something, to be awaited by a task."""
+    while True:
+        try:
+            sent = yield waits_for
+        except BaseException as error:
+            step = partial(coroutine.throw, error)
+        else:
+            step = partial(coroutine.send, sent)
+        try:
+            waits_for = step()
+        except StopIteration:
+            return
 
 
 class _Topic:
@@ -104,9 +157,10 @@ class _Topic:
 
     def give(self, items: Iterable[Item]) -> None:
         for audience, message in items:
+            packed = frame(message)
             for listener in self.listeners:
                 if not audience or listener.audience == audience:
-                    listener.put(message)
+                    listener.put(message, packed)
 
 
 class Hub:
@@ -119,12 +173,16 @@ class Hub:
         self._tasks: list[asyncio.Task[None]] = []
         self._subscribing = asyncio.Lock()  # so that leaving and joining a topic reach Redis in their order
 
-    async def join(self, topic: str, *, audience: str = "") -> Listener:
-        """A listener that misses nothing published from now on; without Redis it will hear when Redis is back."""
+    async def join(self, topic: str, send: Send, *, audience: str = "", write: Write | None = None) -> Listener:
+        """A listener that misses nothing published from now on; without Redis it will hear when Redis is back.
+
+        `send` gets message after message, one at a time; None where some were lost. `write`, where there is one, puts a
+        finished frame on the wire at once, or answers False: then it is sent.
+        """
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._tick())]
         entry = self._topics.get(topic)
-        listener = Listener(topic, audience)
+        listener = Listener(topic, audience, send, write)
         if entry is None:
             entry = self._topics[topic] = _Topic(self._relay(topic))
             entry.listeners.add(listener)
@@ -140,6 +198,7 @@ class Hub:
         return listener
 
     async def leave(self, listener: Listener) -> None:
+        listener.close()
         entry = self._topics.get(listener.topic)
         if entry is None or listener not in entry.listeners:
             return

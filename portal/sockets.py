@@ -14,6 +14,7 @@ from django.contrib.auth import get_user
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from portal.models import Token, User, digest
 
@@ -38,12 +39,32 @@ class Door:
         if not is_ours(origin, headers.get("host", "")) or (origin is None and authorization is None):
             await send({"type": "websocket.close", "code": 4403})
             return
+        scope["send"] = send  # the server's own: Channels' session would look at every frame that goes out
         if authorization is None:
             await self.with_session(scope, receive, send)
             return
         scope["token"] = digest(authorization.partition(" ")[2])
         scope["user"] = await database_sync_to_async(_user_of_token)(scope["token"])
         await self.with_token(scope, receive, send)
+
+
+def writer_of(send: Any) -> Callable[[bytes], bool] | None:
+    """What puts a finished frame on the wire at once; uvicorn's own `send` would wrap it for each socket anew.
+
+    It answers False while the peer is slow to read or the socket is not open: then the frame has to be sent, and
+    waited for. None under another server, or where frames are compressed.
+    """
+    protocol = getattr(send, "__self__", None)
+    if not isinstance(protocol, WebSocketsSansIOProtocol) or protocol.conn.extensions:
+        return None
+
+    def write(frame: bytes) -> bool:
+        if not protocol.writable.is_set() or protocol.close_sent or protocol.disconnected:
+            return False
+        protocol.transport.write(frame)
+        return True
+
+    return write
 
 
 def is_ours(origin: str | None, host: str) -> bool:

@@ -18,6 +18,28 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+class Ear:
+    """A listener that notes what it is sent; `hold` makes it slow."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def send(self, message: bytes | None) -> None:
+        await self.go_on.wait()
+        self.heard.put_nowait(message)
+
+    async def get(self) -> bytes | None:
+        return await self.heard.get()
+
+
+async def join(hub: Hub, topic: str, audience: str = "") -> Ear:
+    ear = Ear()
+    await hub.join(topic, ear.send, audience=audience)
+    return ear
+
+
 def run(server: Server, scene: Callable[[Hub], Awaitable[None]], **options: object) -> None:
     async def play() -> None:
         hub = Hub(server.url, **options)  # type: ignore[arg-type]
@@ -32,9 +54,10 @@ def run(server: Server, scene: Callable[[Hub], Awaitable[None]], **options: obje
 def test_who_has_joined_misses_nothing(server: Server) -> None:
     async def scene(hub: Hub) -> None:
         for i in range(20):  # again and again: the first message may come right after joining
-            listener = await hub.join(f"topic-{i % 3}")
+            ear = Ear()
+            listener = await hub.join(f"topic-{i % 3}", ear.send)
             await asyncio.to_thread(server.publish, f"topic-{i % 3}", b"%d" % i)
-            assert await listener.get() == b"%d" % i
+            assert await ear.get() == b"%d" % i
             await hub.leave(listener)
 
     run(server, scene)
@@ -42,7 +65,7 @@ def test_who_has_joined_misses_nothing(server: Server) -> None:
 
 def test_every_listener_of_the_topic_hears_and_no_other(server: Server) -> None:
     async def scene(hub: Hub) -> None:
-        first, second, other = await hub.join("a"), await hub.join("a"), await hub.join("b")
+        first, second, other = await join(hub, "a"), await join(hub, "a"), await join(hub, "b")
         await asyncio.to_thread(server.publish, "a", b"1", b"2")
         await asyncio.to_thread(server.publish, "b", b"3")
         assert [await first.get(), await first.get()] == [b"1", b"2"]
@@ -54,20 +77,24 @@ def test_every_listener_of_the_topic_hears_and_no_other(server: Server) -> None:
 
 def test_a_slow_listener_is_told_and_does_not_slow_others(server: Server) -> None:
     async def scene(hub: Hub) -> None:
-        slow, quick = await hub.join("a"), await hub.join("a")
+        slow, quick = await join(hub, "a"), await join(hub, "a")
+        slow.go_on.clear()
         total = QUEUE + 10
         publishing = asyncio.create_task(asyncio.to_thread(server.publish, "a", *(b"%d" % i for i in range(total))))
         assert [await quick.get() for _ in range(total)] == [b"%d" % i for i in range(total)]
         await publishing
+        slow.go_on.set()
+        # The first was on its way already; the queue behind it overflowed at the last but eight.
+        assert await slow.get() == b"0"
         assert await slow.get() is None
-        assert await slow.get() == b"%d" % (QUEUE + 1)
+        assert [await slow.get() for _ in range(8)] == [b"%d" % i for i in range(total - 8, total)]
 
     run(server, scene)
 
 
 def test_after_an_outage_of_redis_listeners_are_told_and_hear_again(server: Server) -> None:
     async def scene(hub: Hub) -> None:
-        listener = await hub.join("a")
+        listener = await join(hub, "a")
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
         assert await listener.get() is None
@@ -82,7 +109,7 @@ def test_joining_without_redis_does_not_fail(server: Server) -> None:
     server.kill()
 
     async def scene(hub: Hub) -> None:
-        listener = await hub.join("a")
+        listener = await join(hub, "a")
         await asyncio.to_thread(server.start)
         assert await listener.get() is None
 
@@ -108,7 +135,7 @@ class Shout:
 
 def test_a_relay_makes_of_messages_what_its_audiences_get(server: Server) -> None:
     async def scene(hub: Hub) -> None:
-        plain, quiet = await hub.join("a"), await hub.join("a", audience="quiet")
+        plain, quiet = await join(hub, "a"), await join(hub, "a", "quiet")
         await asyncio.to_thread(server.publish, "a", b"bad", b"word")  # what cannot be read harms nobody
         heard = [message for message in [await quiet.get() for _ in range(2)] if message != b"TICK"]
         assert heard[:1] == [b"WORD"]
