@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
+from websockets.asyncio.client import connect
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Protocol, Side, State
 
-from portal.hub import QUEUE, Hub, Item
+from portal.hub import QUEUE, Hub, Item, frame
+from portal.sockets import writer_of
 from tests.redis import Server, redis_up
 
 
@@ -142,3 +148,63 @@ def test_a_relay_makes_of_messages_what_its_audiences_get(server: Server) -> Non
         assert await plain.get() in {b"WORD", b"TICK"}
 
     run(server, scene, relay=lambda topic: Shout())
+
+
+@pytest.mark.parametrize("length", [0, 1, 125, 126, 65_535, 65_536, 200_000])
+def test_a_frame_is_what_a_websocket_expects(length: int) -> None:
+    message = bytes(i % 251 for i in range(length))
+    peer = Protocol(Side.CLIENT, state=State.OPEN, max_size=None)
+    peer.receive_data(frame(message))
+    (event,) = peer.events_received()
+    assert isinstance(event, Frame)
+    assert (event.opcode, event.fin, bytes(event.data)) == (Opcode.BINARY, True, message)
+
+
+@pytest.mark.slow
+def test_on_a_real_server_a_reader_that_stalls_loses_and_nobody_else(server: Server) -> None:
+    """Frames written past uvicorn's `send` respect what the peer's side can take."""
+    total, message = 420, bytes(65_536)
+
+    async def scene(hub: Hub) -> None:
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "websocket":
+                return
+            await receive()
+            await send({"type": "websocket.accept"})
+
+            async def pass_on(message: bytes | None) -> None:
+                await send({"type": "websocket.send", **({"bytes": message} if message else {"text": "missed"})})
+
+            write = writer_of(send)
+            assert write is not None
+            listener = await hub.join("a", pass_on, write=write)
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+            await hub.leave(listener)
+
+        config = uvicorn.Config(
+            application, port=0, ws="websockets-sansio", ws_per_message_deflate=False, lifespan="off", log_level="error"
+        )
+        web = uvicorn.Server(config)
+        serving = asyncio.create_task(web.serve())
+        while not web.started:
+            await asyncio.sleep(0.01)
+        address = f"ws://127.0.0.1:{web.servers[0].sockets[0].getsockname()[1]}"
+        async with connect(address, max_queue=1) as stalled, connect(address, compression=None) as quick:
+
+            async def read_all() -> int:
+                return len([await quick.recv() for _ in range(total)])
+
+            reading = asyncio.create_task(read_all())
+            for _ in range(total // 20):  # quick enough to overflow who does not read, slow enough for who does
+                await asyncio.to_thread(server.publish, "a", *[message] * 20)
+                await asyncio.sleep(0.01)
+            assert await reading == total
+            got = [await stalled.recv()]
+            while got[-1] != "missed":
+                got.append(await stalled.recv())
+            assert len(got) < total
+        web.should_exit = True
+        await serving
+
+    run(server, scene)
