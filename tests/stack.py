@@ -185,7 +185,10 @@ class Stack:
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return any(home in word for word in process.cmdline()) or any(
+            # Programs that the portal or its jobs start, not somebody's `tail` of a log in this home.
+            words = process.cmdline()
+            started = words and Path(words[0]).name.startswith(("python", "redis", "valkey", "bash", "sh"))
+            return bool(started and any(home in word for word in words)) or any(
                 value.startswith(home) for value in process.environ().values()
             )
         except psutil.Error:
