@@ -77,15 +77,17 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(command: Sequence[object], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that goes when the bench does."""
+def process(
+    command: Sequence[object], log: Path, *, stdin: bool = False, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that goes when the bench does; with a stdin that stays open as long, or none."""
     parent = os.getpid()
     with log.open("ab") as output:
         child = subprocess.Popen(
             [str(word) for word in command],
             cwd=REPOSITORY,
             env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             preexec_fn=lambda: die_with(parent),
@@ -93,6 +95,8 @@ def process(command: Sequence[object], log: Path, **environment: str) -> Iterato
     try:
         yield child
     finally:
+        if child.stdin:
+            child.stdin.close()
         child.terminate()
         try:
             child.wait(10)
