@@ -54,6 +54,7 @@ class Trainer:
         self.step = 0
         self.consumed = 0
         self.best_validation_loss: float | None = None
+        self.validated_step: int | None = None
         self.checkpoints = Checkpoints(
             place.job_dir,
             place.attempt_dir,
@@ -71,6 +72,8 @@ class Trainer:
         self._prepare(start)
         self._begin(start)
         stopping, _ = self.agreement.now(stop=self.stop.asked)
+        if not stopping and self._owes_validation(start):
+            stopping = self._validate()
         while not stopping and self.step < self.config.steps:
             stopping, saving = self._one_step()
             if not stopping:
@@ -171,6 +174,17 @@ class Trainer:
         self.step, self.consumed = start.step, start.consumed_samples
         best = start.state.get("best_validation_loss")
         self.best_validation_loss = float(best) if best is not None else None
+        self.validated_step = start.state.get("validated_step")
+
+    def _owes_validation(self, start: Manifest | None) -> bool:
+        """Whether the run stopped at a step whose validation was due and not finished: the next start does it first."""
+        if start is None or "validated_step" not in start.state:
+            return False
+        return self._validates_here() and self.validated_step != self.step
+
+    def _validates_here(self) -> bool:
+        every = self.config.validate_every
+        return bool(every) and (self.step == self.config.steps or self.step % every == 0)
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds: the very tensors, to copy from or to read into."""
@@ -245,7 +259,7 @@ class Trainer:
         """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
         self.checkpoints.settle()
         config, last = self.config, self.step == self.config.steps
-        if config.validate_every and (last or self.step % config.validate_every == 0) and self._validate():
+        if self._validates_here() and self._validate():
             return True
         if config.checkpoint_every and not last and self.step % config.checkpoint_every == 0:
             if saving:
@@ -285,6 +299,7 @@ class Trainer:
         flat = torch.tensor([*(sums[name] for name in names), seen], dtype=torch.float64)
         *totals, count = sum_over_ranks(self.world, flat).tolist()
         means = {name: total / count for name, total in zip(names, totals, strict=True)}
+        self.validated_step = self.step
         if self.best_validation_loss is None or means["loss"] < self.best_validation_loss:
             self.best_validation_loss = means["loss"]
         if self.world.leads:
@@ -310,7 +325,7 @@ class Trainer:
             config_hash=self.config.hash(),
             config=self.config.numerics(),
             data=self.prepared.identity,
-            state={"best_validation_loss": self.best_validation_loss},
+            state={"best_validation_loss": self.best_validation_loss, "validated_step": self.validated_step},
             versions=_versions(),
         )
         self.checkpoints.save(self._state(), facts)

@@ -58,7 +58,7 @@ def test_asked_before_the_first_step(tmp_path: Path) -> None:
 
 
 def test_asked_during_a_validation(tmp_path: Path) -> None:
-    """The validation is cut short; its half result is not reported."""
+    """The validation is cut short and its half result is not reported; whoever goes on does it first."""
     run = Run(tmp_path / "run", {**LONG, "validate_every": 5})
     waiting = Sabotage("training.trainer:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
     incarnation = run.start(2, sabotage=waiting)
@@ -68,6 +68,11 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
     assert incarnation.wait() == [0, 0], incarnation.output()
     assert [found.step for found in run.checkpoints] == [5]
     assert run.series("validation_loss") == {}
+    again = run.start(2, resume="step-5")
+    eventually(lambda: _step_of(again) > 5)
+    _request(again)
+    assert again.wait() == [0, 0], again.output()
+    assert 5 in run.series("validation_loss")
 
 
 def test_ranks_ignore_the_signals_that_reach_the_whole_group(tmp_path: Path) -> None:
