@@ -3,10 +3,10 @@
     python -m bench.live
 
 Two ranks log a step every 50 ms with the trainer's own Reporter; the shipper posts what they spool; one web process
-takes it in and fans it out; a socket receives. Rank 1 tells an event now and then (an event is written at once, and
-the points before it with it, so rank 0, whose points are timed, tells none). Nothing is faked or shortened. Stages, by the same clock: until the
-batch is written to the spool, until it is committed and published (read the spool, post, store), until the frame is
-in the socket. Bar: p95 ≤ 1.5 s for points; lifecycle events do not wait for a flush and are shown besides.
+takes it in and fans it out; a socket receives. Nothing is faked or shortened. Rank 1 tells an event now and then: an
+event is written at once, and the points before it with it, so rank 0, whose points are timed, tells none. Stages, by
+the same clock: until the batch is made to be written, until it is committed and published (written, read, posted,
+stored), until the frame is in the socket. Bar: p95 ≤ 1.5 s for points; events do not wait for a flush.
 """
 
 from __future__ import annotations
