@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -19,6 +20,7 @@ from jobs.models import Attempt, Job
 from jobs.relay import rank_audience, relay_for
 from jobs.standing import plain
 from portal import hub, sockets
+from portal.asked import whole
 from portal.hub import Hub, Listener, Send
 from portal.models import Project, User
 
@@ -57,7 +59,10 @@ class _Socket(AsyncWebsocketConsumer):
         raise NotImplementedError
 
     async def join(self, topic: str, send: Send, **options: Any) -> None:
-        self.listeners[topic] = await the_hub().join(topic, send, **options)
+        async def guarded(message: bytes | None) -> None:
+            await self._live(send(message))
+
+        self.listeners[topic] = await the_hub().join(topic, guarded, **options)
 
     async def leave(self, topic: str) -> None:
         await the_hub().leave(self.listeners.pop(topic))
@@ -65,13 +70,13 @@ class _Socket(AsyncWebsocketConsumer):
     def start(self, *loops: Any) -> None:
         self.tasks += [asyncio.create_task(self._live(loop)) for loop in loops]
 
-    async def _live(self, loop: Any) -> None:
-        """Run one of the socket's loops; a peer that has gone ends it without noise.
+    async def _live(self, work: Awaitable[None]) -> None:
+        """Do some of the socket's work; a peer that has gone ends it without noise.
 
         Whatever else ends it closes the socket too: one that nobody checks any more must not go on telling.
         """
         try:
-            await loop
+            await work
         except Exception as error:
             if not isinstance(error, ConnectionError | RuntimeError):
                 logger.exception("A socket of %s is closed", self.scope.get("path"))
@@ -102,11 +107,11 @@ class JobSocket(_Socket):
         self.job_id = int(self.scope["url_route"]["kwargs"]["job_id"])
         query = parse_qs(self.scope["query_string"].decode("latin-1"))
         self.as_json = query.get("format") == ["json"]
-        rank = query.get("rank", ["0"])[0]
+        rank = whole(query.get("rank", [""])[0])
         if self.job_id >= 2**63 or not await self._may_see():
             return False
         # Joined before the version is read, so that nothing falls between the two.
-        audience = rank_audience(int(rank)) if rank.isdecimal() else ""
+        audience = rank_audience(rank) if rank else ""
         write = None if self.as_json else sockets.writer_of(self.scope["send"])
         await self.join(live.job_topic(self.job_id), self._pass_on, audience=audience, write=write)
         await self.say(kind="hello", **(await standing(self.job_id)))

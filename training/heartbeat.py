@@ -25,6 +25,7 @@ class Beat:
     incarnation: int
     phase: str
     step: int
+    begun: int  # steps that this incarnation has begun
     monotonic: float  # of the rank's own node: comparable only with itself
 
 
@@ -33,6 +34,7 @@ class Heartbeat:
 
     def __init__(self, file: int, incarnation: int) -> None:
         self._file, self._incarnation = file, incarnation
+        self._begun, self._step = 0, -1
         self.phase = ""
 
     @classmethod
@@ -44,8 +46,11 @@ class Heartbeat:
     def beat(self, phase: str, step: int = 0) -> None:
         """Say where the loop is. A full disk is no reason to stop training."""
         self.phase = phase
+        if phase == "step" and step != self._step:
+            self._begun, self._step = self._begun + 1, step
         record = (
-            f'{{"incarnation":{self._incarnation},"phase":"{phase}","step":{step},"monotonic":{time.monotonic():.6f}}}'
+            f'{{"incarnation":{self._incarnation},"phase":"{phase}","step":{step},"begun":{self._begun},'
+            f'"monotonic":{time.monotonic():.6f}}}'
         )
         with suppress(OSError):
             os.pwrite(self._file, record.ljust(RECORD_BYTES - 1).encode() + b"\n", 0)
@@ -69,6 +74,7 @@ def read_beat(path: Path) -> Beat | None:
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read(RECORD_BYTES * 2))
-        return Beat(int(found["incarnation"]), str(found["phase"])[:32], int(found["step"]), float(found["monotonic"]))
+        numbers = (int(found["step"]), int(found["begun"]), float(found["monotonic"]))
+        return Beat(int(found["incarnation"]), str(found["phase"])[:32], *numbers)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -30,7 +30,7 @@ LIMITS: Mapping[str, float] = {
     "profile": 1200,
     "end": 600,
 }
-STEPS_TO_ARM = 5  # before that, a step may well compile or warm up
+STEPS_TO_ARM = 5
 MEDIAN_FACTOR = 10
 NEVER = float("inf")
 FLIGHT_BYTES = 64 * 1024 * 1024
@@ -45,7 +45,6 @@ class _Watched:
     changed: float
     beat: Beat | None = None
     stepped: float | None = None  # when its step last rose
-    first_step: int | None = None
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=50))
 
     def look(self, now: float) -> None:
@@ -57,13 +56,11 @@ class _Watched:
                 self.durations.append((now - self.stepped) / (beat.step - self.beat.step))
             self.stepped = now
         self.beat, self.changed = beat, now
-        if self.first_step is None and beat.phase == "step":
-            self.first_step = self.step
 
     @property
     def is_armed(self) -> bool:
-        """Whether it has made enough steps to know how long one takes."""
-        return bool(self.durations) and self.step - (self.first_step or 0) >= STEPS_TO_ARM
+        """Whether it has made its first steps, in which it may well compile. The rank counts: looks may miss them."""
+        return self.beat is not None and self.beat.begun > STEPS_TO_ARM
 
     @property
     def phase(self) -> str:
@@ -144,7 +141,7 @@ class Watchdog:
             return self._limits.get(watched.phase, NEVER)
         if not watched.is_armed:
             return self._limits["compile"]
-        return max(self._limits["step"], MEDIAN_FACTOR * median(watched.durations))
+        return max(self._limits["step"], MEDIAN_FACTOR * median(watched.durations or [0.0]))
 
 
 def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -> list[int]:

@@ -7,24 +7,31 @@ const life = document.getElementById("life");
 const grid = document.getElementById("charts");
 const job = Number(life.dataset.job);
 const ALIVE = new Set(["pending", "running", "suspended", "completing"]);
-const LIFE_MS = 5_000; // the head is made anew at most this often
+const LIFE_MS = 5_000; // the head is made anew at most this often,
+const SOON_MS = 1_000; // and after a change of state or a checkpoint at most this often
 
-// The head: swapped by htmx when something in it changed, soon after a change of state, else every five seconds.
-let wanted = 0;
+// The head: swapped by htmx when something in it changed. Being asked for again never puts it off.
+let timer = 0;
+let due = Number.POSITIVE_INFINITY;
 let last = 0;
 function retell(soon = false) {
-  const wait = Math.max(soon ? 100 : 0, soon ? 0 : last + LIFE_MS - Date.now());
-  if (wanted && !soon) return;
-  clearTimeout(wanted);
-  wanted = setTimeout(() => {
-    wanted = 0;
+  const at = Math.max(Date.now() + 100, last + (soon ? SOON_MS : LIFE_MS));
+  if (at >= due) return;
+  clearTimeout(timer);
+  due = at;
+  timer = setTimeout(() => {
+    due = Number.POSITIVE_INFINITY;
     last = Date.now();
     // A dialog that somebody is filling in is not swapped away under them.
     if (document.visibilityState === "visible" && !document.querySelector("dialog[open]"))
       htmx.trigger(life, "vigil:life");
     else retell();
-  }, wait);
+  }, at - Date.now());
 }
+// Nor by an answer that was on its way when the dialog opened.
+document.addEventListener("htmx:oobBeforeSwap", (event) => {
+  if (event.detail.target.querySelector("dialog[open]")) event.detail.shouldSwap = false;
+});
 
 const put = (name, text) => {
   const element = life.querySelector(`[data-live="${name}"]`);

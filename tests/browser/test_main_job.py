@@ -23,7 +23,7 @@ time_limit = "00:10:00"
 
 [run]
 recipe = "language"
-steps = 4000
+steps = 1_000_000
 global_batch = 8
 warmup_steps = 10
 validate_every = 50

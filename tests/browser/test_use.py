@@ -1,10 +1,11 @@
 """Using the pages: keys, charts, the list, the form and its text."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from portal import words
 from tests.browser.conftest import Watched
@@ -98,6 +99,23 @@ def test_the_skip_link_comes_first_and_dialogs_give_the_focus_back(
     page.keyboard.press("Escape")
     expect(page.locator("#edit")).to_be_hidden()
     expect(edit).to_be_focused()
+
+
+def test_an_open_dialog_survives_an_answer_that_was_on_its_way(lab_up: Stack, browse: Browse, long_job: int) -> None:
+    watched = browse(lab_up)
+    page = watched.page
+    held: list[Route] = []
+    page.route(re.compile(r"/jobs/\d+/life"), lambda route: held.append(route))
+    watched.open(f"/jobs/{long_job}")
+    page.evaluate("htmx.trigger('#life', 'vigil:life')")
+    while not held:
+        page.wait_for_timeout(20)
+    page.get_by_role("button", name="Edit…").click()
+    page.evaluate("document.addEventListener('htmx:afterSettle', () => { window.settled = true; })")
+    held[0].continue_()
+    page.wait_for_function("() => window.settled")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_a_chart_is_read_zoomed_and_taken_along(lab_up: Stack, browse: Browse, long_job: int, tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def test_ranks_become_a_band_once_all_have_reported_a_step(server: Server, ada: 
         socket = Socket(f"/ws/jobs/{attempt.job_id}", client)
         alone = Socket(f"/ws/jobs/{attempt.job_id}?rank=2", client)
         await socket.connect()
+        await socket.hear("hello")
         await alone.connect()
+        await alone.hear("hello")
         await take(attempt, (ranks[0], 0, 2), (ranks[2], 0, 1))
         header, columns = await socket.hear()
         assert [(s["kind"], s["rank"], s["n"]) for s in header["series"]] == [("value", 0, 2)]
@@ -192,6 +194,7 @@ def test_a_state_change_is_announced_with_a_new_version(server: Server, ada: Use
         socket = Socket(f"/ws/jobs/{attempt.job_id}", client)
         lists = Socket("/ws/jobs", client)
         await socket.connect()
+        await socket.hear("hello")
         await lists.connect()
         await lists.hear("hello")
         await sync_to_async(Attempt.objects.filter(pk=attempt.pk).update)(state="completed")
@@ -341,6 +344,46 @@ def test_a_socket_that_cannot_be_checked_any_more_is_closed(
 
     play(scene)
     assert "server closed the connection" in caplog.text
+
+
+def test_a_socket_whose_messages_cannot_be_told_is_closed(
+    server: Server, ada: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = attempt_of()
+    client = signed_in(ada)
+
+    def broken(frame: bytes) -> str:
+        raise ValueError("not a frame")
+
+    monkeypatch.setattr(consumers, "as_json", broken)
+
+    async def scene() -> None:
+        told, binary = (Socket(f"/ws/jobs/{attempt.job_id}{query}", client) for query in ("?format=json", ""))
+        for socket in (told, binary):
+            await socket.connect()
+            await socket.hear("hello")
+        await take(attempt, Spooled().log(1, loss=1.0))
+        assert await told.hear("heartbeat") == consumers.GOING
+        header, _ = await binary.hear()
+        assert header["version"] == 1, "the others hear it all the same"
+        await binary.disconnect()
+
+    play(scene)
+    assert "not a frame" in caplog.text
+
+
+def test_a_rank_of_any_length_does_no_harm(server: Server, ada: User) -> None:
+    attempt = attempt_of()
+    client = signed_in(ada)
+
+    async def scene() -> None:
+        for rank in ("9" * 5_000, "²", "-1", "x", ""):
+            socket = Socket(f"/ws/jobs/{attempt.job_id}?rank={rank}", client)
+            await socket.connect()
+            await socket.hear("hello")
+            await socket.disconnect()
+
+    play(scene)
 
 
 def signed_in_sessions_end() -> None:

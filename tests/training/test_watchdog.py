@@ -81,6 +81,13 @@ def test_a_resumed_run_is_armed_by_its_own_steps(ranks: Ranks) -> None:
     assert ranks.look(150) is None
 
 
+def test_steps_too_quick_to_be_seen_arm_it_too(ranks: Ranks) -> None:
+    for step in range(50):
+        ranks.all("step", step)
+    assert ranks.look(0.25) is None
+    assert ranks.look(61) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("phase", ["validate", "save", "data", "compile"])
 def test_one_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: str) -> None:
     """The others wait for it in a collective, at the same step or the next, far beyond their own limit."""
