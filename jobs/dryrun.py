@@ -13,15 +13,15 @@ from typing import Literal
 from django.conf import settings
 from django.db.models import Max
 
-from jobs.errors import JobError, Problem
+from jobs.admission import check
+from jobs.errors import JobError
 from jobs.models import Attempt, Checkpoint, Job
+from jobs.room import free_of, in_service, shortfalls
 from jobs.rundir import runs_root
-from jobs.spec import JobSpec, limit_of
+from jobs.spec import JobSpec
 from nodes.models import Node
 from portal.models import User
 from training import choices
-
-DOWN = frozenset({"down", "drained", "draining", "drain", "fail", "unknown", "powered_down"})
 
 
 @dataclass(frozen=True)
@@ -33,39 +33,8 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
-class Room:
-    """What a node has, or has free: whole CPUs, GPUs, MiB."""
-
-    cpus: int
-    gpus: int
-    memory_mib: int
-
-
-def misfits(spec: JobSpec) -> list[Problem]:
-    """What the spec asks for that no node has, however long it waits. Empty while no node is known yet."""
-    nodes = _in_service()
-    if not nodes:
-        return []
-    asked, count = spec.resources, spec.resources.min_nodes
-    if settings.VIGIL_SCHEDULER == "local":
-        return list(_over(spec, _room(nodes[0]), times=count, where=f"{nodes[0].name} has"))
-    fitting = [node for node in nodes if not list(_over(spec, _room(node), times=1, where=""))]
-    if not fitting:
-        largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
-        return list(_over(spec, _room(largest), times=1, where=f"the largest node, {largest.name}, has"))
-    if count > len(fitting):
-        message = (
-            f"{count} nodes are more than the {len(fitting)} that have what is asked for. Take at most {len(fitting)}."
-        )
-        return [Problem("resources.nodes", message if asked.gpus_per_node else message)]
-    return []
-
-
 def dry_run(user: User, spec: JobSpec) -> list[Finding]:
     """What stops this spec, and what it would do."""
-    from jobs.submit import check  # the same refusals as submit's own, which imports this module
-
     try:
         check(user, spec, code=b"" if spec.script and spec.script.directory else None, dry=True)
     except JobError as error:
@@ -84,7 +53,7 @@ def _specification(spec: JobSpec) -> Finding:
 
 def _start(user: User, spec: JobSpec) -> Iterator[Finding]:
     """Whether it would start now, or what it would wait for."""
-    nodes = _in_service()
+    nodes = in_service()
     if not nodes:
         yield Finding(
             "info", "Start", "The scheduler has not told of its nodes yet; it does within seconds of starting."
@@ -93,7 +62,7 @@ def _start(user: User, spec: JobSpec) -> Iterator[Finding]:
     ahead = Attempt.objects.alive().filter(state=Attempt.State.PENDING).count()
     local = settings.VIGIL_SCHEDULER == "local"
     times = spec.resources.min_nodes if local else 1
-    free = [node for node in nodes if not list(_over(spec, _free(node), times=times, where=""))]
+    free = [node for node in nodes if not list(shortfalls(spec, free_of(node), times=times, where=""))]
     if len(free) >= (1 if local else spec.resources.min_nodes) and not ahead:
         names = ", ".join(node.name for node in free[: 1 if local else spec.resources.min_nodes])
         yield Finding("ok", "Start", f"Starts now on {names}.")
@@ -109,9 +78,9 @@ def _start(user: User, spec: JobSpec) -> Iterator[Finding]:
 
 def _lacking(spec: JobSpec, nodes: list[Node], times: int) -> str:
     cpus, gpus = spec.resources.cpus_per_node * times, spec.resources.gpus_per_node * times
-    if gpus and all(_free(node).gpus < gpus for node in nodes):
-        return f"{gpus} GPUs asked for, {max(_free(node).gpus for node in nodes)} free"
-    return f"{cpus} CPUs asked for, {max(_free(node).cpus for node in nodes)} free"
+    if gpus and all(free_of(node).gpus < gpus for node in nodes):
+        return f"{gpus} GPU{'s' * (gpus > 1)} asked for, {max(free_of(node).gpus for node in nodes)} free"
+    return f"{cpus} CPU{'s' * (cpus > 1)} asked for, {max(free_of(node).cpus for node in nodes)} free"
 
 
 def _data(spec: JobSpec) -> Iterator[Finding]:
@@ -162,44 +131,3 @@ def _checkpoint_bytes(spec: JobSpec) -> int | None:
         return None
     found: int | None = Checkpoint.objects.filter(job=newest).aggregate(most=Max("bytes"))["most"]
     return found
-
-
-def _over(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator[Problem]:
-    """Each thing of which more is asked for than there is; `times`: nodes played by one machine."""
-    asked = spec.resources
-    over = f" × {times} nodes" if times > 1 else ""
-    if asked.gpus_per_node * times > room.gpus:
-        hint = "Write 0 to run on CPUs." if room.gpus == 0 else f"Take at most {room.gpus // times}."
-        message = f"{asked.gpus_per_node} GPUs{over} are asked for, {where} {room.gpus or 'none'}. {hint}"
-        yield Problem("resources.gpus_per_node", message)
-    elif asked.cpus_per_node * times > room.cpus:
-        field = (
-            "resources.ranks_per_node"
-            if asked.cpus_per_rank == 1 and not asked.gpus_per_node
-            else "resources.cpus_per_rank"
-        )
-        each = f"{asked.local_world_size} ranks × {asked.cpus_per_rank} CPUs{over}"
-        message = f"{each} are {asked.cpus_per_node * times} CPUs, {where} {room.cpus}. Take fewer."
-        yield Problem(field, message)
-    if (memory := asked.memory_mib_per_node) and room.memory_mib and memory * times > room.memory_mib:
-        most = room.memory_mib / 1024 / times
-        yield Problem(
-            "resources.memory_gib",
-            f"{asked.memory_gib:g} GiB{over} are asked for, {where} {room.memory_mib / 1024:.1f}. "
-            f"Take at most {most:.1f}.",
-        )
-
-
-def _in_service() -> list[Node]:
-    return [node for node in Node.objects.all() if node.state not in DOWN]
-
-
-def _room(node: Node) -> Room:
-    return Room(node.cpus, node.gpus, node.memory_mib)
-
-
-def _free(node: Node) -> Room:
-    return Room(max(0, node.cpus - node.cpus_used), max(0, node.gpus - node.gpus_used), node.memory_mib)
-
-
-__all__ = ["Finding", "Room", "dry_run", "limit_of", "misfits"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from django.db import DatabaseError, DataError, connection, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from jobs import checkpoints, live, rundir, wire
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 SERIES = 1_000  # of an attempt
 STREAMS = 50_000
 EVENTS = 50_000
+QUIET = timedelta(minutes=10)
 _SWEPT = 64  # batches taken at once; a batch has at most spool.POINTS_A_BATCH points
 
 _ADVANCE = (
@@ -53,6 +55,14 @@ class Answer(msgspec.Struct):
 def owner_of(attempt_id: int) -> Owner:
     """Whose series an attempt's are."""
     return ("attempt", attempt_id)
+
+
+def quiet(owners: Set[Owner]) -> set[Owner]:
+    """Those whose attempts are closed, or have long not reported by the portal's own clock."""
+    ids = {number for kind, number in owners if kind == "attempt"}
+    heard = Q(last_report_at__gt=timezone.now() - QUIET)
+    talking = set(Attempt.objects.open().filter(heard, pk__in=ids).values_list("pk", flat=True))
+    return {owner_of(attempt_id) for attempt_id in ids - talking}
 
 
 def receive(attempt_id: int, authorization: str, encoding: str, chunks: Iterable[bytes]) -> Answer:

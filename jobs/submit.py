@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import sha256
 
-from django.conf import settings
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from jobs import checkpoints, tasks, upload
-from jobs.dryrun import Finding, dry_run, misfits
-from jobs.errors import Conflict, IdempotencyConflict, Problem, Refused, SpecError
+from jobs.admission import check
+from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.restart import next_attempt
 from jobs.rundir import discard
@@ -25,8 +24,6 @@ from jobs.spec import JobSpec, set_values
 from portal.access import can, note_if_sysadmin
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
-
-__all__ = ["Finding", "cancel", "delete", "dry_run", "resume", "submit"]
 
 CANCEL_TRIES = 3
 KEY_LIFE = timedelta(hours=24)
@@ -134,52 +131,9 @@ def delete(user: User, job: Job) -> None:
         transaction.on_commit(lambda: tasks.queue(tasks.empty_trash))
 
 
-def check(user: User, spec: JobSpec, *, code: bytes | None, dry: bool = False) -> Project:
-    """The project to submit to, if nothing stops this person and this spec. `dry`: without looking into the code."""
-    project = project_of(user, spec)
-    _check_trust(user, spec)
-    if problems := [*([] if dry and code is not None else _code_problems(spec, code)), *misfits(spec)]:
-        raise SpecError(problems)
-    return project
-
-
-def project_of(user: User, spec: JobSpec) -> Project:
-    """The project to submit to, or SpecError naming those that there are."""
-    project = Project.objects.visible_to(user).filter(slug=spec.project).first()
-    if project is not None and can(user, "submit", project):
-        return project
-    mine = ", ".join(Project.objects.visible_to(user).values_list("slug", flat=True)[:20])
-    remedy = f"Choose one of {mine}." if mine else "You belong to none yet: ask a sysadmin to add you to one."
-    raise SpecError.at("project", f'"{spec.project}" is not a project of yours. {remedy}')
-
-
 def _may_change(user: User, job: Job) -> None:
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
-
-
-def _check_trust(user: User, spec: JobSpec) -> None:
-    """The local scheduler runs everything as one Unix user: other people's code needs somebody's decision."""
-    if settings.VIGIL_SCHEDULER != "local" or spec.kind != "script" or user.is_sysadmin:
-        return
-    if settings.VIGIL_LOCAL_TRUST != "everyone" and not settings.VIGIL_LOCAL_USER:
-        raise Refused(
-            "Not submitted: jobs run as the portal's own Unix user here, so programs are taken from sysadmins only.",
-            "A sysadmin can set VIGIL_LOCAL_USER to another Unix user for jobs, or VIGIL_LOCAL_TRUST=everyone.",
-        )
-
-
-def _code_problems(spec: JobSpec, code: bytes | None) -> list[Problem]:
-    if spec.script is None:
-        return [Problem("code", "Only a job of kind = script takes code. Leave it out.")] if code is not None else []
-    if code is None:
-        if spec.script.git:
-            return []
-        fix = "The portal opens no folder of yours. `vigil submit` packs and sends it; or give git and ref."
-        return [Problem("script.directory", fix)]
-    if spec.script.git:
-        return [Problem("code", "The program comes from git; leave the upload out, or give directory instead.")]
-    return upload.problems(code, entry=spec.script.entry)
 
 
 def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent: Job | None) -> Job:

@@ -46,9 +46,10 @@ def verify() -> None:
 @shared_task(name="jobs.tasks.compact", expires=15)
 def compact() -> None:
     """Merge the chunks of series that have grown, for a few seconds at most."""
+    from jobs.reports import quiet
     from portal.series.compact import compact
 
-    compact(budget_s=10.0)
+    compact(budget_s=10.0, quiet=quiet)
 
 
 @shared_task(name="jobs.tasks.empty_trash", expires=600)

@@ -15,7 +15,6 @@ from nodes.schedulers.base import Scheduler
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 
 FRESH = timedelta(seconds=5)
-DEMO = "demo"
 
 
 def scheduler() -> Scheduler:
@@ -41,13 +40,10 @@ def is_due() -> bool:
 
 
 def sync(source: Scheduler) -> None:
-    """Bring the rows in step with what the scheduler says; a node that it no longer names is gone.
-
-    Those of the partition DEMO are `vigil up --demo`'s: no scheduler ever named them.
-    """
+    """Bring the rows in step with what the scheduler says; a node that it no longer names is gone."""
     told = {status.name: status for status in source.nodes()}
     with transaction.atomic():
-        known = set(Node.objects.exclude(partition=DEMO).values_list("name", flat=True))
+        known = set(Node.objects.scheduled().values_list("name", flat=True))
         now = timezone.now()
         for name, status in told.items():
             Node.objects.update_or_create(name=name, defaults={**asdict(status), "seen_at": now})

@@ -1,6 +1,16 @@
 """Nodes as the scheduler last described them."""
 
+from __future__ import annotations
+
 from django.db import models
+
+DEMO = "demo"
+
+
+class NodeQuerySet(models.QuerySet["Node"]):
+    def scheduled(self) -> NodeQuerySet:
+        """Those that the scheduler named: all but the made-up ones of `vigil up --demo`, in a partition DEMO."""
+        return self.exclude(partition=DEMO)
 
 
 class Node(models.Model):
@@ -17,6 +27,8 @@ class Node(models.Model):
     gpu_type = models.CharField(max_length=64, blank=True)
     memory_mib = models.PositiveBigIntegerField(default=0)
     seen_at = models.DateTimeField(null=True, blank=True)
+
+    objects = NodeQuerySet.as_manager()
 
     class Meta:
         ordering = ("name",)

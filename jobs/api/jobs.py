@@ -26,6 +26,7 @@ from jobs.api.shapes import (
     job_detail,
     job_shape,
 )
+from jobs.dryrun import dry_run
 from jobs.models import Attempt, Event, Job, Tag
 from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
@@ -142,7 +143,7 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
 @router.post("/check", response=Check, summary="Check a spec without submitting it", openapi_extra=BODY)
 def check(request: ApiRequest) -> dict[str, Any]:
     wanted = asked(request)
-    findings = lifecycle.dry_run(request.auth, wanted.spec)
+    findings = dry_run(request.auth, wanted.spec)
     return {
         "spec": wanted.spec.model_dump(mode="json"),
         "spec_toml": write_toml(wanted.spec, defaults=True),

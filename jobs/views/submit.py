@@ -16,6 +16,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from jobs import forms
 from jobs import submit as jobs_submit
+from jobs.admission import project_of
+from jobs.dryrun import Finding, dry_run
 from jobs.errors import JobError, Problem, SpecError
 from jobs.lines import line_of, locate
 from jobs.models import Job
@@ -50,7 +52,7 @@ class Draft:
     data: dict[str, Any]
     spec: JobSpec | None
     problems: list[Problem]
-    findings: list[jobs_submit.Finding]
+    findings: list[Finding]
 
     @property
     def marks(self) -> list[dict[str, object]]:
@@ -98,10 +100,10 @@ def draft(user: User, text: str) -> Draft:
     except SpecError as error:
         return Draft(text, data, None, [forms.placed(problem) for problem in error.problems], [])
     try:
-        jobs_submit.project_of(user, spec)
+        project_of(user, spec)
     except SpecError as error:
         return Draft(text, data, None, error.problems, [])
-    return Draft(text, data, spec, [], jobs_submit.dry_run(user, spec))
+    return Draft(text, data, spec, [], dry_run(user, spec))
 
 
 @login_required

@@ -16,8 +16,7 @@ from django.utils import timezone
 from jobs import submit
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
-from nodes.inventory import DEMO
-from nodes.models import Node
+from nodes.models import DEMO, Node
 from portal.demo.stories import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.demo.telling import tell
 from portal.models import Membership, Project, User

@@ -8,7 +8,7 @@ at once, or one killed anywhere, do no harm.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,10 +20,9 @@ from portal.models import Chunk, Series
 from portal.series import banding, store
 from portal.series.codec import POINTS, Points, decode_loose, encode_loose, encode_merged, summarise
 from portal.series.rows import merge
-from portal.series.store import Fresh
+from portal.series.store import Fresh, Owner
 
 ROWS = 512  # unmerged rows of one series and incarnation: as many are quickly read, more are gathered
-IDLE_S = 600.0  # after this long without a report what there is gets merged, full or not
 BATCH = 2_048  # rows looked at together
 # Of one transaction, so that it holds SQLite's lock for some ten milliseconds only, and never for 100.
 RANKS = 32
@@ -68,38 +67,41 @@ class _Swap:
     rows: Sequence[tuple[Any, ...]]
 
 
-def compact(budget_s: float = 30.0, *, now: float | None = None) -> int:
-    """Merge what is ripe, for about so long; answers how many rows went."""
+def compact(budget_s: float = 30.0, *, quiet: Callable[[Set[Owner]], Set[Owner]]) -> int:
+    """Merge what is ripe, for about so long; answers how many rows went.
+
+    `quiet` tells which of some owners report no more: what they have gets merged, full or not. The times in the
+    chunks don't tell, for they come from nodes' clocks.
+    """
     deadline = time.monotonic() + budget_s
     gone = 0
-    for ripe in _ripe(time.time() if now is None else now):
+    for ripe in _ripe(quiet):
         gone += _compact_one(ripe, deadline)
         if time.monotonic() > deadline:
             break
     return gone
 
 
-def _ripe(now: float) -> list[_Ripe]:
+def _ripe(quiet: Callable[[Set[Owner]], Set[Owner]]) -> list[_Ripe]:
     groups = (
         Chunk.objects.filter(kind__lt=Chunk.Kind.MERGED)
-        .values("series_id", "incarnation")
+        .values_list("series_id", "incarnation", "series__owner_kind", "series__owner_id")
         .annotate(
             rows=Count("id"),
             loose=Count("id", filter=Q(kind=Chunk.Kind.LOOSE)),
             points=Sum("n"),
-            low=Min("rank"),
-            high=Max("rank_last"),
-            newest=Max("last_time"),
+            ranks=Max("rank_last") - Min("rank") + 1,
         )
         .order_by("series_id", "incarnation")
     )
-    found = []
-    for group in groups:
-        is_idle = now - group["newest"] > IDLE_S
-        ranks = group["high"] - group["low"] + 1
-        if is_idle or group["loose"] >= ROWS or (group["rows"] > 1 and group["points"] >= 2 * POINTS * ranks):
-            found.append(_Ripe(group["series_id"], group["incarnation"], is_idle))
-    return found
+    found = list(groups)
+    idle = quiet({(kind, number) for _, _, kind, number, *_ in found})
+    ripe = []
+    for series_id, incarnation, kind, number, rows, loose, points, ranks in found:
+        is_idle = (kind, number) in idle
+        if is_idle or loose >= ROWS or (rows > 1 and points >= 2 * POINTS * ranks):
+            ripe.append(_Ripe(series_id, incarnation, is_idle))
+    return ripe
 
 
 def _compact_one(ripe: _Ripe, deadline: float) -> int:

@@ -17,7 +17,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import reports, wire
+from jobs import reports, tasks, wire
 from jobs.models import Attempt, Checkpoint, Event, Stream
 from portal.models import Chunk, Series
 from portal.series import codec, read, store
@@ -169,6 +169,21 @@ def test_steps_out_of_order_are_kept_and_the_last_word_on_a_step_wins() -> None:
     assert line.step.tolist() == [3, 5]
     assert line.value is not None
     assert line.value.tolist() == [3.0, 5.5]
+
+
+def test_a_node_whose_clock_is_slow_is_not_taken_for_silent() -> None:
+    """Its times are from 1970: only the portal's clock tells that it still reports, so no short chunk is made."""
+    attempt = attempt_of()
+    stream = Spooled()
+    for step in range(1, 5):
+        stream.log(step, loss=1.0)
+        reports.take(attempt.pk, post(stream))
+    kinds = Chunk.objects.order_by("kind").values_list("kind", flat=True).distinct()
+    tasks.compact()
+    assert list(kinds.all()) == [Chunk.Kind.LOOSE]
+    Attempt.objects.update(last_report_at=timezone.now() - timedelta(minutes=11))
+    tasks.compact()
+    assert list(kinds.all()) == [Chunk.Kind.MERGED]
 
 
 def test_a_superseded_incarnation_does_not_move_the_attempt_back() -> None:

@@ -15,11 +15,13 @@ from django.utils import timezone
 
 from jobs import handover, reports, rundir, upload
 from jobs import submit as submitting
+from jobs.dryrun import dry_run
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
-from jobs.submit import cancel, delete, dry_run, resume, submit
+from jobs.submit import cancel, delete, resume, submit
 from nodes import inventory
+from nodes.models import DEMO
 from nodes.schedulers.base import SchedulerError, Submission
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
@@ -459,8 +461,17 @@ class TestDryRun:
         a_job(oskar, project, state="pending")
         start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
         assert start.level == "warn"
-        assert "1 CPUs asked for, 0 free; 1 job waits before it" in start.text
+        assert "1 CPU asked for, 0 free; 1 job waits before it" in start.text
         assert "wren" in start.text
+
+    def test_nodes_of_the_demonstration_promise_nothing(self, oskar: User) -> None:
+        inventory.sync(Told())
+        inventory.Node.objects.update(cpus_used=8)
+        inventory.Node.objects.create(name="a-made-up-one", partition=DEMO, cpus=224, gpus=8)
+        start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
+        assert start.text.startswith("Waits")
+        spec = spec_of(resources={"gpus_per_node": 8})
+        assert "dgx-01 has 4." in dry_run(oskar, spec)[0].text
 
     def test_tells_refusals_as_findings(self, oskar: User) -> None:
         found = dry_run(oskar, spec_of(kind="script", script={"directory": "."}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,15 @@ OWNER: Owner = ("attempt", 1)
 LATER: Owner = ("attempt", 2)
 
 pytestmark = pytest.mark.django_db
+
+
+def everybody(owners: Set[Owner]) -> Set[Owner]:
+    return owners
+
+
+def nobody(owners: Set[Owner]) -> Set[Owner]:
+    return set()
+
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 value = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e308, -1e308])
@@ -108,7 +117,7 @@ def test_the_line_of_record_is_the_newest_word_on_each_step(
         for rank, points in runs:
             told.setdefault((rank, owner, incarnation), {}).update(points)
         if then:
-            compact.compact(now=1_000.0 if then == "gather" else 1e9)
+            compact.compact(quiet=nobody if then == "gather" else everybody)
     for rank in range(-1, 3):
         expected: dict[int, float] = {}
         for source in [(owner, i) for owner in (OWNER, LATER) for i in (0, 1)]:
@@ -124,7 +133,7 @@ def test_the_line_of_record_is_the_newest_word_on_each_step(
 
 def test_a_range_of_steps() -> None:
     write("loss", ramp(0, 5000))
-    compact.compact(now=1e9)
+    compact.compact(quiet=everybody)
     assert list(points_of(read.curve([OWNER], "loss", start=1500, end=1503))) == [1500, 1501, 1502, 1503]
     assert len(read.curve([OWNER], "loss", start=9999).step) == 0
 
@@ -155,7 +164,7 @@ def blocks_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_from_afar_no_chunk_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 1024 * 40
     write("loss", ramp(0, n))
-    compact.compact(now=1e9)
+    compact.compact(quiet=everybody)
     assert Chunk.objects.filter(kind=Chunk.Kind.MERGED).count() == 40
     opened = blocks_opened(monkeypatch)
     curve = read.curve([OWNER], "loss", points=20)
@@ -174,7 +183,7 @@ def test_from_afar_a_job_that_began_anew_is_drawn_once(monkeypatch: pytest.Monke
     n = 1024 * 40
     write("loss", (0, [(step, 1e6) for step in range(n)]))
     write("loss", ramp(0, n), owner=LATER)
-    compact.compact(now=1e9)
+    compact.compact(quiet=everybody)
     opened = blocks_opened(monkeypatch)
     curve = read.curve([OWNER, LATER], "loss", points=20)
     assert not opened
@@ -185,7 +194,7 @@ def test_from_afar_a_job_that_began_anew_is_drawn_once(monkeypatch: pytest.Monke
 def test_from_afar_an_overlap_is_exact() -> None:
     """An attempt that resumed in the middle of a chunk, with the newest points still loose."""
     write("loss", (0, [(step, 7.0) for step in range(1024 * 30)]))
-    compact.compact(now=1e9)
+    compact.compact(quiet=everybody)
     write("loss", (0, [(step, 1.0) for step in range(20_000, 20_500)]), owner=LATER)
     curve = read.curve([OWNER, LATER], "loss", points=30)
     assert curve.mean is not None
@@ -224,13 +233,13 @@ def test_a_band_is_shown_once_complete_or_ten_seconds_old() -> None:
 
 def test_a_late_rank_revises_a_stored_band() -> None:
     write("loss", ramp(0, 3000, rank=0), ramp(0, 3000, rank=1))
-    compact.compact(now=1e9)
+    compact.compact(quiet=everybody)
     assert Series.objects.filter(column="median").exists()
     assert band_now(points=None)[100] == (10.0, 10.5, 11.0, 1)
     write("loss", (2, [(100, 99.0)]), time=2_000.0)
     assert band_now(points=None)[100] == (10.0, 11.0, 99.0, 2)
     assert band_now(points=None)[101] == pytest.approx((10.1, 10.6, 11.1, 1))
-    compact.compact(now=1e9)
+    compact.compact(quiet=everybody)
     assert band_now(points=None)[100] == (10.0, 11.0, 99.0, 2)
 
 
@@ -254,8 +263,8 @@ def test_the_band_of_the_newest_incarnation() -> None:
 
 def test_a_band_from_afar() -> None:
     write("loss", *(ramp(0, 1024 * 20, rank=rank) for rank in range(3)))
-    compact.compact(now=1e9)
-    compact.compact(now=1e9)  # the bands themselves
+    compact.compact(quiet=everybody)
+    compact.compact(quiet=everybody)  # the bands themselves
     band = banding.band([OWNER], "loss", points=10)
     assert len(band.step) == 10
     np.testing.assert_allclose(band.min, np.arange(10) * 204.8)
@@ -282,7 +291,7 @@ def check_bands(history: list[Any]) -> None:
             for step, number in points:
                 told.setdefault(step, {})[rank] = number
         if then:
-            compact.compact(now=1_000.0 if then == "gather" else 1e9)
+            compact.compact(quiet=nobody if then == "gather" else everybody)
     found = band_now(points=None)
     if ranks < 2:
         assert not found
@@ -333,12 +342,12 @@ def test_compaction_makes_full_chunks_and_gathers_the_rest(monkeypatch: pytest.M
     monkeypatch.setattr(compact, "_REST_S", 0)
     for start in range(0, 2500, 10):
         write("loss", ramp(start, start + 10), ramp(start, start + 10, rank=1))
-    assert compact.compact(now=1_000.0) == 250
+    assert compact.compact(quiet=nobody) == 250
     assert [(c.rank, c.n) for c in chunks_of(Chunk.Kind.MERGED)] == [(0, 1024), (0, 1024), (1, 1024), (1, 1024)]
     (left,) = chunks_of(Chunk.Kind.GATHERED)
     assert (left.n, left.rank, left.rank_last) == (2 * (2500 - 2048), 0, 1)
-    assert compact.compact(now=1_000.0) == 0, "nothing more to gain"
-    compact.compact(now=1e9)
+    assert compact.compact(quiet=nobody) == 0, "nothing more to gain"
+    compact.compact(quiet=everybody)
     assert not list(chunks_of(Chunk.Kind.GATHERED))
     assert len(read.curve([OWNER], "loss", rank=1, points=None).step) == 2500
 
@@ -358,7 +367,7 @@ def test_no_transaction_is_large_whatever_the_ranks(monkeypatch: pytest.MonkeyPa
         write("loss", *(ramp(start, start + 300, rank=rank) for rank in range(100)))
     for start in range(0, 300_000, 1000):
         write("other", ramp(start, start + 1000))
-    compact.compact(now=1_000.0)
+    compact.compact(quiet=nobody)
     assert max(sizes) <= 2 * compact.RANKS + compact.SWAPPED // codec.POINTS
     for name, rank, count in (("loss", 0, 2100), ("loss", 99, 2100), ("other", 0, 300_000)):
         assert len(read.curve([OWNER], name, rank=rank, points=None).step) == count
@@ -376,5 +385,5 @@ def test_a_compaction_overtaken_by_another_changes_nothing(monkeypatch: pytest.M
         return real(swap)
 
     monkeypatch.setattr(compact, "_write", overtaken)
-    assert compact.compact(now=1e9) == 0
+    assert compact.compact(quiet=everybody) == 0
     assert not Chunk.objects.exists()

@@ -1,0 +1,82 @@
+"""What nodes have and have free, beside what a spec asks for.
+
+Nodes are those that the last tick wrote down: no scheduler is asked inside a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from jobs.errors import Problem
+from jobs.spec import JobSpec
+from nodes.models import Node
+
+DOWN = frozenset({"down", "drained", "draining", "drain", "fail", "unknown", "powered_down"})
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a node has, or has free: whole CPUs, GPUs, MiB."""
+
+    cpus: int
+    gpus: int
+    memory_mib: int
+
+
+def misfits(spec: JobSpec) -> list[Problem]:
+    """What the spec asks for that no node has, however long it waits. Empty while no node is known yet."""
+    nodes = in_service()
+    if not nodes:
+        return []
+    count = spec.resources.min_nodes
+    if settings.VIGIL_SCHEDULER == "local":
+        return list(shortfalls(spec, room_of(nodes[0]), times=count, where=f"{nodes[0].name} has"))
+    fitting = [node for node in nodes if not list(shortfalls(spec, room_of(node), times=1, where=""))]
+    if not fitting:
+        largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
+        return list(shortfalls(spec, room_of(largest), times=1, where=f"the largest node, {largest.name}, has"))
+    if count > len(fitting):
+        more = f"{count} nodes are more than the {len(fitting)} that have what is asked for."
+        return [Problem("resources.nodes", f"{more} Take at most {len(fitting)}.")]
+    return []
+
+
+def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator[Problem]:
+    """Each thing of which more is asked for than there is; `times`: nodes played by one machine."""
+    asked = spec.resources
+    over = f" × {times} nodes" if times > 1 else ""
+    if asked.gpus_per_node * times > room.gpus:
+        hint = "Write 0 to run on CPUs." if room.gpus == 0 else f"Take at most {room.gpus // times}."
+        message = f"{asked.gpus_per_node} GPUs{over} are asked for, {where} {room.gpus or 'none'}. {hint}"
+        yield Problem("resources.gpus_per_node", message)
+    elif asked.cpus_per_node * times > room.cpus:
+        field = (
+            "resources.ranks_per_node"
+            if asked.cpus_per_rank == 1 and not asked.gpus_per_node
+            else "resources.cpus_per_rank"
+        )
+        each = f"{asked.local_world_size} ranks × {asked.cpus_per_rank} CPUs{over}"
+        message = f"{each} are {asked.cpus_per_node * times} CPUs, {where} {room.cpus}. Take fewer."
+        yield Problem(field, message)
+    if (memory := asked.memory_mib_per_node) and room.memory_mib and memory * times > room.memory_mib:
+        most = room.memory_mib / 1024 / times
+        yield Problem(
+            "resources.memory_gib",
+            f"{asked.memory_gib:g} GiB{over} are asked for, {where} {room.memory_mib / 1024:.1f}. "
+            f"Take at most {most:.1f}.",
+        )
+
+
+def in_service() -> list[Node]:
+    return [node for node in Node.objects.scheduled() if node.state not in DOWN]
+
+
+def room_of(node: Node) -> Room:
+    return Room(node.cpus, node.gpus, node.memory_mib)
+
+
+def free_of(node: Node) -> Room:
+    return Room(max(0, node.cpus - node.cpus_used), max(0, node.gpus - node.gpus_used), node.memory_mib)
