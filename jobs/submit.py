@@ -1,4 +1,4 @@
-"""What people ask of jobs: submit, resume, cancel, delete. Each writes what was asked; the follower acts.
+"""What people ask of jobs: submit, resume, change, cancel, delete. Each writes what was asked; the follower acts.
 
 No scheduler is asked here: these functions run inside web requests.
 """
@@ -90,6 +90,20 @@ def resume(
             note_if_sysadmin(user, "job.resumed", job)
             transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
     return attempt
+
+
+def change(
+    user: User, job: Job, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
+) -> None:
+    """Another name, other tags, other notes: what a person may change of a job once it is submitted. None keeps."""
+    _may_change(user, job)
+    with transaction.atomic():
+        if tags is not None:
+            job.tags.exclude(name__in=tags).delete()
+            Tag.objects.bulk_create([Tag(job=job, name=tag) for tag in dict.fromkeys(tags)], ignore_conflicts=True)
+        if words := {key: text for key, text in (("name", name), ("notes", notes)) if text is not None}:
+            Job.objects.filter(pk=job.pk).update(**words)
+        note_if_sysadmin(user, "job.changed", job)
 
 
 def cancel(user: User, job: Job) -> None:

@@ -52,6 +52,14 @@ def compact() -> None:
     compact(budget_s=10.0, quiet=quiet)
 
 
+@shared_task(name="jobs.tasks.remove_spools", expires=3600)
+def remove_spools() -> None:
+    """Remove from disk what has long been in the database."""
+    from jobs import retention
+
+    retention.remove_spools()
+
+
 @shared_task(name="jobs.tasks.empty_trash", expires=600)
 def empty_trash() -> None:
     """Remove the run directories of deleted jobs, and uploads that no job came of."""

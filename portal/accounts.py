@@ -144,7 +144,7 @@ def _who_starts() -> str:
 
 def _slurm_user(name: str) -> str | None:
     """Until somebody changes it, the first sysadmin is the Slurm user that polls."""
-    wanted = str(getattr(settings, "VIGIL_SLURM_USER", "") or "")
+    wanted = settings.VIGIL_SLURM_USER
     taken = User.objects.filter(slurm_user=wanted).exists()
     return wanted if wanted and wanted != "root" and not taken else None
 

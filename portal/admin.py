@@ -89,7 +89,7 @@ def slurm_name(name: str | None) -> str | None:
         belongs_to_system = pwd.getpwnam(name).pw_uid < 1000
     except KeyError:  # known on the nodes, perhaps, and not here
         belongs_to_system = False
-    if belongs_to_system and name != getattr(settings, "VIGIL_SLURM_USER", ""):
+    if belongs_to_system and name != settings.VIGIL_SLURM_USER:
         raise ValidationError(
             f"{name} is the system's own here (uid below 1000). Take the person's own Unix user name."
         )

@@ -3,7 +3,6 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from django.db import transaction
 from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints, field_validator
@@ -27,10 +26,9 @@ from jobs.api.shapes import (
     job_shape,
 )
 from jobs.dryrun import dry_run
-from jobs.models import Attempt, Event, Job, Tag
+from jobs.models import Attempt, Event, Job
 from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
-from portal.access import note_if_sysadmin
 from portal.api import ApiRequest, Cursor, Limit, Text, answer, bad_field
 from portal.paging import BadCursor, Order, page
 from portal.problems import Problem
@@ -163,15 +161,7 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
     for name, value in asked_for.items():
         if value is None:
             raise bad_field(name, "Leave it out to keep it; null is no value for it.")
-    with transaction.atomic():
-        if tags := asked_for.pop("tags", None):
-            found.tags.exclude(name__in=tags).delete()
-            Tag.objects.bulk_create([Tag(job=found, name=name) for name in dict.fromkeys(tags)], ignore_conflicts=True)
-        elif tags is not None:
-            found.tags.all().delete()
-        if asked_for:
-            Job.objects.filter(pk=found.pk).update(**asked_for)
-        note_if_sysadmin(request.auth, "job.changed", found)
+    lifecycle.change(request.auth, found, **asked_for)
     return job_detail(job_of(request, job_id))
 
 

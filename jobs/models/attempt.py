@@ -106,6 +106,7 @@ class Attempt(models.Model):
     # After the end: what Vigil decided. A row that ended and has no decision is found by the next tick.
     sweep_began_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were first looked through.")
     swept_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were last read to their end.")
+    spools_removed_at = models.DateTimeField(null=True, blank=True)
     decided_at = models.DateTimeField(null=True, blank=True)
     decision = models.TextField(blank=True, help_text="In a sentence: restarted as which attempt, or stopped and why.")
 

@@ -7,8 +7,6 @@ from typing import cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
@@ -18,9 +16,8 @@ from django.views.decorators.http import require_POST
 from jobs import submit
 from jobs.errors import JobError
 from jobs.forms import EditForm
-from jobs.models import Job, Tag
+from jobs.models import Job
 from portal import words
-from portal.access import can
 from portal.asked import whole
 from portal.models import User
 
@@ -83,18 +80,17 @@ def resume(request: HttpRequest, job_id: int) -> HttpResponse:
 def edit(request: HttpRequest, job_id: int) -> HttpResponse:
     """Name, tags and notes: what a person may change of a job that has been submitted."""
     job = _job(request, job_id)
-    if not can(cast(User, request.user), "change", job):
-        raise PermissionDenied(f"#{job.pk} belongs to {job.owner}. Ask them or a lead of {job.project}.")
     form = EditForm(request.POST)
     if not form.is_valid():
         for field, problems in form.errors.items():
             messages.error(request, f"Not changed. {field.capitalize()}: {' '.join(str(p) for p in problems)}")
         return _back(request, job)
-    with transaction.atomic():
-        Job.objects.filter(pk=job.pk).update(name=form.cleaned_data["name"], notes=form.cleaned_data["notes"])
-        Tag.objects.filter(job=job).exclude(name__in=form.cleaned_data["tags"]).delete()
-        Tag.objects.bulk_create([Tag(job=job, name=n) for n in form.cleaned_data["tags"]], ignore_conflicts=True)
-    messages.success(request, "Changed.")
+    try:
+        submit.change(cast(User, request.user), job, **form.cleaned_data)
+    except JobError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, "Changed.")
     return _back(request, job)
 
 
