@@ -26,7 +26,7 @@ worker)
     exec celery --quiet -A portal.celery worker -Q "$queue" -n "$queue@%h" --pool solo \
         --without-gossip --without-mingle --without-heartbeat -l INFO "$@"
     ;;
-beat) exec celery --quiet -A portal.celery beat -s "$VIGIL_HOME/beat-schedule" --pidfile= -l WARNING "$@" ;;
+beat) exec celery --quiet -A portal.ticks beat -s "$VIGIL_HOME/beat-schedule" --pidfile= -l WARNING "$@" ;;
 agent)
     if [ ! -f nodes/agent/__main__.py ]; then
         echo "This version of Vigil has no node agent yet." >&2

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from celery import Task, shared_task
+from celery.signals import worker_init
 from kombu.exceptions import OperationalError
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,12 @@ def queue(task: Task, *args: object, **options: Any) -> None:
         task.apply_async(args, retry=False, ignore_result=True, **options)
     except (OperationalError, OSError) as error:
         logger.warning("Not queued, the next tick finds it: %s%s (%s)", task.name, args, error)
+
+
+@worker_init.connect
+def load(**about: object) -> None:
+    """Load what the first task needs before it comes: somebody waits for it."""
+    from jobs import follow, handover  # noqa: F401
 
 
 @shared_task(name="jobs.tasks.submit", expires=60)

@@ -15,7 +15,6 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse
 from django.utils import timezone
 
 from portal.access import note
@@ -61,7 +60,8 @@ def make_link(user: User) -> str:
     with transaction.atomic():
         user.login_links.filter(used_at=None).update(used_at=now)
         LoginLink.objects.create(user=user, digest=digest(secret), expires_at=now + LINK_LIFE)
-    return settings.VIGIL_PUBLIC_URL + reverse("login_link", args=[secret])
+    # Not by reverse(), which loads every page there is: half a second of each start.
+    return f"{settings.VIGIL_PUBLIC_URL}/accounts/link/{secret}/"
 
 
 def living_link(secret: str) -> LoginLink | None:

@@ -102,8 +102,9 @@ ROOT_URLCONF = "portal.urls"
 ASGI_APPLICATION = "portal.asgi.application"
 AUTH_USER_MODEL = "portal.User"
 INSTALLED_APPS = [
-    "unfold",
-    "django.contrib.admin",
+    # Neither looks for records by itself: only the web process, whose portal.urls does, has to load all of that.
+    "unfold.apps.BasicAppConfig",
+    "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

@@ -44,6 +44,7 @@ class Child:
     ready: re.Pattern[str] | None = None
     important: re.Pattern[str] | None = IMPORTANT
     pass_fds: Sequence[int] = ()
+    niceness: int = 0
     process: subprocess.Popen[bytes] | None = None
     is_ready: bool = False
     deaths: int = 0
@@ -75,10 +76,14 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=tuple(self.pass_fds),
-                preexec_fn=lambda: die_with(parent),
+                preexec_fn=lambda: self._prepare(parent),
             )
         self.started_at = time.monotonic()
         self.is_ready = self.ready is None
+
+    def _prepare(self, parent: int) -> None:
+        die_with(parent)
+        os.nice(self.niceness)
 
     def read_log(self) -> list[str]:
         """The important lines since the last look; notices the line that says it is ready."""

@@ -84,6 +84,7 @@ class Up:
         if not prepared:
             self._start_site()
         self._wait_until_ready()
+        self._start_background()
         if self.demo:
             say("Making the demonstration lab …")
             self._wait_for(self._manage("demo"))
@@ -114,26 +115,43 @@ class Up:
             self.turn(0.01)
 
     def _start_site(self) -> None:
-        python = sys.executable
         web = [
-            python, "-m", "uvicorn", "portal.asgi:application", "--fd", str(self.listener.fileno()),
+            sys.executable, "-m", "uvicorn", "portal.asgi:application", "--fd", str(self.listener.fileno()),
             "--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--ws-max-size", "65536",
             "--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "1",
             "--proxy-headers" if self.settings.flag("VIGIL_BEHIND_PROXY") else "--no-proxy-headers",
         ]  # fmt: skip
         # Deflating the sockets' frames would cost five times what sending them does.
         self._add("web", web, pass_fds=[self.listener.fileno()])
-        for queue in ("follow", "work"):
-            # One task at a time in the process itself: a pool's children would outlive a killed parent.
-            worker = [
-                python, "-m", "celery", "-A", "portal.celery", "worker", "-Q", queue, "-n", f"{queue}@%h",
-                "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO",
-            ]  # fmt: skip
-            self._add(queue, worker, ready=re.compile(r" ready\."))
+        self._start_worker("follow")
+
+    def _start_background(self) -> None:
+        """What nobody waits for: what it does is there to be done whenever it comes."""
+        self._start_worker("work", niceness=10)  # merging and verifying must not slow what people wait for
         (self.home / "beat").mkdir(mode=0o700, exist_ok=True)
         schedule = str(self.home / "beat" / "schedule")
-        beat = [python, "-m", "celery", "-A", "portal.celery", "beat", "-s", schedule, "--pidfile=", "-l", "WARNING"]
+        beat = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "portal.ticks",
+            "beat",
+            "-s",
+            schedule,
+            "--pidfile=",
+            "-l",
+            "WARNING",
+        ]
         self._add("beat", beat)
+
+    def _start_worker(self, queue: str, **options: object) -> None:
+        # One task at a time in the process itself: a pool's children would outlive a killed parent.
+        worker = [
+            sys.executable, "-m", "celery", "-A", "portal.celery", "worker", "-Q", queue, "-n", f"{queue}@%h",
+            "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO",
+        ]  # fmt: skip
+        self._add(queue, worker, ready=re.compile(r" ready\."), **options)
 
     def _add(self, name: str, command: Sequence[str], **options: object) -> Child:
         child = Child(

@@ -7,6 +7,8 @@ from django.templatetags.static import static
 from django.urls import include, path, re_path
 from django.views.generic import RedirectView
 
+import jobs.admin  # noqa: F401  (its records in the administration)
+import nodes.admin  # noqa: F401
 from jobs.api import asking
 from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api

@@ -11,6 +11,7 @@ codes: 0 completed (under Vigil's launcher: or stopped), 75 stopped with a check
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import traceback
@@ -68,8 +69,11 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # torch: a second that a wrong configuration need not wait for. The trainer, too, before "init": the limit of that
     # phase is short, it is for meeting the other ranks, and imports from a shared disk can take longer.
+    gc.disable()  # nothing in here is garbage; and of what stays no collection need look through again
     from training import distributed, trainer  # noqa: F401
 
+    gc.freeze()
+    gc.enable()
     if heartbeat is not None:
         heartbeat.beat("init")
     world = distributed.join(on_cpu=run.on_cpu)

@@ -10,11 +10,12 @@ from kombu.exceptions import OperationalError
 from jobs import follow, tasks
 from portal.celery import app
 from portal.models import Lease
+from portal.ticks import SCHEDULE
 
 
 def test_every_tick_is_a_task_and_expires() -> None:
     app.loader.import_default_modules()
-    for entry in app.conf.beat_schedule.values():
+    for entry in SCHEDULE.values():
         assert entry["task"] in app.tasks
         assert entry["options"]["expires"] <= max(entry["schedule"], 2)
 

@@ -1,0 +1,28 @@
+"""When what is done: beat's own small application.
+
+It only sends names of tasks at their times, so it loads neither Django's applications nor our code: half the memory, and
+half a second less at each start. A tick that waited too long is dropped: the next one finds what it would
+have done.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+
+SCHEDULE: dict[str, dict[str, Any]] = {
+    "follow": {"task": "jobs.tasks.follow", "schedule": 2.0, "options": {"expires": 2}},
+    "verify": {"task": "jobs.tasks.verify", "schedule": 10.0, "options": {"expires": 10}},
+    "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
+    "remove-spools": {"task": "jobs.tasks.remove_spools", "schedule": 3600.0, "options": {"expires": 3600}},
+    "empty-trash": {"task": "jobs.tasks.empty_trash", "schedule": 3600.0, "options": {"expires": 3600}},
+}
+
+app = Celery("vigil", fixups=[])
+app.config_from_object("django.conf:settings", namespace="CELERY")
+app.conf.worker_log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+app.conf.beat_schedule = SCHEDULE
