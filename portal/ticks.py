@@ -1,7 +1,7 @@
 """When what is done: beat's own small application.
 
-It only sends the names of tasks at their times, so it loads neither Django's applications nor our code: that is half the
-memory, and half a second less at each start. A tick that waited too long is dropped: the next finds what there is to do.
+It only sends the names of tasks at their times, so it loads neither Django's applications nor our code: half the memory
+and half a second less at each start. A tick that waited too long is dropped: the next finds what there is to do.
 """
 
 from __future__ import annotations
