@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import stage
+from bench.shipping import SECRET, run_directory, shipper
 
 SECONDS = 25.0
 EVERY = 0.05
 WARM_S = 3.0  # of the beginning, left out
 RANKS = 2
 BAR_S = 1.5
-SECRET = "the attempt's own token"
 
 
 def main() -> int:
@@ -41,9 +41,9 @@ def main() -> int:
         port, _ = stack.enter_context(place.web())
         attempt, job, token = _attempt()
         run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vigil-live-")))
-        attempt_dir = _run_directory(run_dir, attempt, port)
+        attempt_dir = run_directory(run_dir, attempt, port)
         published = _Published(place.environment["REDIS_URL"], job)
-        stack.enter_context(_shipper(run_dir, attempt_dir, place))
+        stack.enter_context(shipper(run_dir, attempt_dir, place))
         ranks = []
         for number in range(RANKS):
             command = [sys.executable, "-m", "bench.live", "--rank", number, attempt_dir]
@@ -84,24 +84,6 @@ def _attempt() -> tuple[int, int, str]:
     attempt = attempt_of(job_of(), secret=SECRET)
     User.objects.filter(pk=attempt.job.owner_id).update(is_superuser=True)
     return attempt.pk, attempt.job_id, Token.issue(attempt.job.owner, "bench")[1]
-
-
-def _run_directory(run_dir: Path, attempt: int, port: int) -> Path:
-    """As the portal and the launcher would have made it."""
-    attempt_dir = run_dir / "job" / "attempt-1"
-    (attempt_dir / "spool").mkdir(parents=True)
-    owner = {"scheduler_id": "1", "restart_count": 0}
-    (attempt_dir / "owner.json").write_text(json.dumps(owner))
-    (run_dir / "portal").mkdir()
-    told = {"attempt": attempt, "number": 1, **owner, "url": f"http://127.0.0.1:{port}", "token": SECRET}
-    (run_dir / "portal" / "token").write_text(json.dumps(told))
-    return attempt_dir
-
-
-def _shipper(run_dir: Path, attempt_dir: Path, place: stage.Site) -> Any:
-    command = [sys.executable, "-P", "-m", "training.shipper", run_dir, attempt_dir, "--node", "here"]
-    # It ends when its stdin does, so it gets one that stays open.
-    return stage.process(command, place.home / "shipper.log", stdin=True, PYTHONPATH=str(stage.REPOSITORY))
 
 
 class _Published:

@@ -134,9 +134,11 @@ class Site:
     environment: dict[str, str]
 
     @contextmanager
-    def web(self, application: str = "portal.asgi:application", **environment: str) -> Iterator[tuple[int, int]]:
-        """One uvicorn process; (port, pid)."""
-        port, log = free_port(), self.home / "web.log"
+    def web(
+        self, application: str = "portal.asgi:application", *, port: int = 0, **environment: str
+    ) -> Iterator[tuple[int, int]]:
+        """One uvicorn process, on any free port if none is given; (port, pid)."""
+        port, log = port or free_port(), self.home / "web.log"
         command = [sys.executable, "-m", "uvicorn", application, "--host", "127.0.0.1", "--port", port, *UVICORN]
         with process(command, log, **{**self.environment, **environment}) as child:
             wait_for_port(port, child, log)
