@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.points import points_of
@@ -14,8 +16,10 @@ from tests.stack import Stack, wait_for
 
 pytestmark = pytest.mark.slow
 
-STEPS = 600
+KILLS = int(os.environ.get("TEST_KILLS", "3"))  # of each kind, all in one job; `make soak` takes more
+BETWEEN = 150  # steps from one kill to the next
 # Two ranks of a small model: some seconds, so that there is a middle to kill in.
+STEPS = 300 + 700 * KILLS
 SPEC = f"""\
 name = "killed"
 kind = "distributed"
@@ -23,7 +27,7 @@ kind = "distributed"
 ranks_per_node = 2
 time_limit = "00:10:00"
 [restart]
-max_restarts = 2
+max_restarts = {KILLS + 1}
 [run]
 recipe = "language"
 steps = {STEPS}
@@ -39,6 +43,7 @@ heads = 2
 head_width = 16
 context = 64
 """
+MOMENTS = range(30, 30 + BETWEEN * KILLS, BETWEEN)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +129,9 @@ def series_of(stack: Stack, job_id: int) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["web", "follow", "work", "beat", "redis"])
 def test_killed_part_costs_nothing(stack: Stack, submit: Callable[[], int], name: str) -> None:
     job_id = submit()
-    wait_for_step(stack, job_id, 30)
-    old = stack.kill(name)
-    stack.wait_for_new(name, old)
+    for step in MOMENTS:
+        wait_for_step(stack, job_id, step)
+        stack.wait_for_new(name, stack.kill(name))
     job = wait_for_end(stack, job_id)
     assert job["state"] == "completed", job
     assert job["attempt"]["number"] == 1, "training did not notice"
@@ -151,11 +156,12 @@ def test_killed_supervisor_costs_nothing(stack: Stack, submit: Callable[[], int]
 
 def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: Callable[[], int]) -> None:
     job_id = submit()
-    wait_for_step(stack, job_id, 20)
-    stack.kill("up")
-    assert stack.process
-    stack.process.wait(5)
-    stack.start()
+    for step in MOMENTS:
+        wait_for_step(stack, job_id, step)
+        stack.kill("up")
+        assert stack.process
+        stack.process.wait(5)
+        stack.start()
     job = wait_for_end(stack, job_id)
     assert job["state"] == "completed", job
     assert job["attempt"]["number"] == 1
@@ -164,26 +170,34 @@ def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: 
 
 def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Callable[[], int]) -> None:
     job_id = submit()
-    wait_for_step(stack, job_id, 50)
-    (rank,) = [p for p in stack.job_processes() if p.environ().get("RANK") == "1"]
-    rank.kill()
+    for step in MOMENTS:
+        wait_for_step(stack, job_id, step)
+        (rank,) = [p for p in stack.job_processes() if p.environ().get("RANK") == "1"]
+        rank.kill()
     job = wait_for_end(stack, job_id)
     assert job["state"] == "completed", job
     assert job["attempt"]["number"] == 1
     check(stack, job_id, closes=False)
-    assert {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0} == {0, 1}
+    assert {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0} == set(range(KILLS + 1))
 
 
 def test_killed_shipper_loses_nothing(stack: Stack, submit: Callable[[], int]) -> None:
     job_id = submit()
-    wait_for_step(stack, job_id, 30)
-    shippers = [p for p in stack.job_processes() if any("training.shipper" in word for word in p.cmdline())]
-    assert shippers
-    for process in shippers:
-        process.kill()
+    killed: set[int] = set()
+    for step in MOMENTS:
+        wait_for_step(stack, job_id, step)
+        shipper = wait_for(lambda: new_shipper(stack, but=killed), "a shipper")
+        assert shipper
+        shipper.kill()
+        killed.add(shipper.pid)
     job = wait_for_end(stack, job_id)
     assert job["state"] == "completed", job
     check(stack, job_id)
+
+
+def new_shipper(stack: Stack, *, but: set[int]) -> psutil.Process | None:
+    found = [p for p in stack.job_processes() if any("training.shipper" in word for word in p.cmdline())]
+    return next((process for process in found if process.pid not in but), None)
 
 
 def test_stopping_leaves_the_job_alone(stack: Stack, submit: Callable[[], int]) -> None:
@@ -204,7 +218,7 @@ def test_kills_one_after_another_on_postgres() -> None:
         try:
             stack.start()
             job_id = submit_to(stack)
-            for step, name in ((20, "redis"), (150, "web"), (300, "follow")):
+            for step, name in ((20, "redis"), (300, "web"), (600, "follow")):
                 wait_for_step(stack, job_id, step)
                 stack.wait_for_new(name, stack.kill(name))
             assert wait_for_end(stack, job_id)["state"] == "completed"
