@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from training import config, hang, manifest, place
 from training.heartbeat import Heartbeat
+from training.loading import without_collections
 from training.report import Reporter
 from training.stopping import StopRequest
 
@@ -69,11 +70,10 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # torch: a second that a wrong configuration need not wait for. The trainer, too, before "init": the limit of that
     # phase is short, it is for meeting the other ranks, and imports from a shared disk can take longer.
-    gc.disable()  # nothing in here is garbage; and of what stays no collection need look through again
-    from training import distributed, trainer  # noqa: F401
+    with without_collections():
+        from training import distributed, trainer  # noqa: F401
+    gc.freeze()  # all of it stays, so no later collection need look through it
 
-    gc.freeze()
-    gc.enable()
     if heartbeat is not None:
         heartbeat.beat("init")
     world = distributed.join(on_cpu=run.on_cpu)

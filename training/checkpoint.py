@@ -25,6 +25,7 @@ import torch.distributed as dist
 from training import manifest as manifests
 from training.distributed import World, broadcast
 from training.launch.attempt import Fenced, read_generation
+from training.loading import without_collections
 from training.manifest import CheckpointError, File, Manifest
 from training.rendezvous import read_json, write_json
 from training.report import AnyReporter
@@ -92,8 +93,8 @@ class Checkpoints:
 
     def restore(self, state: State, start: Manifest) -> None:
         """Reads a checkpoint into the state's tensors, once every file has the digest it was written with."""
-        from training import storage
-
+        with without_collections():
+            from training import storage
         folder = self.folder / start.name
         self._together(lambda: self._verify_share(folder))
         storage.read(state, folder, self._group)
@@ -160,8 +161,8 @@ class Checkpoints:
             self._look_after(save.committed)
 
     def _write(self, save: _Save, state: State) -> Manifest:
-        from training import storage
-
+        with without_collections():
+            from training import storage
         staging = self.folder / f".step-{save.facts.step}.{self._generation}"
         self._together(lambda: self._make(staging) if self._world.leads else None)
         files = storage.write(state, staging, self._group)
