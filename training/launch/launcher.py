@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.launch.attempt import Attempt, Fenced, newest_on_lineage, raise_generation, read_generation
+from training.launch.capturing import Capturing
 from training.launch.environment import Command, rank_environment
 from training.launch.failures import Failure, failure_of, first_failure
 from training.launch.members import MEET_SECONDS, Incarnation, Members, free_port
@@ -48,6 +49,7 @@ class Launcher:
         self._members = Members(attempt.folder / "members", plan)
         self._stop = Stop(attempt.folder, plan.run_dir)
         self._shipping = Shipping(plan, attempt)
+        self._capturing = Capturing(plan, attempt, command)
         self._meter = Meter(gpus=plan.gpus_per_node, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._began = (attempt.folder / "owner.json").stat().st_mtime
         self._next_look = self._grace = 0.0
@@ -61,7 +63,8 @@ class Launcher:
         try:
             code = self._run()
         finally:
-            kill_all([], spare=self._shipping.pid)
+            self._capturing.finish()
+            kill_all([], spare=self._spared)
             self._reporter.close()
             self._shipping.drain()
         return code
@@ -134,14 +137,14 @@ class Launcher:
         try:
             ranks = self._start(incarnation)
         except CannotStart as error:
-            kill_all([], spare=self._shipping.pid)  # those that were started before the one that could not be
+            kill_all([], spare=self._spared)  # those that were started before the one that could not be
             self._members.break_off(incarnation.number, reason="failed", ranks=[self._plan.first_rank])
             return [Failure(self._plan.first_rank, "exception", BAD_PLAN, error=str(error))]
         try:
             self._watch(ranks, incarnation)
         finally:
             failures = self._failures(ranks, incarnation)
-            kill_all(ranks, spare=self._shipping.pid)
+            kill_all(ranks, spare=self._spared)
         return failures
 
     def _start(self, incarnation: Incarnation) -> list[Rank]:
@@ -180,6 +183,7 @@ class Launcher:
                     ignored=STOP_SIGNALS if plan.script is None else STOP_SIGNALS[1:],
                 )
             )
+        self._capturing.begin()
         return ranks
 
     def _watch(self, ranks: list[Rank], incarnation: Incarnation) -> None:
@@ -304,10 +308,16 @@ class Launcher:
 
     # What goes on all the time.
 
+    @property
+    def _spared(self) -> list[int]:
+        """Processes of ours beside the ranks."""
+        return [pid for pid in (self._shipping.pid, self._capturing.pid) if pid is not None]
+
     def _keep_house(self, ranks: list[Rank] | None = None) -> None:
         self._members.refresh()
         if said := self._shipping.tend():
             self._say(said)
+        self._capturing.tend()
         if self._stop.look(self._signals.asked):
             # Twice the last measured write, and the plan's own (30 s).
             self._grace = self._plan.grace_seconds + 2 * _last_write(self._plan.checkpoints)
@@ -321,8 +331,8 @@ class Launcher:
 
     def _sample(self, ranks: list[Rank]) -> None:
         """What the job uses here; its step is the second since the attempt began, each at most once."""
-        reap(spare=self._shipping.pid, but={rank.process.pid for rank in ranks})
-        processes, second = descendants(spare=self._shipping.pid), int(time.time() - self._began)
+        reap(spare=self._spared, but={rank.process.pid for rank in ranks})
+        processes, second = descendants(spare=self._spared), int(time.time() - self._began)
         if processes and second > self._sampled:
             self._sampled = second
             self._reporter.log(second, **self._meter.look(processes))

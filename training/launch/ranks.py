@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +164,7 @@ def become_subreaper() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_all(ranks: Sequence[Rank], *, spare: int | None = None, patience: float = 10.0) -> None:
+def kill_all(ranks: Sequence[Rank], *, spare: Collection[int] = (), patience: float = 10.0) -> None:
     """SIGKILL to every rank, its group and whatever else descends from us (but `spare`), until nothing is left.
 
     Gives up after `patience`: a process in uninterruptible sleep cannot be helped from here.
@@ -187,23 +187,23 @@ def kill_all(ranks: Sequence[Rank], *, spare: int | None = None, patience: float
         time.sleep(0.005)
 
 
-def descendants(*, spare: int | None = None) -> list[psutil.Process]:
+def descendants(*, spare: Collection[int] = ()) -> list[psutil.Process]:
     """Every live process below us, except `spare` and what is below it."""
     found: list[psutil.Process] = []
     with suppress(psutil.Error):
         for child in psutil.Process().children():
-            if child.pid != spare and child.status() != psutil.STATUS_ZOMBIE:
+            if child.pid not in spare and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
                 with suppress(psutil.Error):
                     found += child.children(recursive=True)
     return found
 
 
-def reap(*, spare: int | None, but: set[int]) -> None:
+def reap(*, spare: Collection[int], but: set[int]) -> None:
     """Collect adopted children that have ended; our own are Popen's to collect."""
     with suppress(psutil.Error):
         for child in psutil.Process().children():
-            if child.pid == spare or child.pid in but:
+            if child.pid in spare or child.pid in but:
                 continue
             with suppress(ChildProcessError):
                 os.waitpid(child.pid, os.WNOHANG)

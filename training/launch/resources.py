@@ -45,36 +45,42 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
+def open_nvml() -> ctypes.CDLL | None:
+    """NVIDIA's library, ready to be asked, if the machine has it and a driver that answers."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
 class Gpus:
     """The job's GPUs through NVIDIA's own library, if the machine has it: mean utilisation, used memory, power."""
 
     def __init__(self, count: int, visible: str) -> None:
-        self._handles: list[ctypes.c_void_p] = []
-        try:
-            self._library = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError:
-            return
-        if self._library.nvmlInit_v2() != 0:
+        self.handles: list[ctypes.c_void_p] = []
+        self.library = open_nvml()
+        if self.library is None:
             return
         for name in [part.strip() for part in visible.split(",") if part.strip()] or [str(i) for i in range(count)]:
             handle = ctypes.c_void_p()
             if name.isdecimal():
-                failed = self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
+                failed = self.library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
             else:
-                failed = self._library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+                failed = self.library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
             if not failed:
-                self._handles.append(handle)
+                self.handles.append(handle)
 
     def look(self) -> dict[str, float]:
-        if not self._handles:
+        if not self.handles or self.library is None:
             return {}
         use, memory, power = _Utilization(), _Memory(), ctypes.c_uint()
         percent = used = watts = 0.0
-        for handle in self._handles:
-            if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use)) == 0:
+        for handle in self.handles:
+            if self.library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use)) == 0:
                 percent += use.gpu
-            if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
+            if self.library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
                 used += memory.used
-            if self._library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(power)) == 0:
+            if self.library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(power)) == 0:
                 watts += power.value / 1000
-        return {"gpu_percent": percent / len(self._handles), "gpu_memory_gib": used / GIB, "gpu_watts": watts}
+        return {"gpu_percent": percent / len(self.handles), "gpu_memory_gib": used / GIB, "gpu_watts": watts}

@@ -1,0 +1,244 @@
+"""What an attempt ran with: captured beside the ranks, of the interpreter that they use, and nothing secret."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.training.launching import Run, until
+from training import capture, machine
+from training.config import RunConfig
+from training.launch import capturing, resources
+from training.launch.attempt import Attempt
+from training.launch.capturing import Capturing
+from training.launch.environment import Command
+from training.launch.plan import Plan, Script, read_plan
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path / "run")
+    yield run
+    run.end()
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A virtual environment of somebody's, with what would run if its `site` were let."""
+    place = tmp_path / "theirs"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    packages = next(place.glob("lib/python*/site-packages"))
+    for name in (
+        "Foo_Bar-1.2.dist-info",
+        "torch-2.9.1+cu128.dist-info",
+        "old-0.1-py3.11.egg-info",
+        "foo",
+        "x.dist-info",
+    ):
+        (packages / name).mkdir()
+    (packages / "torch").mkdir()
+    (packages / "torch" / "version.py").write_text(
+        "__version__ = '2.9.1+cu128'\ncuda: Optional[str] = '12.8'\nhip = None\n"
+    )
+    run_me = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    (packages / "evil.pth").write_text(f"import os; {run_me}\n")
+    (packages / "sitecustomize.py").write_text(f"{run_me}\n")
+    return place
+
+
+def _told(run: Run, number: int = 1) -> dict[str, Any]:
+    text = (run.attempt(number) / "environment.json").read_text()
+    assert len(text) <= capture.MOST_BYTES
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _plan(run_dir: Path, **told: Any) -> Plan:
+    return Plan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="dgx01", script=Script(entry="x.py", **told))
+
+
+def _capture(plan: Plan, python: Path | str = sys.executable, path: str = "") -> dict[str, Any]:
+    return capture.capture(plan, python=str(python), path=path, scratch=plan.run_dir)
+
+
+@pytest.mark.slow
+def test_an_attempt_that_fails_at_once_still_tells_what_it_ran_with(run: Run) -> None:
+    script = '[script.env]\nMY_TOKEN = "hush-hush"\nALPHA = "1"\n'
+    assert run.script("import no_such_module\n", launch="in_place = 0", script=script).wait(30) == 1
+    told = _told(run)
+    assert told["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert told["executable"] == sys.executable
+    assert told["packages"]["torch"] == told["torch"]
+    assert (told["torch_for"], told["node"], told["cpus"]) == ("CPU", "dgx01", len(os.sched_getaffinity(0)))
+    assert told["kernel"].startswith("Linux ")
+    assert told["variables"] == ["ALPHA", "MY_TOKEN"]
+    assert "hush" not in json.dumps(told)
+    assert not {"gpus", "driver", "cuda"} & set(told) or resources.open_nvml(), "nothing is invented"
+    assert (run.attempt() / "logs" / "capture.log").read_text() == ""
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_run_captures_once_an_attempt(run: Run) -> None:
+    accident = "import os, time\ntime.sleep(0.1)\nos.environ['VIGIL_INCARNATION'] == '0' and os.kill(os.getpid(), 9)\n"
+    assert run.script(accident).wait(60) == 0
+    first = _told(run)
+    assert len(run.events("incarnation.started")) == 2
+    assert run.launch(restart=1).wait(60) == 0
+    assert _told(run, 2)["captured_at"] > first["captured_at"]
+    assert _told(run) == first
+
+
+def test_another_interpreter_is_asked_without_running_what_is_installed(tmp_path: Path, environment: Path) -> None:
+    told = _capture(_plan(tmp_path), environment / "bin" / "python")
+    assert told["packages"] == {"foo-bar": "1.2", "torch": "2.9.1+cu128", "old": "0.1"}
+    assert (told["torch"], told["torch_for"]) == ("2.9.1+cu128", "CUDA 12.8")
+    assert told["executable"] == str(environment / "bin" / "python")
+    assert not (tmp_path / "ran").exists()
+    folder = tmp_path / "mine"
+    (folder / "foo_bar-9.dist-info").mkdir(parents=True)
+    told = _capture(_plan(tmp_path), environment / "bin" / "python", f"/nowhere:{folder}")
+    assert told["packages"]["foo-bar"] == "9", "PYTHONPATH comes first"
+
+
+@pytest.mark.parametrize("does", ["exit 3", "echo not json", 'echo "{}"', "exec sleep 600", "exec cat /dev/zero"])
+def test_an_interpreter_that_does_not_answer_costs_only_its_own_part(
+    tmp_path: Path, does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "PYTHON_SECONDS", 0.3)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nulimit -f 64\n{does}\n")
+    python.chmod(0o755)
+    told = _capture(_plan(tmp_path), python)
+    assert "packages" not in told
+    assert {"kernel", "vigil", "vigil_digest", "memory_gib"} <= set(told)
+    assert [path.name for path in tmp_path.iterdir()] == ["python"], "nothing is left lying about"
+
+
+def test_too_many_packages_are_cut_and_counted(tmp_path: Path) -> None:
+    packages = {f"package-{n:05}": "1.0" for n in range(20_000)}
+    told = capture._bounded({"python": "3", "packages": packages})
+    assert len(json.dumps(told)) <= capture.MOST_BYTES
+    assert told["packages_left_out"] + len(told["packages"]) == 20_000
+
+
+def test_the_code_is_named_without_its_password(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    commit = "1234567890" * 4
+    (tmp_path / "job" / "code.json").write_text(json.dumps({"git": "x", "ref": "main", "commit": commit}))
+    told = _capture(_plan(tmp_path, git="https://oskar:hush@example.org/a/b.git", ref="main", env={"B": "", "A": ""}))
+    assert (told["git"], told["ref"], told["commit"]) == ("https://example.org/a/b.git", "main", commit)
+    assert told["variables"] == ["A", "B"]
+    assert "hush" not in json.dumps(told)
+    assert capture.without_password("ssh://git:hush@example.org:22/a") == "ssh://git@example.org:22/a"
+
+
+def test_an_upload_is_named_by_its_digest_and_commit(tmp_path: Path) -> None:
+    (tmp_path / "portal").mkdir()
+    sent = {"digest": "ab" * 32, "commit": "12" * 20, "dirty": True, "more": 1}
+    (tmp_path / "portal" / "code.json").write_text(json.dumps(sent))
+    told = _capture(_plan(tmp_path))
+    assert (told["digest"], told["commit"], told["dirty"]) == ("ab" * 32, "12" * 20, True)
+
+
+def test_a_trainers_run_has_its_configurations_hash(run: Run) -> None:
+    run.describe('name = "x"\nkind = "distributed"\n[run]\nrecipe = "language"\nsteps = 7\n')
+    told = _capture(read_plan(run.path, {}))
+    assert told["config_hash"] == RunConfig(recipe="language", steps=7).hash()
+    assert "variables" not in told
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_commit_of_a_checkout_is_read_without_git(tmp_path: Path, packed: bool) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=t", "-c", "user.email=t@t")
+        return subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init", "-q", "-b", "main")
+    git("commit", "-q", "--allow-empty", "-m", "one")
+    git("worktree", "add", "-q", "-b", "other", "beside")
+    if packed:
+        git("pack-refs", "--all")
+    commit = git("rev-parse", "HEAD").strip()
+    assert capture._head(tmp_path / ".git") == commit
+    assert capture._head(tmp_path / "beside" / ".git") == commit
+    git("checkout", "-q", "--detach")
+    assert capture._head(tmp_path / ".git") == commit
+    assert capture._head(tmp_path / "none" / ".git") == ""
+
+
+def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing, "LAST_SECONDS", 0.0)
+    (tmp_path / "portal").mkdir()
+    (tmp_path / "portal" / "run.toml").write_text('kind = "script"\n[script]\nentry = "x.py"\n')
+    folder = tmp_path / "job" / "attempt-1"
+    (folder / "logs").mkdir(parents=True)
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    (tmp_path / "python").chmod(0o755)
+    command = Command((str(tmp_path / "python"),), folder)
+    beside = Capturing(_plan(tmp_path), Attempt(folder, 1), command)
+    beside.begin()
+    pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    assert beside.pid
+    assert psutil.Process(beside.pid).nice() == capturing.LEAST_NICE
+    began = time.monotonic()
+    beside.finish()
+    assert time.monotonic() - began < 1.0
+    assert beside.pid is None
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 5)
+    assert not (folder / "environment.json").exists()
+
+
+class _Nvml:
+    """NVIDIA's library as far as we ask it: two GPUs."""
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> int:
+        text.value = b"570.86.15"
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> int:
+        number._obj.value = 12080
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
+        handle._obj.value = index.value + 1
+        return 0 if index.value < 2 else 6
+
+    def nvmlDeviceGetName(self, handle: ctypes.c_void_p, text: Any, size: Any) -> int:
+        text.value = f"NVIDIA H100 {handle.value}".encode()
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, memory: Any) -> int:
+        memory._obj.total = 80 * 2**30
+        return 0 if handle.value == 1 else 3
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"), [(None, ["NVIDIA H100 1", "NVIDIA H100 2"]), ("1", ["NVIDIA H100 2"]), ("", None)]
+)
+def test_gpus_are_those_that_ranks_see(
+    visible: str | None, names: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (machine, resources):
+        monkeypatch.setattr(module, "open_nvml", _Nvml)
+    told = machine.gpus(visible)
+    assert (told["driver"], told["cuda"]) == ("570.86.15", "12.8")
+    assert [gpu["name"] for gpu in told.get("gpus", [])] == (names or [])
+    if visible is None:
+        assert [gpu.get("memory_gib") for gpu in told["gpus"]] == [80.0, None]

@@ -1,0 +1,82 @@
+"""The captured environment, made beside the ranks: one process of little weight, given up when it takes too long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from training.launch.attempt import Attempt
+from training.launch.environment import Command
+from training.launch.plan import Plan
+from training.launch.ranks import child_setup
+
+SECONDS = 60.0  # for it in all: on a busy node it hardly gets any time
+LAST_SECONDS = 5.0  # to finish in, once the ranks are gone: a run that failed at once is the one to know about
+LEAST_NICE = 19
+LEFT_TO_US = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+FILE = "environment.json"
+
+
+class Capturing:
+    """`begin` once the ranks run, `finish` when they have ended; nothing that goes wrong here reaches the attempt."""
+
+    def __init__(self, plan: Plan, attempt: Attempt, command: Command) -> None:
+        self._plan, self._attempt, self._command = plan, attempt, command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deadline = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """While it runs."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def begin(self) -> None:
+        """Once an attempt, on the leading node."""
+        if self._process or not self._plan.leads or (self._attempt.folder / FILE).exists():
+            return
+        with suppress(OSError):
+            self._start()
+
+    def tend(self) -> None:
+        if self.pid and time.monotonic() > self._deadline:
+            self._kill()
+
+    def finish(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(max(0.0, min(LAST_SECONDS, self._deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            self._kill()
+
+    def _start(self) -> None:
+        python, path = self._command.arguments[0], self._command.environment.get("PYTHONPATH", "")
+        arguments = [sys.executable, "-P", "-m", "training.capture", str(self._plan.run_dir), str(self._attempt.folder)]
+        leave_signals = child_setup(LEFT_TO_US)
+
+        def setup() -> None:
+            leave_signals()
+            os.nice(LEAST_NICE)
+
+        with open(self._attempt.folder / "logs" / "capture.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [*arguments, python, path],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=setup,
+            )
+        self._deadline = time.monotonic() + SECONDS
+
+    def _kill(self) -> None:
+        """It and the interpreter that it asks, which is in its group. One that cannot die is not waited for."""
+        assert self._process is not None
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
