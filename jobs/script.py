@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def prepare(attempt: Attempt) -> Path:
     chosen = resume if attempt.origin == Attempt.Origin.RESUMED else None
     rundir.write(portal / "attempt.json", json.dumps({"number": attempt.number, "resume": chosen}))
     if spec.script is not None and spec.script.directory:
-        _unpack_code(job, root / "job" / "code")
+        _unpack_code(job, root)
     return root
 
 
@@ -140,10 +141,12 @@ def _make_directory(job: Job) -> None:
     job.directory = made
 
 
-def _unpack_code(job: Job, target: Path) -> None:
-    """The uploaded directory, once: every attempt of a job runs the same snapshot."""
+def _unpack_code(job: Job, root: Path) -> None:
+    """The uploaded directory, once: every attempt of a job runs the same snapshot. What it was is told beside it."""
+    target = root / "job" / "code"
     if target.exists():
         return
     key = job.attempts.values_list("key", flat=True).get(number=1)
+    rundir.write(root / "portal" / "code.json", json.dumps(asdict(upload.about(key))))
     upload.unpack(key, target)
     upload.forget(key)

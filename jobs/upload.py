@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import os
+import re
 import secrets
 import shutil
 import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 from jobs.errors import Problem
 from jobs.rundir import FOLDER, give, runs_root
@@ -23,6 +27,17 @@ MAX_UNPACKED = 500 * 1000 * 1000
 MAX_MEMBERS = 20_000
 UPLOADS = ".uploads"
 STAGING = "unpacking-"
+DIRTY = "VIGIL.dirty"  # `vigil submit` says so where the files differ from the commit that it names
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What an archive holds: the same files, the same digest; and the commit that its sender says they come from."""
+
+    digest: str
+    commit: str
+    dirty: bool
 
 
 def problems(code: bytes, *, entry: str) -> list[Problem]:
@@ -84,6 +99,23 @@ def unpack(name: str, target: Path) -> None:
                 give(Path(folder, entry))
         give(staging)
         os.rename(staging, target)
+
+
+def about(name: str) -> Sent:
+    """What tells a kept archive from others."""
+    found: dict[str, str] = {}
+    said: Mapping[str, str] = {}
+    for archive, member in _walk(path_of(name).read_bytes()):
+        said = archive.pax_headers
+        if member.issym():
+            found[member.name] = f"-> {member.linkname}"
+        elif (source := archive.extractfile(member)) is not None:
+            mode = "x" if member.mode & 0o100 else "-"
+            found[member.name] = f"{mode} {hashlib.file_digest(cast(io.BufferedReader, source), 'sha256').hexdigest()}"
+    listed = "".join(f"{name}\0{found[name]}\0" for name in sorted(found))
+    digest = hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
+    commit = said.get("comment", "")
+    return Sent(digest, commit, DIRTY in said) if _COMMIT.fullmatch(commit) else Sent(digest, "", False)
 
 
 class _Bad(Exception):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000
+DIRTY = "VIGIL.dirty"  # among the archive's headers: the files differ from the commit that it names
 SKIPPED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
 
 
@@ -40,7 +41,7 @@ def pack(directory: Path) -> Packed:
         raise Unpackable(f"{directory} is empty.")
     inner = io.BytesIO()
     total = 0
-    with tarfile.open(fileobj=inner, mode="w") as archive:
+    with tarfile.open(fileobj=inner, mode="w", pax_headers=_origin(root) if tracked else {}) as archive:
         for name in sorted(set(names)):
             total += _add(archive, root, name)
             if total > MAX_UNPACKED:
@@ -68,11 +69,28 @@ def _tracked(root: Path) -> _Tracked | None:
     return _Tracked(there, _git(root, "ls-files", "-z", "--others", "--exclude-standard") or [])
 
 
-def _git(root: Path, *arguments: str) -> list[str] | None:
+def _origin(root: Path) -> dict[str, str]:
+    """The commit that the files come from, where `git get-tar-commit-id` looks for it, and whether they differ."""
+    head = _ask(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    if head is None or head.returncode != 0:
+        return {}  # nothing is committed yet
+    only_ours = ("--untracked-files=no", "--ignore-submodules=all", "--", ".")
+    changed = _ask(root, "--no-optional-locks", "status", "--porcelain", *only_ours)
+    dirty = {DIRTY: "1"} if changed is None or changed.returncode != 0 or changed.stdout else {}
+    return {"comment": head.stdout.decode().strip(), **dirty}
+
+
+def _ask(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        return subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
+        return None
+
+
+def _git(root: Path, *arguments: str) -> list[str] | None:
+    done = _ask(root, *arguments)
+    if done is None:
         return None
     if done.returncode == 0:
         return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]

@@ -308,6 +308,8 @@ class TestHandOver:
         text = (rundir.path_of(job.directory) / "portal" / "run.toml").read_text()
         assert 'entry = "src/train.py"' in text
         assert "directory" not in text
+        sent = json.loads((rundir.path_of(job.directory) / "portal" / "code.json").read_text())
+        assert (len(sent["digest"]), sent["commit"], sent["dirty"]) == (64, "", False)
 
 
 class TestResume:

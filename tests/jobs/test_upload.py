@@ -180,3 +180,30 @@ def test_a_small_archive_cannot_inflate_to_a_huge_header() -> None:
         archive.addfile(tarfile.TarInfo(name))
     assert len(buffer.getvalue()) < 100_000
     assert "inflates" in says(buffer.getvalue())
+
+
+def about(code: bytes, settings: Any, tmp_path: Path) -> upload.Sent:
+    settings.VIGIL_RUNS = tmp_path / "runs"
+    return upload.about(upload.keep(code))
+
+
+def test_the_same_files_have_the_same_digest(tmp_path: Path, settings: Any) -> None:
+    def digest(*plants: Plant) -> str:
+        return about(packed(*plants), settings, tmp_path).digest
+
+    one, two = file("a.py", b"1"), file("b.py", b"2")
+    assert digest(one, two) == digest(two, one, other("folder", tarfile.DIRTYPE))
+    different = [(one,), (one, file("b.py", b"3")), (one, file("b.py", b"2", 0o755)), (one, file("c.py", b"2"))]
+    different += [(one, two, other("l", tarfile.SYMTYPE, target)) for target in ("a.py", "b.py")]
+    assert len({digest(*plants) for plants in different} | {digest(one, two)}) == len(different) + 1
+
+
+@pytest.mark.parametrize("comment", ["", "main", "12" * 20, "12" * 20 + "\n", "<b>", "é" * 40])
+def test_a_commit_is_believed_only_if_it_looks_like_one(comment: str, tmp_path: Path, settings: Any) -> None:
+    buffer = io.BytesIO()
+    headers = {"comment": comment, upload.DIRTY: "1"}
+    with tarfile.open(fileobj=buffer, mode="w:gz", pax_headers=headers) as archive:
+        file("train.py")(archive)
+    assert not says(buffer.getvalue())
+    sent = about(buffer.getvalue(), settings, tmp_path)
+    assert (sent.commit, sent.dirty) == (("12" * 20, True) if comment == "12" * 20 else ("", False))

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from jobs import upload
 from portal import client, watch
 from portal.cli import main
 from portal.pack import Unpackable, pack
@@ -347,6 +348,22 @@ def test_pack_takes_what_git_tracks_as_it_is_now(code):
     assert unpacked(pack(code / "lib").code) == {"a.py": "2"}, "a folder within a repository"
 
 
+def test_pack_says_from_which_commit_the_files_come(code):
+    def said() -> dict[str, str]:
+        with tarfile.open(fileobj=io.BytesIO(pack(code).code)) as archive:
+            return dict(archive.pax_headers)
+
+    assert said() == {}
+    git(code, "init", "-q")
+    git(code, "add", "train.py")
+    assert said() == {}, "nothing is committed yet"
+    git(code, "commit", "-qm", "all")
+    commit = subprocess.check_output(["git", "-C", str(code), "rev-parse", "HEAD"], text=True).strip()
+    assert said() == {"comment": commit}, "what is not sent makes no difference"
+    write(code, {"train.py": "modified"})
+    assert said() == {"comment": commit, upload.DIRTY: "1"}
+
+
 def test_pack_keeps_links_within_and_refuses_those_that_lead_out(code, tmp_path):
     (code / "inner").symlink_to("lib/a.py")
     assert unpacked(pack(code).code)["inner"] == "-> lib/a.py"
@@ -382,8 +399,6 @@ def test_submit_packs_the_folder_beside_the_spec(portal, code):
 
 
 def test_what_the_portal_takes_is_what_we_pack(code):
-    from jobs import upload
-
     (code / "inner").symlink_to("lib/a.py")
     assert upload.problems(pack(code).code, entry="train.py") == []
 
