@@ -150,6 +150,27 @@ def checkpoints(job_id: int, as_json: bool) -> None:
 
 @main.command()
 @job_id
+@click.option("--attempt", type=click.IntRange(min=1), help="Its number; default: the latest.")
+@as_json
+def environment(job_id: int, attempt: int | None, as_json: bool) -> None:
+    """Show what an attempt ran with: machine, driver, code and packages, and what changed since the one before."""
+    portal = find_portal()
+    number = attempt or portal.get(f"jobs/{job_id}")["attempt"]["number"]
+    _out(portal.get(f"jobs/{job_id}/attempts/{number}/environment"), tables.environment, as_json)
+
+
+@main.command()
+@job_id
+@click.option("--pinned", is_flag=True, help="Of a script from git: with the commit that was fetched, for its ref.")
+@as_json
+def spec(job_id: int, pinned: bool, as_json: bool) -> None:
+    """Print a job's TOML as it was submitted: vigil spec 7 > again.toml && vigil submit again.toml"""
+    found = find_portal().get(f"jobs/{job_id}/spec", pinned="true" if pinned else None)
+    _out(found, lambda found: [found["spec_toml"].removesuffix("\n")], as_json)
+
+
+@main.command()
+@job_id
 @as_json
 def cancel(job_id: int, as_json: bool) -> None:
     """Ask a job to stop; it writes a last checkpoint first."""
@@ -197,6 +218,40 @@ def node(name: str, as_json: bool) -> None:
 def tokens(as_json: bool) -> None:
     """List your API tokens; they are made on the page /me/."""
     _out(find_portal().get("tokens"), tables.tokens, as_json)
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@as_json
+def backup(file: Path, force: bool, as_json: bool) -> None:
+    """Back the portal up into FILE, while it runs. On the portal's own machine.
+
+    FILE becomes one gzipped tar, readable by you alone: the database as of one moment (SQLite or PostgreSQL), the key
+    that signs sessions, and a manifest. It appears whole or not at all. Run directories (logs, checkpoints) are NOT in
+    it: they stay where VIGIL_RUNS says. PostgreSQL needs pg_dump on PATH. `vigil restore FILE` takes it back.
+
+    For example, from cron:  vigil backup /backups/vigil-$(date +\\%F).tar.gz
+    """
+    from portal.backup import command
+
+    _out(command.backup(file, force=force), tables.backup, as_json)
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--force", is_flag=True, help="Even where a database is: the old one is kept aside.")
+@as_json
+def restore(file: Path, force: bool, as_json: bool) -> None:
+    """Put the backup FILE in place of the portal's data. On its own machine, with the portal stopped.
+
+    Everything in FILE is checked first. The database and the key that signs sessions come back, and migrations are
+    applied; a restore that fails or is killed leaves the old state or the new one. Restore only archives of your own:
+    whoever makes one decides who is sysadmin. PostgreSQL needs pg_restore and psql on PATH.
+    """
+    from portal.backup import command
+
+    _out(command.restore(file, force=force), tables.restored, as_json)
 
 
 @main.command("login-link")

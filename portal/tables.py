@@ -74,6 +74,37 @@ def checkpoints(answer: dict[str, Any]) -> list[str]:
     return table(head, rows, "No checkpoints yet.")
 
 
+def environment(answer: dict[str, Any]) -> list[str]:
+    """Facts, what changed, and every package on a line of its own, as pip writes it."""
+    gpus = [gpu["name"] for gpu in answer["gpus"]]
+    facts = {
+        "attempt": str(answer["attempt"]),
+        "captured": local(answer["captured_at"]),
+        "node": answer["node"],
+        "cpu": f"{answer['cpus']} × {answer['cpu'] or answer['machine']}" if answer["cpus"] else answer["cpu"],
+        "memory": f"{answer['memory_gib']:g} GiB" if answer["memory_gib"] else "",
+        "gpus": ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus)),
+        "driver": answer["driver"] + (f", speaks CUDA {answer['cuda']}" if answer["cuda"] else ""),
+        "system": ", ".join(part for part in (answer["os"], answer["kernel"], answer["machine"]) if part),
+        "python": " ".join(part for part in (answer["python"], answer["executable"]) if part),
+        "torch": answer["torch"] + (f" for {answer['torch_for']}" if answer["torch_for"] else ""),
+        "git": f"{answer['git']} {answer['ref']}".strip(),
+        "commit": answer["commit"] + (" and uncommitted changes" if answer["dirty"] else ""),
+        "digest": answer["digest"],
+        "vigil": f"{answer['vigil']} {answer['vigil_commit']}".strip(),
+        "config": answer["config_hash"],
+        "variables": ", ".join(answer["variables"]),
+    }
+    width = max(map(len, facts))
+    lines = [f"{name.ljust(width)}  {value}" for name, value in facts.items() if value]
+    if answer["changes"]:
+        lines += ["", f"Changed since attempt {answer['since']}:"]
+        lines += [f"  {c['what']}  {c['before'] or 'none'} → {c['after'] or 'none'}" for c in answer["changes"]]
+    packages = [f"{name}=={version}" for name, version in answer["packages"].items()]
+    left_out = answer["packages_left_out"]
+    return [*lines, *([""] if packages else []), *packages, *([f"and {left_out:,} more"] if left_out else [])]
+
+
 def nodes(answer: dict[str, Any]) -> list[str]:
     head = ["NAME", "STATE", "PARTITION", "CPUS>", "GPUS>", "GPU", "REASON"]
     rows = [
@@ -114,6 +145,29 @@ def tokens(answer: dict[str, Any]) -> list[str]:
 
 def findings(answer: dict[str, Any]) -> list[str]:
     return [f"{finding['level']:5}  {finding['title']}  {finding['text']}" for finding in answer["findings"]]
+
+
+def backup(made: dict[str, Any]) -> list[str]:
+    sizes = f"{size(made['bytes'])}; unpacked {size(sum(member['bytes'] for member in made['members']))}"
+    return [
+        f"Backed up to {made['file']} ({sizes}) in {made['seconds']:.1f} s.",
+        f"Run directories are not in it: back {made['runs']} up with its file system.",
+    ]
+
+
+def restored(answer: dict[str, Any]) -> list[str]:
+    lines = [f"Restored the backup of {local(answer['made_at'])} (Vigil {answer['vigil']}). Start the portal again."]
+    return [*lines, *(f"What was here before is kept: {kept}" for kept in answer["kept"]), *answer["notes"]]
+
+
+def size(number: int) -> str:
+    """Of a file, in decimal units as disks have them."""
+    value, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"
 
 
 def word(state: str) -> str:

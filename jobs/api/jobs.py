@@ -7,6 +7,7 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints, field_validator
 
+from jobs import again
 from jobs import submit as lifecycle
 from jobs.api.asking import BODY, KEY_HEADER, asked, job_of, key_of
 from jobs.api.shapes import (
@@ -98,6 +99,10 @@ class WantedEvents(Schema):
     attempt: int | None = Field(None, ge=1, lt=2**31, description="An attempt's number.")
     limit: Limit
     cursor: Cursor
+
+
+class WantedSpec(Schema):
+    pinned: bool = Field(False, description="Of a script from git: with the commit that was fetched, for its ref.")
 
 
 class Changes(Schema):
@@ -192,10 +197,13 @@ def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -
     return Status(201, attempt_shape(attempt))
 
 
-@router.get("/{int:job_id}/spec", response=SpecShape, summary="The spec, to read or to clone")
-def spec(request: ApiRequest, job_id: int) -> dict[str, Any]:
+@router.get("/{int:job_id}/spec", response=SpecShape, summary="The spec, to read, to clone or to submit again")
+def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[str, Any]:
     found = job_of(request, job_id)
-    return {"spec": found.spec, "spec_toml": found.spec_toml, "parent": found.parent_id}
+    if not wanted.pinned:
+        return {"spec": found.spec, "spec_toml": found.spec_toml, "parent": found.parent_id}
+    text = again.pinned_toml(found)
+    return {"spec": JobSpec.parse_toml(text).model_dump(mode="json"), "spec_toml": text, "parent": found.parent_id}
 
 
 @router.get("/{int:job_id}/attempts", response=Attempts, summary="Its attempts, oldest first")

@@ -12,10 +12,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
+from jobs import again
 from jobs import life as lives
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
-from jobs.views import charts
+from jobs.views import charts, environments
 from portal.access import can
 from portal.models import User
 
@@ -87,8 +88,10 @@ def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_safe
 def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
-    told = [_told(attempt, page.life) for attempt in reversed(page.life.attempts)]
-    return render(request, "jobs/attempts.html", page.context("attempts", told=told))
+    ran = environments.shown(page.life)
+    told = [_told(attempt, page.life, ran.get(attempt.number)) for attempt in reversed(page.life.attempts)]
+    unread = len(told) > environments.MOST_READ
+    return render(request, "jobs/attempts.html", page.context("attempts", told=told, unread=unread))
 
 
 @dataclass
@@ -99,12 +102,13 @@ class Told:
     reason: str
     ran_s: float | None
     restarts: list[tuple[datetime, str]]
+    environment: environments.Shown | None
 
 
-def _told(attempt: Attempt, life: lives.Life) -> Told:
+def _told(attempt: Attempt, life: lives.Life, environment: environments.Shown | None) -> Told:
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
-    return Told(attempt, lives.reason(attempt), ran, life.restarts.get(attempt.pk, []))
+    return Told(attempt, lives.reason(attempt), ran, life.restarts.get(attempt.pk, []), environment)
 
 
 @login_required
@@ -118,7 +122,12 @@ def spec(request: HttpRequest, job_id: int) -> HttpResponse:
     show = request.GET.get("show")
     text = write_toml(JobSpec.model_validate(page.job.spec), defaults=True) if show == "all" else page.job.spec_toml
     context = page.context(
-        "spec", parent=parent, diff=_diff(parent, page.job) if parent else [], text=text.splitlines(), show=show
+        "spec",
+        parent=parent,
+        diff=_diff(parent, page.job) if parent else [],
+        text=text.splitlines(),
+        show=show,
+        source=again.source_of(page.job),
     )
     return render(request, "jobs/spec.html", context)
 

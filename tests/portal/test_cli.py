@@ -262,6 +262,37 @@ def test_cancel_and_resume(portal):
     assert json.loads(portal.asked[-1].content) == {"step": 100}
 
 
+def test_environment(portal):
+    told = dict.fromkeys(("node", "os", "executable", "torch", "torch_for", "driver", "cuda", "git", "ref"), "")
+    told |= dict.fromkeys(("commit", "digest", "vigil", "vigil_commit", "config_hash", "cpu"), "")
+    told |= {"attempt": 2, "captured_at": None, "python": "3.11.7", "kernel": "Linux 6.8", "machine": "x86_64"}
+    told |= {"cpus": 16, "memory_gib": None, "gpus": [{"name": "H100"}] * 2, "dirty": False, "variables": ["A"]}
+    told |= {"packages": {"numpy": "2.4"}, "packages_left_out": 0, "since": 1}
+    told["changes"] = [{"what": "driver", "before": "570", "after": "575"}, {"what": "x", "before": "1", "after": ""}]
+    portal.answers["GET", "jobs/7"] = {**JOB, "attempt": {"number": 2}}
+    portal.answers["GET", "jobs/7/attempts/2/environment"] = told
+    lines = vigil("environment", "7").stdout.splitlines()
+    assert lines == vigil("environment", "7", "--attempt", "2").stdout.splitlines()
+    assert "cpu        16 × x86_64" in lines
+    assert "gpus       2 × H100" in lines
+    assert lines[-5:] == ["Changed since attempt 1:", "  driver  570 → 575", "  x  1 → none", "", "numpy==2.4"]
+    assert json.loads(vigil("environment", "7", "--json").stdout) == told
+
+
+def test_spec_gives_back_what_was_submitted(portal, tmp_path):
+    text = 'name = "wren"  # ours\n'
+    portal.answers["GET", "jobs/7/spec"] = {"spec": {}, "spec_toml": text, "parent": None}
+    assert vigil("spec", "7").stdout == text
+    assert "pinned" not in portal.asked[-1].url.params
+    assert vigil("spec", "7", "--pinned").stdout == text
+    assert portal.asked[-1].url.params["pinned"] == "true"
+    again = tmp_path / "again.toml"
+    again.write_text(vigil("spec", "7").stdout)
+    portal.answers["POST", "jobs"] = JOB
+    vigil("submit", str(again))
+    assert json.loads(portal.asked[-1].content) == {"spec_toml": text}
+
+
 def log_page(lines: list[str], start: int, size: int, attempt: int = 1) -> dict:
     end = start + sum(len(line) + 1 for line in lines)
     items = [{"offset": start, "text": line} for line in lines]

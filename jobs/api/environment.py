@@ -1,0 +1,81 @@
+"""REST: what an attempt ran with."""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from ninja import Router, Schema
+from pydantic import Field
+
+from jobs import environment
+from jobs.api.asking import job_of
+from jobs.models import Attempt
+from portal.api import ApiRequest
+from portal.problems import Problem
+
+router = Router(tags=["jobs"])
+
+
+class GpuShape(Schema):
+    name: str
+    memory_gib: float | None
+
+
+class ChangeShape(Schema):
+    what: str = Field(description="A package's name, or what else is not as it was: commit, driver, Python …")
+    before: str = Field(description="Empty: it was not there.")
+    after: str = Field(description="Empty: it is not there any more.")
+
+
+class EnvironmentShape(Schema):
+    """As the launcher on the first node saw it; text is empty where nothing is known."""
+
+    attempt: int = Field(description="The attempt's number.")
+    captured_at: datetime | None
+    node: str
+    python: str
+    implementation: str
+    executable: str
+    torch: str
+    torch_for: str = Field(description="What torch was built for, such as CPU or CUDA 12.8.")
+    packages: dict[str, str] = Field(description="Name → version, of the interpreter that the ranks used.")
+    packages_left_out: int = Field(description="How many more there were than are kept.")
+    os: str
+    kernel: str
+    machine: str
+    cpu: str
+    cpus: int | None = Field(description="How many of them the job could use.")
+    memory_gib: float | None = Field(description="The machine's.")
+    gpus: list[GpuShape]
+    driver: str
+    cuda: str = Field(description="The newest that the driver speaks.")
+    vigil: str
+    vigil_commit: str
+    vigil_digest: str = Field(description="SHA-256 over the trainer's sources as they were.")
+    git: str
+    ref: str
+    commit: str = Field(description="What `ref` was resolved to; of a directory sent, what it was checked out at.")
+    dirty: bool = Field(description="The directory sent had changes that were not committed.")
+    digest: str = Field(description="SHA-256 over the files sent.")
+    config_hash: str
+    variables: list[str] = Field(description="Names of the variables that the spec sets; their values are not kept.")
+    since: int | None = Field(description="The earlier attempt that `changes` compares with.")
+    changes: list[ChangeShape]
+
+
+@router.get(
+    "/{int:job_id}/attempts/{int:number}/environment",
+    response=EnvironmentShape,
+    summary="What an attempt ran with, and what changed since the one before",
+)
+def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[str, Any]:
+    job = job_of(request, job_id)
+    attempt = Attempt.objects.filter(job=job, number=number).select_related("job").first()
+    if attempt is None:
+        raise Problem(404, f"#{job_id} has no attempt {number}.")
+    ran = environment.ran(attempt)
+    if ran is None:
+        when = "It is captured once its ranks have started." if attempt.is_alive else "Its launcher left none."
+        raise Problem(404, f"Attempt {number} of #{job_id} has no captured environment. {when}")
+    told = {**asdict(ran.environment), "since": ran.since, "changes": [asdict(change) for change in ran.changes]}
+    return {"attempt": number, **told}
