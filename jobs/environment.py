@@ -131,8 +131,10 @@ def history(attempts: list[Attempt], *, most: int) -> dict[int, Ran]:
 
 def changes(before: Environment, after: Environment) -> Iterator[Change]:
     """What differs, what is likeliest to matter first. What only one of the two could tell is no change."""
+    if before.kernel and after.kernel:  # both told of their machine: a driver that is not there is gone
+        pairs = [("driver", before.driver, after.driver), ("GPUs", gpus_of(before), gpus_of(after))]
+        yield from (Change(what, old, new) for what, old, new in pairs if old != new)
     pairs = [(what, getattr(before, name), getattr(after, name)) for what, name in _COMPARED]
-    pairs.append(("GPUs", gpus_of(before), gpus_of(after)))
     pairs.append(("CPU", cpu_of(before), cpu_of(after)))
     yield from (Change(what, old, new) for what, old, new in pairs if old and new and old != new)
     if before.vigil_commit == after.vigil_commit and "" != before.vigil_digest != after.vigil_digest != "":
@@ -167,7 +169,6 @@ _COMPARED = (
     ("code", "digest"),
     ("Python", "python"),
     ("interpreter", "executable"),
-    ("driver", "driver"),
     ("CUDA of the driver", "cuda"),
     ("torch is for", "torch_for"),
     ("Vigil", "vigil"),

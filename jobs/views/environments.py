@@ -96,9 +96,9 @@ def _code(e: Environment) -> str:
     commit = f"commit {e.commit[:SHORT]}" if e.commit else ""
     if e.git:
         return _joined(e.git, e.ref if e.ref != e.commit else "", commit)
-    changed = "with changes that were not committed" if e.commit and e.dirty else ""
-    digest = f"digest {e.digest[:SHORT]}" if e.digest else ""
-    return _joined("sent" if digest else "", commit, changed, digest)
+    changed = " with changes that were not committed" if e.dirty else ""
+    sent = f"sent from {commit}{changed}" if commit else "sent" if e.digest else ""
+    return _joined(sent, f"digest {e.digest[:SHORT]}" if e.digest else "")
 
 
 def _told(change: Change) -> str:

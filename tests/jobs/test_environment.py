@@ -95,9 +95,9 @@ def test_changes_come_in_the_order_that_matters(job: Job, mira: User) -> None:
     told = answer(mira, job, 3)
     assert told["since"] == 1, "attempt 2 left none"
     assert [(change["what"], change["before"], change["after"]) for change in told["changes"]] == [
-        ("commit", COMMIT, OTHER),
         ("driver", "570.86", "575.1"),
         ("GPUs", "2 × H100", "H100"),
+        ("commit", COMMIT, OTHER),
         ("gone", "1.0", ""),
         ("new", "", "3"),
         ("torch", "2.12.0+cu128", "2.13.0"),
@@ -114,6 +114,18 @@ def test_what_could_not_be_told_is_no_change(job: Job, mira: User) -> None:
     attempt(job, 3)
     captured(job, 3, vigil_digest="cd" * 32)
     assert [change["what"] for change in answer(mira, job, 3)["changes"]][:1] == ["Vigil's trainer"]
+
+
+def test_a_driver_that_is_gone_is_a_change(job: Job, mira: User) -> None:
+    captured(job)
+    attempt(job, 2)
+    captured(job, 2, driver=None, cuda=None, gpus=None)
+    assert [(change["what"], change["after"]) for change in answer(mira, job, 2)["changes"]] == [
+        ("driver", ""),
+        ("GPUs", ""),
+    ]
+    html = text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
+    assert "driver 570.86 removed, GPUs 2 × H100 removed, since" in html
 
 
 def test_there_is_none_yet(job: Job, mira: User) -> None:
