@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("TEST_KILLS", "3"))  # of each kind, all in one job; `make soak` takes more
 BETWEEN = 150  # steps from one kill to the next
 # Two ranks of a small model: some seconds, so that there is a middle to kill in.
-STEPS = 300 + 700 * KILLS
+STEPS = 300 + 550 * KILLS
 SPEC = f"""\
 name = "killed"
 kind = "distributed"
