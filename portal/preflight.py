@@ -64,16 +64,16 @@ def _free_port(host: str, start: int) -> int:
 
 
 @contextmanager
-def one_a_home(home: Path) -> Iterator[None]:
+def one_a_home(
+    home: Path, remedy: str = "stop it there, or give this one another VIGIL_HOME and VIGIL_PORT."
+) -> Iterator[None]:
     """Hold the home's lock, which the kernel lets go of however this process ends."""
     with open(os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused(
-                f"Vigil is already running from {home} ({file.read().strip() or 'just starting'}):"
-                " stop it there, or give this one another VIGIL_HOME and VIGIL_PORT."
-            ) from None
+            owner = file.read().strip() or "just starting"
+            raise Refused(f"Vigil is already running from {home} ({owner}): {remedy}") from None
         file.truncate(0)
         yield
 

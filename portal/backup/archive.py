@@ -1,0 +1,200 @@
+"""A backup's archive: a gzipped tar of plain files, the manifest first. It is read as if a stranger had made it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import msgspec
+
+from portal.preflight import Refused
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SECRET_KEY = "secret_key"
+DATABASES = {"sqlite": "database.sqlite3", "postgresql": "database.pgdump"}
+MANIFEST_LIMIT = 1 << 20
+PIECE = 1 << 20
+_BLOCK = 512
+_RECORD = 20 * _BLOCK  # tar fills its end up to whole records
+
+Kind = Literal["sqlite", "postgresql"]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+class Member(msgspec.Struct, frozen=True):
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a backup holds. `migrations` are those applied in its database, by app; `runs` is what it does not hold."""
+
+    format: int
+    vigil: str
+    made_at: str
+    database: Kind
+    database_version: str
+    dump_version: int  # pg_dump's major version; 0 for SQLite
+    migrations: dict[str, list[str]]
+    runs: str
+    members: list[Member]
+
+    @property
+    def bytes(self) -> int:
+        return sum(member.bytes for member in self.members)
+
+
+def describe(path: Path, progress: Progress) -> Member:
+    """A file as the manifest tells of it: by its own name, its size and its digest."""
+    size, done, digest = path.stat().st_size, 0, hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+            done += len(piece)
+            progress(done, size)
+    return Member(path.name, done, digest.hexdigest())
+
+
+def write(file: IO[bytes], manifest: Manifest, folder: Path, progress: Progress) -> None:
+    """Put the manifest and its members, which lie in `folder`, into an open file."""
+    text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+    done = 0
+    # Level 1: a database shrinks to a third in a quarter of the time that level 9 takes for little more.
+    with gzip.GzipFile("", "wb", compresslevel=1, fileobj=file) as stream:
+        stream.write(_header(MANIFEST, len(text), manifest.made_at))
+        stream.write(text + _padding(len(text)))
+        for member in manifest.members:
+            stream.write(_header(member.name, member.bytes, manifest.made_at))
+            left = member.bytes
+            with (folder / member.name).open("rb") as source:
+                while left and (piece := source.read(min(PIECE, left))):
+                    stream.write(piece)
+                    left -= len(piece)
+                    done += len(piece)
+                    progress(done, manifest.bytes)
+            if left:
+                raise OSError(f"{member.name} became shorter while it was read")
+            stream.write(_padding(member.bytes))
+        stream.write(bytes(_RECORD))
+
+
+def _header(name: str, size: int, made_at: str) -> bytes:
+    from datetime import datetime
+
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o600, int(datetime.fromisoformat(made_at).timestamp())
+    return info.tobuf(tarfile.GNU_FORMAT)  # the one format that tells sizes beyond 8 GiB without a further header
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Reader]:
+    """An archive, its manifest read; whatever is wrong with it, then or later, is Refused in a sentence."""
+    try:
+        with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
+            yield Reader(path, stream)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise Refused(
+            f"{path} is damaged or cut short: take another backup, or copy this one again from where it came."
+        ) from None
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise Refused(f"{path} cannot be read ({error.strerror}): name a file that `vigil backup` made.") from None
+
+
+class Reader:
+    """Takes only what `write` writes: these names, each once, in the manifest's order; plain files; sizes as told.
+
+    Headers are read block by block instead of by tarfile, which would follow links and believe extended headers.
+    """
+
+    def __init__(self, path: Path, stream: gzip.GzipFile) -> None:
+        self.path, self.stream = path, stream
+        name, size = self._next()
+        if name != MANIFEST or size > MANIFEST_LIMIT:
+            raise self._foreign("it does not begin with a manifest")
+        text = self._exactly(size)
+        self._exactly(-size % _BLOCK)
+        self.manifest = self._parse(text)
+
+    def _parse(self, text: bytes) -> Manifest:
+        try:
+            told: Any = msgspec.json.decode(text)
+            if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
+                raise Refused(f"{self.path} was made by a newer Vigil ({told.get('vigil')}): upgrade this one first.")
+            manifest = msgspec.convert(told, Manifest)
+        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+            raise self._foreign(f"its manifest is not one ({error})") from None
+        names = [member.name for member in manifest.members]
+        if names != [SECRET_KEY, DATABASES[manifest.database]] or any(m.bytes < 0 for m in manifest.members):
+            raise self._foreign(f"it tells of {', '.join(map(ascii, names))[:200] or 'nothing'}")
+        return manifest
+
+    def unpack(self, folder: Path, progress: Progress) -> None:
+        """Write the members into an empty folder and compare every digest; nothing else is touched."""
+        done = 0
+        for member in self.manifest.members:
+            name, size = self._next()
+            if (name, size) != (member.name, member.bytes):
+                raise self._foreign(f"{ascii(name)[:200]} of {size:,} bytes is not what its manifest tells of")
+            digest = hashlib.sha256()
+            target = os.open(folder / member.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with open(target, "wb") as file:
+                left = size
+                while left:
+                    piece = self._exactly(min(left, PIECE))
+                    file.write(piece)
+                    digest.update(piece)
+                    left -= len(piece)
+                    done += len(piece)
+                    progress(done, self.manifest.bytes)
+                file.flush()
+                os.fsync(file.fileno())
+            if digest.hexdigest() != member.sha256:
+                raise Refused(f"{self.path} is damaged ({name} has another digest): take another backup.")
+            self._exactly(-size % _BLOCK)
+        # To the very end: there gzip compares its own sum.
+        rest = self.stream.read(2 * _RECORD)
+        if rest.strip(b"\0") or len(rest) >= 2 * _RECORD:
+            raise self._foreign("there is more in it than its manifest tells of")
+        if len(rest) < 2 * _BLOCK:
+            raise EOFError
+
+    def _next(self) -> tuple[str, int]:
+        """Name and size of the next member, which must be a plain file."""
+        block = self._exactly(_BLOCK)
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, UnicodeDecodeError):
+            raise self._foreign("it is not a tar") from None
+        if info.type != tarfile.REGTYPE or info.size < 0:
+            raise self._foreign(f"{ascii(info.name)[:200]} is no plain file")
+        return info.name, info.size
+
+    def _exactly(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        if len(data) != size:
+            raise EOFError
+        return data
+
+    def _foreign(self, why: str) -> Refused:
+        return Refused(f"{self.path} is no backup of Vigil's ({why}): name a file that `vigil backup` made.")
+
+
+def room_for(size: int, folder: Path) -> None:
+    """Refuse what would fill the disk."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise Refused(f"{folder} has {free / 1e9:,.1f} GB free and {size / 1e9:,.1f} GB are needed: make room there.")

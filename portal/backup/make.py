@@ -1,0 +1,113 @@
+"""`vigil backup`: one consistent archive of the database and its key, while the portal runs. Imports no Django."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import tomllib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from portal.backup import archive, files, sqlite
+from portal.backup.archive import Kind, Manifest
+from portal.preflight import BASE_DIR, Refused
+
+
+@dataclass(frozen=True)
+class Made:
+    """A backup that was made."""
+
+    path: Path
+    bytes: int
+    manifest: Manifest
+    seconds: float
+
+
+def backup(settings: ModuleType, path: Path, *, force: bool = False) -> Made:
+    """Write the archive; Refused in a sentence if that cannot be."""
+    began = time.monotonic()
+    path = path.absolute()
+    _refuse_target(path, force)
+    try:
+        with files.scratch(settings.VIGIL_HOME, "backup") as folder:
+            manifest = _collect(settings, folder)
+            with files.written(path, replace=force) as file:
+                archive.write(file, manifest, folder, files.Said("Writing the archive"))
+    except FileExistsError:
+        raise _is_there(path) from None
+    except sqlite3.Error as error:
+        raise Refused(f"the database cannot be copied: {error}. Is it in use by something else, or damaged?") from None
+    except OSError as error:
+        raise Refused(f"the backup cannot be written: {error}.") from None
+    return Made(path, path.stat().st_size, manifest, time.monotonic() - began)
+
+
+def _refuse_target(path: Path, force: bool) -> None:
+    if path.is_dir():
+        raise Refused(f"{path} is a folder: name a file in it, such as {path / 'vigil.tar.gz'}.")
+    if not path.parent.is_dir():
+        raise Refused(f"there is no folder {path.parent}: make it, or name another file.")
+    if path.exists() and not force:
+        raise _is_there(path)
+
+
+def _is_there(path: Path) -> Refused:
+    return Refused(f"{path} is there already: name another file, or replace it with --force.")
+
+
+def kind_of(settings: ModuleType) -> Kind:
+    return "sqlite" if settings.DATABASES["default"]["ENGINE"].endswith("sqlite3") else "postgresql"
+
+
+def _collect(settings: ModuleType, folder: Path) -> Manifest:
+    """Put what is backed up into a folder, and describe it."""
+    kind, database = kind_of(settings), settings.DATABASES["default"]
+    target = folder / archive.DATABASES[kind]
+    said = files.Said("Copying the database")
+    dump_version = 0
+    if kind == "sqlite":
+        sqlite.copy(Path(database["NAME"]), target, said)
+        try:
+            applied, version = sqlite.migrations(target), sqlite3.sqlite_version
+        except sqlite3.OperationalError:
+            raise Refused(f"{database['NAME']} is not Vigil's, or was never started: nothing to back up.") from None
+    else:
+        from portal.backup import postgres
+
+        with postgres.connected(database) as server:
+            applied, dump_version = postgres.dump(server, target, said)
+            version = str(server.major)
+    key = folder / archive.SECRET_KEY
+    key.touch(mode=0o600)
+    key.write_text(settings.SECRET_KEY)
+    checking = files.Said("Taking digests")
+    return Manifest(
+        format=archive.FORMAT,
+        vigil=our_version(),
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        database=kind,
+        database_version=version,
+        dump_version=dump_version,
+        migrations=applied,
+        runs=str(settings.VIGIL_RUNS),
+        members=[archive.describe(path, checking) for path in (key, target)],
+    )
+
+
+def our_version() -> str:
+    """This checkout's version; what pip knows is as old as the last installation."""
+    project = BASE_DIR / "pyproject.toml"
+    if project.exists():
+        return str(tomllib.loads(project.read_text())["project"]["version"])
+    return metadata.version("vigil")
+
+
+def give_to_owner(path: Path, home: Path) -> None:
+    """What root puts into somebody's home is theirs."""
+    if os.geteuid() == 0:
+        owner = home.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)

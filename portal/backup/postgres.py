@@ -1,0 +1,227 @@
+"""PostgreSQL's side of backup and restore: pg_dump of one snapshot, and one transaction that takes it back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, LiteralString, Self
+
+import psycopg
+from psycopg import sql
+
+from portal.backup.archive import Progress
+from portal.backup.sqlite import by_app
+from portal.preflight import Refused
+
+ASIDE = "before_restore_"  # begins the names of schemas that hold what was there before a restore
+_GET = "install postgresql-client-{0}, or put the folder of its programs first on PATH"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A connection, and how others get one: everything but the password, which is nobody else's to read."""
+
+    connection: psycopg.Connection[tuple[Any, ...]]
+    address: str
+
+    @property
+    def major(self) -> int:
+        return self.connection.info.server_version // 10_000
+
+    def ask(self, query: LiteralString) -> list[tuple[Any, ...]]:
+        """The rows, with nothing left open: no lock of ours stands in the way of what follows."""
+        rows = self.connection.execute(query).fetchall()
+        self.connection.rollback()
+        return rows
+
+
+@contextlib.contextmanager
+def connected(database: Mapping[str, Any]) -> Iterator[Server]:
+    """A server as DATABASE_URL describes it."""
+    wanted = {
+        "dbname": database["NAME"], "user": database["USER"], "password": database["PASSWORD"],
+        "host": database["HOST"], "port": database["PORT"], **database["OPTIONS"],
+    }  # fmt: skip
+    wanted = {name: value for name, value in wanted.items() if value}
+    try:
+        connection = psycopg.connect(**wanted)
+    except psycopg.Error as error:
+        raise Refused(f"the database of DATABASE_URL does not answer: {_one_line(str(error))}.") from None
+    with contextlib.closing(connection):
+        public = {name: value for name, value in wanted.items() if "password" not in name}
+        yield Server(connection, psycopg.conninfo.make_conninfo("", **public))
+
+
+def dump(server: Server, target: Path, progress: Progress) -> tuple[dict[str, list[str]], int]:
+    """Dump into a file of pg_dump's custom format.
+
+    Answers the migrations applied in the very same snapshot, and pg_dump's version.
+    """
+    version = _version("pg_dump")
+    if version < server.major:
+        raise Refused(f"pg_dump is version {version} and the server {server.major}: {_GET.format(server.major)}.")
+    connection = server.connection
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
+    try:
+        rows: Any = connection.execute("SELECT app, name FROM django_migrations ORDER BY id").fetchall()
+    except psycopg.errors.UndefinedTable:
+        raise Refused(
+            "the database of DATABASE_URL is not Vigil's, or was never started: nothing to back up."
+        ) from None
+    row = connection.execute("SELECT pg_export_snapshot(), pg_database_size(current_database())").fetchone()
+    assert row
+    command = [
+        "pg_dump", "--format=custom", "--compress=1", "--no-owner", "--no-privileges", "--no-password",
+        f"--exclude-schema={ASIDE}*", f"--snapshot={row[0]}", f"--file={target}", f"--dbname={server.address}",
+    ]  # fmt: skip
+    with _Program(command, server) as program:
+        while program.process.poll() is None:
+            time.sleep(0.05)
+            progress(target.stat().st_size if target.exists() else 0, 0)
+        program.finish()
+    connection.rollback()
+    return by_app(rows), version
+
+
+def refuse_version(dumped_by: int) -> None:
+    """pg_restore must know the dump's format."""
+    version = _version("pg_restore")
+    if version < dumped_by:
+        needed = _GET.format(dumped_by)
+        raise Refused(f"this backup was made by pg_dump {dumped_by} and pg_restore is version {version}: {needed}.")
+
+
+def refuse_others(server: Server) -> None:
+    """A portal elsewhere, too, may be using the database: its lock is not in this home."""
+    ((others,),) = server.ask(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND backend_type = 'client backend'"
+    )
+    if others:
+        count = "1 other connection uses" if others == 1 else f"{others} other connections use"
+        raise Refused(f"{count} this database: stop every portal and whatever else does.")
+
+
+def tables(server: Server) -> int:
+    """How many tables there are already."""
+    ((found,),) = server.ask("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()")
+    return int(found)
+
+
+def restore(server: Server, dumped: Path, stamp: str, progress: Progress) -> str:
+    """Take a dump in, all in one transaction; answers the schema in which the old tables stay, or "".
+
+    The last word is said here, and only after pg_restore ended well: a script cut short anywhere is rolled back.
+    """
+    schema, moves = _moves(server, stamp)
+    unpacking = _Program(["pg_restore", "--no-owner", "--no-privileges", "--file=-", str(dumped)], server)
+    taking = _Program(["psql", "-X", "-q", "-w", "-v", "ON_ERROR_STOP=1", "-d", server.address], server, fed=True)
+    with unpacking, taking:
+        source, sink = unpacking.process.stdout, taking.process.stdin
+        assert source
+        assert sink
+        try:
+            sink.write(f"BEGIN;\n{moves}\n".encode())
+            head = source.read(1 << 16)
+            if server.major < 17:  # newer programs set what older servers do not know
+                head = head.replace(b"\nSET transaction_timeout = 0;\n", b"\n", 1)
+            sink.write(head)
+            done = len(head)
+            while piece := source.read(1 << 20):
+                sink.write(piece)
+                done += len(piece)
+                progress(done, 0)
+            unpacking.finish()
+            sink.write(b"\nCOMMIT;\n")
+            sink.close()
+            taking.finish()
+        except BrokenPipeError:
+            taking.finish()
+    return schema
+
+
+def _moves(server: Server, stamp: str) -> tuple[str, str]:
+    """A schema for what is there, and the SQL that moves it there: at once, however much it is."""
+    rows = server.ask(
+        "SELECT relkind, relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE nspname = current_schema() AND relkind IN ('r', 'p', 'v', 'm', 'S') AND NOT EXISTS"
+        # A serial's sequence goes along with its table.
+        " (SELECT 1 FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('a', 'i', 'e')) ORDER BY relname"
+    )
+    if not rows:
+        return "", ""
+    schema = f"{ASIDE}{stamp}".lower()
+    kinds = {"v": "VIEW", "m": "MATERIALIZED VIEW", "S": "SEQUENCE"}
+    lines = [sql.SQL("CREATE SCHEMA {};").format(sql.Identifier(schema))]
+    for kind, name in rows:
+        move = sql.SQL(f"ALTER {kinds.get(kind, 'TABLE')} {{}} SET SCHEMA {{}};")
+        lines.append(move.format(sql.Identifier(name), sql.Identifier(schema)))
+    text = sql.SQL("\n").join(lines).as_string(server.connection)
+    return schema, text
+
+
+class _Program:
+    """One of PostgreSQL's programs, told its password by the environment; killed if it is left running."""
+
+    def __init__(self, command: list[str], server: Server, *, fed: bool = False) -> None:
+        path = shutil.which(command[0])
+        if path is None:
+            raise Refused(f"{command[0]} is not on PATH: {_GET.format(server.major)}.")
+        environment = {**os.environ, "PGAPPNAME": "vigil"}
+        if server.connection.info.password:
+            environment["PGPASSWORD"] = server.connection.info.password
+        self.name = command[0]
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (not a pipe, which could fill up)
+        self.process = subprocess.Popen(
+            [path, *command[1:]],
+            env=environment,
+            stdin=subprocess.PIPE if fed else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if fed else subprocess.PIPE,
+            stderr=self.errors,
+        )
+
+    def finish(self) -> None:
+        """Wait for its end; Refused, in its own words, if that was a bad one."""
+        if self.process.wait():
+            self.errors.seek(0)
+            raise Refused(f"{self.name} failed: {_one_line(self.errors.read().decode(errors='replace'))}.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.errors):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _version(program: str) -> int:
+    """The major version of one of PostgreSQL's programs on PATH."""
+    path = shutil.which(program)
+    if path is None:
+        raise Refused(f"{program} is not on PATH: install postgresql-client of the server's version.")
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\) (\d+)", said)
+    if found is None:
+        raise Refused(f"{path} does not tell its version ({said.strip()[:100]}): install postgresql-client.")
+    return int(found[1])
+
+
+def _one_line(said: str) -> str:
+    """The first line that tells of an error, else the last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    wrong = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
+    return (wrong or lines[-1:] or ["it did not say why"])[0].rstrip(".")[:400]

@@ -1,0 +1,208 @@
+"""`vigil restore`: a backup becomes the portal's database and key, or nothing changes. Imports no Django."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Self
+from urllib.parse import quote
+
+from portal.backup import archive, files, postgres, sqlite
+from portal.backup.archive import Manifest
+from portal.backup.make import give_to_owner, kind_of, our_version
+from portal.preflight import BASE_DIR, Refused, note_owner, one_a_home
+
+STOP_IT = "stop it first, `vigil up` gives the home back when it has stopped."
+NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore did: where the old database and key are now, and what the person should know."""
+
+    manifest: Manifest
+    kept: list[str]
+    notes: list[str]
+
+
+def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restored:
+    """Put the backup in place; Refused in a sentence if that cannot be."""
+    home: Path = settings.VIGIL_HOME
+    try:
+        with one_a_home(home, STOP_IT):
+            note_owner(home, "`vigil restore`")
+            with archive.opened(path.absolute()) as reader:
+                return _restore(settings, reader, force)
+    except sqlite3.Error as error:
+        raise Refused(f"the backup's database cannot be used: {error}. Take another backup.") from None
+    except OSError as error:
+        raise Refused(f"the backup cannot be restored: {error}.") from None
+
+
+def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Restored:
+    manifest, home = reader.manifest, settings.VIGIL_HOME
+    _refuse_other_kind(settings, manifest)
+    _refuse_newer(manifest, reader.path)
+    place = _Sqlite(settings) if manifest.database == "sqlite" else _Postgres(settings, manifest)
+    with place:
+        if (there := place.there()) and not force:
+            raise Refused(f"{there} already: with --force it is kept aside under another name.")
+        with files.scratch(home, "restore") as folder:
+            archive.room_for(manifest.bytes, folder)
+            reader.unpack(folder, files.Said("Unpacking and checking"))
+            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+            kept = place.take(folder, stamp)
+            notes = _take_key(settings, folder / archive.SECRET_KEY, kept, stamp)
+        (home / "prepared").unlink(missing_ok=True)
+        place.after()
+    return Restored(manifest, kept, [*notes, *_about_runs(settings, manifest)])
+
+
+def _refuse_other_kind(settings: ModuleType, manifest: Manifest) -> None:
+    there, here = NAMES[manifest.database], NAMES[kind_of(settings)]
+    if there != here:
+        remedy = "unset DATABASE_URL" if there == "SQLite" else "set DATABASE_URL to a PostgreSQL database"
+        raise Refused(f"a backup of {there} does not go into {here}: {remedy}, where Vigil is to run on it.")
+
+
+# What is newer than us
+
+
+def _refuse_newer(manifest: Manifest, path: Path) -> None:
+    """A database from the future has tables that this code does not know."""
+    theirs, ours = _numbers(manifest.vigil), _numbers(our_version())
+    if theirs > ours or (theirs == ours and _unknown(manifest.migrations, _known_migrations())):
+        versions = f"a newer Vigil ({manifest.vigil}) than this one ({our_version()})"
+        raise Refused(f"{path} was made by {versions}: upgrade this one first.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _unknown(applied: Mapping[str, list[str]], known: Mapping[str, list[str]]) -> bool:
+    return any(set(names) - set(known.get(app, ())) for app, names in applied.items())
+
+
+def _known_migrations() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads(_manage(["known_migrations"], {}))
+    return found
+
+
+def _manage(arguments: list[str], environment: Mapping[str, str]) -> str:
+    """What a management command printed."""
+    command = [sys.executable, str(BASE_DIR / "manage.py"), *arguments]
+    whole = {**os.environ, "DJANGO_SETTINGS_MODULE": "portal.settings", **environment}
+    done = subprocess.run(command, env=whole, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it did not say why"])[-1]
+        raise Refused(f"`manage.py {arguments[0]}` failed: {last}")
+    return done.stdout
+
+
+def _migrate(environment: Mapping[str, str]) -> None:
+    _manage(["migrate", "--no-input", "--verbosity", "0"], environment)
+
+
+# Putting it in place
+
+
+class _Sqlite:
+    """The backup is migrated before it takes the old one's place: what fails, fails beside it."""
+
+    def __init__(self, settings: ModuleType) -> None:
+        self.home: Path = settings.VIGIL_HOME
+        self.database = Path(settings.DATABASES["default"]["NAME"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def there(self) -> str:
+        return f"{self.database} is there" if self.database.exists() else ""
+
+    def take(self, folder: Path, stamp: str) -> list[str]:
+        staged = folder / archive.DATABASES["sqlite"]
+        _migrate({"DATABASE_URL": f"sqlite://{quote(str(staged))}"})
+        sqlite.fold_log(staged)
+        if self.database.parent.stat().st_dev != folder.stat().st_dev:
+            staged = sqlite.beside(staged, self.database)
+        give_to_owner(staged, self.home)
+        aside = sqlite.put_in_place(staged, self.database, stamp)
+        return [str(aside)] if aside else []
+
+    def after(self) -> None:
+        pass
+
+
+class _Postgres:
+    """The backup goes in by one transaction, in which the old tables also move aside; migrations follow."""
+
+    def __init__(self, settings: ModuleType, manifest: Manifest) -> None:
+        self.settings, self.manifest = settings, manifest
+
+    def __enter__(self) -> Self:
+        postgres.refuse_version(self.manifest.dump_version)
+        self.stack = ExitStack()
+        self.server = self.stack.enter_context(postgres.connected(self.settings.DATABASES["default"]))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def there(self) -> str:
+        postgres.refuse_others(self.server)
+        found = postgres.tables(self.server)
+        return f"a database with {found} tables is there" if found else ""
+
+    def take(self, folder: Path, stamp: str) -> list[str]:
+        dumped = folder / archive.DATABASES["postgresql"]
+        said = files.Said("Restoring the database")
+        schema = postgres.restore(self.server, dumped, stamp.replace("-", "_"), said)
+        return [f"the schema {schema} of the database"] if schema else []
+
+    def after(self) -> None:
+        try:
+            _migrate({})
+        except Refused as error:
+            raise Refused(
+                f"the backup is in place, but older than this Vigil and not brought up to date: {error}"
+            ) from None
+
+
+def _take_key(settings: ModuleType, staged: Path, kept: list[str], stamp: str) -> list[str]:
+    """The key that signed the backup's sessions; what the environment says goes before a file."""
+    key = settings.VIGIL_HOME / "secret_key"
+    if settings.env("SECRET_KEY"):
+        if staged.read_text() == settings.SECRET_KEY:
+            return []
+        return ["SECRET_KEY of the environment differs from the backup's: everybody has to sign in again."]
+    if kept and key.exists() and key.read_text() != staged.read_text():
+        aside = key.with_name(f"secret_key.before-{stamp}")
+        os.link(key, aside)
+        kept.append(str(aside))
+    give_to_owner(staged, settings.VIGIL_HOME)
+    os.replace(staged, key)
+    files.sync(key.parent)
+    return []
+
+
+def _about_runs(settings: ModuleType, manifest: Manifest) -> list[str]:
+    """Logs and checkpoints were never in the backup: they are where they were, or they are not."""
+    if manifest.runs != str(settings.VIGIL_RUNS):
+        return [f"Run directories were in {manifest.runs}; here they are looked for in {settings.VIGIL_RUNS}."]
+    if not settings.VIGIL_RUNS.is_dir():
+        return [f"There is no {settings.VIGIL_RUNS}: jobs have no logs or checkpoints until it is back."]
+    return []

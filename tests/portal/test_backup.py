@@ -1,0 +1,400 @@
+"""`vigil backup` and `vigil restore` from outside: what comes back, what is refused, what a kill leaves."""
+
+import gzip
+import io
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from portal.backup import archive, files, sqlite
+from portal.preflight import Refused
+from tests.stack import REPOSITORY, Stack, wait_for
+
+MakeStack = Callable[..., Stack]
+
+
+@pytest.fixture(scope="module")
+def made(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A backup of a home after its first start."""
+    stack = Stack(prepared_home)
+    path = tmp_path_factory.mktemp("backup") / "vigil.tar.gz"
+    try:
+        done = stack.vigil("backup", str(path))
+        assert done.returncode == 0, done.stderr
+        yield path
+    finally:
+        stack.close()
+
+
+def unpacked(path: Path) -> dict[str, bytes]:
+    """An archive's members, as tar itself sees them."""
+    with tarfile.open(path) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+def packed(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The refusal, which is one sentence and no traceback."""
+    assert done.returncode == 1, done.stdout
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("vigil: ")
+    return done.stderr
+
+
+# Round trip
+
+
+PASSWORD = "eight herons stand"
+
+
+def send(web: httpx.Client, address: str, data: dict[str, str]) -> httpx.Response:
+    """Fill in a form."""
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', web.get(address).text)
+    assert token
+    return web.post(address, data={**data, "csrfmiddlewaretoken": token[1]}).raise_for_status()
+
+
+@contextmanager
+def browser(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.url, follow_redirects=True, timeout=30, trust_env=False) as web:
+        yield web
+
+
+@pytest.mark.slow
+def test_what_was_there_comes_back_while_others_write_on(make_stack: MakeStack, tmp_path: Path) -> None:
+    stack, path = make_stack(), tmp_path / "vigil.tar.gz"
+    stack.start()
+    with browser(stack) as web, stack.client() as client:
+        send(web, stack.sign_in_url, {})
+        send(web, "/accounts/password/new/", {"new_password1": PASSWORD, "new_password2": PASSWORD})
+        session, name = dict(web.cookies), client.get("/api/v1/me").json()["username"]
+        secret = client.post("/api/v1/tokens", json={"name": "laptop"}).json()["secret"]
+    stop, names = threading.Event(), list[str]()
+
+    def write() -> None:
+        with stack.client() as client:
+            while not stop.is_set():
+                name = f"token {len(names)}"
+                client.post("/api/v1/tokens", json={"name": name}).raise_for_status()
+                names.append(name)
+
+    writers = threading.Thread(target=write)
+    writers.start()
+    try:
+        wait_for(lambda: len(names) > 20, "rows")
+        before = len(names)
+        done = stack.vigil("backup", str(path), "--json")
+        after = len(names)
+        wait_for(lambda: len(names) > after + 5, "writes after the backup")
+    finally:
+        stop.set()
+        writers.join()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["runs"] == str(stack.home / "runs")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "stop it first" in one_line(stack.vigil("restore", str(path), "--force"))
+    stack.stop()
+
+    other = make_stack(fresh=True)
+    other.port = stack.port  # the same site to the browser
+    done = other.vigil("restore", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "Run directories were in" in done.stdout
+    for file in ("vigil.sqlite3", "secret_key"):
+        assert (other.home / file).stat().st_mode & 0o777 == 0o600
+    other.start()
+    answer = httpx.get(f"{other.url}/api/v1/tokens", headers={"Authorization": f"Bearer {secret}"}, trust_env=False)
+    there = {item["name"] for item in answer.raise_for_status().json()["items"]}
+    assert set(names[:before]) <= there
+    assert set(names[after + 5 :]).isdisjoint(there)
+    with browser(other) as web:
+        web.cookies.update(session)
+        assert web.get("/me/").raise_for_status().url.path == "/me/", "the session is still good"
+    with browser(other) as web:
+        send(web, "/accounts/login/", {"login": name, "password": PASSWORD})
+        assert web.get("/me/").raise_for_status().url.path == "/me/", "so is the password"
+
+
+@pytest.mark.slow
+def test_force_keeps_what_was_there_and_its_key(make_stack: MakeStack, made: Path) -> None:
+    stack = make_stack()
+    database = stack.home / "vigil.sqlite3"
+    (stack.home / "secret_key").write_text("another key")
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(
+            "INSERT INTO portal_project (slug, title, slurm_account, created_at) VALUES ('kept','','','2026-01-01')"
+        )
+        connection.commit()
+    refused = one_line(stack.vigil("restore", str(made)))
+    assert "is there already" in refused
+    assert "--force" in refused
+    done = stack.vigil("restore", str(made), "--force", "--json")
+    assert done.returncode == 0, done.stderr
+    old, key = json.loads(done.stdout)["kept"]
+    assert Path(key).read_text() == "another key"
+    assert (stack.home / "secret_key").read_bytes() == unpacked(made)["secret_key"]
+    for path, projects in ((old, {"default", "kept"}), (database, {"default"})):
+        with closing(sqlite3.connect(path)) as connection:
+            assert {row[0] for row in connection.execute("SELECT slug FROM portal_project")} == projects
+
+
+@pytest.mark.slow
+def test_damaged_database_with_its_log_is_kept_and_replaced(make_stack: MakeStack, made: Path) -> None:
+    stack = make_stack()
+    database = stack.home / "vigil.sqlite3"
+    database.write_bytes(b"no database" * 1000)
+    log = stack.home / "vigil.sqlite3-wal"
+    log.write_bytes(b"left")
+    done = stack.vigil("restore", str(made), "--force", "--json")
+    assert done.returncode == 0, done.stderr
+    old = Path(json.loads(done.stdout)["kept"][0])
+    assert old.read_bytes() == b"no database" * 1000
+    assert not log.exists()
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.15, 0.45, 0.7, 0.9, 1.1])
+def test_kill_leaves_the_old_or_the_new(make_stack: MakeStack, made: Path, after_s: float) -> None:
+    stack = make_stack()
+    database = stack.home / "vigil.sqlite3"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE portal_project SET title = 'old'")
+        connection.commit()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "portal.cli", "restore", str(made), "--force"],
+        cwd=REPOSITORY, env=stack.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT title FROM portal_project").fetchone()[0] in {"old", "Default"}
+    again = stack.vigil("restore", str(made), "--force")
+    assert again.returncode == 0, again.stderr
+    assert not list(stack.home.glob(".restore-*")), "the killed one's folder is cleared"
+
+
+# Refused before anything changes
+
+
+@pytest.mark.slow
+def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
+    stack, path = make_stack(fresh=True), tmp_path / "vigil.tar.gz"
+    assert "no database" in one_line(stack.vigil("backup", str(path)))
+    path.write_text("mine")
+    assert "--force" in one_line(stack.vigil("backup", str(path)))
+    assert path.read_text() == "mine"
+    assert "is a folder" in one_line(stack.vigil("backup", str(tmp_path)))
+    assert "there is no folder" in one_line(stack.vigil("backup", str(tmp_path / "no" / "file")))
+    (stack.home / "vigil.sqlite3").touch()
+    assert "was never started" in one_line(stack.vigil("backup", str(tmp_path / "empty")))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["vigil.tar.gz"]
+
+
+@pytest.mark.slow
+def test_another_kind_a_newer_one_and_what_is_none_are_refused(
+    make_stack: MakeStack, made: Path, tmp_path: Path
+) -> None:
+    stack = make_stack(fresh=True)
+    members = unpacked(made)
+    manifest = json.loads(members["manifest.json"])
+
+    def changed(**values: object) -> str:
+        members["manifest.json"] = json.dumps({**manifest, **values}).encode()
+        return one_line(stack.vigil("restore", str(packed(tmp_path / "changed.tar.gz", members))))
+
+    assert "newer Vigil (99.0)" in changed(vigil="99.0")
+    assert "newer Vigil" in changed(format=2)
+    assert "newer Vigil" in changed(
+        migrations={**manifest["migrations"], "jobs": ["0001_initial", "9999_from_the_future"]}
+    )
+    assert "newer Vigil" in changed(migrations={**manifest["migrations"], "hovercraft": ["0001_initial"]})
+    digests = [{**member, "sha256": "0" * 64} for member in manifest["members"]]
+    assert "is damaged" in changed(members=digests)
+    assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path / "none")))
+    assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path)))
+    stack.environment["DATABASE_URL"] = "postgresql://vigil@127.0.0.1:1/vigil"
+    refused = one_line(stack.vigil("restore", str(made)))
+    assert "a backup of SQLite does not go into PostgreSQL" in refused
+    assert "unset DATABASE_URL" in refused
+    assert not (stack.home / "vigil.sqlite3").exists()
+
+
+def unpack(path: Path, folder: Path) -> archive.Manifest:
+    folder.mkdir()
+    with archive.opened(path) as reader:
+        reader.unpack(folder, lambda done, total: None)
+        return reader.manifest
+
+
+def test_archive_that_is_cut_short_anywhere_is_refused(made: Path, tmp_path: Path) -> None:
+    whole = made.read_bytes()
+    unpack(made, tmp_path / "whole")
+    for number, end in enumerate([0, 1, 10, 100, 400, *range(1000, len(whole), 1500), len(whole) - 9, len(whole) - 1]):
+        cut = tmp_path / "cut"
+        cut.write_bytes(whole[:end])
+        with pytest.raises(Refused, match=r"damaged or cut short|no backup of Vigil's"):
+            unpack(cut, tmp_path / str(number))
+
+
+def test_flipped_bit_is_noticed_or_makes_no_difference(made: Path, tmp_path: Path) -> None:
+    whole, noticed = made.read_bytes(), 0
+    members = {name: data for name, data in unpacked(made).items() if name != "manifest.json"}
+    for at in range(12, len(whole), 350):
+        flipped, folder = tmp_path / "flipped", tmp_path / str(at)
+        flipped.write_bytes(whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :])
+        try:
+            unpack(flipped, folder)
+        except Refused:
+            noticed += 1
+        else:  # in a run of zeros, say, which may be told in many ways
+            assert {path.name: path.read_bytes() for path in folder.iterdir()} == members
+    assert noticed > 10
+
+
+def hostile_member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, target, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        hostile_member("../../secret_key"),
+        hostile_member("/etc/passwd"),
+        hostile_member("secret_key", tarfile.SYMTYPE, "/etc/passwd"),
+        hostile_member("secret_key", tarfile.LNKTYPE, "manifest.json"),
+        hostile_member("secret_key", tarfile.FIFOTYPE),
+        hostile_member("secret_key", tarfile.CHRTYPE),
+        hostile_member("secret_key", tarfile.DIRTYPE),
+        hostile_member("secret_key", tarfile.XHDTYPE, size=1 << 40),
+        hostile_member("secret_key", tarfile.GNUTYPE_SPARSE),
+        hostile_member("secret_key", size=1 << 40),
+        b"\xff" * 512,
+        bytes(512),
+    ],
+)
+def test_hostile_member_is_refused(made: Path, tmp_path: Path, member: bytes) -> None:
+    text = unpacked(made)["manifest.json"]
+    begin = hostile_member("manifest.json", size=len(text)) + text + bytes(-len(text) % 512)
+    for number, data in enumerate((member + bytes(4096), begin + member + bytes(4096))):
+        path = tmp_path / f"{number}.tar.gz"
+        path.write_bytes(gzip.compress(data))
+        with pytest.raises(Refused, match="no backup of Vigil's") as refused:
+            unpack(path, tmp_path / str(number))
+        assert len(str(refused.value).splitlines()) == 1
+        assert not list((tmp_path / str(number)).iterdir())
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [],
+        [{"name": "../x", "bytes": 1, "sha256": ""}],
+        [{"name": "secret_key", "bytes": 1, "sha256": ""}] * 2,
+        [{"name": "secret_key", "bytes": -1, "sha256": ""}, {"name": "database.sqlite3", "bytes": 1, "sha256": ""}],
+        "all",
+    ],
+)
+def test_manifest_that_tells_of_other_members_is_refused(made: Path, tmp_path: Path, members: object) -> None:
+    found = unpacked(made)
+    found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), "members": members}).encode()
+    with pytest.raises(Refused, match="no backup of Vigil's"):
+        unpack(packed(tmp_path / "a", found), tmp_path / "into")
+
+
+def test_more_than_the_manifest_tells_of_is_refused(made: Path, tmp_path: Path) -> None:
+    path = packed(tmp_path / "a", {**unpacked(made), "more": b"x"})
+    with pytest.raises(Refused, match="there is more in it"):
+        unpack(path, tmp_path / "into")
+
+
+def test_more_than_the_disk_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="make room there"):
+        archive.room_for(1 << 60, tmp_path)
+
+
+# The parts
+
+
+def test_copy_is_of_one_moment_while_another_process_writes(tmp_path: Path) -> None:
+    source = tmp_path / "source.sqlite3"
+    with closing(sqlite3.connect(source, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("CREATE TABLE a (n INTEGER, filling BLOB)")
+        writer.execute("CREATE TABLE b (n INTEGER)")
+        writer.executemany("INSERT INTO a VALUES (?, zeroblob(3000))", [(n,) for n in range(8000)])
+        writer.execute("INSERT INTO b VALUES (8000)")
+        looked = []
+
+        def write(done: int, total: int) -> None:
+            """Between two pieces of the copy: both tables change together."""
+            looked.append(done)
+            writer.execute("BEGIN IMMEDIATE")
+            writer.execute("INSERT INTO a VALUES (-1, zeroblob(3000))")
+            writer.execute("UPDATE b SET n = n + 1")
+            writer.execute("COMMIT")
+
+        sqlite.copy(source, tmp_path / "copy.sqlite3", write)
+    assert len(looked) > 3, "in pieces, and not begun anew by each write"
+    assert len(looked) < 100
+    with closing(sqlite3.connect(tmp_path / "copy.sqlite3")) as copied:
+        assert copied.execute("SELECT count(*) FROM a").fetchone() == copied.execute("SELECT n FROM b").fetchone()
+    assert not (tmp_path / "copy.sqlite3-wal").exists()
+
+
+def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    (tmp_path / ".file.00000000.part").write_bytes(b"of one that was killed")
+    with files.written(path, replace=False) as file:
+        file.write(b"first")
+        assert not path.exists()
+        with files.written(path, replace=False) as quicker:
+            quicker.write(b"quicker")
+        assert path.read_bytes() == b"quicker"
+        path.unlink()
+    assert path.read_bytes() == b"first"
+    with pytest.raises(ZeroDivisionError), files.written(path, replace=True):
+        1 / 0  # noqa: B018
+    with pytest.raises(FileExistsError), files.written(path, replace=False) as file:
+        file.write(b"second")
+    assert path.read_bytes() == b"first"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_takes_long_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    said = files.Said("Copying")
+    said(1, 2)
+    assert not capsys.readouterr().err
+    said.next = time.monotonic()
+    said(10**9, 2 * 10**9)
+    said(2 * 10**9, 2 * 10**9)
+    assert capsys.readouterr().err == "Copying: 50% of 2.00 GB\n"
