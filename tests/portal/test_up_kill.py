@@ -178,7 +178,8 @@ def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Callable[[], in
     assert job["state"] == "completed", job
     assert job["attempt"]["number"] == 1
     check(stack, job_id, closes=False)
-    assert {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0} == set(range(KILLS + 1))
+    incarnations = {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0}
+    assert incarnations == set(range(KILLS + 1))
 
 
 def test_killed_shipper_loses_nothing(stack: Stack, submit: Callable[[], int]) -> None:
