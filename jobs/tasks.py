@@ -74,3 +74,11 @@ def empty_trash() -> None:
 
     rundir.empty_trash()
     upload.forget_stale()
+
+
+@shared_task(name="jobs.tasks.measure", expires=60)
+def measure() -> None:
+    """Measure run directories that may have changed, for a few seconds at most."""
+    from jobs.disk import measure_due
+
+    measure_due()

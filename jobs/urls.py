@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.views import actions, detail, listing, logs, submit
+from jobs.views import actions, detail, disk, listing, logs, submit
 
 urlpatterns = [
     path("jobs", listing.index, name="jobs"),
@@ -20,6 +20,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),
     path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
     path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
+    path("disk", disk.page, name="disk"),
     path("submit", submit.page, name="submit"),
     path("submit/sync", submit.sync, name="submit_sync"),
 ]

@@ -10,6 +10,7 @@ from django.views.generic import RedirectView
 import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
 from jobs.api import asking
+from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
@@ -27,6 +28,7 @@ api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", environment_api.router)
 api.add_router("/v1/jobs", logs_api.router)
 api.add_router("/v1/jobs", series_api.router)
+api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)

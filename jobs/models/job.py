@@ -33,6 +33,9 @@ class Job(models.Model):
     latest = models.OneToOneField("Attempt", models.SET_NULL, null=True, blank=True, related_name="+")
     directory = models.CharField(max_length=300, blank=True, help_text="Run directory, relative to VIGIL_RUNS.")
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
+    disk_bytes = models.BigIntegerField(default=0, help_text="Of its run directory, when it was last measured.")
+    disk_measured_at = models.DateTimeField(null=True, blank=True, db_index=True, help_text="Null: not measured yet.")
+    disk_is_partial = models.BooleanField(default=False, help_text="There was more than one look could count.")
 
     objects = JobQuerySet.as_manager()
 
