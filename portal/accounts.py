@@ -1,5 +1,6 @@
 """Accounts: signing in, the first start, one-time links, API tokens. Its pages are in portal/person.py."""
 
+import contextlib
 import getpass
 import json
 import os
@@ -53,15 +54,23 @@ def locked_out(
 # One-time links
 
 
-def make_link(user: User) -> str:
-    """The address of a new link that signs this person in once; older ones of theirs die."""
+def make_link(user: User, *, at: str = "") -> str:
+    """The address of a new link that signs this person in once, on the portal `at`; older ones of theirs die."""
     secret = secrets.token_urlsafe(32)
     now = timezone.now()
     with transaction.atomic():
         user.login_links.filter(used_at=None).update(used_at=now)
         LoginLink.objects.create(user=user, digest=digest(secret), expires_at=now + LINK_LIFE)
     # Not by reverse(), which loads every page there is: half a second of each start.
-    return f"{settings.VIGIL_PUBLIC_URL}/accounts/link/{secret}/"
+    return f"{at or settings.VIGIL_PUBLIC_URL}/accounts/link/{secret}/"
+
+
+def last_address() -> str:
+    """Where the portal of this home answers: as this process was told, else where it was started last."""
+    if not os.environ.get("VIGIL_PUBLIC_URL") and not os.environ.get("VIGIL_PORT"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return str(tomllib.loads((Path(settings.VIGIL_HOME) / "cli.toml").read_text())["url"])
+    return str(settings.VIGIL_PUBLIC_URL)
 
 
 def living_link(secret: str) -> LoginLink | None:

@@ -11,6 +11,7 @@ from io import StringIO
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
+from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
@@ -162,6 +163,31 @@ def test_login_link_command():
     assert AuditEntry.objects.filter(action="login_link.made").count() == 2
     with pytest.raises(CommandError, match="Known: mira, sam"):
         call_command("login_link", "nobody")
+
+
+def test_a_login_link_leads_to_where_the_portal_was_started_last(home, monkeypatch):
+    lab.sysadmin("sam")
+    for name in ("VIGIL_PUBLIC_URL", "VIGIL_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    (home / "cli.toml").write_text('url = "http://127.0.0.1:8112"\ntoken = "x"\n')
+    assert link_of_sam().startswith("http://127.0.0.1:8112/accounts/link/")
+    monkeypatch.setenv("VIGIL_PORT", "8000")
+    assert link_of_sam().startswith(settings.VIGIL_PUBLIC_URL)
+
+
+def link_of_sam() -> str:
+    out = StringIO()
+    call_command("login_link", stdout=out)
+    return out.getvalue().strip().removeprefix("Sign in: ")
+
+
+def test_a_login_link_of_a_portal_that_was_never_started(monkeypatch):
+    def no_table(*args, **options):
+        raise OperationalError("no such table: portal_user")
+
+    monkeypatch.setattr("django.db.models.query.QuerySet.first", no_table)
+    with pytest.raises(CommandError, match="make run"):
+        call_command("login_link")
 
 
 # First start

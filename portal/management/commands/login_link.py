@@ -27,4 +27,4 @@ class Command(BaseCommand):
             known = ", ".join(people.order_by("username").values_list("username", flat=True)[:20])
             raise CommandError(f"There is no active person {username or 'with a sysadmin account'}. Known: {known}.")
         note(None, "login_link.made", user.username)
-        self.stdout.write(f"Sign in: {accounts.make_link(user)}")
+        self.stdout.write(f"Sign in: {accounts.make_link(user, at=accounts.last_address())}")
