@@ -1,6 +1,5 @@
 // Home: what runs is kept true in place; what begins or ends makes the page anew.
-import { lamp } from "./app.js";
-import { followJobs } from "./live.js";
+import { followRows, set } from "./rows.js";
 import { loss, measure, NBSP, share } from "./words.js";
 
 const CHANGED_MS = 2_000;
@@ -17,15 +16,10 @@ function changed() {
 
 const number = (value) => (typeof value === "string" ? Number(value) : value);
 
-function set(row, name, text) {
-  const element = row.querySelector(`[data-live="${name}"]`);
-  if (element && element.textContent !== text) element.textContent = text;
-}
-
 function told(line) {
   const row = document.querySelector(`#home [data-job="${line.job}"]`);
   if (!row || row.dataset.state !== line.state) {
-    if (!row || line.state !== row.dataset.state) changed();
+    changed();
     return;
   }
   if (line.step === null || !row.matches("tr")) return;
@@ -39,18 +33,6 @@ function told(line) {
   else if (samples !== undefined) set(row, "speed", `${measure(number(samples))}${NBSP}samples/s`);
 }
 
-let first = true;
-followJobs({
-  jobs: (lines) => {
-    lamp(true);
-    lines.forEach(told);
-  },
-  stale: (isStale) => lamp(!isStale),
-  reread: () => {
-    lamp(true);
-    if (first) first = false;
-    else changed();
-  },
-});
+followRows(told, changed);
 // Sparks and estimates grow old by themselves.
 setInterval(changed, 60_000);

@@ -1,14 +1,8 @@
 // The list of jobs: rows kept true where they stand, and keys to move in them.
-import { lamp } from "./app.js";
-import { followJobs } from "./live.js";
+import { followRows, set } from "./rows.js";
 import { count, loss } from "./words.js";
 
 const rowOf = (id) => document.getElementById(`job-${id}`);
-
-function set(row, name, text) {
-  const element = row.querySelector(`[data-live="${name}"]`);
-  if (element && element.textContent !== text) element.textContent = text;
-}
 
 function told(line) {
   const row = rowOf(line.job);
@@ -38,19 +32,7 @@ function announce() {
   link.hidden = false;
 }
 
-let quiet = true; // the first answer of the socket is what the page shows already
-followJobs({
-  jobs: (lines) => {
-    lamp(true);
-    lines.forEach(told);
-  },
-  stale: (isStale) => lamp(!isStale),
-  reread: () => {
-    lamp(true);
-    if (quiet) quiet = false;
-    else htmx.ajax("GET", location.href, { target: "#results", swap: "innerHTML" });
-  },
-});
+followRows(told, () => htmx.ajax("GET", location.href, { target: "#results", swap: "innerHTML" }));
 
 // Keys: j and k move, Enter opens, x chooses.
 const rows = () => [...document.querySelectorAll("#jobs tbody tr")];
