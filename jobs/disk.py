@@ -147,6 +147,10 @@ class Use:
     measured_at: datetime | None  # the oldest look that is in the sum
 
     @property
+    def keep_checkpoints_days(self) -> int | None:
+        return self.project.keep_checkpoints_days
+
+    @property
     def other_bytes(self) -> int:
         """Logs, code, results, and what no trainer told of."""
         return max(0, self.bytes - self.checkpoint_bytes)

@@ -97,6 +97,19 @@ def discard(directory: str) -> None:
         os.rename(path_of(directory), trash / f"{directory.replace('/', '-')}-{secrets.token_hex(4)}")
 
 
+def discard_checkpoint(directory: str, name: str) -> None:
+    """Move one of a job's checkpoints out of the way, by its name alone: no link on the way is followed.
+
+    FileNotFoundError where there is none; PermissionError where the job did not let the portal's group write.
+    """
+    trash = runs_root() / TRASH
+    trash.mkdir(mode=0o700, exist_ok=True)
+    (single,) = _parts(name)
+    target = f"{directory.replace('/', '-')}-{single}-{secrets.token_hex(4)}"
+    with folder_under(runs_root(), f"{directory}/job/checkpoints") as folder, folder_under(trash, "") as into:
+        os.rename(single, target, src_dir_fd=folder, dst_dir_fd=into)
+
+
 def empty_trash() -> None:
     """Remove what was discarded."""
     trash = runs_root() / TRASH

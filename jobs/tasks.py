@@ -67,6 +67,15 @@ def remove_spools() -> None:
     retention.remove_spools()
 
 
+@shared_task(name="jobs.tasks.remove_checkpoints", expires=3600)
+def remove_checkpoints() -> None:
+    """Remove the checkpoints that projects keep no longer, and then their bytes."""
+    from jobs import retention
+
+    if retention.remove_checkpoints():
+        queue(empty_trash)
+
+
 @shared_task(name="jobs.tasks.empty_trash", expires=600)
 def empty_trash() -> None:
     """Remove the run directories of deleted jobs, and uploads that no job came of."""

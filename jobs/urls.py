@@ -21,6 +21,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
     path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
     path("disk", disk.page, name="disk"),
+    path("disk/<str:slug>/keep", disk.keep, name="disk_keep"),
     path("submit", submit.page, name="submit"),
     path("submit/sync", submit.sync, name="submit_sync"),
 ]

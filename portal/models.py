@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import ClassVar, Self
 
 from django.contrib.auth.models import AbstractUser, UserManager
-from django.core.validators import RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -45,6 +45,12 @@ class Project(models.Model):
     slug = models.CharField(max_length=64, unique=True, validators=[SLUG])
     title = models.CharField(max_length=200, blank=True)
     slurm_account = models.CharField(max_length=64, blank=True)
+    keep_checkpoints_days = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(3650)],
+        help_text="So many days after a job's end only its last checkpoint stays; empty: all of them, for ever.",
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = ProjectQuerySet.as_manager()

@@ -21,6 +21,9 @@ class ProjectShape(Schema):
     title: str
     role: Literal["researcher", "lead"] | None = Field(description="Null: seen as a sysadmin.")
     slurm_account: str
+    keep_checkpoints_days: int | None = Field(
+        description="Days after a job's end from which only its last checkpoint stays; null: all, for ever."
+    )
 
 
 class Projects(Schema):
@@ -77,7 +80,7 @@ def me(request: ApiRequest) -> dict[str, object]:
 def projects(request: ApiRequest) -> dict[str, object]:
     role = Membership.objects.filter(user=request.auth, project=OuterRef("pk")).values("role")
     found = Project.objects.visible_to(request.auth).annotate(role=Subquery(role))
-    return {"items": list(found.values("slug", "title", "role", "slurm_account"))}
+    return {"items": list(found.values("slug", "title", "role", "slurm_account", "keep_checkpoints_days"))}
 
 
 @router.get("/tokens", response=Tokens, summary="Your tokens")

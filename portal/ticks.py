@@ -19,6 +19,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
     "measure": {"task": "jobs.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
     "remove-spools": {"task": "jobs.tasks.remove_spools", "schedule": 3600.0, "options": {"expires": 3600}},
+    "remove-checkpoints": {"task": "jobs.tasks.remove_checkpoints", "schedule": 3600.0, "options": {"expires": 3600}},
     "empty-trash": {"task": "jobs.tasks.empty_trash", "schedule": 3600.0, "options": {"expires": 3600}},
 }
 

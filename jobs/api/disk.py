@@ -1,25 +1,38 @@
-"""REST: how much disk the projects use."""
+"""REST: how much disk the projects use, and how long they keep checkpoints."""
 
 from datetime import datetime
+from typing import Annotated
 
 from ninja import Router, Schema
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from jobs import disk
+from jobs import disk, retention
+from portal.access import can
 from portal.api import ApiRequest
+from portal.models import Project
+from portal.problems import Problem
 
 router = Router(tags=["projects"])
+Slug = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
 
 
 class UseShape(Schema):
     project: str
     jobs: int
     bytes: int = Field(description="Of their run directories, as measured; a job's size follows within minutes.")
+    keep_checkpoints_days: int | None = Field(description="Null: checkpoints stay for as long as their job.")
     checkpoint_bytes: int = Field(description="Of the checkpoints that there are, as their trainers told.")
     unmeasured: int = Field(description="Jobs that are not in `bytes` yet.")
     partial: int = Field(description="Jobs that hold more than was counted.")
     oldest_job_at: datetime | None
     measured_at: datetime | None = Field(description="The oldest measurement in `bytes`.")
+
+
+class Retention(Schema):
+    model_config = {"extra": "forbid"}
+    keep_checkpoints_days: Annotated[int, Field(ge=1, le=3650)] | None = Field(
+        description="Days after a job's end from which only its last checkpoint stays; null: all, for ever."
+    )
 
 
 class Uses(Schema):
@@ -32,3 +45,14 @@ def use(request: ApiRequest) -> dict[str, object]:
     names = [name for name in UseShape.model_fields if name != "project"]
     found = disk.use_of(request.auth)
     return {"items": [{"project": u.project.slug, **{name: getattr(u, name) for name in names}} for u in found]}
+
+
+@router.patch("/{slug}", response=Retention, summary="How long a project that you lead keeps checkpoints")
+def change(request: ApiRequest, slug: Slug, asked: Retention) -> Project:
+    project = Project.objects.visible_to(request.auth).filter(slug=slug).first()
+    if project is None:
+        raise Problem(404, f"There is no project {slug} that you can see.")
+    if not can(request.auth, "manage", project):
+        raise Problem(403, f"{slug} is for its leads to change. Ask one of them.", kind="refused")
+    retention.set_keep(request.auth, project, asked.keep_checkpoints_days)
+    return Project.objects.get(pk=project.pk)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import shutil
 from typing import cast
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
 
-from jobs import disk, rundir
+from jobs import disk, retention, rundir
 from portal import words
-from portal.models import User
+from portal.access import can
+from portal.models import Project, User
 
 
 @login_required
@@ -33,6 +35,26 @@ def page(request: HttpRequest) -> HttpResponse:
         "free": _free(),
     }
     return render(request, "jobs/disk.html", context)
+
+
+@login_required
+@require_POST
+def keep(request: HttpRequest, slug: str) -> HttpResponse:
+    """How long a project keeps checkpoints; an empty field is for ever."""
+    user = cast(User, request.user)
+    project = get_object_or_404(Project.objects.visible_to(user), slug=slug)
+    if not can(user, "manage", project):
+        raise PermissionDenied(f"{slug} is for its leads to change. Ask one of them.")
+    days = request.POST.get("days", "").strip()
+    if days and not (days.isascii() and days.isdecimal() and 1 <= int(days[:6]) <= 3650):
+        messages.error(request, f"{days[:20]} is no number of days. Write 1 to 3,650, or nothing to keep them all.")
+    else:
+        retention.set_keep(user, project, int(days) if days else None)
+        told = (
+            f"for {words.plural(int(days), 'day')} after a job’s end; then the last one stays" if days else "for ever"
+        )
+        messages.success(request, f"{slug} keeps checkpoints {told}.")
+    return redirect("disk")
 
 
 def say(uses: list[disk.Use]) -> tuple[str, str]:
