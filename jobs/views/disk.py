@@ -65,8 +65,9 @@ def say(uses: list[disk.Use]) -> tuple[str, str]:
     total = sum(use.bytes for use in uses)
     jobs = words.plural(most.jobs, "job")
     share = "" if len(uses) == 1 else f" of {words.disk(total)}"
-    held = min(most.checkpoint_bytes, most.bytes)
-    rest = f"{words.percent(held / most.bytes)} of it are checkpoints." if held else "None of it are checkpoints."
+    share_held = most.checkpoint_bytes / most.bytes
+    part = "All" if share_held > 0.9995 else words.percent(share_held) if share_held else "None"
+    rest = f"{part} of that is checkpoints."
     return f"{most.project.slug} holds {words.disk(most.bytes)}{share} in {jobs}.", rest
 
 
