@@ -59,6 +59,9 @@ class Line(Schema):
     )
     gaps: list[tuple[int, int, str]] = []
     breaks: list[int] = Field([], description="Steps at which another attempt or incarnation takes over.")
+    superseded: list[tuple[int, int]] = Field(
+        [], description="Stretches (from, to) that were done again; `all` has what was there before."
+    )
 
 
 class Lines(Schema):
@@ -137,6 +140,8 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
             "gaps": curve.gaps,
             "breaks": curve.breaks,
         }
+        if not wanted.all:
+            line["superseded"] = curve.superseded
         if wanted.all and len(curve.source):
             owner, line["incarnation"] = curve.sources[int(curve.source[0])]
             line["attempt"] = owners[owner]

@@ -31,7 +31,8 @@ T = TypeVar("T")
 class Curve:
     """One line. Either `value`, or `min`, `max` and `mean` of about `points` stretches, named by their first step.
 
-    `source` points into `sources`; `gaps` are the stretches (from, to, word) without any finite value.
+    `source` points into `sources`; `gaps` are the stretches (from, to, word) without any finite value; `superseded` are
+    those (from, to) that a newer source has done again, as far as the rows alone tell: where there are none, none.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Curve:
     source: Integers
     sources: list[Source]
     gaps: list[tuple[int, int, str]] = field(default_factory=list)
+    superseded: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def breaks(self) -> list[int]:
@@ -112,6 +114,7 @@ class Reading:
         self.start = max(0, start or 0)
         self.end = LAST_STEP if end is None else min(end, LAST_STEP)
         self.extra: dict[int, Points] = {}  # of rows that are in no table
+        self.again: list[tuple[int, int]] = []  # superseded stretches
 
     def look(self) -> list[Source]:
         """Read the rows, and number their sources from the oldest to the newest."""
@@ -133,6 +136,7 @@ class Reading:
 
     def _curve(self, points: int | None, only: int | None) -> Curve:
         self.look()
+        self.again = self.superseded()
         if only is not None:
             self.rows, self.source = self.rows[self.source == only], self.source[self.source == only]
         if points is not None and self.is_long(points):
@@ -141,6 +145,25 @@ class Reading:
         if points is not None and len(exact) > points:
             return self._summary(thin(of_points(exact, source), points))
         return self._whole(exact, source)
+
+    def superseded(self) -> list[tuple[int, int]]:
+        """Where the reach of a source meets that of a newer one, within the range; stretches that touch are one."""
+        n = len(self.sources)
+        if n < 2:
+            return []
+        first, last = np.full(n, LAST_STEP), np.full(n, -1)
+        np.minimum.at(first, self.source, self.rows["first_step"])
+        np.maximum.at(last, self.source, self.rows["last_step"])
+        older, newer = np.triu_indices(n, 1)
+        low = np.maximum(np.maximum(first[older], first[newer]), self.start)
+        high = np.minimum(np.minimum(last[older], last[newer]), self.end)
+        found: list[tuple[int, int]] = []
+        for a, b in sorted(zip(low[low <= high].tolist(), high[low <= high].tolist(), strict=True)):
+            if found and a <= found[-1][1] + 1:
+                found[-1] = (found[-1][0], max(b, found[-1][1]))
+            else:
+                found.append((a, b))
+        return found
 
     def is_long(self, points: int) -> bool:
         """Whether the rows alone tell enough for a picture of so many points."""
@@ -179,6 +202,7 @@ class Reading:
             source=source,
             sources=self.sources,
             gaps=gaps(points.step, points.step, points.value),
+            superseded=self.again,
         )
 
     def _summary(self, outline: Outline) -> Curve:
@@ -194,6 +218,7 @@ class Reading:
             source=outline.source,
             sources=self.sources,
             gaps=gaps(outline.first, outline.last, mean),
+            superseded=self.again,
         )
 
 

@@ -65,6 +65,7 @@ def test_the_line_of_record_runs_over_attempts(client, job):
     (line,) = items(answer)
     assert (line["step"], line["value"]) == ([1, 2, 3, 4], [4.0, 3.5, 2.25, 2.0])
     assert line["breaks"] == [2, 3]
+    assert line["superseded"] == [[2, 3]]
     assert line["gaps"] == []
     job.refresh_from_db()
     assert (answer.json()["attempt"], answer.json()["version"]) == (job.latest_id, job.latest.version)

@@ -149,6 +149,21 @@ def test_what_is_not_there_is_empty() -> None:
     assert not Chunk.objects.exists()
 
 
+def test_what_was_done_again_is_told_and_nothing_else() -> None:
+    write("loss", ramp(0, 100))
+    write("loss", ramp(80, 120), incarnation=1)
+    write("loss", ramp(120, 150), owner=LATER)  # it went on: nothing was done again
+    write("loss", ramp(10, 20), owner=LATER, incarnation=1)
+    owners = [OWNER, LATER]
+    assert read.curve(owners, "loss").superseded == [(10, 19), (80, 99)]
+    assert read.curve(owners, "loss", start=15, end=90).superseded == [(15, 19), (80, 90)]
+    assert read.curve(owners, "loss", start=20, end=79).superseded == []
+    assert read.curve([LATER], "loss", start=120).superseded == []
+    before = read.curve(owners, "loss", points=10).superseded
+    compact.compact(quiet=everybody)
+    assert read.curve(owners, "loss", points=10).superseded == before == [(10, 19), (80, 99)]
+
+
 def blocks_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     opened: list[int] = []
     real = codec.decode_merged
