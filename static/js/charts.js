@@ -1,75 +1,87 @@
-// Line charts on uPlot (a global). The head is legend and readout in one, so nothing floats and nothing jumps.
+// Line charts. The head is legend and readout in one, so nothing floats and nothing jumps.
 //
 // spec: {id, title, series: [{name, label, color, digits, kind}], breaks, limits, zero, smooth, band}
-// chart(figure, spec, fetchRange) → {load(items), append(entries), stale(text), redraw()}
+// on: {zoom(range, kind), log(on), smooth(share), reread()}: what a person chose comes back by choose()
 import { Curve } from "./curves.js";
-import { menu } from "./export.js";
-import { dataOf, isHidden, linesOf, style } from "./lines.js";
-import { forget, paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
-import { label, Range } from "./ranges.js";
+import { dataOf, linesOf, plotOf } from "./lines.js";
+import { forget } from "./paint.js";
+import { Range } from "./ranges.js";
 import { Readout } from "./readout.js";
-import { measure } from "./words.js";
+import { count, measure } from "./words.js";
 
 const FRAME_MS = 250; // four redraws a second at most
+const KEYS = new Set(["ArrowLeft", "ArrowRight", "Home", "End", "+", "-", "l", "Escape"]);
 const MOST_POINTS = 12_000; // beyond, the server's envelope is asked for anew
 
-export function chart(figure, spec, fetchRange) {
-  return new Chart(figure, spec, fetchRange);
-}
-
-class Chart {
-  constructor(figure, spec, fetchRange) {
-    this.figure = figure;
-    this.spec = spec;
-    this.fetchRange = fetchRange;
+export class Chart {
+  constructor(figure, spec, on) {
+    Object.assign(this, { figure, spec, on });
     this.plot = figure.querySelector(".plot");
     this.curves = new Map(); // of everything, by name
-    this.view = null; // {from, to, curves} while zoomed
+    this.ghosts = []; // what was superseded, painted beneath
+    this.view = null; // {from, to, and once the server has told: curves, ghosts} while zoomed
     this.log = false;
     this.range = new Range();
+    this.isCoarse = false; // a first picture, soon replaced
     this.visible = true;
     this.lines = linesOf(spec);
     this.readout = new Readout(figure.querySelector(".readout"), this.lines, spec);
+    this.tools = figure.querySelector(".tools");
+    this.scales = [...this.tools.querySelectorAll("[data-scale]")];
     this.listen();
-    menu(this);
   }
 
-  // Everything anew, as the server tells it: [{name, step, value | min, max, mean | median, …}].
-  load(items) {
-    this.curves = curvesOf(items);
-    this.loaded = true;
+  // What a person chose: a range of x or null, the axis, the half-life of smoothing. Whether there is more to ask for.
+  choose({ range, log, share }) {
+    const moved = !this.isAt(range);
+    if (moved) this.view = range && { ...range };
+    if (moved || log !== this.wantsLog || share !== this.share) this.range = new Range();
+    this.wantsLog = log;
+    this.share = share;
+    this.settle();
+    if (this.loaded) this.soon(0);
+    return moved && Boolean(range);
+  }
+
+  isAt(range) {
+    return this.view?.from === range?.from && this.view?.to === range?.to;
+  }
+
+  // As the server tells it, of everything or of a range: [{name, step, value | min, max, mean | median, …}].
+  load(items, range) {
+    if (range && !this.isAt(range)) return;
+    if (range) this.view = { ...this.view, curves: curvesOf(items) };
+    else {
+      this.curves = curvesOf(items);
+      if (this.isCoarse) this.range = new Range();
+      this.isCoarse = false;
+      this.loaded = true;
+    }
     this.soon(0);
   }
 
-  // Newer points, from a live frame.
+  haunt(ghosts, range) {
+    if (range && !this.isAt(range)) return;
+    (range ? this.view : this).ghosts = ghosts;
+    this.soon(0);
+  }
+
+  // Newer points, from a live frame. Whether they went back to steps that were there.
   append(entries) {
-    let grew = false;
+    let back = false;
     for (const entry of entries) {
-      const curve = this.curves.get(entry.name) || this.start(entry);
-      const columns =
-        "value" in curve.columns
-          ? { value: entry.value }
-          : { ...entry.columns, min: entry.value, max: entry.value, mean: entry.value };
-      curve.merge(entry.step, entry.columns || columns);
-      grew = true;
+      const last = this.curves.get(entry.name)?.last ?? null;
+      if (last !== null && entry.step[0] <= last) back = true;
+      const curve = grow(this.curves, entry);
+      if (this.view?.curves) grow(this.view.curves, within(entry, this.view));
       if (curve.n > MOST_POINTS) this.crowded = true;
     }
-    if (grew) this.soon(FRAME_MS);
-    if (this.crowded && this.reread) {
-      this.crowded = false;
-      this.reread();
-    }
-  }
-
-  start(entry) {
-    const curve = new Curve(entry.columns ? Object.keys(entry.columns) : ["value"]);
-    this.curves.set(entry.name, curve);
-    return curve;
-  }
-
-  setBreaks(breaks) {
-    this.spec.breaks = breaks;
     this.soon(FRAME_MS);
+    if (this.crowded) {
+      this.crowded = false;
+      this.on.reread();
+    }
+    return back;
   }
 
   stale(text) {
@@ -78,7 +90,8 @@ class Chart {
 
   // Draw within `wait` ms, once, and only where somebody can see it.
   soon(wait) {
-    if (this.timer) return;
+    if (this.timer && wait) return;
+    clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       this.timer = null;
       if (!this.visible || document.visibilityState !== "visible") this.dirty = true;
@@ -86,8 +99,12 @@ class Chart {
     }, wait);
   }
 
-  shown() {
-    return this.view?.curves || this.curves;
+  curvesShown() {
+    return this.view?.curves ?? this.curves;
+  }
+
+  ghostsShown() {
+    return this.view?.ghosts ?? this.ghosts;
   }
 
   hasData() {
@@ -101,19 +118,20 @@ class Chart {
       this.empty();
       return;
     }
-    const { data, gaps } = dataOf(this.spec, this.lines, this.shown());
+    this.settle();
+    const { data, gaps } = dataOf(this.spec, this.lines, this.curvesShown(), this.share);
     this.data = data;
     this.gaps = gaps;
     if (!this.u) this.make(data);
     else this.u.setData(data);
     if (this.pinned !== undefined) this.point(this.pinned);
     else this.readout.show(this.data, null);
+    this.readout.haunted(this.ghostsShown().length > 0);
     this.tell();
   }
 
   empty() {
-    this.u?.destroy();
-    this.u = null;
+    this.unmake();
     if (!this.loaded) return;
     const p = document.createElement("p");
     p.textContent = this.spec.empty || "No values yet. The trainer reports about every second once step 1 is done.";
@@ -125,66 +143,33 @@ class Chart {
   make(data) {
     this.plot.classList.remove("nothing");
     this.plot.replaceChildren();
-    const narrow = this.plot.clientWidth < 420;
-    const font = `500 ${narrow ? 10 : 11}px Inter`;
-    const axis = { stroke: () => token("--faint"), font };
-    const lines = this.lines;
-    this.u = new uPlot(
-      {
-        width: this.plot.clientWidth,
-        height: this.plot.clientHeight,
-        padding: [8, 12, 0, 0],
-        legend: { show: false },
-        cursor: {
-          y: false,
-          sync: this.figure.dataset.sync ? { key: this.figure.dataset.sync, setSeries: false } : undefined,
-          points: { size: (_, i) => (isHidden(lines[i - 1]) ? 0 : 6), width: 1.5 },
-          drag: { x: true, y: false, setScale: false, dist: 6 },
-          bind: { dblclick: () => () => this.reset() },
-        },
-        scales: {
-          x: { time: false, range: (_, low, high) => this.xRange(low, high) },
-          y: { distr: this.log ? 3 : 1, range: () => this.range.of(this) },
-        },
-        axes: [
-          {
-            ...axis,
-            size: 22,
-            gap: 4,
-            space: narrow ? 70 : 90,
-            grid: { show: false },
-            ticks: { stroke: () => token("--line-strong"), width: 1, size: 4 },
-            values: (_, v) => v.map(label),
-          },
-          {
-            ...axis,
-            size: narrow ? 38 : 44,
-            gap: 6,
-            space: 34,
-            grid: { stroke: () => token("--line"), width: 1 },
-            ticks: { show: false },
-            values: (_, v) => v.map(label),
-          },
-        ],
-        series: [{}, ...lines.map((line) => style(line))],
-        bands: lines.flatMap((line, i) =>
-          line.kind === "low" ? [{ series: [i + 2, i + 1], fill: () => tint(line, 0.2) }] : [],
-        ),
-        hooks: {
-          drawClear: [
-            (u) => {
-              paintAttempts(u, this.spec.breaks || []);
-              paintGaps(u, this.gaps);
-              paintLimits(u, this.spec.limits || []);
-            },
-          ],
-          setCursor: [(u) => this.readout.show(this.data, u.cursor.idx)],
-          setSelect: [(u) => this.select(u)],
-        },
-      },
-      data,
-      this.plot,
-    );
+    this.u = plotOf(this, data);
+  }
+
+  unmake() {
+    this.u?.destroy();
+    this.u = null;
+  }
+
+  rebuild() {
+    this.unmake();
+    if (this.hasData()) this.draw();
+  }
+
+  // A log axis is there only where every value is above zero.
+  settle() {
+    const positive = this.spec.series.every((s) => !this.curves.get(s.name)?.main.some((v) => v <= 0));
+    const log = Boolean(this.wantsLog && positive);
+    if (log !== this.log) this.unmake();
+    this.log = log;
+    this.tools.querySelector("[data-live-edge]").hidden = !this.view;
+    const smoothing = this.tools.querySelector("[data-smooth]");
+    if (smoothing) smoothing.value = String(this.share);
+    for (const button of this.scales) {
+      const isLog = button.dataset.scale === "log";
+      button.setAttribute("aria-pressed", String(isLog === log));
+      button.disabled = isLog && !positive;
+    }
   }
 
   xRange(low, high) {
@@ -192,65 +177,17 @@ class Chart {
     return high > low ? [low, high] : [low - 0.5, high + 0.5];
   }
 
-  // Zoom: show at once what is there, then what the server has of that range.
-  async zoom(from, to) {
-    const view = { from, to, curves: this.curves };
-    this.view = view;
-    this.liveButton(true);
-    this.draw();
-    const items = await this.fetchRange(this.spec, from, to).catch(() => null);
-    if (items && this.view === view) {
-      this.view = { from, to, curves: curvesOf(items) };
-      this.draw();
-    }
-  }
-
   reset() {
-    this.view = null;
-    this.liveButton(false);
-    this.draw();
+    this.on.zoom(null);
   }
 
+  // The charts beside it show the selection too; only the one that it was made in zooms.
   select(u) {
     const { left, width } = u.select;
     if (width < 6) return;
-    const [from, to] = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
+    const range = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
     u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    this.zoom(from, to);
-  }
-
-  liveButton(show) {
-    const tools = this.figure.querySelector(".tools");
-    let button = tools.querySelector("[data-live-edge]");
-    if (!button) {
-      button = document.createElement("button");
-      button.type = "button";
-      button.className = "button small plain";
-      button.dataset.liveEdge = "";
-      button.textContent = "↦ all";
-      button.title = "Show everything and follow the newest";
-      button.addEventListener("click", () => this.reset());
-      tools.prepend(button);
-    }
-    button.hidden = !show;
-  }
-
-  setLog(on) {
-    const positive = this.spec.series.every((s) => {
-      const curve = this.curves.get(s.name);
-      return !curve?.main.some((v) => v <= 0);
-    });
-    this.log = on && positive;
-    for (const button of this.figure.querySelectorAll("[data-scale]")) {
-      button.setAttribute("aria-pressed", String((button.dataset.scale === "log") === this.log));
-    }
-    this.rebuild();
-  }
-
-  rebuild() {
-    this.u?.destroy();
-    this.u = null;
-    if (this.hasData()) this.draw();
+    if (u.cursor.event) this.on.zoom(range);
   }
 
   listen() {
@@ -262,50 +199,34 @@ class Chart {
       { rootMargin: "120px" },
     ).observe(this.plot);
     document.addEventListener("visibilitychange", () => this.dirty && this.soon(0));
-    this.figure.addEventListener("click", (event) => {
-      const button = event.target.closest("[data-scale]");
-      if (button) this.setLog(button.dataset.scale === "log");
-    });
-    this.plot.addEventListener("keydown", (event) => this.key(event));
+    this.plot.addEventListener("keydown", (event) => this.press(event));
     this.plot.addEventListener("blur", () => this.unpin());
+    this.tools.addEventListener("click", ({ target: { dataset } }) => {
+      if ("liveEdge" in dataset) this.reset();
+      else if (dataset.scale) this.on.log(dataset.scale === "log");
+    });
+    this.tools.addEventListener("change", ({ target }) => this.on.smooth(Number(target.value)));
+    const menu = this.tools.querySelector(".menu");
+    menu.addEventListener("toggle", async () => (await import("./export.js")).fill(menu, this), { once: true });
   }
 
-  // Arrows walk the points, with Shift ten at a time; + and − zoom; l switches the axis.
-  key(event) {
-    if (!this.u || event.ctrlKey || event.metaKey || event.altKey) return;
-    const x = this.data[0];
-    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
-    if (move) {
-      const now = this.u.cursor.idx ?? x.length - 1;
-      this.pinned = Math.max(0, Math.min(x.length - 1, now + move * (event.shiftKey ? 10 : 1)));
-      this.readout.speak();
-      this.point(this.pinned);
-    } else if (event.key === "+" || event.key === "-") {
-      const { min, max } = this.u.scales.x;
-      const middle =
-        this.u.cursor.idx === null || this.u.cursor.idx === undefined ? (min + max) / 2 : x[this.u.cursor.idx];
-      const half = ((max - min) / 2) * (event.key === "+" ? 0.5 : 2);
-      const [from, to] = [Math.max(x[0], middle - half), Math.min(this.end(), middle + half)];
-      if (from <= this.start_() && to >= this.end()) this.reset();
-      else this.zoom(from, to);
-    } else if (event.key === "l" && this.figure.querySelector("[data-scale]")) this.setLog(!this.log);
-    else if (event.key === "Escape") this.reset();
-    else return;
+  async press(event) {
+    if (!this.u || !KEYS.has(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
+    (await import("./keys.js")).press(this, event.key, event.shiftKey);
   }
 
-  start_() {
-    return Math.min(...[...this.curves.values()].filter((c) => c.n).map((c) => c.first));
-  }
-
-  end() {
-    return Math.max(...[...this.curves.values()].filter((c) => c.n).map((c) => c.last));
+  // The first and the last step there is.
+  reach() {
+    const curves = [...this.curves.values()].filter((curve) => curve.n);
+    return [Math.min(...curves.map((curve) => curve.first)), Math.max(...curves.map((curve) => curve.last))];
   }
 
   point(index) {
-    const x = this.data[0][Math.min(index, this.data[0].length - 1)];
-    this.u.setCursor({ left: this.u.valToPos(x, "x"), top: 10 }, true, true);
+    const [x] = this.data;
+    if (!x.length) return;
+    this.u.setCursor({ left: this.u.valToPos(x[Math.min(index, x.length - 1)], "x"), top: 10 }, true, true);
   }
 
   unpin() {
@@ -323,18 +244,18 @@ class Chart {
   // One sentence with the finding, for who does not see the drawing.
   tell() {
     const curve = this.curves.get(this.spec.series[0].name);
-    if (!curve?.n || curve.n === this.told) return;
-    this.told = curve.n;
+    const ghosts = this.ghosts.map(({ step }) => `${count(step[0])} to ${count(step.at(-1))}`);
+    if (!curve?.n || `${curve.n} ${ghosts}` === this.told) return;
+    this.told = `${curve.n} ${ghosts}`;
     const ends = [curve.main.find(Number.isFinite), curve.main.findLast(Number.isFinite)];
-    this.plot.setAttribute(
-      "aria-label",
-      `${this.spec.title}: from ${measure(ends[0])} at step ${curve.first} to ${measure(ends[1])} at step ${curve.last}. Arrow keys read points, plus and minus zoom.`,
-    );
+    const finding = `${this.spec.title}: from ${measure(ends[0])} at step ${curve.first} to ${measure(ends[1])} at step ${curve.last}.`;
+    const again = ghosts.length ? ` Done again: steps ${[...new Set(ghosts)].join(", ")}.` : "";
+    this.plot.setAttribute("aria-label", `${finding}${again} Arrow keys read points, plus and minus zoom.`);
   }
 }
 
 // What the API answers, as curves by name.
-export function curvesOf(items) {
+function curvesOf(items) {
   const curves = new Map();
   for (const item of items) {
     const columns = {};
@@ -345,6 +266,21 @@ export function curvesOf(items) {
     curves.set(item.name, curve);
   }
   return curves;
+}
+
+// Newer points onto the curve of their name; where that is an envelope, a value is all three of its columns.
+function grow(curves, { name, step, columns }) {
+  if (!curves.has(name)) curves.set(name, new Curve(Object.keys(columns)));
+  const curve = curves.get(name);
+  const { value } = columns;
+  curve.merge(step, value && !("value" in curve.columns) ? { min: value, max: value, mean: value } : columns);
+  return curve;
+}
+
+function within({ name, step, columns }, { from, to }) {
+  const inside = (column) => column.filter((_, i) => step[i] >= from && step[i] <= to);
+  const kept = Object.entries(columns).map(([key, column]) => [key, inside(column)]);
+  return { name, step: inside(step), columns: Object.fromEntries(kept) };
 }
 
 document.addEventListener("vigil:theme", forget, true);

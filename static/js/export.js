@@ -1,46 +1,32 @@
-// What a chart's "…" offers: its data as a table, as CSV, as a picture.
+// What a chart's "…" offers, loaded when it is opened: its data as a table, as CSV, as a picture.
 import { token } from "./paint.js";
 
 const MOST_ROWS = 1_000;
 
-export function menu(chart) {
-  const tools = chart.figure.querySelector(".tools");
-  const box = document.createElement("details");
-  box.className = "menu";
-  const title = chart.spec.title;
-  const summary = document.createElement("summary");
-  summary.className = "button small plain";
-  summary.setAttribute("aria-label", `More of ${title}`);
-  summary.textContent = "…";
-  const list = document.createElement("div");
-  list.className = "menu-box";
-  const offers = [
-    ["Data as a table", () => table(chart)],
-    ["CSV as drawn", () => save(csv(chart), `${file(chart)}.csv`, "text/csv")],
-    ["Picture (PNG)", () => picture(chart)],
-  ];
-  for (const [text, act] of offers) {
+const OFFERS = { "Data as a table": table, "CSV as drawn": csv, "Picture (PNG)": picture };
+
+// The menu's entries, once it has been opened.
+export function fill(menu, chart) {
+  for (const [text, act] of Object.entries(OFFERS)) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = text;
     button.addEventListener("click", () => {
-      box.open = false;
-      if (chart.data) act();
+      menu.open = false;
+      if (chart.data) act(chart);
     });
-    list.append(button);
+    menu.lastElementChild.append(button);
   }
   for (const series of chart.spec.series) {
     const link = document.createElement("a");
     link.href = `/api/v1/jobs/${chart.spec.job}/series.csv?name=${encodeURIComponent(series.name)}&rank=${chart.spec.rank ?? 0}`;
     link.textContent = `Every point of ${series.label || series.name} (CSV)`;
-    list.append(link);
+    menu.lastElementChild.append(link);
   }
-  box.append(summary, list);
-  tools.append(box);
-  box.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !box.open) return;
-    box.open = false;
-    summary.focus();
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    menu.open = false;
+    menu.firstElementChild.focus();
     event.stopPropagation();
   });
 }
@@ -57,7 +43,7 @@ function columns(chart) {
 function csv(chart) {
   const { x, names, ys } = columns(chart);
   const rows = [...x].map((step, i) => [step, ...ys.map((y) => y[i] ?? "")].join(","));
-  return [["step", ...names].join(","), ...rows, ""].join("\n");
+  save([["step", ...names].join(","), ...rows, ""].join("\n"), `${file(chart)}.csv`, "text/csv");
 }
 
 function save(content, name, type) {

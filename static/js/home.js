@@ -1,6 +1,6 @@
 // Home: what runs is kept true in place; what begins or ends makes the page anew.
-import { followRows, set } from "./rows.js";
-import { loss, measure, NBSP, share } from "./words.js";
+import { followRows } from "./rows.js";
+import { loss, measure, NBSP, put, share } from "./words.js";
 
 const CHANGED_MS = 2_000;
 let timer = 0;
@@ -25,12 +25,12 @@ function told(line) {
   if (line.step === null || !row.matches("tr")) return;
   if (line.steps) {
     row.querySelector('[data-live="bar"]').value = Math.min(1, line.step / line.steps);
-    set(row, "percent", share(Math.min(1, line.step / line.steps)));
+    put(row, "percent", share(Math.min(1, line.step / line.steps)));
   }
   const { loss: value, tokens_per_second: tokens, samples_per_second: samples } = line.latest || {};
-  if (value !== undefined) set(row, "loss", loss(number(value)));
-  if (tokens !== undefined) set(row, "speed", `${measure(number(tokens))}${NBSP}tok/s`);
-  else if (samples !== undefined) set(row, "speed", `${measure(number(samples))}${NBSP}samples/s`);
+  if (value !== undefined) put(row, "loss", loss(number(value)));
+  if (tokens !== undefined) put(row, "speed", `${measure(number(tokens))}${NBSP}tok/s`);
+  else if (samples !== undefined) put(row, "speed", `${measure(number(samples))}${NBSP}samples/s`);
 }
 
 followRows(told, changed);

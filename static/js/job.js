@@ -1,7 +1,7 @@
 // A job's page: the head kept true, charts fed, tails refreshed. One socket.
 import { lamp } from "./app.js";
 import { follow } from "./live.js";
-import { count, duration, loss, measure, nowClock } from "./words.js";
+import { count, duration, loss, measure, nowClock, put as putIn } from "./words.js";
 
 const life = document.getElementById("life");
 const grid = document.getElementById("charts");
@@ -33,10 +33,7 @@ document.addEventListener("htmx:oobBeforeSwap", (event) => {
   if (event.detail.target.querySelector("dialog[open]")) event.detail.shouldSwap = false;
 });
 
-const put = (name, text) => {
-  const element = life.querySelector(`[data-live="${name}"]`);
-  if (element && element.textContent !== text) element.textContent = text;
-};
+const put = (name, text) => putIn(life, name, text);
 
 function heard(header) {
   if (header.step !== null && header.step !== undefined) {
@@ -52,7 +49,7 @@ function heard(header) {
   life.dataset.alive = ALIVE.has(header.state) ? "1" : "0";
   // A greeting or a heartbeat of a job that has ended tells nothing new.
   if (changed || life.dataset.alive === "1" || !header.kind) retell(changed);
-  if (changed) reread();
+  if (changed) reread().catch(() => null);
 }
 
 const facts = {
@@ -68,24 +65,12 @@ function points(entries) {
     if (entry.kind === "value" && entry.rank === 0 && entry.n) facts[entry.name]?.(entry.value[entry.n - 1]);
   }
   if (entries.some((entry) => entry.rank === 0 && !known.has(entry.name))) novelty();
-  for (const [figure, drawn] of charts) {
-    const mine = entries.filter((entry) => figure.wants(entry)).map(columns);
-    if (mine.length) drawn.append(mine);
-  }
+  figures?.points(entries);
 }
-
-const columns = (entry) =>
-  entry.kind === "band"
-    ? {
-        name: entry.name,
-        step: entry.step,
-        columns: { min: entry.min, median: entry.median, max: entry.max, worst: entry.worst },
-      }
-    : { name: entry.name, step: entry.step, value: entry.value };
 
 // Charts
 
-const charts = new Map();
+let figures = null;
 const known = new Set(["learning_rate", "memory_gib"]); // series that have a chart, or need none
 
 // A script has reported something that this page has no chart for: it is made anew with one.
@@ -97,101 +82,21 @@ function novelty() {
 
 const read = (id) => JSON.parse(document.getElementById(id)?.textContent || "null");
 
-async function draw() {
-  const { chart } = await import("./charts.js");
-  const specs = read("figures");
-  for (const spec of specs) {
-    spec.job = job;
-    const element = grid.querySelector(`[data-chart="${spec.id}"]`);
-    const names = new Set(spec.series.map((s) => s.name));
-    const rank = spec.rank ?? 0;
-    for (const name of names) known.add(name);
-    spec.wants = (entry) =>
-      names.has(entry.name) && (spec.band ? entry.kind === "band" : entry.kind === "value" && entry.rank === rank);
-    const drawn = chart(element, spec, fetchRange);
-    drawn.reread = reread;
-    charts.set(spec, drawn);
-  }
-  const each = (act) => {
-    for (const drawn of charts.values()) act(drawn);
-  };
-  const size = new ResizeObserver(() => each((drawn) => drawn.resize()));
-  size.observe(grid);
-  const again = () => each((drawn) => drawn.rebuild());
-  document.addEventListener("vigil:theme", again);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+if (grid) {
+  const { Figures } = await import("./figures.js");
+  figures = new Figures(grid, job, read("figures"));
+  for (const name of figures.names) known.add(name);
   const first = read("series");
-  if (first) paint(first);
-  setTimeout(() => each((drawn) => drawn.loaded || drawn.plot.classList.add("skeleton")), 200);
+  if (first) figures.paint(first);
 }
 
-// What the server has: one question for the curves, one for the bands.
-async function ask(specs, range) {
-  const answer = { items: [], bands: [], version: null };
-  const groups = new Map();
-  for (const spec of specs) {
-    // Two points a pixel of the chart's width, so charts of a width share a question.
-    const points = 100 * Math.ceil(charts.get(spec).plot.clientWidth / 50);
-    const key = `${points} ${spec.band ? "band" : (spec.rank ?? 0)}`;
-    if (!groups.has(key)) groups.set(key, { band: Boolean(spec.band), rank: spec.rank ?? 0, points, names: new Set() });
-    for (const s of spec.series) groups.get(key).names.add(s.name);
-  }
-  await Promise.all(
-    [...groups.values()].map(async ({ band, rank, points, names }) => {
-      const query = new URLSearchParams([...names].map((name) => ["name", name]));
-      query.set("points", points);
-      query.set("digits", 6);
-      if (band) query.set("band", "1");
-      else query.set("rank", rank);
-      if (range) {
-        query.set("from", Math.floor(range[0]));
-        query.set("to", Math.ceil(range[1]));
-      }
-      const response = await fetch(`/api/v1/jobs/${job}/series?${query}`, { headers: { Accept: "application/json" } });
-      if (!response.ok) throw new Error(`series: ${response.status}`);
-      const found = await response.json();
-      answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, asked: rank, points })));
-      // Both are right up to the older of the two.
-      answer.version = answer.version === null ? found.version : Math.min(answer.version, found.version);
-    }),
-  );
-  return answer;
-}
-
-const itemsFor = (spec, answer) => {
-  const names = new Set(spec.series.map((s) => s.name));
-  const found = spec.band
-    ? answer.bands.filter((item) => item.median)
-    : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
-  return found.filter((item) => names.has(item.name));
-};
-
-const fetchRange = async (spec, from, to) => itemsFor(spec, await ask([spec], [from, to]));
-
-function load(answer) {
-  for (const [spec, drawn] of charts) drawn.load(itemsFor(spec, answer));
-  return answer.version;
-}
-
-// The page came with the curves of its lead chart.
-function paint(answer) {
-  for (const [spec, drawn] of charts) {
-    const items = itemsFor(spec, answer);
-    if (items.length) drawn.load(items);
-  }
-}
-
-async function reread() {
-  if (!charts.size) return undefined;
-  return load(await ask([...charts.keys()]));
-}
+const reread = async () => figures?.reread();
 
 function stale(isStale) {
   lamp(!isStale);
-  for (const drawn of charts.values()) drawn.stale(isStale && life.dataset.alive === "1" ? `as of ${nowClock()}` : "");
+  const text = isStale && life.dataset.alive === "1" ? `as of ${nowClock()}` : "";
+  figures?.each((chart) => chart.stale(text));
 }
-
-if (grid) await draw();
 
 follow(job, {
   points,

@@ -1,6 +1,6 @@
 // The list of jobs: rows kept true where they stand, and keys to move in them.
-import { followRows, set } from "./rows.js";
-import { count, loss } from "./words.js";
+import { followRows } from "./rows.js";
+import { count, loss, put } from "./words.js";
 
 const rowOf = (id) => document.getElementById(`job-${id}`);
 
@@ -18,9 +18,9 @@ function told(line) {
   }
   if (line.step === null) return;
   if (line.steps) row.querySelector('[data-live="bar"]').value = Math.min(1, line.step / line.steps);
-  set(row, "counted", line.steps ? `${count(line.step)} / ${count(line.steps)}` : `step ${count(line.step)}`);
+  put(row, "counted", line.steps ? `${count(line.step)} / ${count(line.steps)}` : `step ${count(line.step)}`);
   const value = line.latest?.loss;
-  if (value !== undefined) set(row, "latest", `loss ${typeof value === "string" ? value : loss(value)}`);
+  if (value !== undefined) put(row, "latest", `loss ${typeof value === "string" ? value : loss(value)}`);
 }
 
 // New jobs never push rows under the pointer: a link says that there are some.

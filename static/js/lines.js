@@ -1,6 +1,7 @@
-// Which lines a chart has, what stands in their columns, and how each is drawn.
+// Which lines a chart has, what stands in their columns, and how uPlot (a global) draws them.
 import { align, gapsIn, smooth } from "./curves.js";
-import { tint } from "./paint.js";
+import { paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
+import { label } from "./ranges.js";
 
 // The lines drawn, in order: {key, label, color, digits, kind, of}. Bands come as low, high, then their middle.
 export function linesOf(spec) {
@@ -14,7 +15,7 @@ export function linesOf(spec) {
     } else if (spec.smooth && s.kind !== "dots") {
       lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
       lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
-      lines.push({ ...s, key: `${s.name} raw`, label: "raw", kind: "ghost", column: "raw" });
+      lines.push({ ...s, key: `${s.name} raw`, label: "raw", kind: "raw", column: "raw" });
       lines.push({ ...s, key: s.name, column: "smooth" });
     } else if (s.kind === "dots") {
       lines.push({ ...s, key: s.name, column: "value" });
@@ -27,8 +28,8 @@ export function linesOf(spec) {
   return lines;
 }
 
-// The aligned columns for uPlot, and the stretches that are no numbers.
-export function dataOf(spec, lines, curves) {
+// The aligned columns for uPlot, and the stretches that are no numbers. The half-life of smoothing is a share of the range.
+export function dataOf(spec, lines, curves, share) {
   const breaks = (spec.breaks || []).map((b) => b.at);
   const gaps = [];
   const parts = spec.series.map((s) => {
@@ -36,17 +37,19 @@ export function dataOf(spec, lines, curves) {
     const curve = curves.get(s.name);
     if (!curve?.n) return { x: [], ys: mine.map(() => []) };
     if (s.kind !== "dots") gaps.push(...oddOf(curve));
-    return { x: curve.steps, ys: columnsOf(mine, curve, spec.smooth && s.kind !== "dots", breaks) };
+    return { x: curve.steps, ys: columnsOf(mine, curve, share, breaks) };
   });
   return { data: align(parts), gaps };
 }
 
-function columnsOf(lines, curve, isSmoothed, breaks) {
-  const halfLife = Math.max((curve.last - curve.first) * 0.01, 1e-9);
+export const halfLife = (curve, share) => Math.max((curve.last - curve.first) * share, 1e-9);
+
+function columnsOf(lines, curve, share, breaks) {
   const nothing = new Float64Array(curve.n).fill(Number.NaN);
   return lines.map(({ column }) => {
-    if (column === "smooth") return isSmoothed ? smooth(curve.steps, curve.main, halfLife, breaks) : curve.main;
-    if (column === "raw") return "mean" in curve.columns ? nothing : curve.main;
+    if (column === "smooth")
+      return share ? smooth(curve.steps, curve.main, halfLife(curve, share), breaks) : curve.main;
+    if (column === "raw") return "mean" in curve.columns || !share ? nothing : curve.main;
     if (column === "value" || column === "median") return curve.main;
     return column in curve.columns ? curve.column(column) : nothing;
   });
@@ -59,16 +62,80 @@ function oddOf(curve) {
   return [...told, ...since];
 }
 
-export const isHidden = (line) => ["low", "high", "fact"].includes(line?.kind);
+const isHidden = (line) => ["low", "high", "fact"].includes(line?.kind);
 
-export function style(line) {
+function style(line) {
   const hidden = isHidden(line);
-  const alpha = line.kind === "ghost" ? 0.38 : 1;
+  const alpha = line.kind === "raw" ? 0.38 : 1;
   return {
     stroke: hidden ? "transparent" : () => tint(line, alpha),
-    width: line.kind === "ghost" ? 1 : line.kind === "dots" ? 0 : 1.5,
+    width: line.kind === "raw" ? 1 : line.kind === "dots" ? 0 : 1.5,
     spanGaps: false,
     paths: line.kind === "dots" ? () => null : undefined,
     points: { show: line.kind === "dots", size: 5, width: 0, fill: () => tint(line) },
+  };
+}
+
+export function plotOf(chart, data) {
+  return new uPlot(options(chart), data, chart.plot);
+}
+
+function options(chart) {
+  const { plot, lines, spec } = chart;
+  const { sync } = chart.figure.dataset;
+  const narrow = plot.clientWidth < 420;
+  const axis = { stroke: () => token("--faint"), font: `500 ${narrow ? 10 : 11}px Inter` };
+  return {
+    width: plot.clientWidth,
+    height: plot.clientHeight,
+    padding: [8, 18, 0, 0],
+    legend: { show: false },
+    cursor: {
+      y: false,
+      sync: sync ? { key: sync, setSeries: false } : undefined,
+      points: { size: (_, i) => (isHidden(lines[i - 1]) ? 0 : 6), width: 1.5 },
+      drag: { x: true, y: false, setScale: false, dist: 6 },
+      bind: { dblclick: () => () => chart.reset() },
+    },
+    scales: {
+      x: { time: false, range: (_, low, high) => chart.xRange(low, high) },
+      y: { distr: chart.log ? 3 : 1, range: () => chart.range.of(chart) },
+    },
+    axes: [
+      {
+        ...axis,
+        size: 22,
+        gap: 4,
+        space: narrow ? 70 : 90,
+        grid: { show: false },
+        ticks: { stroke: () => token("--line-strong"), width: 1, size: 4 },
+        values: (_, v) => v.map(label),
+      },
+      {
+        ...axis,
+        size: narrow ? 38 : 44,
+        gap: 6,
+        space: 34,
+        grid: { stroke: () => token("--line"), width: 1 },
+        ticks: { show: false },
+        values: (_, v) => v.map((y) => label(chart.log && y !== null ? Number(y.toPrecision(3)) : y)),
+      },
+    ],
+    series: [{}, ...lines.map((line) => style(line))],
+    bands: lines.flatMap((line, i) =>
+      line.kind === "low" ? [{ series: [i + 2, i + 1], fill: () => tint(line, 0.2) }] : [],
+    ),
+    hooks: {
+      drawClear: [
+        (u) => {
+          paintAttempts(u, spec.breaks || []);
+          for (const ghost of chart.ghostsShown()) ghost.paint(u, chart);
+          paintGaps(u, chart.gaps);
+          paintLimits(u, spec.limits || []);
+        },
+      ],
+      setCursor: [(u) => chart.readout.show(chart.data, u.cursor.idx)],
+      setSelect: [(u) => chart.select(u)],
+    },
   };
 }

@@ -13,7 +13,7 @@ export class Range {
     const skip = view || x.length < 50 ? left : left + (right - left) * 0.02;
     const late = right - (right - left) * 0.25;
     const values = [];
-    const recent = []; // what is newest is never cut off
+    const recent = []; // never cut off: what is newest, and the few dots of a zoomed range
     lines.forEach((line, k) => {
       if (line.kind === "fact") return;
       const isMain = line.column === "smooth" || line.column === "median" || line.kind === "dots";
@@ -21,7 +21,7 @@ export class Range {
         const v = columns[k][i];
         if (x[i] < skip || x[i] > right || v === null || v === undefined) continue;
         values.push(v);
-        if (isMain && x[i] >= late) recent.push(v);
+        if (isMain && (x[i] >= late || (view && line.kind === "dots"))) recent.push(v);
       }
     });
     let range = quantiles(values, values.length > 200 ? 0.01 : 0, values.length > 200 ? 0.99 : 1) || [0, 1];

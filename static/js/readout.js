@@ -14,7 +14,8 @@ export class Readout {
     this.cells = this.shown.map(({ line }) => this.item(line.label ?? line.name, line));
     this.late = document.createElement("span");
     this.late.className = "late";
-    element.replaceChildren(this.at.span, ...this.cells.map((cell) => cell.span), this.late);
+    this.ghost = this.legend(lines[0]);
+    element.replaceChildren(this.at.span, ...this.cells.map((cell) => cell.span), this.ghost, this.late);
   }
 
   item(text, line) {
@@ -32,9 +33,24 @@ export class Readout {
     return { span, value };
   }
 
+  // What the wide pale line is, where there is one. Its values are not read.
+  legend(line) {
+    const span = document.createElement("span");
+    const swatch = document.createElement("i");
+    swatch.dataset.kind = "ghost";
+    span.className = `s${line.color}`;
+    span.append(swatch, "superseded");
+    span.hidden = true;
+    return span;
+  }
+
+  haunted(isHaunted) {
+    this.ghost.hidden = !isHaunted;
+  }
+
   // The values at an index of the aligned columns; null: the newest of each.
   show(data, index) {
-    if (!data) {
+    if (!data?.[0].length) {
       for (const cell of [this.at, ...this.cells]) cell.value.textContent = "–";
       if (this.note) put(this.note, "");
       return;
@@ -48,7 +64,7 @@ export class Readout {
       const form = line.digits ? fixed(line.digits) : this.form;
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
       put(this.cells[n].value, high === null ? form(low) : `${form(low)}–${form(high)}`);
-      this.cells[n].span.hidden = line.kind === "ghost" && !columns[column].some((v) => v !== null && v !== undefined);
+      this.cells[n].span.hidden = line.kind === "raw" && !columns[column].some((v) => v !== null && v !== undefined);
     });
   }
 

@@ -1,11 +1,6 @@
-// What lists of jobs share: words kept true where they stand, and one socket for all rows.
+// What lists of jobs share: one socket for all rows, and the lamp.
 import { lamp } from "./app.js";
 import { followJobs } from "./live.js";
-
-export function set(row, name, text) {
-  const element = row.querySelector(`[data-live="${name}"]`);
-  if (element && element.textContent !== text) element.textContent = text;
-}
 
 // told(line) for each job that changed; missed() when something may have been: the first answer is what the page shows.
 export function followRows(told, missed) {

@@ -107,3 +107,9 @@ export function keepTime() {
   setInterval(() => document.visibilityState === "visible" && retell(), 10_000);
   document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && retell());
 }
+
+// Words that are kept true where they stand.
+export function put(root, name, text) {
+  const element = root.querySelector(`[data-live="${name}"]`);
+  if (element && element.textContent !== text) element.textContent = text;
+}

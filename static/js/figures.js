@@ -1,0 +1,181 @@
+// A page's charts together: made from what the server says of them, fed with one question for all, shown as chosen.
+import { Chart } from "./charts.js";
+import { View } from "./view.js";
+
+const AGAIN_MS = 5_000; // while steps are being done again, what that superseded is asked for so often
+
+export class Figures {
+  constructor(grid, job, specs) {
+    this.job = job;
+    this.asking = new Set(); // for each question on its way the frames that came meanwhile
+    this.charts = [];
+    this.view = viewOf(grid, specs, () => this.choose());
+    for (const spec of specs) this.add(grid.querySelector(`[data-chart="${spec.id}"]`), { ...spec, job });
+    this.choose();
+    new ResizeObserver(() => this.each((chart) => chart.resize())).observe(grid);
+    const again = () => this.each((chart) => chart.rebuild());
+    document.addEventListener("vigil:theme", again);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
+    setTimeout(() => this.each((chart) => chart.loaded || chart.plot.classList.add("skeleton")), 200);
+  }
+
+  add(figure, spec) {
+    const chart = new Chart(figure, spec, {
+      zoom: (range, kind) => this.view.zoom(chart.unit, range, kind),
+      log: (on) => this.view.setLog(spec.id, on),
+      smooth: (share) => this.view.setSmooth(share),
+      reread: () => this.reread().catch(() => null),
+    });
+    chart.names = new Set(spec.series.map((s) => s.name));
+    chart.unit = unitOf(spec);
+    this.charts.push(chart);
+  }
+
+  each(act) {
+    for (const chart of this.charts) act(chart);
+  }
+
+  // The names of what there are charts of.
+  get names() {
+    return this.charts.flatMap(({ names }) => [...names]);
+  }
+
+  // The page came with the curves of its lead chart.
+  paint(answer) {
+    this.each((chart) => {
+      const items = this.itemsFor(chart, answer);
+      if (items.length) chart.load(items, null);
+      chart.isCoarse = true;
+    });
+  }
+
+  // Everything anew; the version that it includes.
+  reread() {
+    this.begun = true;
+    this.refine(this.charts);
+    return this.look(this.charts, null);
+  }
+
+  // What a person chose, into every chart: at once with what is there, then with what the server has of that range.
+  choose() {
+    const { ranges, logs, smooth } = this.view;
+    const moved = this.charts.filter((chart) =>
+      chart.choose({ range: ranges.get(chart.unit), log: logs.has(chart.spec.id), share: smooth }),
+    );
+    if (this.begun) this.refine(moved);
+  }
+
+  refine(charts) {
+    for (const [unit, range] of this.view.ranges) {
+      const zoomed = charts.filter((chart) => chart.unit === unit);
+      if (range && zoomed.length) this.look(zoomed, range).catch(() => null);
+    }
+  }
+
+  async look(charts, range) {
+    const meanwhile = [];
+    this.asking.add(meanwhile);
+    const answer = await this.ask(charts.map(wantOf), range).finally(() => this.asking.delete(meanwhile));
+    for (const chart of charts) chart.load(this.itemsFor(chart, answer), range);
+    for (const entries of meanwhile) this.append(entries);
+    // Where steps were done twice, what was there before is asked for too.
+    if (answer.items.some((item) => item.superseded?.length))
+      import("./ghosts.js").then(({ haunt }) => haunt(this, charts, answer, range)).catch(() => null);
+    else for (const chart of charts) chart.haunt([], range);
+    return answer.version;
+  }
+
+  // A live frame's points.
+  points(entries) {
+    for (const meanwhile of this.asking) meanwhile.push(entries);
+    if (this.append(entries)) this.again ||= setTimeout(() => this.redone(), AGAIN_MS);
+  }
+
+  append(entries) {
+    let back = false;
+    this.each((chart) => {
+      const mine = entries.filter((entry) => wants(chart, entry)).map(columnsOf);
+      if (mine.length && chart.append(mine) && !chart.spec.band) back = true;
+    });
+    return back;
+  }
+
+  redone() {
+    this.again = 0;
+    this.reread().catch(() => null);
+  }
+
+  // Questions to the API: wants are [{names, rank, points, band}], range {from, to} or null for everything.
+  async ask(wants, range) {
+    const answer = { items: [], bands: [], version: null };
+    await Promise.all(
+      this.together(wants).map(async ({ names, rank, points, band }) => {
+        const query = { points, digits: 6, ...(band ? { band: 1 } : { rank }), ...range };
+        const found = await this.get(names, query);
+        answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, asked: rank, points })));
+        // All are right up to the oldest of them.
+        answer.version = Math.min(answer.version ?? found.version, found.version);
+      }),
+    );
+    return answer;
+  }
+
+  async get(names, rest) {
+    const query = new URLSearchParams([...names].map((name) => ["name", name]));
+    for (const [name, value] of Object.entries(rest)) query.set(name, value);
+    const path = `/api/v1/jobs/${this.job}/series?${query}`;
+    const response = await fetch(path, { headers: { Accept: "application/json" } });
+    if (!response.ok) throw new Error(`series: ${response.status}`);
+    return response.json();
+  }
+
+  // Charts of a width share a question.
+  together(wants) {
+    const groups = new Map();
+    for (const want of wants) {
+      const key = `${want.points} ${want.band ? "band" : want.rank}`;
+      if (!groups.has(key)) groups.set(key, { ...want, names: new Set(), members: [] });
+      const group = groups.get(key);
+      for (const name of want.names) group.names.add(name);
+      group.members.push(want);
+    }
+    return [...groups.values()];
+  }
+
+  itemsFor({ spec, names }, answer) {
+    const mine = spec.band
+      ? answer.bands.filter((item) => item.median)
+      : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
+    return mine.filter((item) => names.has(item.name));
+  }
+}
+
+const unitOf = (spec) => spec.xunit ?? "step";
+
+function viewOf(grid, specs, changed) {
+  const options = [...(grid.querySelector("[data-smooth]")?.options ?? [])];
+  return new View({
+    units: [...new Set(specs.map(unitOf))],
+    logs: specs.filter((spec) => spec.scale).map((spec) => spec.id),
+    shares: options.sort((a, b) => b.defaultSelected - a.defaultSelected).map((option) => Number(option.value)),
+    changed,
+  });
+}
+
+// Two points a pixel.
+const wantOf = ({ spec, names, plot }) => ({
+  names,
+  rank: spec.rank ?? 0,
+  band: Boolean(spec.band),
+  points: 100 * Math.ceil(plot.clientWidth / 50),
+});
+
+const wants = ({ spec, names }, entry) =>
+  names.has(entry.name) &&
+  (spec.band ? entry.kind === "band" : entry.kind === "value" && entry.rank === (spec.rank ?? 0));
+
+const columnsOf = ({ name, kind, step, value, min, median, max, worst }) => ({
+  name,
+  step,
+  columns: kind === "band" ? { min, median, max, worst } : { value },
+});

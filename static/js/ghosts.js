@@ -1,0 +1,107 @@
+// What was done twice: the superseded stretches, wide and pale under the line of record, so that one sees the same line
+// again. They are painted and nothing else: neither the readout nor a table nor the smoothing of the record knows them.
+import { smooth } from "./curves.js";
+import { halfLife } from "./lines.js";
+import { tint } from "./paint.js";
+
+const WIDTH = 6;
+const ALPHA = 0.38;
+
+// One stretch of one series.
+class Ghost {
+  constructor(name) {
+    this.name = name;
+    this.step = [];
+    this.value = [];
+  }
+
+  paint(u, chart) {
+    const { ctx, bbox } = u;
+    const series = chart.spec.series.find((s) => s.name === this.name);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.lineWidth = WIDTH * devicePixelRatio;
+    ctx.lineCap = "round";
+    ctx.lineJoin = "round";
+    ctx.strokeStyle = tint(series, ALPHA);
+    ctx.stroke(pathOf(u, this.step, this.drawn(chart)));
+    ctx.restore();
+  }
+
+  // As the line above it: smoothed alike where that is, and begun anew like that.
+  drawn(chart) {
+    const { spec, share } = chart;
+    const curve = chart.curvesShown().get(this.name);
+    return spec.smooth && share && curve?.n ? smooth(this.step, this.value, halfLife(curve, share), []) : this.value;
+  }
+}
+
+// Charts by step of single ranks get their ghosts: everything's, or those of the range that they show.
+export async function haunt(figures, charts, answer, range) {
+  const shown = charts.filter(({ spec, unit }) => !spec.band && unit === "step");
+  const drawn = new Set(shown.flatMap(({ spec }) => spec.series.filter((s) => s.kind !== "dots").map((s) => s.name)));
+  const items = shown.flatMap((chart) => figures.itemsFor(chart, answer));
+  const lines = await livesOf(
+    figures,
+    items.filter((item) => item.superseded?.length && drawn.has(item.name)),
+  );
+  const ghosts = [...drawn].flatMap((name) => {
+    const lives = lines.filter((line) => line.name === name && line.step.length);
+    return lives.flatMap((life, i) => runsOf(life, lives.slice(i + 1)));
+  });
+  for (const chart of shown) {
+    const mine = ghosts.filter(({ name }) => chart.names.has(name));
+    chart.haunt(mine, range);
+  }
+}
+
+// Every attempt's and incarnation's own line where some were superseded, oldest first, a point for every other pixel.
+async function livesOf(figures, items) {
+  const wants = items.map((item) => ({ names: [item.name], rank: item.asked, points: item.points, item }));
+  const answers = await Promise.all(
+    figures.together(wants).map(({ names, rank, points, members }) => {
+      const [from, to] = reach(members.flatMap(({ item }) => item.superseded));
+      const [first, last] = reach(members.map(({ item }) => [item.step[0], item.step.at(-1)]));
+      const few = Math.max(2, Math.round(((points / 4) * (to - from)) / Math.max(1, last - first)));
+      return figures.get(names, { all: 1, rank, points: few, digits: 6, from, to });
+    }),
+  );
+  return answers.flatMap((answer) => answer.items);
+}
+
+const reach = (stretches) => [Math.min(...stretches.map(([a]) => a)), Math.max(...stretches.map(([, b]) => b))];
+
+// The points of a life where a newer one has been.
+function runsOf(life, newer) {
+  const runs = [];
+  const reaches = newer.map(({ step }) => [step[0], step.at(-1)]);
+  const values = life.value ?? life.mean;
+  let run = null;
+  life.step.forEach((step, i) => {
+    if (!reaches.some(([from, to]) => step >= from && step <= to)) {
+      run = null;
+      return;
+    }
+    if (!run) runs.push((run = new Ghost(life.name)));
+    run.step.push(step);
+    run.value.push(values[i] ?? Number.NaN);
+  });
+  return runs;
+}
+
+function pathOf(u, step, values) {
+  const path = new Path2D();
+  let drawing = false;
+  values.forEach((value, i) => {
+    const isThere = Number.isFinite(value);
+    if (isThere) {
+      const at = [u.valToPos(step[i], "x", true), u.valToPos(value, "y", true)];
+      if (!drawing) path.moveTo(...at);
+      path.lineTo(...at);
+    }
+    drawing = isThere;
+  });
+  return path;
+}
