@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.stack import REPOSITORY, Stack
+from tests.stack import REPOSITORY, Stack, wait_for
 
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -74,6 +74,10 @@ def lab_up(prepared_home: Path) -> Iterator[Stack]:
     stack = Stack(prepared_home)
     try:
         stack.start("--demo", timeout_s=120)
+        # Its running job would train for as long as the tests last, and take all that they need.
+        wait_for(lambda: [p for p in stack.job_processes() if "RANK" in p.environ()], "the lab's job to run", 60)
+        for process in stack.job_processes():
+            process.nice(19)
         yield stack
     finally:
         stack.close()
