@@ -163,7 +163,7 @@ def test_a_frame_is_what_a_websocket_expects(length: int) -> None:
 @pytest.mark.slow
 def test_on_a_real_server_a_reader_that_stalls_loses_and_nobody_else(server: Server) -> None:
     """Frames written past uvicorn's `send` respect what the peer's side can take."""
-    total, message = 420, bytes(65_536)
+    total, message = 1_000, bytes(65_536)  # more than its queue and the largest buffers of two sockets take
 
     async def scene(hub: Hub) -> None:
         async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -190,7 +190,10 @@ def test_on_a_real_server_a_reader_that_stalls_loses_and_nobody_else(server: Ser
         while not web.started:
             await asyncio.sleep(0.01)
         address = f"ws://127.0.0.1:{web.servers[0].sockets[0].getsockname()[1]}"
-        async with connect(address, max_queue=1) as stalled, connect(address, compression=None) as quick:
+        async with (
+            connect(address, max_queue=1, close_timeout=0.2) as stalled,
+            connect(address, compression=None) as quick,
+        ):
             for _ in range(total // 20):  # the next few only once the one who reads has these
                 await asyncio.to_thread(server.publish, "a", *[message] * 20)
                 for _ in range(20):
