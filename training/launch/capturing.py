@@ -14,6 +14,7 @@ from training.launch.environment import Command
 from training.launch.plan import Plan
 from training.launch.ranks import child_setup
 
+AFTER_SECONDS = 3.0  # of the ranks' start: while they load, every core is theirs
 SECONDS = 60.0  # for it in all: on a busy node it hardly gets any time
 LAST_SECONDS = 5.0  # to finish in, once the ranks are gone: a run that failed at once is the one to know about
 LEAST_NICE = 19
@@ -27,7 +28,7 @@ class Capturing:
     def __init__(self, plan: Plan, attempt: Attempt, command: Command) -> None:
         self._plan, self._attempt, self._command = plan, attempt, command
         self._process: subprocess.Popen[bytes] | None = None
-        self._deadline = 0.0
+        self._due = self._deadline = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -35,17 +36,20 @@ class Capturing:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def begin(self) -> None:
-        """Once an attempt, on the leading node."""
-        if self._process or not self._plan.leads or (self._attempt.folder / FILE).exists():
-            return
-        with suppress(OSError):
-            self._start()
+        """Once an attempt, on the leading node: a little later, or with the end if that comes first."""
+        if not self._due and self._plan.leads and not (self._attempt.folder / FILE).exists():
+            self._due = time.monotonic() + AFTER_SECONDS
 
-    def tend(self) -> None:
+    def tend(self, *, at_once: bool = False) -> None:
+        if self._due and not self._deadline and (at_once or time.monotonic() > self._due):
+            self._deadline = time.monotonic() + SECONDS
+            with suppress(OSError):
+                self._start()
         if self.pid and time.monotonic() > self._deadline:
             self._kill()
 
     def finish(self) -> None:
+        self.tend(at_once=True)
         if self._process is None:
             return
         try:
@@ -71,7 +75,6 @@ class Capturing:
                 process_group=0,
                 preexec_fn=setup,
             )
-        self._deadline = time.monotonic() + SECONDS
 
     def _kill(self) -> None:
         """It and the interpreter that it asks, which is in its group. One that cannot die is not waited for."""
