@@ -143,7 +143,7 @@ class Up:
             "-l",
             "WARNING",
         ]
-        self._add("beat", beat)
+        self._add("beat", beat, niceness=10)  # a tick may come some milliseconds late
 
     def _start_worker(self, queue: str, **options: object) -> None:
         # One task at a time in the process itself: a pool's children would outlive a killed parent.
