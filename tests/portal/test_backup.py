@@ -1,6 +1,5 @@
 """`vigil backup` and `vigil restore` from outside: what comes back, what is refused, what a kill leaves."""
 
-import io
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ import httpx
 import pytest
 
 from portal.backup import files, sqlite
+from tests.archives import packed, unpacked
 from tests.stack import REPOSITORY, Stack, wait_for
 
 MakeStack = Callable[..., Stack]
@@ -35,21 +34,6 @@ def made(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield path
     finally:
         stack.close()
-
-
-def unpacked(path: Path) -> dict[str, bytes]:
-    """An archive's members, as tar itself sees them."""
-    with tarfile.open(path) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-
-
-def packed(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -1,7 +1,6 @@
 """A backup's archive: what is read of one that is damaged, cut short or made by a stranger."""
 
 import gzip
-import io
 import json
 import tarfile
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from portal.backup import archive
 from portal.preflight import Refused
+from tests.archives import packed, unpacked
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +30,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quiet(done: int, total: int) -> None:
     pass
-
-
-def unpacked(path: Path) -> dict[str, bytes]:
-    """An archive's members, as tar itself sees them."""
-    with tarfile.open(path) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-
-
-def packed(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 def unpack(path: Path, folder: Path) -> archive.Manifest:
