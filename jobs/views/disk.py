@@ -60,6 +60,8 @@ def keep(request: HttpRequest, slug: str) -> HttpResponse:
 def say(uses: list[disk.Use]) -> tuple[str, str]:
     """The sentence that leads the page: who holds most, and what of it could go."""
     most = uses[0]
+    if not most.bytes and any(use.unmeasured for use in uses):
+        return "Run directories are being measured.", "Their sizes come within minutes."
     if not most.bytes:
         return "No run directory takes disk yet.", ""
     total = sum(use.bytes for use in uses)

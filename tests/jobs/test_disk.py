@@ -186,6 +186,14 @@ def test_page_before_anything_ran() -> None:
     assert "No run directory takes disk yet." in lab.signed_in(lab.sysadmin()).get("/disk").content.decode()
 
 
+def test_page_before_anything_was_measured() -> None:
+    lab.a_job(lab.person("mia", project := lab.a_project()), project, state="completed")
+    job = Job.objects.get()
+    job.directory = f"{project.slug}/1-abcdef"
+    job.save()
+    assert "being measured" in lab.signed_in(lab.sysadmin()).get("/disk").content.decode()
+
+
 def test_listing_does_not_ask_for_each_project(django_assert_max_num_queries: Any) -> None:
     for number in range(5):
         a_job(f"project-{number}")
