@@ -16,16 +16,9 @@ case $role in
 prepare) exec python manage.py prepare "$@" ;;
 web)
     # Only the proxy reaches this port, and it overwrites the header that says who asks.
-    exec python -m uvicorn portal.asgi:application --host "${VIGIL_HOST:-0.0.0.0}" --port "${VIGIL_PORT:-8000}" \
-        --ws websockets-sansio --ws-per-message-deflate false --ws-max-size 65536 \
-        --proxy-headers --forwarded-allow-ips '*' --no-access-log --log-level warning "$@"
+    exec python -m portal.web --host "${VIGIL_HOST:-0.0.0.0}" --port "${VIGIL_PORT:-8000}" --trusted-proxies '*' "$@"
     ;;
-worker)
-    queue=${1:?a worker needs its queue: follow or work}
-    shift
-    exec celery --quiet -A portal.celery worker -Q "$queue" -n "$queue@%h" --pool solo \
-        --without-gossip --without-mingle --without-heartbeat -l INFO "$@"
-    ;;
+worker) exec python -m portal.worker "$@" ;;
 beat) exec celery --quiet -A portal.ticks beat -s "$VIGIL_HOME/beat-schedule" --pidfile= -l WARNING "$@" ;;
 agent)
     if [ ! -f nodes/agent/__main__.py ]; then

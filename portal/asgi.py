@@ -34,6 +34,5 @@ application = ProtocolTypeRouter(
 # Everything is loaded now rather than in the first request, and stays: a full collection that looked through it all
 # held up requests and sockets for 100 ms every few seconds of work.
 get_resolver().url_patterns  # noqa: B018
-gc.collect()
 gc.freeze()
 gc.enable()

@@ -4,12 +4,12 @@ jobs belong to the scheduler and go on whatever happens here. Imports no Django.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -30,15 +30,6 @@ STOP_ORDER = ((("beat", "work", "follow"), 2.4), (("web",), 1.4), (("redis",), 0
 
 def say(text: str) -> None:
     print(text, flush=True)
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A management command on its way; its errors go to the log."""
-
-    name: str
-    process: subprocess.Popen[str]
-    log: Path
 
 
 # -- the supervisor --------------------------------------------------------------------------------------------------
@@ -76,24 +67,22 @@ class Up:
         if not prepared:
             say("Preparing the database and static files …")
         self._start_redis()
-        # Importing Django takes most of a start: while the database is looked at, the others already load.
-        preparing = self._manage("prepare", "--mark", mark)
-        if prepared:
-            self._start_site()
-        answer = self._wait_for(preparing)
+        with self._start_web(mark) as preparing:
+            # Importing Django takes most of a start: the worker does it meanwhile, if nothing should be left to do.
+            if prepared:
+                self._start_worker("follow")
+            said = self._hear(preparing)
         if not prepared:
-            self._start_site()
+            self._start_worker("follow")
         self._wait_until_ready()
         self._start_background()
         if self.demo:
-            say("Making the demonstration lab …")
-            self._wait_for(self._manage("demo"))
+            self._make_demo()
         self.has_been_ready = True
         url = self.settings.VIGIL_PUBLIC_URL
         say(f"Vigil is ready at {url} ({time.monotonic() - began:.1f} s). Data in {self.home}; Ctrl-C stops it.")
-        for line in answer.splitlines():
-            if line.startswith(("Sign in:", "Note:")):
-                say(line)
+        for line in said:
+            say(line)
 
     def _start_redis(self) -> None:
         if os.environ.get("REDIS_URL") or os.environ.get("REDIS_URL_FILE"):
@@ -114,16 +103,38 @@ class Up:
                 raise Refused(f"Redis does not answer; its log {redis.log} ends with\n{redis.log_tail()}")
             self.turn(0.01)
 
-    def _start_site(self) -> None:
-        web = [
-            sys.executable, "-m", "uvicorn", "portal.asgi:application", "--fd", str(self.listener.fileno()),
-            "--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--ws-max-size", "65536",
-            "--no-access-log", "--log-level", "warning", "--timeout-graceful-shutdown", "1",
-            "--proxy-headers" if self.settings.flag("VIGIL_BEHIND_PROXY") else "--no-proxy-headers",
-        ]  # fmt: skip
-        # Deflating the sockets' frames would cost five times what sending them does.
-        self._add("web", web, pass_fds=[self.listener.fileno()])
-        self._start_worker("follow")
+    def _start_web(self, mark: str) -> socket.socket:
+        """Start web, which prepares the site first; the socket hears what came of that."""
+        here, there = socket.socketpair()
+        web = [sys.executable, "-m", "portal.web", "--fd", str(self.listener.fileno())]
+        with there:
+            child = self._add(
+                "web",
+                [*web, "--prepare", mark, "--answer", str(there.fileno())],
+                pass_fds=[self.listener.fileno(), there.fileno()],
+            )
+        # A web process that is started anew finds the site prepared, and nobody who listens.
+        child.command, child.pass_fds = web, [self.listener.fileno()]
+        return here
+
+    def _hear(self, preparing: socket.socket) -> list[str]:
+        """What web has to say once the site is prepared. Raises Refused if it cannot be."""
+        preparing.setblocking(False)
+        heard = b""
+        while not heard.endswith(b"\n"):
+            try:
+                more = preparing.recv(65_536)
+            except BlockingIOError:
+                self.turn(0.02)
+                continue
+            if not more:
+                web = self.children["web"]
+                raise Refused(f"web died while it prepared the site; its log {web.log} ends with\n{web.log_tail()}")
+            heard += more
+        told = json.loads(heard)
+        if "refused" in told:
+            raise Refused(told["refused"])
+        return [str(line) for line in told["said"]]
 
     def _start_background(self) -> None:
         """What nobody waits for: what it does is there to be done whenever it comes."""
@@ -146,11 +157,7 @@ class Up:
         self._add("beat", beat, niceness=10)  # a tick may come some milliseconds late
 
     def _start_worker(self, queue: str, **options: object) -> None:
-        # One task at a time in the process itself: a pool's children would outlive a killed parent.
-        worker = [
-            sys.executable, "-m", "celery", "-A", "portal.celery", "worker", "-Q", queue, "-n", f"{queue}@%h",
-            "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO",
-        ]  # fmt: skip
+        worker = [sys.executable, "-m", "portal.worker", queue]
         self._add(queue, worker, ready=re.compile(r" ready\."), **options)
 
     def _add(self, name: str, command: Sequence[str], **options: object) -> Child:
@@ -161,41 +168,18 @@ class Up:
         child.start()
         return child
 
-    def _manage(self, *arguments: str) -> _Command:
-        parent = os.getpid()
-        log = self.logs / f"{arguments[0]}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, str(BASE_DIR / "manage.py"), *arguments],
-                cwd=BASE_DIR,
-                env={**os.environ, **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                start_new_session=True,
-                preexec_fn=lambda: supervise.die_with(parent),
-            )
-        return _Command(arguments[0], process, log)
-
-    def _wait_for(self, command: _Command) -> str:
-        """What the command printed, once it has ended; what it prints is short enough for a pipe."""
-        process = command.process
+    def _make_demo(self) -> None:
+        say("Making the demonstration lab …")
+        command = [sys.executable, str(BASE_DIR / "manage.py"), "demo"]
+        demo = Child("demo", command, self.logs / "demo.log", BASE_DIR, self.environment)
+        demo.start()
         try:
-            while process.poll() is None:
+            while demo.is_running:
                 self.turn(0.05)
         finally:
-            if process.poll() is None:
-                process.kill()
-        assert process.stdout
-        with process.stdout as output:
-            printed = output.read()
-        if process.returncode:
-            lines = command.log.read_text(errors="replace").splitlines()[-15:]
-            if lines and lines[-1].startswith("CommandError: "):  # a refusal in one sentence
-                raise Refused(lines[-1].removeprefix("CommandError: "))
-            raise Refused(f"`{command.name}` failed; its log {command.log} ends with\n" + "\n".join(lines))
-        return printed
+            demo.kill()
+        if demo.process and demo.process.returncode:
+            raise Refused(f"the demonstration lab cannot be made; its log {demo.log} ends with\n{demo.log_tail()}")
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_PATIENCE_S

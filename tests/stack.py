@@ -230,8 +230,8 @@ def _name_of(process: psutil.Process) -> str:
     words = _words(process)
     if any("redis-server" in word or "valkey-server" in word for word in words[:1]):
         return "redis"
-    if "uvicorn" in words:
+    if "portal.web" in words:
         return "web"
     if "beat" in words:
         return "beat"
-    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "-Q"), "")
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "portal.worker"), "")

@@ -61,48 +61,68 @@ WARMUP_STEPS = 20
 class RunConfig(BaseModel):
     """The trainer's own configuration. Frozen: what was validated is what runs."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    # Descriptions are arguments: pydantic finds docstrings of attributes by reading the source, 40 ms in every rank.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    recipe: str = Field("language", json_schema_extra=_names("recipes"))
-    """What is trained, on what data."""
-    parallelism: str = Field("ddp", json_schema_extra=_names("parallel"))
-    """How the ranks share the work."""
-    steps: int = Field(200, ge=1, le=100_000_000)
-    """Optimizer steps."""
-    global_batch: int = Field(32, ge=1, le=1_000_000)
-    """Samples per step, over all ranks; fixed for the whole run, also when ranks are lost."""
-    micro_batch: int | None = Field(None, ge=1)
-    """Samples per rank and forward pass; left out: the global batch divided over the ranks, so no accumulation."""
-    seed: int = Field(0, ge=0, le=2**32 - 1)
-    """Of the initial weights, the order of the data and the dropout."""
-    learning_rate: float = Field(3e-4, gt=0, le=100, allow_inf_nan=False)
-    """The highest, at the end of the warm-up."""
-    warmup_steps: int = Field(WARMUP_STEPS, ge=0)
-    """Steps over which the learning rate rises linearly, before it falls along a cosine."""
-    min_learning_rate_ratio: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
-    """Where the cosine ends, as a part of the learning rate."""
-    weight_decay: float = Field(0.1, ge=0, le=10, allow_inf_nan=False)
-    """AdamW's, on matrices only."""
-    clip: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Largest global gradient norm; 0: no clipping."""
-    validate_every: int = Field(100, ge=0)
-    """Steps between validations; 0: none."""
-    validation_batches: int = Field(8, ge=1)
-    """Global batches per validation."""
-    checkpoint_every: int = Field(100, ge=0)
-    """Steps between checkpoints; 0: only at the end and when stopped."""
-    keep_checkpoints: int = Field(3, ge=1)
-    """How many of the newest checkpoints to keep, beside pinned ones and the one the run started from."""
-    determinism: Literal["bitwise", "fast"] = "bitwise"
-    """bitwise: the same run gives the same losses, bit for bit; fast: any kernel may be chosen."""
-    dtype: Literal["fp32"] = "fp32"
-    """Of weights and arithmetic."""
-    flush_seconds: float = Field(1.0, gt=0, le=60, allow_inf_nan=False)
-    """Longest time that a metric waits on the device before it is reported."""
-    flush_steps: int = Field(50, ge=1, le=10_000)
-    """Most steps that a metric waits on the device before it is reported."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """The chosen recipe's and parallelism's own options: written as tables [run.<name>], here with their defaults."""
+    recipe: str = Field("language", json_schema_extra=_names("recipes"), description="What is trained, on what data.")
+    parallelism: str = Field("ddp", json_schema_extra=_names("parallel"), description="How the ranks share the work.")
+    steps: int = Field(200, ge=1, le=100_000_000, description="Optimizer steps.")
+    global_batch: int = Field(
+        32,
+        ge=1,
+        le=1_000_000,
+        description="Samples per step, over all ranks; fixed for the whole run, also when ranks are lost.",
+    )
+    micro_batch: int | None = Field(
+        None,
+        ge=1,
+        description="Samples per rank and forward pass; left out: the global batch over the ranks, so no accumulation.",
+    )
+    seed: int = Field(
+        0, ge=0, le=2**32 - 1, description="Of the initial weights, the order of the data and the dropout."
+    )
+    learning_rate: float = Field(
+        3e-4, gt=0, le=100, allow_inf_nan=False, description="The highest, at the end of the warm-up."
+    )
+    warmup_steps: int = Field(
+        WARMUP_STEPS,
+        ge=0,
+        description="Steps over which the learning rate rises linearly, before it falls along a cosine.",
+    )
+    min_learning_rate_ratio: float = Field(
+        0.1, ge=0, le=1, allow_inf_nan=False, description="Where the cosine ends, as a part of the learning rate."
+    )
+    weight_decay: float = Field(0.1, ge=0, le=10, allow_inf_nan=False, description="AdamW's, on matrices only.")
+    clip: float = Field(1.0, ge=0, allow_inf_nan=False, description="Largest global gradient norm; 0: no clipping.")
+    validate_every: int = Field(100, ge=0, description="Steps between validations; 0: none.")
+    validation_batches: int = Field(8, ge=1, description="Global batches per validation.")
+    checkpoint_every: int = Field(
+        100, ge=0, description="Steps between checkpoints; 0: only at the end and when stopped."
+    )
+    keep_checkpoints: int = Field(
+        3,
+        ge=1,
+        description="How many of the newest checkpoints to keep, beside pinned ones and the one the run started from.",
+    )
+    determinism: Literal["bitwise", "fast"] = Field(
+        "bitwise",
+        description="bitwise: the same run gives the same losses, bit for bit; fast: any kernel may be chosen.",
+    )
+    dtype: Literal["fp32"] = Field("fp32", description="Of weights and arithmetic.")
+    flush_seconds: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        allow_inf_nan=False,
+        description="Longest time that a metric waits on the device before it is reported.",
+    )
+    flush_steps: int = Field(
+        50, ge=1, le=10_000, description="Most steps that a metric waits on the device before it is reported."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The recipe's and the parallelism's own options with their defaults, written as [run.<name>].",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -241,12 +241,6 @@ def test_the_first_sysadmin_is_named_as_who_starts(home, monkeypatch, name, beco
     assert User.objects.get().username == becomes
 
 
-def test_first_start_command_prints_the_link(home):
-    out = StringIO()
-    call_command("first_start", stdout=out)
-    assert out.getvalue().startswith(f"Sign in: {settings.VIGIL_PUBLIC_URL}/accounts/link/")
-
-
 # What pages send along
 
 

@@ -114,6 +114,7 @@ def test_port_in_use_names_the_process_and_the_remedy(make_stack: MakeStack) -> 
         ("VIGIL_PORT", "70000", "'70000' is no port"),
         ("VIGIL_HOST", "192.0.2.1", "no address 192.0.2.1"),
         ("DATABASE_URL", "mysql://localhost/vigil", "DATABASE_URL mysql:// is not known"),
+        ("DATABASE_URL", "postgresql://127.0.0.1:1/vigil", "the database cannot be used: "),
         ("REDIS_URL", "redis://127.0.0.1:1/0", "REDIS_URL"),
         ("REDIS_URL", "nonsense", "REDIS_URL"),
         ("SECRET_KEY_FILE", "/nowhere/key", "/nowhere/key"),

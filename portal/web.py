@@ -1,0 +1,87 @@
+"""The web process: uvicorn, with the options that our sockets and proxies need.
+
+    python -m portal.web --host 0.0.0.0 --port 8000                one of several behind a proxy
+    python -m portal.web --fd 4 --prepare MARK --answer 7          under `vigil up`
+
+`vigil up` lets it prepare the site before it serves: that takes 30 ms, and a process of its own for it would load
+Django once more, a quarter of all that a start has to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import socket
+import traceback
+from collections.abc import Sequence
+from typing import cast
+
+gc.disable()  # until portal.asgi has loaded everything: nothing of it is garbage
+
+import uvicorn  # noqa: E402
+
+from portal import settings  # noqa: E402
+from portal.preflight import Refused  # noqa: E402
+
+DEFAULT_PORT = 8000
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("portal.web", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT)
+    parser.add_argument("--fd", type=int, help="listen on this socket instead, which the parent holds")
+    parser.add_argument("--trusted-proxies", default="127.0.0.1", help="whose forwarded headers to believe; * for all")
+    parser.add_argument("--prepare", metavar="MARK", help="bring the site up to date first")
+    parser.add_argument("--answer", type=int, metavar="FD", help="the socket that hears what came of it")
+    options = parser.parse_args(arguments)
+    if options.prepare is not None:
+        _prepare(options.prepare, socket.socket(fileno=options.answer))
+    from portal.asgi import application
+
+    uvicorn.run(
+        cast("uvicorn._types.ASGIApplication", application),
+        host=options.host,
+        port=options.port,
+        fd=options.fd,
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,  # deflating the sockets' frames would cost five times what sending them does
+        ws_max_size=65_536,
+        proxy_headers=settings.flag("VIGIL_BEHIND_PROXY"),
+        forwarded_allow_ips=options.trusted_proxies,
+        access_log=False,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+    )
+
+
+def _prepare(mark: str, answer: socket.socket) -> None:
+    """Prepare the site, and tell `vigil up` in one line of JSON what to say, or why it cannot be."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
+    import django
+    from django.db import OperationalError, connections
+
+    django.setup()
+    from portal.prepare import prepare
+
+    try:
+        told: dict[str, object] = {"said": prepare(mark)}
+    except Refused as error:
+        told = {"refused": str(error)}
+    except OperationalError as error:
+        told = {"refused": f"the database cannot be used: {' '.join(str(error).split())}. DATABASE_URL names it."}
+    except Exception:
+        told = {"refused": "the site cannot be prepared.\n" + traceback.format_exc(limit=-8)}
+    finally:
+        connections.close_all()
+    with answer:
+        answer.sendall(json.dumps(told).encode() + b"\n")
+        if "refused" in told:
+            answer.recv(1)  # until we are ended: to end here would look like a death, and be told as one
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
