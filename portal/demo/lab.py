@@ -142,7 +142,8 @@ def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
 
 def _start_job(user: User, text: str, known: set[str]) -> str:
     cpus = len(os.sched_getaffinity(0))
-    for name, number in (("{ranks}", min(2, cpus)), ("{cpus}", cpus), ("{batch}", 16 * cpus)):
+    # Half of the machine at most: whoever looks around wants the other half.
+    for name, number in (("{ranks}", min(2, max(1, cpus // 2))), ("{cpus}", cpus), ("{batch}", 16 * cpus)):
         text = text.replace(name, str(number))
     spec = JobSpec.parse_toml(text)
     if spec.name in known or settings.VIGIL_SCHEDULER != "local":
