@@ -155,7 +155,7 @@ async def _channels(place: stage.Site) -> AsyncIterator[tuple[int, int, str, str
     command = [
         python, "-m", "uvicorn", "bench.hub_rival:application", "--host", "127.0.0.1", "--port", port, *stage.UVICORN,
     ]  # fmt: skip
-    with stage.process(command, log, **place.environment) as child:
+    with stage.process(command, log, environment=place.environment) as child:
         stage.wait_for_port(port, child, log)
         yield port, child.pid, "/listen", ""
 
@@ -191,7 +191,9 @@ def message() -> bytes:
     from jobs import live
 
     entry = {"name": "loss", "kind": "value", "rank": 0, "incarnation": 0, "n": 320}
-    about = {"attempt": 1, "number": 1, "version": 1, "state": "running", "step": 1, "series": [entry], "events": []}
+    about: dict[str, Any] = {
+        "attempt": 1, "number": 1, "version": 1, "state": "running", "step": 1, "series": [entry], "events": [],
+    }  # fmt: skip
     frame = live.pack(about, np.arange(320.0), np.arange(320, dtype="<f4"))
     about["phase"] = "x" * (BYTES - len(frame) - 12)
     while len(frame := live.pack(about, np.arange(320.0), np.arange(320, dtype="<f4"))) > BYTES:

@@ -96,7 +96,7 @@ class _Published:
 
         self.times: dict[str, float] = {}
         self._live = live
-        self._pubsub = redis.Redis.from_url(url).pubsub()
+        self._pubsub = redis.Redis.from_url(url).pubsub()  # type: ignore[no-untyped-call]
         self._pubsub.subscribe(live.job_topic(job))
         threading.Thread(target=self._listen, daemon=True).start()
 

@@ -28,4 +28,5 @@ def run_directory(run_dir: Path, attempt: int, port: int) -> Path:
 def shipper(run_dir: Path, attempt_dir: Path, place: stage.Site) -> AbstractContextManager[subprocess.Popen[bytes]]:
     command = [sys.executable, "-P", "-m", "training.shipper", run_dir, attempt_dir, "--node", "here"]
     # It ends when its stdin does, so it gets one that stays open.
-    return stage.process(command, place.home / "shipper.log", stdin=True, PYTHONPATH=str(stage.REPOSITORY))
+    path = {"PYTHONPATH": str(stage.REPOSITORY)}
+    return stage.process(command, place.home / "shipper.log", stdin=True, environment=path)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -78,7 +78,7 @@ def free_port() -> int:
 
 @contextmanager
 def process(
-    command: Sequence[object], log: Path, *, stdin: bool = False, **environment: str
+    command: Sequence[object], log: Path, *, stdin: bool = False, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A child that goes when the bench does; with a stdin that stays open as long, or none."""
     parent = os.getpid()
@@ -86,7 +86,7 @@ def process(
         child = subprocess.Popen(
             [str(word) for word in command],
             cwd=REPOSITORY,
-            env={**os.environ, **environment},
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -140,7 +140,7 @@ class Site:
         """One uvicorn process, on any free port if none is given; (port, pid)."""
         port, log = port or free_port(), self.home / "web.log"
         command = [sys.executable, "-m", "uvicorn", application, "--host", "127.0.0.1", "--port", port, *UVICORN]
-        with process(command, log, **{**self.environment, **environment}) as child:
+        with process(command, log, environment={**self.environment, **environment}) as child:
             wait_for_port(port, child, log)
             yield port, child.pid
 
