@@ -1,4 +1,4 @@
-"""Posts as a shipper would send them, for tests of what becomes of them."""
+"""Posts as a shipper would send them, and what became of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.test import Client
+
 from jobs import wire
-from jobs.models import Attempt, Job
-from portal.models import Project, User, digest
+from jobs.models import Attempt, Event, Job, Stream
+from portal.models import Chunk, Project, User, digest
+from portal.series import codec
 
 SECRET = "the attempt's own token"
 WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -98,3 +101,31 @@ def post(*cuts: Spooled | tuple[Spooled, int, int]) -> wire.Post:
 
 def packed(body: dict[str, Any] | bytes) -> bytes:
     return gzip.compress(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def send(attempt: Attempt, body: Any, *, secret: str = SECRET, encoding: str = "gzip") -> Any:
+    """The answer to a post over HTTP."""
+    data = body if isinstance(body, bytes) else packed(body)
+    headers = {"Authorization": f"Bearer {secret}"} | ({"Content-Encoding": encoding} if encoding else {})
+    return Client().post(
+        f"/api/v1/attempts/{attempt.pk}/reports", data, content_type="application/json", headers=headers
+    )
+
+
+def stored(attempt: Attempt) -> dict[tuple[str, int, int, int], list[float]]:
+    """Every value in the database by identity: more than one in a list is a point stored twice."""
+    found: dict[tuple[str, int, int, int], list[float]] = {}
+    rows = Chunk.objects.filter(series__owner_id=attempt.pk, series__column="", kind=Chunk.Kind.LOOSE)
+    for name, incarnation, data in rows.order_by("id").values_list("series__name", "incarnation", "data"):
+        for rank, points in codec.decode_loose(bytes(data)):
+            for step, value in zip(points.step.tolist(), points.value.tolist(), strict=True):
+                found.setdefault((name, incarnation, rank, step), []).append(value)
+    return found
+
+
+def world(attempt: Attempt) -> tuple[Any, ...]:
+    """All that an intake may change."""
+    attempt.refresh_from_db()
+    row = {k: v for k, v in vars(attempt).items() if not k.startswith("_")}
+    streams = list(Stream.objects.order_by("id").values())
+    return row, streams, list(Event.objects.order_by("id").values()), list(Chunk.objects.order_by("id").values())
