@@ -1,4 +1,4 @@
-"""A follower that is stopped past its lease writes nothing when it wakes."""
+"""The lease: its fence rises, and a follower that is stopped past it writes nothing when it wakes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from jobs import lease
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -41,3 +43,17 @@ def test_sigstop_past_the_lease(prepared_home: Path, tmp_path: Path) -> None:
     assert run("show") == "pending\n"
     run("tick")  # with the lease in hand the same tick writes
     assert run("show") == "running\n"
+
+
+@pytest.mark.django_db
+def test_the_fence_rises() -> None:
+    first = lease.take("x")
+    assert first is not None
+    first.release()
+    second = lease.take("x")
+    assert second is not None
+    assert second.fence == first.fence + 1
+    with pytest.raises(lease.LeaseLost), first.writing():
+        pass
+    with second.writing():
+        pass

@@ -1,0 +1,35 @@
+"""What the tests of the follower share: a tick, and a job that the scheduler has. Sweeps have tests of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from jobs import follow, reports
+from jobs.models import Job
+from jobs.spec import JobSpec, write_toml
+from jobs.submit import submit
+from portal.models import User
+from tests.jobs.schedulers import Told
+
+
+@pytest.fixture(autouse=True)
+def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "sweep", lambda attempt, root, until: None)
+
+
+@pytest.fixture
+def tick(told: Told, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], bool]]:
+    """A round of the follower; what it lived through but should not have met fails the test."""
+    yield lambda: follow.tick(told)
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
+
+
+@pytest.fixture
+def job(oskar: User, tick: Callable[[], bool]) -> Job:
+    """A job that the scheduler has, pending."""
+    spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 1}})
+    made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    tick()
+    return made

@@ -1,0 +1,112 @@
+"""Cancelling, a step a tick; also while something else is being noticed or decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from jobs import ending, follow, rundir
+from jobs.models import Attempt, Job
+from jobs.restart import Decision
+from jobs.submit import cancel
+from portal.models import User
+from tests.jobs.follow.launchers import newest
+from tests.jobs.schedulers import Told
+
+pytestmark = pytest.mark.django_db
+
+
+def test_term_then_grace_then_kill(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    tick()
+    cancel(oskar, job)
+    tick()
+    tick()
+    assert told.signals == [("101", "TERM")]
+    assert (rundir.path_of(newest().job.directory) / "portal" / "cancelled").exists()
+    assert not told.cancelled
+    Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(seconds=46))
+    tick()
+    tick()
+    assert told.cancelled == ["101"]
+    told.say("101", state="cancelled", signal=9)
+    tick()
+    attempt = newest()
+    assert (attempt.state, attempt.reason) == ("cancelled", "Cancelled by oskar.")
+    assert Attempt.objects.count() == 1
+
+
+def test_one_that_stops_in_time_is_cancelled_too(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    tick()
+    cancel(oskar, job)
+    tick()
+    told.say("101", state="failed", exit_code=75)
+    tick()
+    assert (newest().state, newest().exit_code) == ("cancelled", 75)
+    assert "Resume goes on" in newest().decision
+
+
+def test_one_that_waits_leaves_the_queue(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    cancel(oskar, job)
+    tick()
+    assert told.cancelled == ["101"]
+    assert not told.signals
+
+
+def test_a_requeue_in_between_is_cancelled_too(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    tick()
+    cancel(oskar, job)
+    told.say("101", state="running", restart_count=1)
+    tick()
+    assert newest().number == 2
+    assert told.signals == [("101", "TERM")]
+
+
+def test_asked_for_while_a_requeue_is_being_noticed(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    """The wish comes between the read of the rows and the scheduler's answer."""
+    told.say("101", state="running")
+    tick()
+    told.say("101", state="running", restart_count=1)
+    told.meanwhile = lambda: cancel(oskar, job)
+    tick()
+    assert (newest().number, newest().cancel_asked_by) == (2, oskar)
+    assert told.signals == [("101", "TERM")]
+
+
+def test_asked_for_while_the_restart_is_being_decided(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told.say("101", state="node_fail")
+    decide = ending.decide
+
+    def slowly(attempt: Attempt, cause: str) -> Decision:
+        decision = decide(attempt, cause)
+        if newest().cancel_asked_at is None:
+            cancel(oskar, job)
+        return decision
+
+    monkeypatch.setattr(ending, "decide", slowly)
+    tick()
+    tick()
+    assert Attempt.objects.count() == 1
+    assert "does not start it anew" in newest().decision
+
+
+def test_a_restart_that_was_due_is_off(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told.say("101", state="node_fail")
+    with monkeypatch.context() as patch:
+        patch.setattr(follow.Tick, "settle", lambda self: None)
+        tick()
+    cancel(oskar, job)
+    tick()
+    assert Attempt.objects.count() == 1
+    assert "does not start it anew" in newest().decision

@@ -1,0 +1,146 @@
+"""What a follower lives through: a silent scheduler, damaged results, broken directories, spools that take long."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from jobs import follow, rundir
+from jobs.models import Attempt, Job, Stream
+from jobs.spec import JobSpec, write_toml
+from jobs.submit import submit
+from nodes.schedulers.base import SchedulerError
+from portal.models import User
+from tests.jobs.follow.launchers import launched, newest
+from tests.jobs.schedulers import Told
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_scheduler_that_does_not_answer_changes_nothing(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    before = Attempt.objects.values().get()
+    told.broken = SchedulerError("no answer within 10 s")
+    assert tick()
+    assert Attempt.objects.values().get() == before
+
+
+def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.jobs.clear()
+    tick()
+    assert newest().state == "pending"
+    Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
+    tick()
+    first = Attempt.objects.get(number=1)
+    assert (first.state, first.reason) == ("node_fail", "The scheduler does not know its job 101 any more.")
+    assert told.cancelled == ["101"]  # should it live on unseen: no second one beside it
+
+
+def test_one_answer_without_a_job_means_nothing(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    """However long it has been running, and however often that happens."""
+    told.say("101", state="running")
+    Attempt.objects.update(submitted_at=timezone.now() - timedelta(hours=3))
+    for _ in range(2):
+        known = told.jobs.pop("101")
+        tick()
+        assert newest().unknown_since is not None
+        told.jobs["101"] = known
+        tick()
+        assert (newest().number, newest().state, newest().unknown_since) == (1, "running", None)
+    assert not told.cancelled
+
+
+def test_what_a_job_wrote_is_not_believed(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    folder = launched(newest())
+    (folder / "result.json").symlink_to("/etc/passwd")
+    (folder.parent / "attempt-2").symlink_to(folder)
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    assert (newest().cause, newest().failure, newest().directory) == ("failed", {}, "attempt-1")
+
+
+def test_odd_results(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    failure = {"rank": "x", "kind": ["exception"], "error": "a\0b" * 5000, "exit_code": 10**30}
+    launched(newest(), exit_code=1, first_failure=failure)
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    assert newest().cause == "failed"
+    assert set(newest().failure) == {"error"}
+    assert len(newest().failure["error"]) == 2000
+
+
+def test_it_stays_open_while_a_stream_has_not_ended(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    folder = launched(newest())
+    (folder / "spool" / "0.0.abcdef0123456789.jsonl").write_text("")
+    told.say("101", state="completed", exit_code=0)
+    tick()
+    assert newest().closed_at is None
+    stream = Stream.objects.create(attempt=newest(), uid="abcdef0123456789", incarnation=0, rank=0)
+    tick()
+    assert newest().closed_at is None
+    Stream.objects.filter(pk=stream.pk).update(ended=True)
+    tick()
+    assert newest().closed_at is not None
+
+
+def test_ten_minutes_without_growth_close_it(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    (launched(newest()) / "spool" / "0.0.abcdef0123456789.jsonl").write_text("")
+    told.say("101", state="completed", exit_code=0)
+    tick()
+    Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=11), last_report_at=timezone.now())
+    tick()
+    assert newest().closed_at is None  # it grew a moment ago
+    Attempt.objects.update(last_report_at=timezone.now() - timedelta(minutes=11))
+    tick()
+    assert newest().closed_at is not None
+
+
+def test_one_broken_run_directory_is_its_own_affair(
+    oskar: User, job: Job, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other jobs still get their tokens and folders."""
+    spec = JobSpec.parse({"name": "other"})
+    other, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    follow.tick(told)
+    for scheduler_id in ("101", "102"):
+        told.say(scheduler_id, state="running")
+    Attempt.objects.update(token_digest="")
+    job.refresh_from_db()
+    shutil.rmtree(rundir.path_of(job.directory))
+    launched(Attempt.objects.select_related("job").get(job=other))
+    follow.tick(told)
+    assert other.attempts.get().token_digest
+    assert other.attempts.get().directory == "attempt-1"
+    assert not job.attempts.get().token_digest
+    assert "FileNotFoundError" in caplog.text
+    caplog.clear()  # the one that was to be expected
+
+
+def test_spools_that_take_long_hold_up_nobody(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither another job's submission, nor for ever what follows; and it is not closed before they are read."""
+    launched(newest())
+    told.say("101", state="node_fail")
+    spec = JobSpec.parse({"name": "other"})
+    other, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    monkeypatch.setattr(follow, "SWEEP_S", 0.0)
+    tick()
+    assert other.attempts.get().scheduler_id == "102"
+    first = job.attempts.get()
+    assert (first.state, first.decided_at, first.swept_at) == ("node_fail", None, None)
+    Attempt.objects.filter(pk=first.pk).update(sweep_began_at=timezone.now() - timedelta(seconds=21))
+    tick()
+    first, second = job.attempts.order_by("number")
+    assert (second.origin, second.scheduler_id) == ("restarted", "103")
+    Attempt.objects.filter(pk=first.pk).update(ended_at=timezone.now() - timedelta(minutes=11))
+    tick()
+    first.refresh_from_db()
+    assert first.closed_at is None
+    monkeypatch.setattr(follow, "SWEEP_S", 1.0)
+    tick()
+    first.refresh_from_db()
+    assert first.closed_at is not None

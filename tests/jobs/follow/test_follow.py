@@ -1,0 +1,163 @@
+"""The follower, tick by tick, with a scheduler that says what the test wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs import follow, lease, rundir
+from jobs.models import Attempt, Job
+from nodes.models import Node
+from portal.models import Lease, User
+from tests.jobs.follow.launchers import committed, launched, newest
+from tests.jobs.schedulers import Told
+
+pytestmark = pytest.mark.django_db
+
+
+EXCEPTION = {"rank": 1, "incarnation": 0, "kind": "exception", "error": "ValueError: shapes differ"}
+
+
+def test_from_submission_to_close(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    assert newest().scheduler_id == "101"
+    told.say("101", state="pending", reason="Resources")
+    tick()
+    assert (newest().state, newest().reason) == ("pending", "Resources")
+    started = timezone.now().timestamp()
+    told.say("101", state="running", reason="", nodes=("dgx-01",), started_at=started)
+    launched(newest())
+    tick()
+    attempt = newest()
+    assert (attempt.state, attempt.nodes, attempt.directory) == ("running", ["dgx-01"], "attempt-1")
+    assert attempt.started_at is not None
+    version = attempt.version
+    tick()
+    assert newest().version == version  # nothing changed, nothing is said
+    told.say("101", state="completed", exit_code=0, ended_at=started + 5)
+    tick()
+    attempt = newest()
+    assert (attempt.state, attempt.cause, attempt.exit_code, attempt.reason) == ("completed", "completed", 0, "")
+    assert attempt.decided_at is not None
+    assert attempt.closed_at is not None
+    assert attempt.token_digest == ""
+    assert Attempt.objects.count() == 1
+
+
+def test_nodes_become_rows(job: Job) -> None:
+    node = Node.objects.get()
+    assert (node.name, node.cpus, node.gpus, node.gpu_type) == ("dgx-01", 8, 4, "h100")
+
+
+def test_a_lost_node_is_a_new_attempt_from_the_newest_checkpoint(
+    job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    told.say("101", state="running")
+    launched(newest())
+    committed(newest(), 100)
+    tick()
+    told.say("101", state="node_fail")
+    tick()
+    first, second = Attempt.objects.order_by("number")
+    assert (first.state, first.cause) == ("node_fail", "node_fail")
+    assert "from step 100 as attempt 2. Restart 1 of 1." in first.decision
+    assert (second.origin, second.scheduler_id) == ("restarted", "102")
+    assert second.resume_from is not None
+    assert second.resume_from.step == 100
+    assert Job.objects.get().latest == second
+    committed(second, 200)
+    told.say("102", state="node_fail")
+    tick()
+    second.refresh_from_db()
+    assert "Its 1 restarts are used up" in second.decision
+    assert Attempt.objects.count() == 2
+
+
+def test_the_same_cause_twice_with_no_checkpoint_between_stops(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
+    for scheduler_id in ("101", "102"):
+        told.say(scheduler_id, state="node_fail")
+        tick()
+    assert "struck twice" in newest().decision
+    assert Attempt.objects.count() == 2
+
+
+def test_an_exception_is_not_repeated_and_named(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    attempt = newest()
+    assert (attempt.cause, attempt.reason) == ("exception", "Rank 1: ValueError: shapes differ")
+    assert attempt.failure["rank"] == 1
+    assert "Your move" in attempt.decision
+    assert Attempt.objects.count() == 1
+
+
+def test_a_requeue_is_an_attempt_of_its_own(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running")
+    launched(newest(), exit_code=75, cause="stopped", first_failure=None)
+    tick()
+    told.say("101", state="pending", restart_count=1)
+    tick()
+    first, second = Attempt.objects.order_by("number")
+    assert (first.state, first.cause) == ("requeued", "stopped")
+    assert (second.origin, second.scheduler_id, second.scheduler_restart_count) == ("requeued", "101", 1)
+    assert len(told.submissions) == 1
+    root = rundir.path_of(second.job.directory)
+    token = json.loads((root / "portal" / "token").read_text())
+    assert (token["attempt"], token["restart_count"], token["number"]) == (second.pk, 1, 2)
+    launched(second)
+    told.say("101", state="completed", restart_count=1, exit_code=0)
+    tick()
+    second.refresh_from_db()
+    assert (second.state, second.directory) == ("completed", "attempt-2")
+
+
+def test_requeues_that_no_tick_saw_get_their_rows(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="completed", restart_count=3, exit_code=0)
+    tick()
+    states = [(attempt.state, attempt.scheduler_restart_count) for attempt in Attempt.objects.order_by("number")]
+    assert states == [("requeued", 0), ("requeued", 1), ("requeued", 2), ("completed", 3)]
+
+
+def test_exit_75_without_a_requeue_goes_on_and_counts_as_nothing(
+    job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    for number in (1, 2, 3):
+        committed(newest(), 100 * number)
+        told.say(f"10{number}", state="failed", exit_code=75)
+        tick()
+    assert Attempt.objects.count() == 4
+    assert newest().state == "pending"
+
+
+def test_one_at_a_time(told: Told) -> None:
+    held = lease.take("follow")
+    assert held is not None
+    assert not follow.tick(told)
+    held.release()
+    assert follow.tick(told)
+
+
+def test_a_holder_that_slept_past_its_lease_writes_nothing(
+    job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between the poll and the write: by then somebody else has the lease."""
+    told.say("101", state="running")
+    status = told.status
+
+    def slow(ids: list[str]) -> Any:
+        Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        assert lease.take("follow", holder="another") is not None
+        return status(ids)
+
+    monkeypatch.setattr(told, "status", slow)
+    assert tick()
+    assert newest().state == "pending"
+    assert Lease.objects.get().holder == "another"
