@@ -6,7 +6,7 @@ from typing import Any
 from django.test import Client
 from django.utils import timezone
 
-from jobs.models import Attempt, Job, Tag
+from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from portal.models import Membership, Project, Token, User
 
@@ -44,6 +44,12 @@ def a_job(owner: User, project: Project, *, state: str = "completed", tags: tupl
     job.latest = Attempt.objects.create(job=job, **{"number": 1, "state": state, **times, **attempt})
     job.save(update_fields=["latest"])
     return job
+
+
+def a_checkpoint(job: Job, step: int, **fields: Any) -> Checkpoint:
+    """A checkpoint that the job's latest attempt committed."""
+    given = {"attempt": job.latest, "name": f"step-{step}", "generation": 1, "created_at": timezone.now()}
+    return Checkpoint.objects.create(job=job, step=step, **{**given, **fields})
 
 
 def bearer(user: User, scope: str = "write", **options: Any) -> Client:

@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs import handover, reports, rundir
 from jobs import submit as submitting
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
-from jobs.models import Attempt, Checkpoint, Job
+from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from jobs.submit import cancel, delete, resume
 from nodes import inventory
@@ -21,7 +21,7 @@ from portal.series import store
 from tests.jobs import reporting
 from tests.jobs.asking import ask, packed, spec_of
 from tests.jobs.schedulers import Told
-from tests.lab import a_job, a_project, person, sysadmin
+from tests.lab import a_checkpoint, a_job, a_project, person, sysadmin
 
 pytestmark = pytest.mark.django_db
 
@@ -94,14 +94,10 @@ class TestSubmit:
 
 
 class TestResume:
-    def checkpoint(self, job: Job, step: int, **fields: Any) -> Checkpoint:
-        values = {"generation": 1, "name": f"step-{step}", "created_at": timezone.now(), "attempt": job.latest}
-        return Checkpoint.objects.create(job=job, step=step, **{**values, **fields})
-
     def test_from_the_newest_or_the_one_named(self, oskar: User, project: Project, told: Told) -> None:
         job = a_job(oskar, project, state="failed")
         for step in (100, 200):
-            self.checkpoint(job, step)
+            a_checkpoint(job, step)
         attempt = resume(oskar, job, step=100)
         assert (attempt.number, attempt.origin) == (2, "resumed")
         assert attempt.resume_from is not None
@@ -122,7 +118,7 @@ class TestResume:
 
     def test_a_completed_one_needs_a_step_or_more_steps(self, oskar: User, project: Project) -> None:
         job = a_job(oskar, project, state="completed")
-        self.checkpoint(job, 200)
+        a_checkpoint(job, 200)
         with pytest.raises(Conflict, match="has completed"):
             resume(oskar, job)
         with pytest.raises(SpecError, match="not beyond the checkpoint"):
@@ -135,8 +131,8 @@ class TestResume:
 
     def test_an_unknown_step_names_the_nearest(self, oskar: User, project: Project) -> None:
         job = a_job(oskar, project, state="failed")
-        self.checkpoint(job, 100)
-        self.checkpoint(job, 200, state="corrupt")
+        a_checkpoint(job, 100)
+        a_checkpoint(job, 200, state="corrupt")
         with pytest.raises(SpecError, match="Nearest: 100"):
             resume(oskar, job, step=200)
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs.models import Attempt, Checkpoint, Job
+from jobs.models import Attempt
 from nodes.models import Node
 from portal.models import Project, User
-from tests.lab import a_job, a_project, person, signed_in
+from tests.lab import a_checkpoint, a_job, a_project, person, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -29,14 +29,6 @@ def home(user: User) -> str:
     return " ".join(response.text.split())
 
 
-def checkpoint(job: Job, step: int) -> Checkpoint:
-    assert job.latest
-    now = timezone.now()
-    return Checkpoint.objects.create(
-        job=job, attempt=job.latest, step=step, name=f"step-{step}", generation=1, created_at=now, state="verified"
-    )
-
-
 def test_an_empty_home_says_what_to_do(mira: User) -> None:
     html = home(mira)
     assert "Nothing here yet." in html
@@ -47,7 +39,7 @@ def test_an_empty_home_says_what_to_do(mira: User) -> None:
 def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
     lost = a_job(mira, project, state="failed", name="siskin", attempt={"step": 57, "reason": "shapes differ"})
     kept = a_job(mira, project, state="timeout", name="dunlin", attempt={"step": 120})
-    checkpoint(kept, 100)
+    a_checkpoint(kept, 100, state="verified")
     html = home(mira)
     assert "and waits for you." in html
     assert f'<a href="/jobs/{lost.pk}">siskin</a> failed at step 57.' in html
@@ -58,7 +50,7 @@ def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
 
 def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed", name="nightjar", attempt={"step": 120})
-    saved = checkpoint(job, 100)
+    saved = a_checkpoint(job, 100, state="verified")
     job.latest = Attempt.objects.create(
         job=job, number=2, state="running", resume_from=saved, started_at=timezone.now()
     )

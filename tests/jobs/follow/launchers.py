@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from django.utils import timezone
-
 from jobs import rundir
-from jobs.models import Attempt, Checkpoint
+from jobs.models import Attempt
 
 
 def newest() -> Attempt:
@@ -26,8 +24,3 @@ def launched(attempt: Attempt, **result: Any) -> Path:
     if result:
         (folder / "result.json").write_text(json.dumps(result))
     return folder
-
-
-def committed(attempt: Attempt, step: int) -> Checkpoint:
-    values = {"generation": 1, "name": f"step-{step}", "created_at": timezone.now()}
-    return Checkpoint.objects.create(job=attempt.job, attempt=attempt, step=step, **values)

@@ -14,8 +14,9 @@ from jobs import follow, lease, rundir
 from jobs.models import Attempt, Job
 from nodes.models import Node
 from portal.models import Lease, User
-from tests.jobs.follow.launchers import committed, launched, newest
+from tests.jobs.follow.launchers import launched, newest
 from tests.jobs.schedulers import Told
+from tests.lab import a_checkpoint
 
 pytestmark = pytest.mark.django_db
 
@@ -58,7 +59,7 @@ def test_a_lost_node_is_a_new_attempt_from_the_newest_checkpoint(
 ) -> None:
     told.say("101", state="running")
     launched(newest())
-    committed(newest(), 100)
+    a_checkpoint(job, 100)
     tick()
     told.say("101", state="node_fail")
     tick()
@@ -69,7 +70,7 @@ def test_a_lost_node_is_a_new_attempt_from_the_newest_checkpoint(
     assert second.resume_from is not None
     assert second.resume_from.step == 100
     assert Job.objects.get().latest == second
-    committed(second, 200)
+    a_checkpoint(job, 200, attempt=second)
     told.say("102", state="node_fail")
     tick()
     second.refresh_from_db()
@@ -130,7 +131,7 @@ def test_exit_75_without_a_requeue_goes_on_and_counts_as_nothing(
     job: Job, told: Told, tick: Callable[[], bool]
 ) -> None:
     for number in (1, 2, 3):
-        committed(newest(), 100 * number)
+        a_checkpoint(job, 100 * number, attempt=newest())
         told.say(f"10{number}", state="failed", exit_code=75)
         tick()
     assert Attempt.objects.count() == 4

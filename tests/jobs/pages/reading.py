@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from django.utils import timezone
-
 from jobs.models import Checkpoint, Job
+from tests.lab import a_checkpoint
 
 
 def text(response: Any) -> str:
@@ -13,7 +12,5 @@ def text(response: Any) -> str:
 
 
 def save(job: Job, step: int, **fields: Any) -> Checkpoint:
-    """A checkpoint of the job's latest attempt."""
-    assert job.latest
-    given = {"name": f"step-{step}", "generation": 1, "created_at": timezone.now(), "state": "verified", **fields}
-    return Checkpoint.objects.create(job=job, attempt=job.latest, step=step, **given)
+    """A checkpoint of the job's latest attempt, looked through."""
+    return a_checkpoint(job, step, **{"state": "verified", **fields})

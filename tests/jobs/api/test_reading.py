@@ -17,11 +17,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def project():
-    return lab.a_project()
-
-
-@pytest.fixture
 def client(project):
     return lab.bearer(lab.person("tomas", project))
 
