@@ -58,20 +58,20 @@ def put_in_place(staged: Path, database: Path, stamp: str) -> Path | None:
 
     Until the last rename the old one is there whole, after it the new one. Nobody else may have it open.
     """
-    aside = None
-    if database.exists():
+    aside = database.with_name(f"{database.name}.before-{stamp}")
+    was_there = database.exists()
+    if was_there:
         fold_log(database)
-        aside = database.with_name(f"{database.name}.before-{stamp}")
         os.link(database, aside)
-        # What a broken database left of its log: it would be replayed into the new one.
-        for end in ("-wal", "-shm", "-journal"):
-            log = database.with_name(database.name + end)
-            if log.exists():
-                os.replace(log, aside.with_name(aside.name + end))
-        files.sync(database.parent)
+    # What a broken or a removed database left of its log: it would be replayed into the new one.
+    for end in ("-wal", "-shm", "-journal"):
+        log = database.with_name(database.name + end)
+        if log.exists():
+            os.replace(log, aside.with_name(aside.name + end))
+    files.sync(database.parent)
     os.replace(staged, database)
     files.sync(database.parent)
-    return aside
+    return aside if was_there else None
 
 
 def fold_log(database: Path) -> None:

@@ -260,6 +260,21 @@ def test_copy_is_of_one_moment_while_another_process_writes(tmp_path: Path) -> N
     assert not (tmp_path / "copy.sqlite3-wal").exists()
 
 
+def test_log_of_a_database_that_was_removed_is_not_replayed(tmp_path: Path) -> None:
+    database, log, staged = (tmp_path / name for name in ("vigil.sqlite3", "vigil.sqlite3-wal", "staged"))
+    for path, table in ((database, "removed"), (staged, "restored")):
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"CREATE TABLE {table} (n INTEGER)")
+            if path == database:
+                left = log.read_bytes()
+    database.unlink()
+    log.write_bytes(left)  # as a portal that was killed leaves it
+    assert sqlite.put_in_place(staged, database, "now") is None
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("restored",)]
+
+
 def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     (tmp_path / ".file.00000000.part").write_bytes(b"of one that was killed")
