@@ -1,0 +1,31 @@
+"""What the tests of sockets share: a Redis of their own, and ada, who may see the default project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import LazySettings
+
+from jobs import live
+from portal.models import Membership, Project, User
+from tests.redis import Server, redis_up
+
+
+@pytest.fixture
+def server(tmp_path: Path, settings: LazySettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with redis_up(tmp_path / "redis") as server:
+        settings.REDIS_URL = server.url
+        monkeypatch.setattr(live, "_silent_until", 0.0)
+        live._redis.cache_clear()
+        yield server
+    live._redis.cache_clear()
+
+
+@pytest.fixture
+def ada() -> User:
+    user = User.objects.create_user("ada")
+    project = Project.objects.create(slug="default")
+    Membership.objects.create(user=user, project=project)
+    return user
