@@ -10,8 +10,9 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import msgspec
 
@@ -27,6 +28,8 @@ _BLOCK = 512
 _RECORD = 20 * _BLOCK  # tar fills its end up to whole records
 
 Kind = Literal["sqlite", "postgresql"]
+Version = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z.+-]{1,64}\Z")]
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -40,8 +43,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """What a backup holds. `migrations` are those applied in its database, by app; `runs` is what it does not hold."""
 
     format: int
-    vigil: str
-    made_at: str
+    vigil: Version
+    made_at: Moment
     database: Kind
     database_version: str
     dump_version: int  # pg_dump's major version; 0 for SQLite
@@ -88,11 +91,9 @@ def write(file: IO[bytes], manifest: Manifest, folder: Path, progress: Progress)
         stream.write(bytes(_RECORD))
 
 
-def _header(name: str, size: int, made_at: str) -> bytes:
-    from datetime import datetime
-
+def _header(name: str, size: int, made_at: datetime) -> bytes:
     info = tarfile.TarInfo(name)
-    info.size, info.mode, info.mtime = size, 0o600, int(datetime.fromisoformat(made_at).timestamp())
+    info.size, info.mode, info.mtime = size, 0o600, int(made_at.timestamp())
     return info.tobuf(tarfile.GNU_FORMAT)  # the one format that tells sizes beyond 8 GiB without a further header
 
 
@@ -165,6 +166,8 @@ class Reader:
             if digest.hexdigest() != member.sha256:
                 raise Refused(f"{self.path} is damaged ({name} has another digest): take another backup.")
             self._exactly(-size % _BLOCK)
+        if not _is_key(folder / SECRET_KEY):
+            raise self._foreign("its key is none")
         # To the very end: there gzip compares its own sum.
         rest = self.stream.read(2 * _RECORD)
         if rest.strip(b"\0") or len(rest) >= 2 * _RECORD:
@@ -191,6 +194,14 @@ class Reader:
 
     def _foreign(self, why: str) -> Refused:
         return Refused(f"{self.path} is no backup of Vigil's ({why}): name a file that `vigil backup` made.")
+
+
+def _is_key(path: Path) -> bool:
+    """Whether a portal could start with it."""
+    try:
+        return path.stat().st_size <= PIECE and bool(path.read_text("utf-8").strip())
+    except UnicodeDecodeError:
+        return False
 
 
 def room_for(size: int, folder: Path) -> None:

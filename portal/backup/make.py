@@ -88,7 +88,7 @@ def _collect(settings: ModuleType, folder: Path) -> Manifest:
     return Manifest(
         format=archive.FORMAT,
         vigil=our_version(),
-        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        made_at=datetime.now(UTC).replace(microsecond=0),
         database=kind,
         database_version=version,
         dump_version=dump_version,

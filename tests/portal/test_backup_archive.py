@@ -3,6 +3,8 @@
 import gzip
 import json
 import tarfile
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "database.sqlite3").write_bytes(b"".join(bytes(200) + str(n**5).encode() for n in range(3000)))
     members = [archive.describe(folder / name, quiet) for name in ("secret_key", "database.sqlite3")]
     manifest = archive.Manifest(
-        format=1, vigil="0.1.0", made_at="2026-01-31T12:00:00+00:00", database="sqlite", database_version="3.40.1",
-        dump_version=0, migrations={"jobs": ["0001_initial"]}, runs="/runs", members=members,
+        format=1, vigil="0.1.0", made_at=datetime(2026, 1, 31, 12, tzinfo=UTC), database="sqlite",
+        database_version="3.40.1", dump_version=0, migrations={"jobs": ["0001_initial"]}, runs="/runs", members=members,
     )  # fmt: skip
     with (folder / "vigil.tar.gz").open("wb") as file:
         archive.write(file, manifest, folder, quiet)
@@ -113,6 +115,34 @@ def test_manifest_that_tells_of_other_members_is_refused(made: Path, tmp_path: P
     found = unpacked(made)
     found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), "members": members}).encode()
     with pytest.raises(Refused, match="no backup of Vigil's"):
+        unpack(packed(tmp_path / "a", found), tmp_path / "into")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"vigil": "1" * 5000},
+        {"vigil": "0.1\x1b[2J"},
+        {"vigil": ""},
+        {"made_at": "yesterday"},
+        {"made_at": "2026-01-31T12:00:00"},
+        {"made_at": 0},
+    ],
+)
+def test_manifest_that_could_not_be_told_of_is_refused(made: Path, tmp_path: Path, wrong: dict[str, object]) -> None:
+    found = unpacked(made)
+    found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), **wrong}).encode()
+    with pytest.raises(Refused, match="its manifest is not one"):
+        unpack(packed(tmp_path / "a", found), tmp_path / "into")
+
+
+@pytest.mark.parametrize("key", [b"", b" \n", b"\xff\xfe", bytes(2 << 20)])
+def test_key_that_no_portal_starts_with_is_refused(made: Path, tmp_path: Path, key: bytes) -> None:
+    found = unpacked(made)
+    manifest = json.loads(found["manifest.json"])
+    manifest["members"][0] |= {"bytes": len(key), "sha256": sha256(key).hexdigest()}
+    found |= {"manifest.json": json.dumps(manifest).encode(), "secret_key": key}
+    with pytest.raises(Refused, match="its key is none"):
         unpack(packed(tmp_path / "a", found), tmp_path / "into")
 
 
