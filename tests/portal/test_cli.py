@@ -1,12 +1,10 @@
-"""The `vigil` command: where it finds the portal, what it prints, how it exits, what it packs."""
+"""The `vigil` command: where it finds the portal, what it prints, how it exits."""
 
 import io
 import json
-import os
 import resource
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +12,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from jobs import upload
 from portal import client, watch
 from portal.cli import main
-from portal.pack import Unpackable, pack
+from tests.repositories import git, write
 
 JOB = {
     "id": 7, "name": "wren", "kind": "distributed", "project": "default", "owner": "mira", "tags": [], "notes": "",
@@ -26,6 +23,8 @@ JOB = {
     "created_at": "2026-01-31T12:00:00Z", "started_at": None, "ended_at": None, "over": False,
     "url": "http://portal/jobs/7",
 }  # fmt: skip
+
+
 DONE = {**JOB, "state": "completed", "over": True, "progress": {**JOB["progress"], "step": 200, "fraction": 1.0}}
 
 
@@ -161,6 +160,18 @@ def test_each_wrong_field_has_a_line(portal, spec):
 def test_wrong_usage_is_2(portal, spec, arguments):
     vigil(*(str(spec) if a == "SPEC" else a for a in arguments), status=2)
     assert not portal.asked
+
+
+def test_submit_packs_the_folder_beside_the_spec(portal, tmp_path):
+    code = write(tmp_path / "code", {"train.py": "1", "lib/a.py": "2"})
+    portal.answers["POST", "jobs"] = JOB
+    spec = write(code, {"job.toml": 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'}) / "job.toml"
+    vigil("submit", str(spec))
+    assert portal.asked[0].headers["Content-Type"].startswith("multipart/form-data")
+    assert b"code.tar.gz" in portal.asked[0].content
+    git(code, "init", "-q")
+    git(code, "add", "lib")
+    assert "git add train.py" in vigil("submit", str(spec), status=1).stderr
 
 
 def test_check_fails_only_on_errors(portal, spec):
@@ -327,111 +338,6 @@ def test_metrics(portal):
     text = "attempt,incarnation,rank,step,time,value\n1,0,0,1,1000.0,3.0\n"
     portal.answers["GET", "jobs/7/series.csv"] = httpx.Response(200, text=text)
     assert vigil("metrics", "7", "--csv", "--series", "loss").stdout == text
-
-
-# Packing
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def git(root: Path, *arguments: str) -> None:
-    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-    who = ("-c", "user.name=t", "-c", "user.email=t@t")
-    subprocess.run(["git", *who, "-C", str(root), *arguments], check=True, capture_output=True, env=environment)
-
-
-def unpacked(code: bytes) -> dict[str, str]:
-    with tarfile.open(fileobj=io.BytesIO(code)) as archive:
-        members = {m.name: m for m in archive}
-        return {
-            name: f"-> {m.linkname}" if m.issym() else archive.extractfile(m).read().decode()
-            for name, m in members.items()
-        }
-
-
-@pytest.fixture
-def code(tmp_path):
-    return write(tmp_path / "code", {"train.py": "1", "lib/a.py": "2", "__pycache__/x.pyc": "no"})
-
-
-def test_pack_takes_everything_where_there_is_no_git(code):
-    packed = pack(code)
-    assert unpacked(packed.code) == {"train.py": "1", "lib/a.py": "2"}
-    assert pack(code).code == packed.code
-
-
-def test_pack_takes_what_git_tracks_as_it_is_now(code):
-    write(code, {"gone.py": "", ".gitignore": "*.secret\n", "key.secret": "hush", "notes.txt": "untracked"})
-    git(code, "init", "-q")
-    git(code, "add", "train.py", "lib", "gone.py", ".gitignore")
-    git(code, "commit", "-qm", "all")
-    write(code, {"train.py": "modified"})
-    (code / "gone.py").unlink()
-    packed = pack(code)
-    assert unpacked(packed.code) == {"train.py": "modified", "lib/a.py": "2", ".gitignore": "*.secret\n"}
-    assert packed.left_out == ["__pycache__/x.pyc", "notes.txt"]
-    assert unpacked(pack(code / "lib").code) == {"a.py": "2"}, "a folder within a repository"
-
-
-def test_pack_says_from_which_commit_the_files_come(code):
-    def said() -> dict[str, str]:
-        with tarfile.open(fileobj=io.BytesIO(pack(code).code)) as archive:
-            return dict(archive.pax_headers)
-
-    assert said() == {}
-    git(code, "init", "-q")
-    git(code, "add", "train.py")
-    assert said() == {}, "nothing is committed yet"
-    git(code, "commit", "-qm", "all")
-    commit = subprocess.check_output(["git", "-C", str(code), "rev-parse", "HEAD"], text=True).strip()
-    assert said() == {"comment": commit}, "what is not sent makes no difference"
-    write(code, {"train.py": "modified"})
-    assert said() == {"comment": commit, upload.DIRTY: "1"}
-
-
-def test_pack_keeps_links_within_and_refuses_those_that_lead_out(code, tmp_path):
-    (code / "inner").symlink_to("lib/a.py")
-    assert unpacked(pack(code).code)["inner"] == "-> lib/a.py"
-    for target in ("/etc/passwd", "../outside", "lib/../../outside", str(code / "train.py")):
-        (code / "evil").unlink(missing_ok=True)
-        (code / "evil").symlink_to(target)
-        with pytest.raises(Unpackable, match="evil is a link that leads out"):
-            pack(code)
-
-
-def test_pack_refuses_a_pipe_and_too_much(code, monkeypatch):
-    os.mkfifo(code / "pipe")
-    with pytest.raises(Unpackable, match="pipe is not a file"):
-        pack(code)
-    (code / "pipe").unlink()
-    (code / "weights.bin").write_bytes(os.urandom(200_000))
-    monkeypatch.setattr("portal.pack.MAX_BYTES", 100_000)
-    with pytest.raises(Unpackable, match="weights.bin"):
-        pack(code)
-    with pytest.raises(Unpackable, match="not a folder"):
-        pack(code / "nowhere")
-
-
-def test_submit_packs_the_folder_beside_the_spec(portal, code):
-    portal.answers["POST", "jobs"] = JOB
-    spec = write(code, {"job.toml": 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'}) / "job.toml"
-    vigil("submit", str(spec))
-    assert portal.asked[0].headers["Content-Type"].startswith("multipart/form-data")
-    assert b"code.tar.gz" in portal.asked[0].content
-    git(code, "init", "-q")
-    git(code, "add", "lib")
-    assert "git add train.py" in vigil("submit", str(spec), status=1).stderr
-
-
-def test_what_the_portal_takes_is_what_we_pack(code):
-    (code / "inner").symlink_to("lib/a.py")
-    assert upload.problems(pack(code).code, entry="train.py") == []
 
 
 # Start-up

@@ -1,0 +1,23 @@
+"""Folders and git repositories for tests, made without anybody's own configuration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """Files by their relative names; answers the folder."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git says."""
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
