@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import stat
 import time
 import tomllib
 from dataclasses import dataclass
@@ -110,4 +112,16 @@ def give_to_owner(path: Path, home: Path) -> None:
     """What root puts into somebody's home is theirs."""
     if os.geteuid() == 0:
         owner = home.stat()
-        os.chown(path, owner.st_uid, owner.st_gid)
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def give_home_to_owner(settings: ModuleType) -> None:
+    """So is what only had to be there: or the portal, which does not run as root, would not start any more."""
+    home: Path = settings.VIGIL_HOME
+    for path in (home / "up.lock", home / "secret_key", home / "runs"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            # The home is its owner's to fill: no link of theirs makes something else theirs, too.
+            is_single = stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
+            if found.st_uid == 0 and is_single:
+                give_to_owner(path, home)

@@ -183,6 +183,19 @@ def test_kill_leaves_the_old_or_the_new(make_stack: MakeStack, made: Path, after
     assert not list(stack.home.glob(".restore-*")), "the killed one's folder is cleared"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_leaves_in_somebodys_home_is_theirs(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
+    stack = make_stack(fresh=True)
+    os.chown(stack.home, 12345, 12345)
+    assert "no database" in one_line(stack.vigil("backup", str(tmp_path / "none")))
+    assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path / "none")))
+    assert stack.vigil("restore", str(made)).returncode == 0
+    owners = {path.name: path.stat().st_uid for path in stack.home.iterdir()}
+    assert owners.keys() >= {"vigil.sqlite3", "secret_key", "up.lock"}
+    assert set(owners.values()) == {12345}, owners
+
+
 # Refused before anything changes
 
 
