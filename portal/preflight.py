@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -26,9 +27,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except PermissionError:
         raise Refused(f"port {port} is for root alone: choose one above 1023, as VIGIL_PORT=8000.") from None
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the name of a host can be none
         listener.close()
-        if port == 0 or error.errno == 99:
+        if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
             raise Refused(f"this machine has no address {host}: set VIGIL_HOST to one of its own.") from None
         free = _free_port(host, port + 1)
         raise Refused(
@@ -68,7 +69,11 @@ def one_a_home(
     home: Path, remedy: str = "stop it there, or give this one another VIGIL_HOME and VIGIL_PORT."
 ) -> Iterator[None]:
     """Hold the home's lock, which the kernel lets go of however this process ends."""
-    with open(os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+    try:
+        lock = os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise Refused(f"{error.filename} cannot be written: set VIGIL_HOME to a folder of yours.") from None
+    with open(lock, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -136,6 +136,21 @@ def _up(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("host", ["::1%nowhere", "192.0.2.1", "a..b"])
+def test_wrong_host_is_not_told_as_a_port_in_use(host: str) -> None:
+    with pytest.raises(preflight.Refused, match=f"no address {host}: set VIGIL_HOST"):
+        preflight.listen(host, 18_765)
+
+
+def test_home_whose_lock_is_somebody_elses_is_one_sentence(make_stack: MakeStack) -> None:
+    stack = make_stack(fresh=True, SECRET_KEY="k")
+    (stack.home / "up.lock").mkdir()  # root may write every file
+    refused = _up(stack, "--port", "0")
+    assert refused.returncode == 1
+    assert f"{stack.home}/up.lock cannot be written" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
 def test_no_redis_and_no_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda name: None)
