@@ -7,6 +7,7 @@ unless the project says after how many days from a job's end only the last one s
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from datetime import datetime, timedelta
 
@@ -22,13 +23,13 @@ from portal.models import Project, User
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 1_000
+AT_ONCE = 1_000  # in any order: what cannot be removed must not keep the rest waiting
 
 
 def remove_spools() -> int:
     """Remove the spools of attempts that closed VIGIL_SPOOL_DAYS ago; answers how many attempts that were."""
     before = timezone.now() - timedelta(days=settings.VIGIL_SPOOL_DAYS)
-    due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).select_related("job").order_by("pk")
+    due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).select_related("job").order_by("?")
     done = [attempt.pk for attempt in due[:AT_ONCE] if _remove(attempt)]
     Attempt.objects.filter(pk__in=done).update(spools_removed_at=timezone.now())
     return len(done)
@@ -75,7 +76,7 @@ def _long_ended(project: Project, ended_before: datetime) -> QuerySet[Job]:
     """Jobs that ended before, and may have a checkpoint to remove."""
     there = Q(checkpoints__pinned=False) & ~Q(checkpoints__state=Checkpoint.State.PRUNED)
     over = Job.objects.filter(project=project, latest__ended_at__lt=ended_before).exclude(directory="")
-    return over.annotate(there=Count("checkpoints", filter=there)).filter(there__gt=1).order_by("latest__ended_at")
+    return over.annotate(there=Count("checkpoints", filter=there)).filter(there__gt=1).order_by("?")
 
 
 def _thin_out(job_id: int, ended_before: datetime) -> int:
@@ -87,7 +88,7 @@ def _thin_out(job_id: int, ended_before: datetime) -> int:
             return 0
         stay = _must_stay(job)
         if not stay:
-            return 0  # nothing to resume from is known: then nothing is removed either
+            return 0  # nothing to resume from is known and there: then nothing is removed either
         gone = []
         for checkpoint in job.checkpoints.exclude(state=Checkpoint.State.PRUNED).exclude(pk__in=stay):
             if _discard(job, checkpoint):
@@ -107,7 +108,7 @@ def _must_stay(job: Job) -> set[int]:
     """The newest on the line, the newest verified one if that is another, pinned ones, what an attempt starts from."""
     assert job.latest is not None
     newest = checkpoints.newest_on_line(job.latest)
-    if newest is None:
+    if newest is None or not _is_on_disk(job, newest):
         return set()
     stay = {newest.pk, *job.checkpoints.filter(pinned=True).values_list("pk", flat=True)}
     if newest.state != Checkpoint.State.VERIFIED:
@@ -115,6 +116,15 @@ def _must_stay(job: Job) -> set[int]:
         stay |= {verified.pk} if verified else set()
     using = Attempt.objects.filter(resume_from__job=job, ended_at=None).values_list("resume_from", flat=True)
     return stay | {pk for pk in using if pk is not None}
+
+
+def _is_on_disk(job: Job, checkpoint: Checkpoint) -> bool:
+    """Whether it is where its row says: somebody may have moved or removed it by hand."""
+    try:
+        os.close(rundir.open_under(rundir.path_of(job.directory), f"job/checkpoints/{checkpoint.name}/COMMITTED"))
+    except OSError:
+        return False
+    return True
 
 
 def _discard(job: Job, checkpoint: Checkpoint) -> bool:

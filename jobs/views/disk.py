@@ -46,7 +46,7 @@ def keep(request: HttpRequest, slug: str) -> HttpResponse:
     if not can(user, "manage", project):
         raise PermissionDenied(f"{slug} is for its leads to change. Ask one of them.")
     days = request.POST.get("days", "").strip()
-    if days and not (days.isascii() and days.isdecimal() and 1 <= int(days[:6]) <= 3650):
+    if days and not (days.isascii() and days.isdecimal() and len(days) <= 4 and 1 <= int(days) <= 3650):
         messages.error(request, f"{days[:20]} is no number of days. Write 1 to 3,650, or nothing to keep them all.")
     else:
         retention.set_keep(user, project, int(days) if days else None)

@@ -74,3 +74,15 @@ def test_what_has_gone_already_is_no_error(root: Path) -> None:
     rundir.discard(attempt.job.directory)
     assert retention.remove_spools() == 1
     assert not folder.exists()
+
+
+def test_what_cannot_be_removed_does_not_keep_the_rest_waiting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    (_, odd), (_, plain) = closed(20), closed(20)
+    os.rename(odd / "spool", odd / "elsewhere")
+    (odd / "spool").symlink_to(odd / "elsewhere")
+    for _ in range(100):  # rounds; each looks at one
+        if retention.remove_spools():
+            break
+    assert not (plain / "spool").exists()
+    assert (odd / "elsewhere").exists()
