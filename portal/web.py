@@ -61,7 +61,7 @@ def _prepare(mark: str, answer: socket.socket) -> None:
     """Prepare the site, and tell `vigil up` in one line of JSON what to say, or why it cannot be."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
     import django
-    from django.db import OperationalError, connections
+    from django.db import connections
 
     django.setup()
     from portal.prepare import prepare
@@ -70,10 +70,8 @@ def _prepare(mark: str, answer: socket.socket) -> None:
         told: dict[str, object] = {"said": prepare(mark)}
     except Refused as error:
         told = {"refused": str(error)}
-    except OperationalError as error:
-        told = {"refused": f"the database cannot be used: {' '.join(str(error).split())}. DATABASE_URL names it."}
-    except Exception:
-        told = {"refused": "the site cannot be prepared.\n" + traceback.format_exc(limit=-8)}
+    except Exception as error:
+        told = {"refused": _why(error)}
     finally:
         connections.close_all()
     with answer:
@@ -81,6 +79,16 @@ def _prepare(mark: str, answer: socket.socket) -> None:
         if "refused" in told:
             answer.recv(1)  # until we are ended: to end here would look like a death, and be told as one
             raise SystemExit(1)
+
+
+def _why(error: Exception) -> str:
+    """Why the site cannot be prepared: in a sentence where it is the database, else in all that Python knows."""
+    from django.db import DatabaseError, OperationalError
+
+    # SQLite says the first, and none of its kinds, of a file that is damaged or no database at all.
+    if type(error) in {DatabaseError, OperationalError}:
+        return f"the database cannot be used: {' '.join(str(error).split())}. DATABASE_URL names it."
+    return "the site cannot be prepared.\n" + "".join(traceback.format_exception(error, limit=-8))
 
 
 if __name__ == "__main__":

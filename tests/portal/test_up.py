@@ -136,6 +136,17 @@ def _up(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_file_that_is_no_database_is_one_sentence(make_stack: MakeStack) -> None:
+    stack = make_stack(fresh=True)
+    (stack.home / "vigil.sqlite3").write_bytes(b"no database" * 1000)
+    refused = _up(stack, "--port", "0")
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines() == [
+        "vigil up: the database cannot be used: file is not a database. DATABASE_URL names it."
+    ]
+    assert stack.processes() == []
+
+
 @pytest.mark.parametrize("host", ["::1%nowhere", "192.0.2.1", "a..b"])
 def test_wrong_host_is_not_told_as_a_port_in_use(host: str) -> None:
     with pytest.raises(preflight.Refused, match=f"no address {host}: set VIGIL_HOST"):
