@@ -1,11 +1,14 @@
-"""The recipes' data is made once for all tests of the trainer."""
+"""What the tests of the trainer share: the recipes' data, made once, and a run directory to launch in."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.training.launching import Run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,3 +20,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["VIGIL_CACHE"]
     else:
         os.environ["VIGIL_CACHE"] = before
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """A run directory; whatever was launched in it ends with the test."""
+    run = Run(tmp_path / "run")
+    yield run
+    run.end()

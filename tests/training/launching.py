@@ -18,6 +18,7 @@ import psutil
 from training.spool import read_spool
 
 HERE = Path(__file__).parent
+ENDLESS = 100_000  # steps: as long as nobody ends it
 
 
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
@@ -26,6 +27,11 @@ def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.01)
     return found
+
+
+def accident(rank: int, step: object, do: str, **more: Any) -> dict[str, Any]:
+    """What a fake rank shall meet with at a step (fake_rank.py)."""
+    return {"rank": rank, "step": step, "do": do, **more}
 
 
 @dataclass
@@ -115,6 +121,11 @@ class Run:
 
     def log(self) -> str:
         return (self.path / "batch.log").read_text()
+
+    def rank_log(self) -> str:
+        """What rank 0 of the first incarnation has said so far."""
+        path = self.attempt() / "logs" / "0.0.log"
+        return path.read_text() if path.exists() else ""
 
     def started(self, incarnation: int = 0, ranks: int = 2, number: int = 1) -> list[int]:
         """Pids of the ranks, once all have met."""

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
 from training.launch.environment import Command
 from training.launch.plan import Plan, Script, read_plan
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path / "run")
-    yield run
-    run.end()
 
 
 @pytest.fixture

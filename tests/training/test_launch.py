@@ -1,4 +1,4 @@
-"""Starting, restarting, stopping and ending ranks, with fake ones that need no torch, by real processes and signals."""
+"""Starting, restarting and ending ranks, with fake ones that need no torch, by real processes and signals."""
 
 from __future__ import annotations
 
@@ -8,24 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.training.intake import Server
-from tests.training.launching import Run, until
+from tests.training.launching import ENDLESS, Run, accident, until
 
 pytestmark = pytest.mark.slow
-
-ENDLESS = 100_000
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path / "run")
-    yield run
-    run.end()
 
 
 @pytest.fixture
@@ -33,10 +22,6 @@ def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.stop()
-
-
-def _accident(rank: int, step: object, do: str, **more: Any) -> dict[str, Any]:
-    return {"rank": rank, "step": step, "do": do, **more}
 
 
 def test_a_run_completes_and_leaves_its_last_word(run: Run) -> None:
@@ -68,7 +53,7 @@ def test_what_the_processes_use_is_sampled(run: Run) -> None:
 
 @pytest.mark.parametrize("do", ["kill", "segfault"])
 def test_a_lost_rank_restarts_all_from_the_newest_commit(run: Run, do: str) -> None:
-    launcher = run.fake(steps=40, checkpoint_every=10, accidents=[_accident(1, 25, do)])
+    launcher = run.fake(steps=40, checkpoint_every=10, accidents=[accident(1, 25, do)])
     assert launcher.wait(30) == 0
     assert [event["incarnation"] for event in run.events("incarnation.started")] == [0, 1]
     first, last = run.events("incarnation.ended")
@@ -98,7 +83,7 @@ def test_recovery_is_quick(run: Run) -> None:
 
 def test_an_exception_ends_the_attempt_at_once(run: Run) -> None:
     """Even though the other rank, which loses its peer, is noticed too."""
-    launcher = run.fake(steps=40, checkpoint_every=5, accidents=[_accident(1, 12, "raise")])
+    launcher = run.fake(steps=40, checkpoint_every=5, accidents=[accident(1, 12, "raise")])
     assert launcher.wait(30) == 1
     first = run.result()["first_failure"]
     assert (first["rank"], first["kind"], first["incarnation"]) == (1, "exception", 0)
@@ -108,14 +93,14 @@ def test_an_exception_ends_the_attempt_at_once(run: Run) -> None:
 
 
 def test_the_first_failing_ranks_code_is_the_launchers(run: Run) -> None:
-    assert run.fake(steps=40, accidents=[_accident(0, 5, "exit", code=42)]).wait(30) == 42
+    assert run.fake(steps=40, accidents=[accident(0, 5, "exit", code=42)]).wait(30) == 42
     assert run.result()["first_failure"]["exit_code"] == 42
 
 
 def test_restarts_are_counted_and_refilled_by_commits(run: Run) -> None:
     """With a budget of one: each loss after a new commit is granted, the second without one is not."""
-    accidents = [_accident(0, 10 * n + 5, "kill", incarnation=n) for n in range(4)]
-    accidents += [_accident(0, 35, "kill", incarnation=4)]
+    accidents = [accident(0, 10 * n + 5, "kill", incarnation=n) for n in range(4)]
+    accidents += [accident(0, 35, "kill", incarnation=4)]
     launcher = run.fake(
         steps=100, launch="in_place = 1\n", checkpoint_every=10, step_seconds=0.001, accidents=accidents
     )
@@ -125,7 +110,7 @@ def test_restarts_are_counted_and_refilled_by_commits(run: Run) -> None:
 
 
 def test_the_budget_of_restarts_ends(run: Run) -> None:
-    accidents = [_accident(1, 3, "kill", incarnation="any")]
+    accidents = [accident(1, 3, "kill", incarnation="any")]
     assert run.fake(steps=20, launch="in_place = 2\n", accidents=accidents).wait(60) == 137
     assert len(run.events("incarnation.started")) == 3
     assert run.result()["first_failure"]["incarnation"] == 2
@@ -138,7 +123,7 @@ def test_a_rank_that_hangs_is_found_and_all_start_again(run: Run) -> None:
         checkpoint_every=10,
         step_seconds=0.02,
         launch="[launch.watchdog]\nstep = 1.0\n",
-        accidents=[_accident(1, 30, "hang")],
+        accidents=[accident(1, 30, "hang")],
     )
     assert launcher.wait(60) == 0
     (first, _) = run.events("incarnation.ended")
@@ -151,7 +136,7 @@ def test_a_rank_that_hangs_is_found_and_all_start_again(run: Run) -> None:
 
 def test_a_frozen_process_is_a_hang_too(run: Run) -> None:
     launcher = run.fake(
-        steps=40, step_seconds=0.03, launch="[launch.watchdog]\nstep = 1.0\n", accidents=[_accident(0, 20, "freeze")]
+        steps=40, step_seconds=0.03, launch="[launch.watchdog]\nstep = 1.0\n", accidents=[accident(0, 20, "freeze")]
     )
     assert launcher.wait(60) == 0
     assert run.events("incarnation.ended")[0]["failure"] == "hang"
@@ -159,7 +144,7 @@ def test_a_frozen_process_is_a_hang_too(run: Run) -> None:
 
 
 def test_ranks_stuck_in_init_are_killed_and_retried(run: Run) -> None:
-    launcher = run.fake(steps=10, launch="[launch.watchdog]\ninit = 0.8\n", accidents=[_accident(1, "init", "hang")])
+    launcher = run.fake(steps=10, launch="[launch.watchdog]\ninit = 0.8\n", accidents=[accident(1, "init", "hang")])
     assert launcher.wait(60) == 0
     assert run.events("incarnation.ended")[0]["error"].startswith("ranks 0, 1 are behind: init")
     assert len(run.events("incarnation.started")) == 2
@@ -168,120 +153,14 @@ def test_ranks_stuck_in_init_are_killed_and_retried(run: Run) -> None:
 def test_slowness_kills_nobody(run: Run) -> None:
     """A long compile, a slow validation and a stalled save of one rank, while the other waits beyond its step limit."""
     slow = [
-        _accident(0, 0, "phase", phase="compile", seconds=2),
-        _accident(1, 12, "phase", phase="validate", seconds=2),
-        _accident(0, 20, "phase", phase="save", seconds=2),
-        _accident(1, 25, "phase", phase="data", seconds=2),
+        accident(0, 0, "phase", phase="compile", seconds=2),
+        accident(1, 12, "phase", phase="validate", seconds=2),
+        accident(0, 20, "phase", phase="save", seconds=2),
+        accident(1, 25, "phase", phase="data", seconds=2),
     ]
     launcher = run.fake(steps=30, step_seconds=0.005, launch="[launch.watchdog]\nstep = 0.5\n", accidents=slow)
     assert launcher.wait(60) == 0
     assert len(run.events("incarnation.started")) == 1
-
-
-# Stopping.
-
-
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "signal"), (signal.SIGUSR1, "time_limit")])
-def test_asked_to_stop_it_saves_and_leaves_with_75(run: Run, number: int, reason: str) -> None:
-    launcher = run.fake(steps=ENDLESS)
-    run.started()
-    launcher.send_signal(number)
-    assert launcher.wait(30) == 75
-    assert run.result()["cause"] == "stopped"
-    assert json.loads((run.attempt() / "stop-requested").read_text())["reason"] == reason
-    (asked,) = run.events("stop.requested")
-    assert asked["reason"] == reason
-    step = json.loads((run.attempt() / "stopped.json").read_text())["step"]
-    assert (run.path / "job" / "checkpoints" / f"step-{step}" / "COMMITTED").exists()
-    assert max(run.losses()[0]) == step
-    run.assert_nothing_left()
-
-
-def test_a_cancelled_job_says_so(run: Run) -> None:
-    launcher = run.fake(steps=ENDLESS)
-    run.started()
-    (run.path / "portal" / "cancelled").touch()
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
-    assert run.events("stop.requested")[0]["reason"] == "cancel"
-
-
-def test_signals_to_everybody_and_twice_change_nothing(run: Run) -> None:
-    """As scancel and a time limit do: the whole job at once, then again."""
-    launcher = run.fake(steps=ENDLESS)
-    pids = run.started()
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
-        for process in run.processes():
-            if process.pid in pids or process.pid == launcher.pid or "shipper" in " ".join(process.cmdline()):
-                process.send_signal(number)
-    assert launcher.wait(30) == 75
-    assert len(run.events("incarnation.started")) == 1
-    run.assert_nothing_left()
-
-
-def test_a_stop_during_start_up_is_heeded(run: Run) -> None:
-    launcher = run.fake(steps=ENDLESS, accidents=[_accident(0, "start", "phase", phase="start", seconds=1)])
-    until(lambda: (run.attempt() / "heartbeat" / "0.0").exists())
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
-    run.assert_nothing_left()
-
-
-def test_a_stop_before_anything_started_starts_nothing(run: Run) -> None:
-    """Nothing is committed, so nobody should come back for it; with a checkpoint from before, one should."""
-    run.describe('kind = "distributed"\n[launch]\nnodes = 2\n')
-    waiting = run.launch(json.dumps({"steps": 5}), nodes=2)  # its other node never comes
-    until(lambda: (run.attempt() / "members" / "node-0").exists())
-    waiting.send_signal(signal.SIGTERM)
-    assert waiting.wait(30) == 143
-    assert run.result()["cause"] == "stopped"
-    assert run.events("incarnation.started") == []
-    run.assert_nothing_left()
-
-
-def test_a_stop_during_validation_waits_for_the_boundary(run: Run) -> None:
-    slow = _accident(1, 10, "phase", phase="validate", seconds=1.5)
-    launcher = run.fake(steps=ENDLESS, accidents=[slow])
-    run.started()
-    until(lambda: '"validate"' in (run.attempt() / "heartbeat" / "0.1").read_text())
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
-    assert max(run.losses()[0]) == 11
-
-
-def test_ranks_that_do_not_stop_are_killed_after_grace_with_their_stacks(run: Run) -> None:
-    launcher = run.fake(steps=ENDLESS, launch="grace_seconds = 1.0\n", accidents=[_accident(1, 10, "hang")])
-    until(lambda: len(run.started()) == 2 and '"step":10' in (run.attempt() / "heartbeat" / "0.1").read_text())
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 137
-    assert run.result()["cause"] == "stop_timeout"
-    assert "in do" in (run.attempt() / "stacks" / "0.1.txt").read_text()
-    assert "in meet" in (run.attempt() / "stacks" / "0.0.txt").read_text()
-    run.assert_nothing_left()
-
-
-def test_a_rank_that_dies_while_stopping_is_not_restarted(run: Run) -> None:
-    slow = [_accident(0, 10, "phase", phase="save", seconds=1), _accident(1, 10, "hang")]
-    launcher = run.fake(steps=ENDLESS, accidents=slow)
-    pids = run.started()
-    until(lambda: '"save"' in (run.attempt() / "heartbeat" / "0.0").read_text())
-    launcher.send_signal(signal.SIGTERM)
-    until(lambda: (run.attempt() / "stop-requested").exists())
-    os.kill(pids[1], signal.SIGKILL)
-    assert launcher.wait(30) == 137
-    assert len(run.events("incarnation.started")) == 1
-
-
-def test_a_requeued_job_goes_on_as_the_next_attempt(run: Run) -> None:
-    launcher = run.fake(steps=ENDLESS)
-    run.started()
-    launcher.send_signal(signal.SIGUSR1)
-    assert launcher.wait(30) == 75
-    step = max(run.losses()[0])
-    again = run.launch(json.dumps({"steps": step + 10}), restart=1)
-    assert again.wait(30) == 0
-    assert sorted(run.losses(2)[0]) == list(range(step + 1, step + 11))
-    assert run.events("incarnation.started", 2)[0]["resumed_from"] == f"step-{step}"
 
 
 # Nothing is left, whoever dies.
@@ -314,7 +193,7 @@ def test_a_shipper_that_dies_is_started_again(run: Run) -> None:
 
 def test_what_ranks_leave_behind_is_ended(run: Run) -> None:
     """A helper in a session of its own, whose rank was killed, and one whose rank completed."""
-    left = [_accident(0, 3, "leave"), _accident(1, 3, "leave"), _accident(1, 5, "kill")]
+    left = [accident(0, 3, "leave"), accident(1, 3, "leave"), accident(1, 5, "kill")]
     launcher = run.fake(steps=20, accidents=left)
     assert launcher.wait(30) == 0
     run.assert_nothing_left()
@@ -328,59 +207,6 @@ def test_an_older_launch_stops_when_a_newer_one_takes_over(run: Run) -> None:
     assert older.wait(30) == 1
     assert run.result(1)["cause"] == "fenced"
     assert run.result(2)["cause"] == "completed"
-    run.assert_nothing_left()
-
-
-# Two nodes.
-
-
-def _two(run: Run, **told: Any) -> tuple[Any, Any]:
-    run.describe('kind = "distributed"\n[launch]\nnodes = 2\nranks_per_node = 2\n')
-    text = json.dumps(told)
-    return run.launch(text, nodes=2), run.launch(text, node=1, nodes=2)
-
-
-def test_two_nodes_complete_together(run: Run) -> None:
-    launchers = _two(run, steps=20)
-    assert [launcher.wait(30) for launcher in launchers] == [0, 0]
-    assert not run.attempt(2).exists()
-    (started,) = run.events("incarnation.started")
-    assert started["world_size"] == 4
-    for rank in range(4):
-        assert sorted(run.losses(rank=rank)[0]) == list(range(1, 21))
-    nodes = {path.name.split(".")[1] for path in (run.attempt() / "spool").glob("*.jsonl")}
-    assert {"-1", "-2"} <= nodes
-    run.assert_nothing_left()
-
-
-def test_a_rank_lost_on_the_other_node_restarts_both(run: Run) -> None:
-    launchers = _two(run, steps=40, checkpoint_every=10, accidents=[_accident(3, 25, "kill")])
-    assert [launcher.wait(60) for launcher in launchers] == [0, 0]
-    first = run.events("incarnation.ended")[0]
-    assert (first["rank"], first["failure"]) == (3, "signal")
-    assert sorted(run.losses(rank=3)[1]) == list(range(21, 41))
-
-
-def test_an_exception_on_the_other_node_ends_both(run: Run) -> None:
-    launchers = _two(run, steps=40, accidents=[_accident(2, 10, "raise")])
-    assert [launcher.wait(60) for launcher in launchers] == [1, 1]
-    assert run.result()["first_failure"]["rank"] == 2
-
-
-def test_two_nodes_stop_together_whoever_is_asked(run: Run) -> None:
-    launchers = _two(run, steps=ENDLESS)
-    run.started(ranks=4)
-    launchers[1].send_signal(signal.SIGTERM)
-    assert [launcher.wait(30) for launcher in launchers] == [75, 75]
-    run.assert_nothing_left()
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_launcher_ends_the_other(run: Run, lost: int) -> None:
-    launchers = _two(run, steps=ENDLESS)
-    run.started(ranks=4)
-    launchers[lost].send_signal(signal.SIGKILL)
-    assert launchers[1 - lost].wait(60) != 0
     run.assert_nothing_left()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -38,13 +36,6 @@ head_width = 8
 context = 16
 dropout = 0.2
 """
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path / "run")
-    yield run
-    run.end()
 
 
 def _describe(run: Run, *, steps: int, every: int = 10, launch: str = "") -> None:

@@ -1,0 +1,130 @@
+"""vigil_report in a program: checkpoints of its own, and nothing at all outside of a job."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vigil_report
+from training import manifest
+
+
+@pytest.fixture(autouse=True)
+def _terminable() -> Iterator[None]:
+    """vigil_report takes TERM over from a program that does not handle it; here that is the tests' own process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def reporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This process as a rank of a script; the folder of checkpoints."""
+    attempt = tmp_path / "job" / "attempt-1"
+    (attempt / "stacks").mkdir(parents=True)
+    (tmp_path / "job" / "GENERATION").write_text("3\n")
+    told = {"VIGIL_RUN_DIR": str(tmp_path), "VIGIL_ATTEMPT_DIR": str(attempt), "VIGIL_GENERATION": "3"}
+    for name, value in {**told, "VIGIL_INCARNATION": "0", "RANK": "0", "WORLD_SIZE": "2", "VIGIL_RESUME": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(vigil_report, "_opened", None)
+    monkeypatch.setattr(vigil_report, "_line", [])
+    yield tmp_path / "job" / "checkpoints"
+    stream = vigil_report._opened
+    if stream is not None:
+        stream.close()
+
+
+def _file(folder: Path, name: str = "model.pt", data: bytes = b"weights") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_file_is_copied_whole_and_found_again(
+    reporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _file(tmp_path)
+    assert vigil_report.checkpoint(path, 40) == reporting / "step-40"
+    path.write_bytes(b"changed afterwards")
+    found = manifest.verify(reporting / "step-40")
+    assert found.files[0] == manifest.File("model.pt", 7, hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setenv("VIGIL_RESUME", "step-40")
+    assert vigil_report.resume_path() == reporting / "step-40" / "model.pt"
+
+
+@pytest.mark.parametrize("names", [["a.bin", "b.json"], ["a.bin", "deep/er/b.json"], ["a name with spaces.bin"]])
+def test_a_folder_comes_back_as_it_was(
+    reporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    for name in names:
+        _file(tmp_path / "state", name, name.encode())
+    assert vigil_report.checkpoint(tmp_path / "state", 5)
+    manifest.verify(reporting / "step-5")
+    monkeypatch.setenv("VIGIL_RESUME", "step-5")
+    found = vigil_report.resume_path()
+    assert found is not None
+    assert [(found / name).read_bytes() for name in names] == [name.encode() for name in names]
+
+
+def test_what_cannot_be_saved_is_said_and_hurts_nobody(
+    reporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "missing.pt", tmp_path / "empty", _file(tmp_path, "COMMITTED")):
+        assert vigil_report.checkpoint(path, 5) is None
+    path = _file(tmp_path)
+    assert vigil_report.checkpoint(path, 6)
+    assert vigil_report.checkpoint(path, 6) is None
+    assert capsys.readouterr().err.count("no checkpoint at step") == 4
+    assert [entry.name for entry in reporting.iterdir()] == ["step-6"]
+
+
+def test_a_step_of_another_line_keeps_its_data(
+    reporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert vigil_report.checkpoint(_file(tmp_path, data=b"old"), 6)
+    monkeypatch.setenv("VIGIL_GENERATION", "4")
+    (tmp_path / "job" / "GENERATION").write_text("4\n")
+    assert vigil_report.checkpoint(_file(tmp_path, data=b"new"), 6)
+    assert (reporting / "step-6.g3" / "model.pt").read_bytes() == b"old"
+    assert (reporting / "step-6" / "model.pt").read_bytes() == b"new"
+
+
+def test_an_older_launch_commits_nothing(reporting: Path, tmp_path: Path) -> None:
+    (tmp_path / "job" / "GENERATION").write_text("9\n")
+    assert vigil_report.checkpoint(_file(tmp_path), 6) is None
+    assert not list(reporting.glob("step-*"))
+
+
+def test_only_rank_0_commits(reporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert vigil_report.checkpoint(_file(tmp_path), 6) is None
+    assert not reporting.exists()
+
+
+def test_outside_a_job_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VIGIL_ATTEMPT_DIR", raising=False)
+    vigil_report.log(1, loss=1.0)
+    vigil_report.progress(1, 2)
+    vigil_report.event("x")
+    assert vigil_report.checkpoint(_file(tmp_path), 1) is None
+    assert vigil_report.resume_path() is None
+    assert not vigil_report.stopping()
+
+
+def test_it_is_one_file_of_the_standard_library(tmp_path: Path) -> None:
+    shutil.copy(vigil_report.__file__, tmp_path)
+    source = "import vigil_report, sys; vigil_report.log(1, loss=2.0); print('training' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {source}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "False\n"
