@@ -111,8 +111,9 @@ class Tick:
             except SchedulerError as error:
                 if not error.permanent:  # "there is no such job" is what was to be expected
                     raise
-            reason = f"The scheduler does not know its job {attempt.scheduler_id} any more."
-            self._end(attempt, Ended("node_fail"), reason=reason)
+            ended = Ended.untold(ending.result_of(attempt), cancelled=attempt.cancel_asked_at is not None)
+            lost = f"The scheduler does not know its job {attempt.scheduler_id} any more."
+            self._end(attempt, ended, reason="" if ended.result or ended.cancelled else lost)
 
     def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
         """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""

@@ -42,6 +42,15 @@ class Ended:
     result: Mapping[str, Any] | None = None  # result.json
     cancelled: bool = False  # a person asked for it
 
+    @classmethod
+    def untold(cls, result: Mapping[str, Any] | None, *, cancelled: bool) -> Ended:
+        """Of a job that the scheduler has forgotten: by the launcher's last word, or lost if it had none."""
+        if result is None:
+            return cls("node_fail", cancelled=cancelled)
+        code = result.get("exit_code")
+        known = code if type(code) is int and 0 <= code < 256 else None
+        return cls("completed" if known == 0 else "failed", known, result=result, cancelled=cancelled)
+
 
 def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
     """The cause in one word, and the first failure that the launcher saw."""

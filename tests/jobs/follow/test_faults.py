@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs import follow, rundir
 from jobs.models import Attempt, Job, Stream
 from jobs.spec import JobSpec, write_toml
-from jobs.submit import submit
+from jobs.submit import cancel, submit
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
 from tests.jobs.follow.launchers import launched, newest
@@ -37,6 +37,27 @@ def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(job: Job, told: To
     first = Attempt.objects.get(number=1)
     assert (first.state, first.reason) == ("node_fail", "The scheduler does not know its job 101 any more.")
     assert told.cancelled == ["101"]  # should it live on unseen: no second one beside it
+
+
+@pytest.mark.parametrize(
+    ("cause", "asked", "state", "attempts"),
+    [("completed", False, "completed", 1), ("stopped", False, "failed", 2), ("stopped", True, "cancelled", 1)],
+)
+def test_a_job_that_the_scheduler_has_forgotten_may_have_ended_well(
+    cause: str, asked: bool, state: str, attempts: int, oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    """Slurm forgets ended jobs within minutes: then the launcher's last word counts, and what a person wanted."""
+    told.say("101", state="running")
+    tick()
+    launched(newest(), cause=cause, exit_code=0 if cause == "completed" else 75)
+    told.jobs.clear()
+    if asked:
+        cancel(oskar, job)
+    Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
+    tick()
+    first = Attempt.objects.get(number=1)
+    assert (first.state, first.cause) == (state, "cancelled" if asked else cause)
+    assert Attempt.objects.count() == attempts
 
 
 def test_one_answer_without_a_job_means_nothing(job: Job, told: Told, tick: Callable[[], bool]) -> None:
