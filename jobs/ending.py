@@ -26,6 +26,7 @@ from jobs.restart import WORDS, Ended, cause_of, decide, next_attempt
 logger = logging.getLogger(__name__)
 
 NO_GROWTH = timedelta(minutes=10)
+AWAY_AT_MOST = timedelta(days=1)  # a run directory for so long is not away, but gone
 DECIDE_AFTER = timedelta(seconds=20)  # of looking through spools; that goes on until the attempt is closed
 _FOLDER = re.compile(r"attempt-\d{1,9}\Z")
 _SPOOL = re.compile(r"\d+\.-?\d+\.[0-9a-f]+\.jsonl\Z")
@@ -127,8 +128,13 @@ def follow_up(attempt: Attempt) -> Attempt | None:
 
 def sweep(attempt: Attempt, *, until: float) -> None:
     """Take in from disk what was never posted, until a moment (monotonic seconds); the row says how far that came."""
-    if attempt.sweep_began_at is None:
+    is_first = attempt.sweep_began_at is None
+    if is_first:
         _note(attempt, sweep_began_at=timezone.now())
+    if is_away(attempt):
+        if is_first:
+            logger.warning("attempt %s: its run directory is not there; looked for again", attempt.pk)
+        return
     try:
         root, folder = root_of(attempt), find_folder(attempt)
         if root is not None and folder and attempt.closed_at is None:
@@ -143,6 +149,18 @@ def _note(attempt: Attempt, **changes: datetime) -> None:
     Attempt.objects.filter(pk=attempt.pk).update(**changes)
     for name, value in changes.items():
         setattr(attempt, name, value)
+
+
+def is_away(attempt: Attempt) -> bool:
+    """Whether its run directory was made and is not there, as when the file system is away: who knows what it holds."""
+    root = root_of(attempt)
+    if root is None:
+        return False
+    try:
+        with rundir.folder_under(root, "portal"):
+            return False
+    except OSError:
+        return True
 
 
 def is_sweep_due(attempt: Attempt) -> bool:
@@ -162,9 +180,11 @@ def may_decide(attempt: Attempt) -> bool:
 def nothing_can_come(attempt: Attempt) -> bool:
     """Whether every stream on disk is read and has ended, or nothing has grown for ten minutes after the end."""
     assert attempt.ended_at is not None
+    last = max(attempt.ended_at, attempt.last_report_at or attempt.ended_at)
+    if is_away(attempt):
+        return timezone.now() - last > AWAY_AT_MOST
     if attempt.swept_at is None:
         return False
-    last = max(attempt.ended_at, attempt.last_report_at or attempt.ended_at)
     if timezone.now() - last > NO_GROWTH:
         return True
     root, folder = root_of(attempt), find_folder(attempt)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -165,3 +167,24 @@ def test_spools_that_take_long_hold_up_nobody(
     tick()
     first.refresh_from_db()
     assert first.closed_at is not None
+
+
+def test_a_file_system_that_is_away_closes_nothing(
+    job: Job, told: Told, tick: Callable[[], bool], settings: Any, tmp_path: Path
+) -> None:
+    """What lies in the spools is to be taken in once it is back; an attempt whose folder was removed does close."""
+    launched(newest())
+    there, settings.VIGIL_RUNS = settings.VIGIL_RUNS, tmp_path / "unmounted"
+    told.say("101", state="completed", exit_code=0)
+    tick()
+    Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=11))
+    tick()
+    assert (newest().state, newest().swept_at, newest().closed_at) == ("completed", None, None)
+    settings.VIGIL_RUNS = there
+    tick()
+    assert newest().swept_at is not None
+    assert newest().closed_at is not None
+    settings.VIGIL_RUNS = tmp_path / "unmounted"
+    Attempt.objects.update(ended_at=timezone.now() - timedelta(days=2), swept_at=None, closed_at=None)
+    tick()
+    assert newest().closed_at is not None
