@@ -9,6 +9,7 @@ A worker that slept that long finds another claim in the row: it changes nothing
 
 from __future__ import annotations
 
+import errno
 import logging
 from datetime import datetime, timedelta
 
@@ -27,6 +28,11 @@ from nodes.schedulers.base import Scheduler, SchedulerError, Submission
 logger = logging.getLogger(__name__)
 
 RETRY = timedelta(seconds=30)
+# What a file system may say today and not tomorrow: such an attempt stays due.
+PASSING = {
+    errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN,
+    errno.EMFILE, errno.ENFILE,
+}  # fmt: skip
 
 
 def due() -> list[int]:
@@ -55,7 +61,8 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
         return
     except (OSError, JobError) as error:
         problem = f"The run directory cannot be written: {error}"
-        _not_taken(attempt, claim, SchedulerError(problem, permanent=True))
+        permanent = not (isinstance(error, OSError) and error.errno in PASSING)
+        _not_taken(attempt, claim, SchedulerError(problem, permanent=permanent))
         return
     if scheduler_id is not None:
         _taken(attempt, scheduler_id, source)

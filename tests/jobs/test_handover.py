@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from datetime import timedelta
@@ -116,6 +117,19 @@ def test_a_silent_scheduler_is_asked_again(oskar: User, told: Told) -> None:
     attempt = Attempt.objects.get()
     assert (attempt.state, attempt.ended_at) == ("pending", None)
     assert "did not answer" in attempt.reason
+
+
+def test_a_full_disk_is_waited_for(oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At three in the morning nobody is there to resume a job that was refused for that."""
+    job, _ = ask(oskar)
+    with monkeypatch.context() as full:
+        full.setattr(handover, "prepare", lambda attempt: (_ for _ in ()).throw(OSError(errno.ENOSPC, "disk full")))
+        handover.hand_over(newest().pk, told)
+    assert (newest().state, newest().ended_at) == ("pending", None)
+    assert "disk full" in newest().reason
+    stalled(job)
+    handover.hand_over(newest().pk, told)
+    assert newest().scheduler_id == "101"
 
 
 def test_not_while_the_attempt_before_is_alive(oskar: User, told: Told, project: Project) -> None:
