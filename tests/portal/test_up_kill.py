@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -207,6 +208,20 @@ def test_stopping_leaves_the_job_alone(stack: Stack, submit: Callable[[], int]) 
     assert stack.stop() < 5
     assert stack.portal_processes() == []
     assert stack.job_processes()
+    stack.start()
+    assert wait_for_end(stack, job_id)["state"] == "completed"
+    check(stack, job_id)
+
+
+def test_restored_portal_takes_what_came_after_the_backup(
+    stack: Stack, submit: Callable[[], int], tmp_path: Path
+) -> None:
+    job_id, backup = submit(), str(tmp_path / "vigil.tar.gz")
+    wait_for_step(stack, job_id, 150)
+    assert stack.vigil("backup", backup).returncode == 0
+    wait_for_step(stack, job_id, 450)
+    stack.stop()
+    assert stack.vigil("restore", backup, "--force").returncode == 0
     stack.start()
     assert wait_for_end(stack, job_id)["state"] == "completed"
     check(stack, job_id)
