@@ -1,6 +1,6 @@
 """A job's specification: one class for the form, the API and the CLI, with errors that name the field and the fix.
 
-Nothing here imports Django: `vigil submit` checks a spec before it sends it.
+Nothing here imports Django: `vigil submit --set` changes a spec's text with it, and the portal checks it.
 """
 
 from __future__ import annotations
