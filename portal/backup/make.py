@@ -53,6 +53,8 @@ def _refuse_target(path: Path, force: bool) -> None:
         raise Refused(f"{path} is a folder: name a file in it, such as {path / 'vigil.tar.gz'}.")
     if not path.parent.is_dir():
         raise Refused(f"there is no folder {path.parent}: make it, or name another file.")
+    if path.exists() and not path.is_file():
+        raise Refused(f"{path} is no plain file, and would be replaced by one: name another file.")
     if path.exists() and not force:
         raise _is_there(path)
 

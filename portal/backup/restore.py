@@ -122,7 +122,8 @@ class _Sqlite:
 
     def __init__(self, settings: ModuleType) -> None:
         self.home: Path = settings.VIGIL_HOME
-        self.database = Path(settings.DATABASES["default"]["NAME"])
+        # Resolved: a link to a larger disk stays one, and it is there that the new database belongs.
+        self.database = Path(settings.DATABASES["default"]["NAME"]).resolve()
 
     def __enter__(self) -> Self:
         return self

@@ -184,6 +184,18 @@ def test_kill_leaves_the_old_or_the_new(make_stack: MakeStack, made: Path, after
 
 
 @pytest.mark.slow
+def test_database_behind_a_link_is_replaced_there(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
+    stack, there = make_stack(), tmp_path / "large.sqlite3"
+    link = stack.home / "vigil.sqlite3"
+    link.rename(there)
+    link.symlink_to(there)
+    done = stack.vigil("restore", str(made), "--force", "--json")
+    assert done.returncode == 0, done.stderr
+    assert link.is_symlink()
+    assert Path(json.loads(done.stdout)["kept"][0]).parent == tmp_path
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_what_root_leaves_in_somebodys_home_is_theirs(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
     stack = make_stack(fresh=True)
@@ -207,6 +219,10 @@ def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -
     assert "--force" in one_line(stack.vigil("backup", str(path)))
     assert path.read_text() == "mine"
     assert "is a folder" in one_line(stack.vigil("backup", str(tmp_path)))
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no plain file" in one_line(stack.vigil("backup", str(tmp_path / "pipe"), "--force"))
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "pipe").unlink()
     assert "there is no folder" in one_line(stack.vigil("backup", str(tmp_path / "no" / "file")))
     (stack.home / "vigil.sqlite3").touch()
     assert "was never started" in one_line(stack.vigil("backup", str(tmp_path / "empty")))
