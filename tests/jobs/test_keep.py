@@ -169,6 +169,19 @@ def test_links_are_never_followed(project: Project, tmp_path: Path) -> None:
     assert whole.checkpoints.filter(state="pruned").count() == 0
 
 
+def test_what_is_no_folder_leaves_the_trash_too(project: Project, tmp_path: Path) -> None:
+    job = a_job(project)
+    folder = rundir.path_of(job.directory) / "job" / "checkpoints"
+    os.rename(folder / "step-1", tmp_path / "kept")
+    (folder / "step-1").symlink_to(tmp_path / "kept")
+    os.rename(folder / "step-2", tmp_path / "elsewhere")
+    (folder / "step-2").write_bytes(b"as large as it likes")
+    assert retention.remove_checkpoints() == 2
+    rundir.empty_trash()
+    assert list((rundir.runs_root() / rundir.TRASH).iterdir()) == []
+    assert (tmp_path / "kept" / "COMMITTED").exists()
+
+
 def test_what_cannot_be_moved_stays_and_is_tried_again(
     project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
