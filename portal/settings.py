@@ -111,7 +111,6 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
-    "django.contrib.humanize",
     "allauth",
     "allauth.account",
     "axes",
@@ -219,7 +218,6 @@ CONTENT_SECURITY_POLICY = {  # a little wider for /admin: portal.middleware
     },
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
-NINJA_PAGINATION_MAX_LIMIT = 500
 
 # Celery: short idempotent tasks; the database is the truth, a lost message only delays.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
