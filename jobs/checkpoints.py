@@ -13,7 +13,6 @@ from jobs.models import Attempt, Checkpoint
 
 State = Checkpoint.State
 LARGE = 2**53  # of steps, samples and bytes: what JSON readers count exactly
-USABLE = (State.COMMITTED, State.VERIFIED)
 
 
 def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
@@ -56,11 +55,11 @@ def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
 
 
 def newest_on_line(attempt: Attempt) -> Checkpoint | None:
-    """The newest usable checkpoint on the line of descent of this attempt, never just the highest number."""
-    own = Checkpoint.objects.filter(attempt=attempt, state__in=USABLE)
+    """The newest resumable checkpoint on the line of descent of this attempt, never just the highest number."""
+    own = Checkpoint.objects.resumable().filter(attempt=attempt)
     if (newest := own.order_by("-generation", "-step").first()) is not None:
         return newest
-    if attempt.resume_from is not None and attempt.resume_from.state in USABLE:
+    if attempt.resume_from is not None and attempt.resume_from.resumable:
         return attempt.resume_from
     if attempt.resume_from is not None:
         return _ancestor(attempt.resume_from)
@@ -87,11 +86,11 @@ def due_for_verification() -> Checkpoint | None:
 
 
 def _ancestor(checkpoint: Checkpoint) -> Checkpoint | None:
-    """The nearest usable checkpoint up the line of parents."""
+    """The nearest resumable checkpoint up the line of parents."""
     seen: set[int] = set()
     current: Checkpoint | None = checkpoint
     while current is not None and current.pk not in seen:
-        if current.state in USABLE:
+        if current.resumable:
             return current
         seen.add(current.pk)
         parent = Q(step=current.parent_step, generation=current.parent_generation)

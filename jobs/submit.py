@@ -195,10 +195,10 @@ def _start_of(job: Job, last: Attempt, step: int | None) -> Checkpoint | None:
     """The checkpoint to start from; None: from the beginning, where there is none at all."""
     if step is None:
         return checkpoints.newest_on_line(last)
-    usable = job.checkpoints.filter(state__in=[Checkpoint.State.COMMITTED, Checkpoint.State.VERIFIED])
-    chosen = usable.filter(step=step).order_by("-generation").first()
+    resumable = Checkpoint.objects.resumable().filter(job=job)
+    chosen = resumable.filter(step=step).order_by("-generation").first()
     if chosen is None:
-        there = sorted(set(usable.values_list("step", flat=True)), key=lambda s: abs(s - step))[:5]
+        there = sorted(set(resumable.values_list("step", flat=True)), key=lambda s: abs(s - step))[:5]
         nearest = (
             f"Nearest: {', '.join(f'{s:,}' for s in sorted(there))}." if there else "There is none to resume from."
         )

@@ -111,8 +111,7 @@ def _news(user: User, since: datetime) -> list[News]:
     )
     attempts = list(ended)
     newest: dict[int, int] = {}
-    usable = [Checkpoint.State.COMMITTED, Checkpoint.State.VERIFIED]
-    for checkpoint in Checkpoint.objects.filter(attempt__in=attempts, state__in=usable).order_by("created_at"):
+    for checkpoint in Checkpoint.objects.resumable().filter(attempt__in=attempts).order_by("created_at"):
         newest[checkpoint.attempt_id] = checkpoint.step
     later = Attempt.objects.filter(job__in=[attempt.job_id for attempt in attempts]).select_related("resume_from")
     following = {(attempt.job_id, attempt.number - 1): attempt for attempt in later}

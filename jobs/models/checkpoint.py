@@ -1,9 +1,19 @@
 """A checkpoint that a trainer committed."""
 
+from __future__ import annotations
+
+from typing import Self
+
 from django.db import models
 
 from jobs.models.attempt import Attempt
 from jobs.models.job import Job
+
+
+class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
+    def resumable(self) -> Self:
+        """Those to start from: committed, and not found corrupt."""
+        return self.filter(state__in=Checkpoint.RESUMABLE)
 
 
 class Checkpoint(models.Model):
@@ -14,6 +24,8 @@ class Checkpoint(models.Model):
         VERIFIED = "verified"
         CORRUPT = "corrupt"
         PRUNED = "pruned"
+
+    RESUMABLE = frozenset({"committed", "verified"})
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="checkpoints")
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="checkpoints")
@@ -35,6 +47,8 @@ class Checkpoint(models.Model):
     pinned = models.BooleanField(default=False)
     created_at = models.DateTimeField()
 
+    objects = CheckpointQuerySet.as_manager()
+
     class Meta:
         ordering = ("-step", "-generation")
         constraints = (models.UniqueConstraint(fields=["job", "step", "generation"], name="one_row_a_checkpoint"),)
@@ -44,4 +58,4 @@ class Checkpoint(models.Model):
 
     @property
     def resumable(self) -> bool:
-        return self.state in {self.State.COMMITTED, self.State.VERIFIED}
+        return self.state in self.RESUMABLE
