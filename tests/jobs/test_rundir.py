@@ -59,6 +59,20 @@ def test_a_folder_that_is_a_link_is_not_entered(root: Path) -> None:
     assert rundir.names_under(root, "job/attempt-1") == []
 
 
+def test_a_folder_that_the_job_keeps_to_itself_has_no_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its attempt could not be closed, and its logs' page not be shown. Root is refused nothing, so it is told."""
+    really_open = os.open
+
+    def closed(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if path == "logs":
+            raise PermissionError(13, "Permission denied")
+        return really_open(path, flags, *args, **options)
+
+    monkeypatch.setattr(rundir.os, "open", closed)
+    assert rundir.names_under(root, "job/logs") == []
+    assert rundir.names_under(root, "job") == ["logs"]
+
+
 def test_a_huge_sparse_file_is_not_read(root: Path) -> None:
     with open(root / "job" / "big.json", "wb") as file:
         file.truncate(1 << 40)
