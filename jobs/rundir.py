@@ -181,7 +181,7 @@ def read_json_under(root: Path, relative: str, *, limit: int = 1 << 20) -> dict[
 
 
 def names_under(root: Path, relative: str, *, limit: int = 20_000) -> list[str]:
-    """The names in a folder below `root`, sorted; an absent folder has none, nor one that its job does not let us in."""
+    """The names in a folder below `root`, sorted; none where it is absent, or its job does not let us in."""
     try:
         with folder_under(root, relative) as folder, os.scandir(folder) as entries:
             return sorted(entry.name for entry, _ in zip(entries, range(limit), strict=False))
