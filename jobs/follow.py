@@ -81,6 +81,9 @@ class Tick:
         if status is None:
             self.miss(attempt)
             return
+        if not handover.is_of(attempt, status):  # not ours to cancel either
+            self._lose(attempt, f"The scheduler's job {attempt.scheduler_id} is another one: it counts anew.")
+            return
         if attempt.unknown_since is not None:
             self._note(attempt, unknown_since=None)
         if status.restart_count > attempt.scheduler_restart_count:
@@ -111,9 +114,7 @@ class Tick:
             except SchedulerError as error:
                 if not error.permanent:  # "there is no such job" is what was to be expected
                     raise
-            ended = Ended.untold(ending.result_of(attempt), cancelled=attempt.cancel_asked_at is not None)
-            lost = f"The scheduler does not know its job {attempt.scheduler_id} any more."
-            self._end(attempt, ended, reason="" if ended.result or ended.cancelled else lost)
+            self._lose(attempt, f"The scheduler does not know its job {attempt.scheduler_id} any more.")
 
     def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
         """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
@@ -231,6 +232,11 @@ class Tick:
     def _end(self, attempt: Attempt, ended: Ended, *, reason: str = "", at: float | None = None) -> None:
         with self.held.writing():
             ending.end(attempt, ended, reason=reason, at=at)
+
+    def _lose(self, attempt: Attempt, reason: str) -> None:
+        """The end of one that the scheduler has nothing to say of, unless its launcher had a last word."""
+        ended = Ended.untold(ending.result_of(attempt), cancelled=attempt.cancel_asked_at is not None)
+        self._end(attempt, ended, reason="" if ended.result or ended.cancelled else reason)
 
     def _kill(self, attempt: Attempt, now: datetime) -> None:
         self.scheduler.cancel(attempt.scheduler_id)

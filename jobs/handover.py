@@ -23,7 +23,7 @@ from jobs.models import Attempt
 from jobs.restart import Ended
 from jobs.script import prepare, submission
 from nodes import inventory
-from nodes.schedulers.base import Scheduler, SchedulerError, Submission
+from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,14 @@ def due() -> list[int]:
         .order_by("id")
         .values_list("id", flat=True)[:20]
     )
+
+
+def is_of(attempt: Attempt, status: JobStatus) -> bool:
+    """Whether the scheduler speaks of this job: one that was set up anew, as where a backup is restored, has given the
+    id to another. What it requeued keeps the first attempt's key."""
+    if status.key in {"", attempt.key}:
+        return True
+    return Attempt.objects.filter(job_id=attempt.job_id, key=status.key).exists()
 
 
 def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
@@ -110,7 +118,7 @@ def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
     """Not while the scheduler still has an earlier attempt of this job alive or requeued (PROTOCOLS §1)."""
     before = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).exclude(scheduler_id="")
     ids = sorted(set(before.values_list("scheduler_id", flat=True)))
-    if any(status.state in Attempt.ALIVE for status in source.status(ids).values()):
+    if any(status.state in Attempt.ALIVE and is_of(attempt, status) for status in source.status(ids).values()):
         rows = Attempt.objects.filter(_under(claim), pk=attempt.pk)
         rows.update(submitting_at=None, reason="Waits until the attempt before it has ended.")
         return False

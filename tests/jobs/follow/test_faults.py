@@ -62,6 +62,28 @@ def test_a_job_that_the_scheduler_has_forgotten_may_have_ended_well(
     assert Attempt.objects.count() == attempts
 
 
+def test_another_job_of_the_same_id_is_neither_followed_nor_cancelled(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    """As after a restore on another machine, where the scheduler counts anew."""
+    told.say("101", state="running", key="anothers")
+    cancel(oskar, job)
+    tick()
+    first = Attempt.objects.get(number=1)
+    assert (first.state, first.nodes) == ("cancelled", [])
+    assert (told.signals, told.cancelled) == ([], [])
+
+
+def test_another_job_of_the_same_id_does_not_hold_up_the_next_attempt(
+    job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    told.say("101", state="running", key="anothers")
+    tick()
+    first, second = Attempt.objects.order_by("number")
+    assert (first.state, first.reason) == ("node_fail", "The scheduler's job 101 is another one: it counts anew.")
+    assert second.scheduler_id == "102"
+
+
 def test_one_answer_without_a_job_means_nothing(job: Job, told: Told, tick: Callable[[], bool]) -> None:
     """However long it has been running, and however often that happens."""
     told.say("101", state="running")
