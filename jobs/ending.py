@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 NO_GROWTH = timedelta(minutes=10)
 AWAY_AT_MOST = timedelta(days=1)  # a run directory for so long is not away, but gone
+MOST_FOLDERS = 1_000  # of attempts that are looked into: a job may have made any number
 DECIDE_AFTER = timedelta(seconds=20)  # of looking through spools; that goes on until the attempt is closed
 _FOLDER = re.compile(r"attempt-\d{1,9}\Z")
 _SPOOL = re.compile(r"\d+\.-?\d+\.[0-9a-f]+\.jsonl\Z")
@@ -90,12 +92,20 @@ def find_folder(attempt: Attempt) -> str:
     if attempt.directory or root is None or not attempt.scheduler_id:
         return attempt.directory
     wanted = {"scheduler_id": attempt.scheduler_id, "restart_count": attempt.scheduler_restart_count}
-    for name in reversed(rundir.names_under(root, "job")):
-        if _FOLDER.match(name) and rundir.read_json_under(root, f"job/{name}/owner.json", limit=4096) == wanted:
+    for name in _folders(root, attempt.number):
+        if rundir.read_json_under(root, f"job/{name}/owner.json", limit=4096) == wanted:
             Attempt.objects.filter(pk=attempt.pk).update(directory=name)
             attempt.directory = name
             break
     return attempt.directory
+
+
+def _folders(root: Path, number: int) -> Iterator[str]:
+    """Where a launcher may have made its folder: under the number that it was told, else among the newest."""
+    told = f"attempt-{number}"
+    yield told
+    names = (name for name in rundir.names_under(root, "job") if _FOLDER.match(name) and name != told)
+    yield from sorted(names, key=lambda name: -int(name.removeprefix("attempt-")))[:MOST_FOLDERS]
 
 
 def result_of(attempt: Attempt) -> dict[str, Any] | None:
