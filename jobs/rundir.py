@@ -116,6 +116,9 @@ def empty_trash() -> None:
     for entry in sorted(trash.iterdir()) if trash.is_dir() else ():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
+            if entry.exists() and os.geteuid() != 0:  # root needs no leave, and must not be led by a link
+                _open_up(entry)
+                shutil.rmtree(entry, ignore_errors=True)
         else:  # a job may call anything a checkpoint
             with contextlib.suppress(OSError):
                 entry.unlink()
@@ -210,6 +213,17 @@ def _make_folder(path: Path, mode: int, *, exist_ok: bool = False) -> None:
     if settings.VIGIL_LOCAL_USER and os.geteuid() == 0:
         os.chown(path, -1, pwd.getpwnam(settings.VIGIL_LOCAL_USER).pw_gid)
         path.chmod(mode)  # chown drops setgid
+
+
+def _open_up(folder: Path) -> None:
+    """Give ourselves leave to remove what is in it: some programs take it away from their own user, as git-annex."""
+    with contextlib.suppress(OSError):
+        folder.chmod(0o700)
+    for inside, names, _ in os.walk(folder):
+        for path in (Path(inside, name) for name in names):
+            if not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.chmod(0o700)
 
 
 def _let_read(path: Path, mode: int) -> None:
