@@ -23,12 +23,13 @@ from portal.models import Project, User
 
 logger = logging.getLogger(__name__)
 
+FOR_EVER = 100_000  # days; a date that far back can still be told
 AT_ONCE = 1_000  # in any order: what cannot be removed must not keep the rest waiting
 
 
 def remove_spools() -> int:
     """Remove the spools of attempts that closed VIGIL_SPOOL_DAYS ago; answers how many attempts that were."""
-    before = timezone.now() - timedelta(days=settings.VIGIL_SPOOL_DAYS)
+    before = timezone.now() - timedelta(days=min(settings.VIGIL_SPOOL_DAYS, FOR_EVER))
     due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).select_related("job").order_by("?")
     done = [attempt.pk for attempt in due[:AT_ONCE] if _remove(attempt)]
     Attempt.objects.filter(pk__in=done).update(spools_removed_at=timezone.now())

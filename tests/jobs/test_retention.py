@@ -51,6 +51,13 @@ def test_spools_go_some_days_after_the_attempt_has_closed(root: Path) -> None:
     assert retention.remove_spools() == 0
 
 
+def test_days_without_end_keep_spools_for_ever(root: Path, settings: Any) -> None:
+    _, folder = closed(1000)
+    settings.VIGIL_SPOOL_DAYS = 10**12
+    assert retention.remove_spools() == 0
+    assert (folder / "spool").is_dir()
+
+
 def test_a_link_in_a_run_directory_leads_nowhere(root: Path) -> None:
     treasure = root / "treasure"
     treasure.mkdir()
