@@ -26,7 +26,7 @@ from training import manifest as manifests
 from training.distributed import World, broadcast
 from training.launch.attempt import Fenced, read_generation
 from training.loading import without_collections
-from training.manifest import CheckpointError, File, Manifest
+from training.manifest import CheckpointError, File, Manifest, Unreadable
 from training.rendezvous import read_json, write_json
 from training.report import AnyReporter
 
@@ -95,9 +95,11 @@ class Checkpoints:
         """Reads a checkpoint into the state's tensors, once every file has the digest it was written with."""
         with without_collections():
             from training import storage
-        folder = self.folder / start.name
-        self._together(lambda: self._verify_share(folder))
-        storage.read(state, folder, self._group)
+        try:
+            self._together(lambda: self._verify_share(start))
+        except CheckpointError as error:
+            raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
+        storage.read(state, self.folder / start.name, self._group)
 
     @property
     def busy(self) -> bool:
@@ -220,10 +222,7 @@ class Checkpoints:
             manifests.verify(folder)
             _write_durably(folder / manifests.VERIFIED, f"{time.time()}\n")
         except (OSError, CheckpointError) as error:
-            self._reporter.event(
-                "checkpoint.damaged", step=manifest.step, name=manifest.name, generation=manifest.generation,
-                reason=str(error),
-            )  # fmt: skip
+            self._tell_damaged(manifest, error)
         with suppress(OSError, Fenced):
             self._prune()
 
@@ -273,18 +272,26 @@ class Checkpoints:
         for doomed in self.folder.glob(".pruned-*"):
             _delete(doomed)
 
-    def _verify_share(self, folder: Path) -> None:
+    def _verify_share(self, start: Manifest) -> None:
+        folder = self.folder / start.name
         files = manifests.check(folder).files[self._world.rank :: self._world.size]
         try:
             manifests.verify(folder, files=files)
+        except Unreadable:
+            raise
         except CheckpointError as error:
             # Whoever looks for a checkpoint to resume from passes this one by from now on.
             with suppress(OSError):
                 _write_durably(folder / manifests.DAMAGED, f"{error}\n")
+            self._tell_damaged(start, error)
             raise
 
     def _check_fence(self) -> None:
         check_fence(self._job_dir, self._generation)
+
+    def _tell_damaged(self, manifest: Manifest, error: Exception) -> None:
+        about = {"step": manifest.step, "name": manifest.name, "generation": manifest.generation}
+        self._reporter.event("checkpoint.damaged", **about, reason=str(error))
 
     def _tell_committed(self, manifest: Manifest, stall: float) -> None:
         tell_committed(self._reporter, manifest, stall)

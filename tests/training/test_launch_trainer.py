@@ -138,6 +138,24 @@ def test_a_wrong_configuration_ends_at_once(run: Run) -> None:
     run.assert_nothing_left()
 
 
+def test_a_checkpoint_whose_bytes_have_changed_is_passed_by(run: Run) -> None:
+    """Nobody is there at night to choose the one before it; but what a person chose is not replaced."""
+    _describe(run, steps=20)
+    assert run.launch().wait(120) == 0
+    shard = next((run.path / "job" / "checkpoints" / "step-20").glob("*.distcp"))
+    shard.write_bytes(bytes(255 - byte for byte in shard.read_bytes()))
+    run.describe(TINY.format(steps=30, every=10, launch=""), attempt=2, resume="step-20")
+    assert run.launch(restart=1).wait(120) == 1
+    assert [event["resumed_from"] for event in run.events("incarnation.started", 2)] == ["step-20"]
+    assert "step-20 can't be resumed from" in run.result(2)["error"]
+    (shard.parent / "DAMAGED").unlink()
+    _describe(run, steps=30)
+    assert run.launch(restart=2).wait(120) == 0
+    assert [event["resumed_from"] for event in run.events("incarnation.started", 3)] == ["step-20", "step-10"]
+    assert {(told["step"], told["generation"]) for told in run.events("checkpoint.damaged", 3)} == {(20, 1)}
+    run.assert_nothing_left()
+
+
 def test_two_nodes_train_as_one(run: Run) -> None:
     """Two launchers with one rank each on loopback; a rank of the second is killed on the way."""
     text = TINY.format(steps=60, every=10, launch="nodes = 2")

@@ -23,7 +23,7 @@ from training.launch.resources import Meter
 from training.launch.shipping import Shipping
 from training.launch.stop import STOP_SIGNALS, STOPPED, Signals, Stop
 from training.launch.verdict import Budget, Verdict, judge
-from training.manifest import committed
+from training.manifest import DAMAGED, committed
 from training.rendezvous import write_json
 from training.report import Reporter
 from training.watchdog import Hang, Watchdog, behind_in_collectives
@@ -271,9 +271,16 @@ class Launcher:
             budget=budget,
             newest=newest_on_lineage(self._plan.job_dir),
             started_from=incarnation.resume,
+            start_is_damaged=self._is_damaged(incarnation),
         )
         self._report_end(incarnation, failures, verdict)
         return verdict
+
+    def _is_damaged(self, incarnation: Incarnation) -> bool:
+        """Whether what this incarnation was to start from was found damaged, and is not what a person chose."""
+        is_chosen = incarnation.number == 0 and bool(self._attempt.resume)
+        start = self._plan.checkpoints / incarnation.resume
+        return bool(incarnation.resume) and not is_chosen and (start / DAMAGED).exists()
 
     def _gather(self, number: int) -> list[Failure]:
         """The failures that every node's launcher has told, and the launchers that can tell none any more."""

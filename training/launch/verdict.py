@@ -60,8 +60,12 @@ def judge(
     budget: Budget,
     newest: str,
     started_from: str,
+    start_is_damaged: bool = False,
 ) -> Verdict | None:
-    """The attempt's verdict, or None: start the ranks again. `newest` and `started_from` are checkpoints' names."""
+    """The attempt's verdict, or None: start the ranks again. `newest` and `started_from` are checkpoints' names.
+
+    `start_is_damaged`: the ranks found it to be no good, and nobody chose it: an older one will do.
+    """
     reason = broken["reason"] if broken else ""
     if reason == "fenced":
         return Verdict(1, "fenced", error="a newer launch of this job has taken over")
@@ -76,6 +80,6 @@ def judge(
     if stop.reason and first.signal == signal.SIGTERM:
         # A script that knows no better way to stop. What it committed on its way is worth going on from.
         return Verdict(STOPPED if newest != started_from else first.code, "stopped")
-    if stop.reason or not first.in_place or not budget.take(first, newest):
+    if stop.reason or not (first.in_place or start_is_damaged) or not budget.take(first, newest):
         return Verdict(first.code, cause, first, incarnation)
     return None
