@@ -20,11 +20,15 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
     kind = event.get("kind")
     if kind == "checkpoint.committed":
         _committed(attempt, event)
-    elif kind == "checkpoint.pruned":
+    elif kind in {"checkpoint.pruned", "checkpoint.damaged"}:
         step, generation = _whole(event.get("step"), LARGE), _whole(event.get("generation"))
-        if step is not None and generation is not None:
-            rows = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, generation=generation)
+        if step is None or generation is None:
+            return
+        rows = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, generation=generation)
+        if kind == "checkpoint.pruned":
             rows.exclude(state=State.PRUNED).update(state=State.PRUNED)
+        else:
+            rows.resumable().update(state=State.CORRUPT, problem=str(event.get("reason"))[:2000])
 
 
 def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:

@@ -87,6 +87,18 @@ class TestCheckpoints:
         checkpoints.note_event(attempt, event(100))  # a repeat of the older event brings nothing back
         assert Checkpoint.objects.get().state == "pruned"
 
+    def test_one_that_its_trainer_found_damaged_is_started_from_no_more(self, attempt: Attempt) -> None:
+        checkpoints.note_event(attempt, event(100))
+        checkpoints.note_event(attempt, event(200, parent_step=100, parent_generation=1))
+        Checkpoint.objects.filter(step=200).update(state="verified")
+        checkpoints.note_event(attempt, event(200, kind="checkpoint.damaged", reason="its sha256 differs"))
+        checkpoints.note_event(attempt, event(200, 7, kind="checkpoint.damaged", reason=["?"]))
+        row = Checkpoint.objects.get(step=200)
+        assert (row.state, row.problem) == ("corrupt", "its sha256 differs")
+        newest = checkpoints.newest_on_line(attempt)
+        assert newest is not None
+        assert newest.step == 100
+
     def test_another_line_moves_the_older_one_aside(self, attempt: Attempt) -> None:
         checkpoints.note_event(attempt, event(100, 1))
         checkpoints.note_event(attempt, event(100, 3))
