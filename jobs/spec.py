@@ -26,6 +26,7 @@ _NODES = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@^~+-]{0,199}\Z")
+_SECRET = re.compile(r"https://[^/]*@|ssh://[^/@]*:[^/]*@")
 _GIT = re.compile(r"(?:https://|ssh://)[A-Za-z0-9][\w.@:~/+%-]{2,500}\Z")
 # Set by the launcher for every rank: a spec that sets them would break the run in strange ways.
 _OURS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
@@ -109,6 +110,11 @@ def _python(value: str) -> str:
 def _git(value: str) -> str:
     if value and not _GIT.match(value):
         raise ValueError(f'"{value[:80]}" is not fetched. Write an https:// or ssh:// address of a repository.')
+    if _SECRET.match(value):
+        raise ValueError(
+            "The address holds a password or a token, which everybody in the project would read. Take it out: git asks"
+            " your credential helper where the job runs, or write ssh://."
+        )
     return value
 
 
