@@ -221,7 +221,9 @@ class Checkpoints:
         try:
             manifests.verify(folder)
             _write_durably(folder / manifests.VERIFIED, f"{time.time()}\n")
-        except (OSError, CheckpointError) as error:
+        except (OSError, Unreadable):
+            pass  # nothing is known against it; it only counts as not verified
+        except CheckpointError as error:
             self._tell_damaged(manifest, error)
         with suppress(OSError, Fenced):
             self._prune()
