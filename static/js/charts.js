@@ -88,13 +88,13 @@ export class Chart {
     this.readout.stale(text);
   }
 
-  // Draw within `wait` ms, once, and only where somebody can see it.
+  // Draw within `wait` ms, once; after the first picture only where somebody can see it.
   soon(wait) {
     if (this.timer && wait) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       this.timer = null;
-      if (!this.visible || document.visibilityState !== "visible") this.dirty = true;
+      if ((this.u && !this.visible) || document.visibilityState !== "visible") this.dirty = true;
       else requestAnimationFrame(() => this.draw());
     }, wait);
   }

@@ -36,6 +36,7 @@ document.addEventListener("htmx:oobBeforeSwap", (event) => {
 const put = (name, text) => putIn(life, name, text);
 
 function heard(header) {
+  const first = life.querySelector('[data-live="step"]')?.textContent === "–" && header.step > 0;
   if (header.step !== null && header.step !== undefined) {
     put("step", count(header.step));
     put("now-step", ` · step ${count(header.step)}`);
@@ -48,8 +49,10 @@ function heard(header) {
   life.dataset.number = header.number;
   life.dataset.alive = ALIVE.has(header.state) ? "1" : "0";
   // A greeting or a heartbeat of a job that has ended tells nothing new.
-  if (changed || life.dataset.alive === "1" || !header.kind) retell(changed);
-  if (changed) reread().catch(() => null);
+  if (changed || life.dataset.alive === "1" || !header.kind) retell(changed || first);
+  if (!changed) return;
+  reread().catch(() => null);
+  setTimeout(retail, SOON_MS); // its last lines
 }
 
 const facts = {
@@ -110,9 +113,5 @@ follow(job, {
 });
 
 const tail = document.getElementById("log-tail");
-if (tail)
-  setInterval(
-    () =>
-      document.visibilityState === "visible" && life.dataset.state === "running" && htmx.trigger(tail, "vigil:tail"),
-    5_000,
-  );
+const retail = () => tail && document.visibilityState === "visible" && htmx.trigger(tail, "vigil:tail");
+setInterval(() => life.dataset.state === "running" && retail(), LIFE_MS);
