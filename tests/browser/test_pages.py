@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import Watched
 from tests.stack import Stack
@@ -64,6 +65,25 @@ def test_nothing_jumps_while_a_job_loads(lab_up: Stack, jobs: dict[str, int], br
         watched.page.wait_for_selector("[data-chart=loss] canvas, [data-chart=loss] .nothing, [data-chart=loss] p")
         watched.page.wait_for_timeout(500)
         assert watched.page.evaluate("window.shifted") < 0.02, state
+
+
+def test_nothing_jumps_when_a_job_gets_going(lab_up: Stack, jobs: dict[str, int], browse: Browse) -> None:
+    """The bar of its steps and the ribbon's key have their place before they come."""
+    watched = browse(lab_up)
+    watched.open(f"/jobs/{jobs['completed']}")
+    measure = "document.querySelector('.tabs').getBoundingClientRect().top"
+    there = watched.page.evaluate(measure)
+    watched.page.evaluate("document.querySelector('.facts progress').remove()")
+    watched.page.evaluate("document.querySelector('#life .key').replaceChildren()")
+    assert watched.page.evaluate(measure) == there
+
+
+def test_every_chart_is_drawn_before_it_is_scrolled_to(lab_up: Stack, jobs: dict[str, int], browse: Browse) -> None:
+    watched = browse(lab_up, width=390)
+    watched.open(f"/jobs/{jobs['completed']}")
+    charts = watched.page.locator(".chart").count()
+    expect(watched.page.locator(".chart canvas")).to_have_count(charts)
+    assert watched.page.evaluate("scrollY") == 0
 
 
 def test_pages_are_there_without_script(lab_up: Stack, jobs: dict[str, int], browse: Browse) -> None:
