@@ -48,8 +48,18 @@ STEP_TIME = {
     "zero": True,
     "series": [
         {"name": "step_seconds", "label": "step", "color": 1},
-        {"name": "data_seconds", "label": "waiting for data", "color": 2},
+        {"name": "data_seconds", "label": "data wait", "color": 2},
     ],
+}
+
+
+ACCURACY = {
+    "id": "accuracy",
+    "title": "Accuracy",
+    "unit": "share of the validation set",
+    "width": "half",
+    "height": 120,
+    "series": [{"name": "validation_accuracy", "label": "validation", "color": 2, "digits": 3}],
 }
 
 
@@ -97,6 +107,8 @@ def _of_trainer(job: Job) -> list[dict[str, Any]]:
         "series": [{"name": "gradient_norm", "label": "norm", "color": 6}],
         "limits": [{"label": "clip", "value": clip}] if clip else [],
     }
+    if samples:  # four in two rows
+        return [LOSS, RANKS, ACCURACY, *({**figure, "width": "half"} for figure in (norm, speed, STEP_TIME))]
     return [LOSS, RANKS, speed, STEP_TIME, norm]
 
 
