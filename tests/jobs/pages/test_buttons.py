@@ -46,6 +46,17 @@ def test_resume_starts_the_next_attempt_once(client: Client, mira: User, project
     assert "has not ended" in text(client.post(f"/jobs/{job.pk}/resume", {"step": "100"}, follow=True))
 
 
+def test_where_every_step_is_done_no_button_starts_an_attempt_that_has_nothing_to_do(
+    client: Client, mira: User, project: Project
+) -> None:
+    job = a_job(mira, project, state="completed", attempt={"step": 200, "steps": 200})
+    half, last = save(job, 100), save(job, 200)
+    html = text(client.get(f"/jobs/{job.pk}/checkpoints"))
+    assert f'value="resume-{job.latest_id}-{half.pk}"' in html
+    assert f'value="resume-{job.latest_id}-{last.pk}"' not in html
+    assert "All its steps are done" in html
+
+
 def test_name_tags_and_notes_are_edited(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, tags=("old", "kept"))
     client.post(f"/jobs/{job.pk}/edit", {"name": "renamed", "tags": "kept, new", "notes": "why"})
