@@ -6,6 +6,7 @@ import json
 import uuid
 from dataclasses import dataclass
 from difflib import unified_diff
+from itertools import count
 from typing import Any, cast
 
 from django.contrib import messages
@@ -191,17 +192,20 @@ def _first_text(user: User, parent: Job | None) -> str:
         mine = "default" if "default" in projects or not projects else projects[0]
         return START.format(project=json.dumps(mine))
     try:
-        return set_values(parent.spec_toml, {"name": _next_name(parent.name)})
+        return set_values(parent.spec_toml, {"name": _next_name(parent)})
     except SpecError:
         return parent.spec_toml
 
 
-def _next_name(name: str) -> str:
-    """`probe` → `probe-2` → `probe-3`."""
-    stem, dash, number = name.rpartition("-")
-    if dash and number.isdigit() and len(number) < 4:
-        return f"{stem}-{int(number) + 1}"
-    return f"{name[:60]}-2"
+def _next_name(parent: Job) -> str:
+    """`probe` → `probe-2` → `probe-3`: the next that no job of its project has."""
+    stem, dash, number = parent.name.rpartition("-")
+    if not (dash and number.isdigit() and len(number) < 4):
+        stem, number = parent.name[:59], "1"
+    named = Job.objects.filter(project=parent.project_id, name__startswith=f"{stem}-")
+    taken = set(named.values_list("name", flat=True))
+    names = (f"{stem}-{n}" for n in count(int(number) + 1))
+    return next(name for name in names if name not in taken)
 
 
 def _sections(user: User, drafted: Draft) -> list[forms.Section]:

@@ -117,6 +117,8 @@ def test_a_clone_begins_with_its_parents_text_and_remembers_it(client: Client, m
     assert "# and a comment" in html
     client.post("/submit", {"toml": SPEC, "side": "toml", "do": "submit", "from": parent.pk})
     assert Job.objects.order_by("-id")[0].parent == parent
+    a_job(mira, project, name="siskin-2")
+    assert "siskin-3" in text(client.get(f"/submit?from={parent.pk}")), "no name twice"
     elsewhere = a_project("elsewhere")
     stranger = a_job(person("oskar", elsewhere), elsewhere)
     assert client.get(f"/submit?from={stranger.pk}").status_code == 404
