@@ -127,7 +127,11 @@ def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None) -
         after = f"Resumed from step {words.count(start.step)}." if start else "Started again from the beginning."
     elif attempt.state in Attempt.ENDED_BADLY:
         move = "resume" if checkpoint is not None else "clone"
-    return News(attempt, job, reason(attempt), after, move, checkpoint)
+    return News(attempt, job, _sentence(reason(attempt)), after, move, checkpoint)
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
 def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[Row], int]:

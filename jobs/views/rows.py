@@ -60,7 +60,8 @@ class Row:
         if attempt.is_alive and attempt.cancel_asked_at:
             return "cancelling"
         if attempt.state == "completed" and attempt.started_at and attempt.ended_at:
-            return words.duration((attempt.ended_at - attempt.started_at).total_seconds())
+            took = words.duration((attempt.ended_at - attempt.started_at).total_seconds())
+            return f"attempt {attempt.number}: {took}" if attempt.number > 1 else took
         return reason(attempt)
 
     @property

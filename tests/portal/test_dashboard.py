@@ -43,7 +43,7 @@ def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
     html = home(mira)
     assert "and waits for you." in html
     assert f'<a href="/jobs/{lost.pk}">siskin</a> failed at step 57.' in html
-    assert "shapes differ" in html
+    assert "shapes differ.</span>" in html
     assert f'href="/submit?from={lost.pk}">clone it with the fix' in html
     assert f'<a href="/jobs/{kept.pk}">resume it from step 100</a>' in html
 
@@ -60,6 +60,17 @@ def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
     assert "goes on: resumed from step 100." in html
     assert "Resumed from step 100." in html
     assert "Your move" not in html
+
+
+def test_what_took_several_attempts_counts_none_as_the_whole(mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="cancelled", name="nightjar", attempt={"step": 120})
+    ends = {"started_at": timezone.now() - timedelta(seconds=19), "ended_at": timezone.now()}
+    job.latest = Attempt.objects.create(job=job, number=2, state="completed", **ends)
+    job.save(update_fields=["latest"])
+    html = home(mira)
+    assert "Attempt 2 of nightjar</a> completed in 19" in html
+    assert "Attempt 1 of nightjar</a> was cancelled" in html
+    assert "attempt 2: 19" in signed_in(mira).get("/jobs").text
 
 
 def test_seen_means_gone_from_the_list(mira: User, project: Project) -> None:
