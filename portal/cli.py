@@ -95,6 +95,9 @@ def jobs(limit: int, as_json: bool, **filters: Any) -> None:
     """List jobs, newest first."""
     portal = find_portal()
     found = list(portal.items("jobs", most=limit, limit=min(limit, 200), **filters))
+    if not found and not as_json and any(value for name, value in filters.items() if name != "sort"):
+        click.echo("No job matches. Ask for less, or see all with `vigil jobs`.")
+        return
     _out({"items": found}, tables.jobs, as_json)
 
 

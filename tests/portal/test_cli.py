@@ -246,6 +246,7 @@ def test_jobs(portal):
     assert portal.asked[1].url.params["cursor"] == "c"
     portal.answers["GET", "jobs"] = {"items": [], "next": None}
     assert "vigil submit" in vigil("jobs").stdout
+    assert vigil("jobs", "--state", "bad").stdout.startswith("No job matches.")
     assert json.loads(vigil("jobs", "--json").stdout) == {"items": []}
 
 
