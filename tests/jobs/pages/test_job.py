@@ -59,6 +59,12 @@ def test_a_running_job_tells_its_life(client: Client, mira: User, project: Proje
     assert "still running: cancel it first" in html, "no resume while it runs"
 
 
+def test_a_vision_job_draws_its_accuracy(client: Client, mira: User, project: Project) -> None:
+    vision = a_job(mira, project, state="running", spec={"run": {"recipe": "vision"}})
+    assert 'data-chart="accuracy"' in text(client.get(f"/jobs/{vision.pk}"))
+    assert 'data-chart="accuracy"' not in text(client.get(f"/jobs/{a_job(mira, project, state='running').pk}"))
+
+
 def test_a_researcher_sees_no_buttons_on_others_jobs(client: Client, project: Project) -> None:
     job = a_job(person("yuki", project), project, state="running")
     save(job, 10)
