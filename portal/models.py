@@ -140,6 +140,8 @@ class LoginLink(models.Model):
 class IdempotencyKey(models.Model):
     """What a POST with this key answered, so that a repeat answers the same and does nothing."""
 
+    LIFE = timedelta(hours=24)
+
     user = models.ForeignKey(User, models.CASCADE)
     route = models.CharField(max_length=100)
     key = models.CharField(max_length=255)

@@ -21,6 +21,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "remove-spools": {"task": "jobs.tasks.remove_spools", "schedule": 3600.0, "options": {"expires": 3600}},
     "remove-checkpoints": {"task": "jobs.tasks.remove_checkpoints", "schedule": 3600.0, "options": {"expires": 3600}},
     "empty-trash": {"task": "jobs.tasks.empty_trash", "schedule": 3600.0, "options": {"expires": 3600}},
+    "tidy": {"task": "portal.tasks.tidy", "schedule": 24 * 3600.0, "options": {"expires": 24 * 3600}},
 }
 
 app = Celery("vigil", fixups=[])

@@ -1,0 +1,26 @@
+"""Celery's side of the portal's own records."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from axes.models import AccessAttempt, AccessLog
+from celery import shared_task
+from django.core.management import call_command
+from django.utils import timezone
+
+from portal.models import IdempotencyKey, LoginLink
+
+SIGN_INS_DAYS = 90  # how long one can look up who signed in, or tried to, and from where
+
+
+@shared_task(name="portal.tasks.tidy", expires=24 * 3600)
+def tidy() -> None:
+    """Remove what has run out: sessions, sign-in links, keys of requests that nobody repeats any more, old sign-ins."""
+    now = timezone.now()
+    call_command("clearsessions")
+    LoginLink.objects.filter(expires_at__lt=now - timedelta(days=1)).delete()
+    IdempotencyKey.objects.filter(created_at__lt=now - IdempotencyKey.LIFE).delete()
+    long_ago = now - timedelta(days=SIGN_INS_DAYS)
+    AccessAttempt.objects.filter(attempt_time__lt=long_ago).delete()
+    AccessLog.objects.filter(attempt_time__lt=long_ago).delete()
