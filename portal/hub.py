@@ -241,8 +241,11 @@ class Hub:
                 failures = 0
                 while True:
                     self._take(await pubsub.get_message(timeout=5.0))
-            except (RedisError, OSError) as error:
-                if not failures:
+            except Exception as error:  # whatever it is: without this loop nobody would hear anything any more
+                known_fault = isinstance(error, RedisError | OSError)
+                if not known_fault:
+                    logger.exception("Live updates pause")
+                elif not failures:
                     logger.warning("Live updates pause: Redis does not answer (%s)", error)
                 self._pubsub = None
                 for entry in self._topics.values():
@@ -251,7 +254,7 @@ class Hub:
                 failures += 1
             finally:
                 self._pubsub = None
-                with contextlib.suppress(RedisError, OSError):
+                with contextlib.suppress(Exception):
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
                     await client.aclose()
 

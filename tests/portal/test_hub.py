@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from redis.asyncio.client import PubSub
 from websockets.asyncio.client import connect
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
@@ -108,6 +109,25 @@ def test_after_an_outage_of_redis_listeners_are_told_and_hear_again(server: Serv
         await asyncio.to_thread(server.publish, "a", b"back")
         assert await listener.get() == b"back"
 
+    run(server, scene)
+
+
+def test_no_error_ends_the_reading(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the client library makes of an answer: one process without live updates would look like a quiet lab."""
+    read, faults = PubSub.get_message, [ValueError("not what a parser should raise")]
+
+    async def get_message(*arguments: Any, **options: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return await read(*arguments, **options)
+
+    async def scene(hub: Hub) -> None:
+        listener = await join(hub, "a")
+        assert await listener.get() is None
+        await asyncio.to_thread(server.publish, "a", b"back")
+        assert await listener.get() == b"back"
+
+    monkeypatch.setattr(PubSub, "get_message", get_message)
     run(server, scene)
 
 
