@@ -73,6 +73,12 @@ class Life:
         return self.latest.is_alive and self.latest.cancel_asked_at is not None
 
     @property
+    def ran_s(self) -> float | None:
+        """Seconds that its attempts ran, all together; None before the first has started."""
+        spans = [((a.ended_at or self.now) - a.started_at).total_seconds() for a in self.attempts if a.started_at]
+        return sum(spans) if spans else None
+
+    @property
     def ribbon(self) -> ribbons.Ribbon:
         pieces = [self._piece(attempt) for attempt in self.attempts]
         saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
@@ -92,6 +98,7 @@ class Life:
                 queued_at=attempt.submitted_at or attempt.created_at,
                 started_at=attempt.started_at,
                 ended_at=attempt.ended_at,
+                ran_s=self.ran_s,
                 ends_by=self.limit_at,
                 done_at=self.done_at,
                 step=attempt.step,
@@ -153,8 +160,12 @@ class Life:
             facts.append(Fact(name="Done", value=words.clock(self.done_at, self.now), small=small, live="done"))
         elif attempt.started_at:
             seconds = ((attempt.ended_at or self.now) - attempt.started_at).total_seconds()
-            limit = f"of {words.duration(limit_seconds(self.job.spec))}" if attempt.is_alive else ""
-            facts.append(Fact(name="Ran" if attempt.ended_at else "Runs", value=words.duration(seconds), small=limit))
+            if attempt.ended_at:
+                small = f"{words.count(len(self.attempts))} attempts" if len(self.attempts) > 1 else ""
+                facts.append(Fact(name="Ran", value=words.duration(self.ran_s), small=small))
+            else:
+                limit = f"of {words.duration(limit_seconds(self.job.spec))}"
+                facts.append(Fact(name="Runs", value=words.duration(seconds), small=limit))
         if lost := sum(_lost(a, self.checkpoints) for a in self.attempts):
             facts.append(Fact(name="Lost so far", value=words.count(lost), small="steps"))
         return facts

@@ -87,14 +87,23 @@ def write(path: Path, text: str, *, mode: int = 0o640) -> None:
         raise
 
 
-def discard(directory: str) -> None:
-    """Move a run directory out of the way; the sweep removes the bytes."""
+@contextlib.contextmanager
+def discarded(directory: str) -> Iterator[None]:
+    """Move a run directory out of the way, and back if what follows fails; `empty_trash` removes the bytes."""
     if not directory:
+        yield
         return
     trash = runs_root() / TRASH
     trash.mkdir(mode=0o700, exist_ok=True)
+    place, moved = path_of(directory), trash / f"{directory.replace('/', '-')}-{secrets.token_hex(4)}"
     with contextlib.suppress(FileNotFoundError):
-        os.rename(path_of(directory), trash / f"{directory.replace('/', '-')}-{secrets.token_hex(4)}")
+        os.rename(place, moved)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(moved, place)
+        raise
 
 
 def discard_checkpoint(directory: str, name: str) -> None:

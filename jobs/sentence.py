@@ -31,6 +31,7 @@ class Facts:
     queued_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    ran_s: float | None = None  # over all attempts, without their time in the queue
     ends_by: datetime | None = None  # the time limit
     done_at: datetime | None = None  # the estimate
     step: int | None = None
@@ -127,14 +128,13 @@ def _margin(facts: Facts) -> str:
 
 
 def _ended(facts: Facts) -> Sentence:
-    ran = (facts.ended_at - facts.started_at).total_seconds() if facts.ended_at and facts.started_at else None
-    took = f" in {words.duration(ran)}" if ran is not None else ""
+    took = f" in {words.duration(facts.ran_s)}" if facts.ran_s is not None else ""
     if facts.state == "completed":
         rest = f"{words.plural(facts.step, 'step')}" if facts.step else ""
         if facts.validation_loss is not None:
             rest += f"{', ' if rest else ''}validation loss {words.loss(facts.validation_loss)}"
-        attempts = f" It took {words.plural(facts.number, 'attempt')}." if facts.number > 1 else ""
-        return Sentence(f"Completed{took}.{attempts}", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
+        attempts = f" over {words.plural(facts.number, 'attempt')}" if facts.number > 1 else ""
+        return Sentence(f"Completed{took}{attempts}.", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
     if facts.state == "cancelled":
         by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
         return Sentence(f"Cancelled{by}{_at_step(facts)}.", _resumable(facts))

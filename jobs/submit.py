@@ -6,8 +6,7 @@ No scheduler is asked here: these functions run inside web requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 
 from django.db import IntegrityError, connection, transaction
@@ -15,18 +14,17 @@ from django.db.models import Q
 from django.utils import timezone
 
 from jobs import checkpoints, tasks, upload
-from jobs.admission import check
+from jobs.admission import check, check_trust
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.restart import next_attempt
-from jobs.rundir import discard
+from jobs.rundir import discarded
 from jobs.spec import JobSpec, set_values
 from portal.access import can, note_if_sysadmin
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 
 CANCEL_TRIES = 3
-KEY_LIFE = timedelta(hours=24)
 
 
 def submit(
@@ -73,6 +71,7 @@ def resume(
     `steps` raises how far it shall run: a completed job needs that, or an earlier step, to have something to do.
     """
     _may_change(user, job)
+    check_trust(user, job.kind)
     route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps}".encode()).hexdigest()
     with _durable():
         if (earlier := _answered(user, route, key, body)) is not None:
@@ -85,6 +84,8 @@ def resume(
             start = _start_of(job, last, step)
             if steps is not None:
                 _lengthen(job, steps, start)
+            elif last.state == Attempt.State.COMPLETED:
+                _has_work(job, start)
             attempt = next_attempt(last, Attempt.Origin.RESUMED, resume_from=start)
             _remember(user, route, key, body, attempt.pk)
             note_if_sysadmin(user, "job.resumed", job)
@@ -127,7 +128,7 @@ def cancel(user: User, job: Job) -> None:
 def delete(user: User, job: Job) -> None:
     """Remove a job that has ended, with its run directory, metrics and checkpoints. There is no way back."""
     _may_change(user, job)
-    with transaction.atomic():
+    with ExitStack() as undo, transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         if Attempt.objects.filter(Q(ended_at=None) | Q(decided_at=None), job=job).exists():
             raise Conflict(f"Not deleted. #{job.pk} has not ended: cancel it first.")
@@ -140,8 +141,8 @@ def delete(user: User, job: Job) -> None:
         IdempotencyKey.objects.filter(route="jobs", thing_id=job.pk).delete()
         note_if_sysadmin(user, "job.deleted", job)
         job.delete()
-        # Renamed within the transaction: if that fails, nothing is deleted; the bytes go later (jobs.tasks.sweep).
-        discard(directory)
+        # Renamed within the transaction: if either fails, nothing is deleted; the bytes go later (tasks.empty_trash).
+        undo.enter_context(discarded(directory))
         transaction.on_commit(lambda: tasks.queue(tasks.empty_trash))
 
 
@@ -206,6 +207,16 @@ def _start_of(job: Job, last: Attempt, step: int | None) -> Checkpoint | None:
     return chosen
 
 
+def _has_work(job: Job, start: Checkpoint | None) -> None:
+    """Whether a completed job has steps left beyond the checkpoint."""
+    steps = job.spec["run"]["steps"] if job.kind == "distributed" else None
+    if start is not None and steps is not None and start.step >= steps:
+        raise Conflict(
+            f"Not resumed. All {steps:,} steps of #{job.pk} are done at that checkpoint."
+            " Take an earlier one, or say how many steps it shall run."
+        )
+
+
 def _lengthen(job: Job, steps: int, start: Checkpoint | None) -> None:
     """Change how far the job runs: in the spec, and in its text, where comments and order stay."""
     if start is not None and steps <= start.step:
@@ -221,7 +232,7 @@ def _answered(user: User, route: str, key: str | None, body: str) -> int | None:
     if not key:
         return None
     known = IdempotencyKey.objects.filter(user=user, route=route, key=key)
-    known.filter(created_at__lt=timezone.now() - KEY_LIFE).delete()
+    known.filter(created_at__lt=timezone.now() - IdempotencyKey.LIFE).delete()
     row = known.first()
     if row is not None and row.body_digest != body:
         raise IdempotencyConflict

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from jobs import handover, reports, rundir
@@ -94,6 +95,13 @@ class TestSubmit:
 
 
 class TestResume:
+    def test_programs_of_others_need_that_decision_still(self, oskar: User, project: Project, settings: Any) -> None:
+        job = a_job(oskar, project, state="failed", kind="script")
+        with pytest.raises(Refused, match="VIGIL_LOCAL_TRUST=everyone"):
+            resume(oskar, job)
+        settings.VIGIL_LOCAL_TRUST = "everyone"
+        assert resume(oskar, job).number == 2
+
     def test_from_the_newest_or_the_one_named(self, oskar: User, project: Project, told: Told) -> None:
         job = a_job(oskar, project, state="failed")
         for step in (100, 200):
@@ -123,6 +131,8 @@ class TestResume:
             resume(oskar, job)
         with pytest.raises(SpecError, match="not beyond the checkpoint"):
             resume(oskar, job, steps=200)
+        with pytest.raises(Conflict, match="All 200 steps"):
+            resume(oskar, job, step=200)
         resume(oskar, job, steps=400)
         job.refresh_from_db()
         assert job.spec["run"]["steps"] == 400
@@ -222,3 +232,24 @@ class TestCancelAndDelete:
         assert not root.exists()
         rundir.empty_trash()
         assert not list((rundir.runs_root() / rundir.TRASH).iterdir())
+
+    @pytest.mark.django_db(transaction=True)
+    def test_what_the_database_keeps_stays_on_disk(
+        self, oskar: User, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A commit may fail, as on a full disk: the job is still there, and so must be its checkpoints."""
+        job = a_job(oskar, project, state="failed", directory="default/1-abcdef")
+        root = rundir.path_of(job.directory)
+        root.mkdir(parents=True)
+
+        def full() -> None:
+            raise OperationalError("database or disk is full")
+
+        monkeypatch.setattr(connection, "commit", full)
+        with pytest.raises(OperationalError):
+            delete(oskar, job)
+        monkeypatch.undo()
+        assert Job.objects.filter(pk=job.pk).exists()
+        assert root.is_dir()
+        delete(oskar, job)
+        assert not root.exists()
