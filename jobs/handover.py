@@ -28,6 +28,7 @@ from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError, Submissi
 logger = logging.getLogger(__name__)
 
 RETRY = timedelta(seconds=30)
+WAIT = timedelta(seconds=4)  # for the attempt before
 # What a file system may say today and not tomorrow: such an attempt stays due.
 PASSING = {
     errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN,
@@ -120,7 +121,8 @@ def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
     ids = sorted(set(before.values_list("scheduler_id", flat=True)))
     if any(status.state in Attempt.ALIVE and is_of(attempt, status) for status in source.status(ids).values()):
         rows = Attempt.objects.filter(_under(claim), pk=attempt.pk)
-        rows.update(submitting_at=None, reason="Waits until the attempt before it has ended.")
+        again = timezone.now() - RETRY + WAIT  # not at once: others are due, too
+        rows.update(submitting_at=again, reason="Waits until the attempt before it has ended.")
         return False
     return True
 

@@ -141,6 +141,9 @@ def test_not_while_the_attempt_before_is_alive(oskar: User, told: Told, project:
     handover.hand_over(following.pk, told)
     assert len(told.submissions) == 1
     told.say("101", state="node_fail")
+    assert handover.due() == [], "others are due meanwhile"
+    stalled(job)
+    assert handover.due() == [following.pk]
     handover.hand_over(following.pk, told)
     assert len(told.submissions) == 2
 
