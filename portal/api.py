@@ -202,15 +202,6 @@ def too_large() -> Problem:
     return Problem(413, "The request is larger than this address takes.", kind="too-large")
 
 
-def require_sysadmin(request: ApiRequest) -> User:
-    """The sysadmin who asks, by session or with a token made for it."""
-    if not request.auth.is_sysadmin:
-        raise Problem(403, "Only sysadmins do this. Ask one.", kind="refused")
-    if request.token_scope not in {None, Token.Scope.ADMIN}:
-        raise Problem(403, "This needs a token with scope admin.", kind="scope")
-    return request.auth
-
-
 def bad_field(field: str, message: str) -> Problem:
     return Problem(422, message, kind="invalid", errors=[{"field": field, "message": message}])
 

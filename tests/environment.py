@@ -26,7 +26,10 @@ if os.environ.get("TEST_DATABASE") == "postgres" and "TEST_DATABASE_URL" not in 
         sys.exit(str(error))
     atexit.register(_cluster.__exit__, None, None, None)
 
-for _name in ("DATABASE_URL", "REDIS_URL", "VIGIL_RUNS", "VIGIL_PUBLIC_URL", "VIGIL_PORT", "VIGIL_HOST"):
+# Settings of a developer's own portal are none of ours.
+for _name in ("DATABASE_URL", "REDIS_URL", *(name for name in os.environ if name.startswith("VIGIL_"))):
+    if _name == "VIGIL_HOME":
+        continue
     if f"TEST_{_name}" in os.environ:
         os.environ[_name] = os.environ[f"TEST_{_name}"]
     else:
