@@ -67,7 +67,7 @@ class Tick:
 
     def poll(self) -> None:
         """Ask the scheduler about everything that has not ended."""
-        following = Attempt.objects.alive().exclude(scheduler_id="").select_related("job", "cancel_asked_by")
+        following = Attempt.objects.alive().exclude(scheduler_id="").with_job().select_related("cancel_asked_by")
         attempts = list(following.order_by("id"))
         if not attempts:
             return
@@ -139,7 +139,7 @@ class Tick:
 
     def find_folders(self) -> None:
         """Tie attempts to the folders that their launchers made, and leave a token where there is none yet."""
-        open_ones = Attempt.objects.open().exclude(scheduler_id="").select_related("job")
+        open_ones = Attempt.objects.open().exclude(scheduler_id="").with_job()
         for attempt in open_ones.filter(token_digest="", ended_at=None):
             self._live_through(partial(self.leave_token, attempt), f"attempt {attempt.pk}")
         for attempt in open_ones.filter(directory="").exclude(state=Attempt.State.PENDING):
@@ -157,7 +157,7 @@ class Tick:
     def cancel(self) -> None:
         """Take each cancelling one step further."""
         asked = Attempt.objects.alive().exclude(scheduler_id="").exclude(cancel_asked_at=None)
-        for attempt in asked.select_related("job"):
+        for attempt in asked.with_job():
             self._live_through(partial(self.advance_cancel, attempt), f"attempt {attempt.pk}")
 
     def advance_cancel(self, attempt: Attempt) -> None:
@@ -181,7 +181,7 @@ class Tick:
     def settle(self) -> None:
         """What has ended and is not closed: read its spools, decide what follows, close it. Undecided ones go first."""
         until = time.monotonic() + SETTLE_S
-        rows = Attempt.objects.open().exclude(ended_at=None).select_related("job", "resume_from")
+        rows = Attempt.objects.open().exclude(ended_at=None).with_job().select_related("resume_from")
         for attempt in rows.order_by(F("decided_at").asc(nulls_first=True), "ended_at")[:200]:
             if time.monotonic() > until:
                 return

@@ -52,7 +52,7 @@ def announce(attempt_id: int) -> None:
     with transaction.atomic():
         if not Attempt.objects.filter(pk=attempt_id).update(version=F("version") + 1):
             return
-        attempt = Attempt.objects.select_related("job").get(pk=attempt_id)
+        attempt = Attempt.objects.with_job().get(pk=attempt_id)
         transaction.on_commit(lambda: publish(attempt, [], []))
 
 

@@ -30,7 +30,7 @@ AT_ONCE = 1_000  # in any order: what cannot be removed must not keep the rest w
 def remove_spools() -> int:
     """Remove the spools of attempts that closed VIGIL_SPOOL_DAYS ago; answers how many attempts that were."""
     before = timezone.now() - timedelta(days=min(settings.VIGIL_SPOOL_DAYS, FOR_EVER))
-    due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).select_related("job").order_by("?")
+    due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).with_job().order_by("?")
     done = [attempt.pk for attempt in due[:AT_ONCE] if _remove(attempt)]
     Attempt.objects.filter(pk__in=done).update(spools_removed_at=timezone.now())
     return len(done)

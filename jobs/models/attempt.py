@@ -24,6 +24,10 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
         """Still taking reports."""
         return self.filter(closed_at=None)
 
+    def with_job(self) -> Self:
+        """With the job, but for its long texts: they may be 20 KB each, and are read when somebody asks."""
+        return self.select_related("job").defer("job__spec", "job__spec_toml", "job__notes")
+
     def for_reports(self) -> Self:
         """Locked, with what an intake reads and writes, and the job that it is published under."""
         where = ("number", "state", "step", "steps", "phase", "incarnation", "latest", "version")
