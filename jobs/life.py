@@ -17,6 +17,7 @@ from jobs import sentence as sentences
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import Progress, progress
 from jobs.spec import seconds_of
+from jobs.waiting import explained
 from portal import words
 
 MOST_FACTS = 7
@@ -274,7 +275,7 @@ def reason(attempt: Attempt) -> str:
     if (error := str(failure.get("error") or "").strip()) and not attempt.is_alive:
         rank = failure.get("rank")
         return f"Rank {rank}: {error}" if rank is not None else error
-    return attempt.reason.strip()
+    return explained(attempt.reason) if attempt.state == Attempt.State.PENDING else attempt.reason.strip()
 
 
 def _note(attempt: Attempt, lost: int) -> str:

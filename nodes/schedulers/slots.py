@@ -142,6 +142,18 @@ def _can_ever_fit(ticket: Facts, capacity: Facts) -> bool:
     return nodes_that_fit(ticket, capacity) >= int(ticket["min_nodes"])
 
 
+def _lacking(ticket: Facts, room: Facts, capacity: Facts) -> str:
+    """What there is too little of now: "Waits for 2 CPUs; 0 of 2 are free."."""
+    wants, frees = [], []
+    for name, unit in (("cpus", "CPU"), ("gpus", "GPU"), ("memory_mib", "")):
+        asked = ticket[name] * ticket["min_nodes"]
+        have, there = (len(part) if isinstance(part, list) else part for part in (room[name], capacity[name]))
+        if asked > have:
+            wants.append(f"{asked} {unit}{'s' * (asked != 1)}" if unit else f"{asked / 1024:.1f} GiB of memory")
+            frees.append(f"{have} of {there}" if unit else f"{have / 1024:.1f} of {there / 1024:.1f}")
+    return f"Waits for {' and '.join(wants)}; {' and '.join(frees)} are free."
+
+
 def take(root: str, job_id: int) -> tuple[Facts | None, str]:
     """This job's slots if it is its turn, else None and why it waits."""
     with locked(root):
@@ -161,7 +173,7 @@ def take(root: str, job_id: int) -> tuple[Facts | None, str]:
         room = free(capacity, jobs)
         nodes = nodes_that_fit(mine, room)
         if nodes < mine["min_nodes"]:
-            return None, "Resources"
+            return None, _lacking(mine, room, capacity)
         slots = {
             "nodes": nodes,
             "cpus": mine["cpus"] * nodes,

@@ -70,7 +70,7 @@ class TestLocal(SchedulerContract):
         first, _ = self.running(scheduler, work, cpus_per_node=2)
         second = scheduler.submit(self.submission(work, "sleep 300", cpus_per_node=2))
         third = scheduler.submit(self.submission(work, "sleep 300", cpus_per_node=1))
-        assert until(lambda: self.status(scheduler, second).reason) == "Resources"
+        assert until(lambda: self.status(scheduler, second).reason) == "Waits for 2 CPUs; 0 of 2 are free."
         assert until(lambda: self.status(scheduler, third).reason) == "Priority"
         node = scheduler.nodes()[0]
         assert (node.state, node.cpus, node.cpus_used) == ("allocated", 2, 2)

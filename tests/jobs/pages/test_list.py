@@ -95,3 +95,20 @@ def test_names_and_reasons_are_escaped(client: Client, mira: User, project: Proj
         assert "<b>x</b>" not in html
         assert "<img src=x" not in html
         assert "<script>1" not in html
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("Resources", "Resources: what it asks for is not free yet."),
+        ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser: its owner runs as much as the QOS allows one person."),
+        ("ReqNodeNotAvail, UnavailableNodes:dgx-03",
+         "ReqNodeNotAvail (UnavailableNodes:dgx-03): a node that it needs is down, drained or reserved."),
+        ("Waits for 2 CPUs; 0 of 2 are free.", "Waits for 2 CPUs; 0 of 2 are free."),
+        ("SomethingNew", "SomethingNew"),
+    ],
+)  # fmt: skip
+def test_why_a_job_waits_is_a_sentence(client: Client, mira: User, project: Project, told: str, shown: str) -> None:
+    job = a_job(mira, project, state="pending", attempt={"reason": told})
+    assert f'title="{shown}"' in text(client.get("/jobs"))
+    assert f"{shown.removesuffix('.')}.</span>" in text(client.get(f"/jobs/{job.pk}"))

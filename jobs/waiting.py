@@ -1,0 +1,57 @@
+"""Why a job waits, in plain words beside the scheduler's own. Pure: the pages, the API and the CLI may all use it."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+# Slurm's word, or a pattern of several, the first that fits; what it means for who waits. Others stay as they are.
+MEANINGS = {
+    "Resources": "what it asks for is not free yet.",
+    "Priority": "jobs with a higher priority or an earlier place start first.",
+    "None": "the scheduler has not looked at it yet.",
+    "Requeued": "it is back in the queue and starts again.",
+    "Dependency": "another job has to end before it.",
+    "DependencyNeverSatisfied": "the job before it did not end as it had to. It never starts: cancel it.",
+    "BeginTime": "its time to start has not come. After a requeue that takes about two minutes.",
+    "Reservation": "the reservation that it asks for has not begun.",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved.",
+    "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained or reserved.",
+    "NodeDown": "a node that it needs is down.",
+    "PartitionDown": "its partition takes jobs but starts none. A Slurm administrator opens it.",
+    "PartitionInactive": "its partition is closed. A Slurm administrator opens it.",
+    "PartitionTimeLimit": "its time limit is longer than the partition allows. Cancel it and ask for less.",
+    "PartitionNodeLimit": "it asks for more nodes than the partition gives to a job. Cancel it and ask for fewer.",
+    "JobHeldUser": "somebody holds it. It starts once they release it.",
+    "JobHeldAdmin": "a Slurm administrator holds it. Ask them to release it.",
+    "JobArrayTaskLimit": "as many of its array as allowed run already.",
+    "JobLaunchFailure": "it could not be launched and is held. Ask a Slurm administrator.",
+    "Licenses": "the licenses that it needs are in use.",
+    "Cleaning": "what is left of its run before is still being cleaned up.",
+    "BadConstraints": "no node has what it asks for. It never starts: cancel it.",
+    "InvalidAccount": "its account is unknown to Slurm. Cancel it and ask a Slurm administrator.",
+    "InvalidQOS": "its QOS is unknown to Slurm. Cancel it and ask a Slurm administrator.",
+    "AccountNotAllowed": "its partition does not take its account. Cancel it and ask a Slurm administrator.",
+    "QOSNotAllowed": "its partition does not take its QOS. Cancel it and ask a Slurm administrator.",
+    "QOSMax*PerJob*": "it asks for more than its QOS allows a job. Cancel it and ask for less.",
+    "QOSMaxWallDurationPerJobLimit": "its time limit is longer than its QOS allows. Cancel it and ask for less.",
+    "QOSMax*PerUser*": "its owner runs as much as the QOS allows one person.",
+    "QOSMax*PerAccount*": "its account runs as much as the QOS allows one account.",
+    "QOSMin*": "it asks for less than its QOS requires. Cancel it and ask for more.",
+    "QOSGrp*": "everybody in its QOS together is at the QOS’s limit.",
+    "QOS*": "its QOS is at a limit.",
+    "AssocGrp*": "its account is at its limit, all its people together.",
+    "AssocMax*PerJob*": "it asks for more than the account allows a job. Cancel it and ask for less.",
+    "AssocMax*": "its owner runs as much as the account allows one person.",
+    "Max*PerAccount": "its account runs as much as allowed.",
+}
+
+
+def explained(reason: str) -> str:
+    """ "Resources" is "Resources: what it asks for is not free yet."; what is no word of the table stays as it is."""
+    reason = reason.strip()
+    word, _, more = reason.partition(",")
+    meaning = MEANINGS.get(word) or next((why for form, why in MEANINGS.items() if fnmatchcase(word, form)), "")
+    if not meaning:
+        return reason
+    more = more.strip(" _").replace("_", " ")
+    return f"{word} ({more}): {meaning}" if more else f"{word}: {meaning}"
