@@ -74,6 +74,24 @@ def checkpoints(answer: dict[str, Any]) -> list[str]:
     return table(head, rows, "No checkpoints yet.")
 
 
+def metrics(items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, ghosts: bool) -> list[str]:
+    """A line a curve; `newest` has the value at the last step of each, by its line and that step."""
+    head = ["SERIES", "NEWEST>", "STEPS>", "POINTS>"]
+    rows = []
+    for item in items:
+        value = number(newest.get((*line_of(item), item["last_step"])))
+        steps = f"{item['step'][0]:,}–{item['last_step']:,}"
+        rows.append([item["name"], value, steps, f"{item['count']:,}"])
+        if ghosts:
+            rows[-1] += [str(item["attempt"]), str(item["incarnation"])]
+    return table([*head, *(["ATTEMPT>", "INCARNATION>"] if ghosts else [])], rows, "No metrics yet.")
+
+
+def line_of(item: dict[str, Any]) -> tuple[Any, ...]:
+    """Which of the lines of a series this is: with --all each attempt's and incarnation's is one."""
+    return item["name"], item.get("attempt"), item.get("incarnation")
+
+
 def environment(answer: dict[str, Any]) -> list[str]:
     """Facts, what changed, and every package on a line of its own, as pip writes it."""
     gpus = [gpu["name"] for gpu in answer["gpus"]]

@@ -58,6 +58,8 @@ class Line(Schema):
         None, description="The rank with the largest value, or with NaN; -1 where it cannot be told from afar."
     )
     gaps: list[tuple[int, int, str]] = []
+    count: int | None = Field(None, description="How many points the curve stands for; not with `band`.")
+    last_step: int | None = Field(None, description="The last of their steps; `step` has where each stretch begins.")
     breaks: list[int] = Field([], description="Steps at which another attempt or incarnation takes over.")
     superseded: list[tuple[int, int]] = Field(
         [], description="Stretches (from, to) that were done again; `all` has what was there before."
@@ -138,6 +140,8 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
             "step": curve.step.tolist(),
             **{key: _short(column, wanted.digits) for key, column in columns.items() if column is not None},
             "gaps": curve.gaps,
+            "count": curve.count,
+            "last_step": curve.last_step,
             "breaks": curve.breaks,
         }
         if not wanted.all:

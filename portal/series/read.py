@@ -31,6 +31,7 @@ T = TypeVar("T")
 class Curve:
     """One line. Either `value`, or `min`, `max` and `mean` of about `points` stretches, named by their first step.
 
+    `count` is how many points it stands for, `last_step` the last of their steps (None: there are none).
     `source` points into `sources`; `gaps` are the stretches (from, to, word) without any finite value; `superseded` are
     those (from, to) that a newer source has done again, as far as the rows alone tell: where there are none, none.
     """
@@ -45,6 +46,8 @@ class Curve:
     mean: Floats | None = None
     source: Integers
     sources: list[Source]
+    count: int
+    last_step: int | None
     gaps: list[tuple[int, int, str]] = field(default_factory=list)
     superseded: list[tuple[int, int]] = field(default_factory=list)
 
@@ -201,6 +204,8 @@ class Reading:
             value=points.value,
             source=source,
             sources=self.sources,
+            count=len(points),
+            last_step=int(points.step[-1]) if len(points) else None,
             gaps=gaps(points.step, points.step, points.value),
             superseded=self.again,
         )
@@ -217,6 +222,8 @@ class Reading:
             mean=mean,
             source=outline.source,
             sources=self.sources,
+            count=int(outline.n.sum()),
+            last_step=int(outline.last.max()) if len(outline.last) else None,
             gaps=gaps(outline.first, outline.last, mean),
             superseded=self.again,
         )

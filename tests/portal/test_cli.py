@@ -332,13 +332,42 @@ def test_logs_and_following_them_over_a_restart(portal, monkeypatch):
 
 def test_metrics(portal):
     portal.answers["GET", "jobs/7/series/names"] = {"items": ["loss"]}
-    portal.answers["GET", "jobs/7"] = JOB
-    portal.answers["GET", "jobs/7/series"] = {"items": [{"name": "loss", "step": [1, 2], "value": [3.0, 2.25]}]}
-    assert "2.25" in vigil("metrics", "7").stdout
-    assert json.loads(vigil("metrics", "7", "--json").stdout)["items"][0]["step"] == [1, 2]
+    thinned = {"name": "loss", "step": [1, 1001], "mean": [3.0, 2.5], "gaps": [], "count": 2000, "last_step": 2000}
+    end = {"name": "loss", "step": [2000], "value": [2.25], "gaps": [], "count": 1, "last_step": 2000}
+    portal.answers["GET", "jobs/7/series"] = [{"items": [thinned]}, {"items": [end]}]
+    head, line = vigil("metrics", "7").stdout.splitlines()
+    assert line.split() == ["loss", "2.25", "1–2,000", "2,000"]
+    assert (portal.asked[-1].url.params["from"], portal.asked[-1].url.params["to"]) == ("2000", "2000")
+    portal.answers["GET", "jobs/7/series"] = {"items": [thinned]}
+    assert json.loads(vigil("metrics", "7", "--json").stdout)["items"][0]["step"] == [1, 1001]
     text = "attempt,incarnation,rank,step,time,value\n1,0,0,1,1000.0,3.0\n"
     portal.answers["GET", "jobs/7/series.csv"] = httpx.Response(200, text=text)
     assert vigil("metrics", "7", "--csv", "--series", "loss").stdout == text
+
+
+def test_metrics_of_each_life(portal):
+    portal.answers["GET", "jobs/7/series/names"] = {"items": ["loss"]}
+    one = {"name": "loss", "attempt": 1, "incarnation": 0, "gaps": [], "count": 3, "last_step": 3, "step": [1, 2, 3]}
+    two = {**one, "incarnation": 1, "count": 2, "last_step": 9, "step": [3, 9]}
+    ends = [{**one, "step": [3], "value": [2.5]}, {**two, "step": [3], "value": [2.0]}]
+    last = {**two, "step": [9], "value": [None], "gaps": [[9, 9, "NaN"]]}
+    portal.answers["GET", "jobs/7/series"] = [{"items": [one, two]}, {"items": ends}, {"items": [last]}]
+    lines = vigil("metrics", "7", "--all").stdout.splitlines()
+    assert lines[1].split() == ["loss", "2.5", "1–3", "3", "1", "0"]
+    assert lines[2].split() == ["loss", "NaN", "3–9", "2", "1", "1"]
+
+
+def test_metrics_that_are_not_there(portal):
+    portal.answers["GET", "jobs/7/series/names"] = {"items": ["loss", "step_seconds"]}
+    said = vigil("metrics", "7", "--series", "los", status=1).stderr
+    assert said == "vigil: #7 has no series los. Did you mean loss? It has loss, step_seconds.\n"
+    for way in ([], ["--csv"], ["--json"]):
+        assert "It has loss, step_seconds." in vigil("metrics", "7", "--series", "nope", *way, status=1).stderr
+    empty = {"name": "loss", "step": [], "value": [], "gaps": [], "count": 0, "last_step": None}
+    portal.answers["GET", "jobs/7/series"] = {"items": [empty]}
+    assert "Rank 9 of #7" in vigil("metrics", "7", "--rank", "9", status=1).stderr
+    portal.answers["GET", "jobs/7/series/names"] = {"items": []}
+    assert vigil("metrics", "7").stdout == "No metrics yet.\n"
 
 
 # Start-up

@@ -92,6 +92,8 @@ def test_the_line_of_record_is_the_newest_word_on_each_step(
             expected |= told.get((rank, *source), {})
         curve = read.curve([OWNER, LATER], "loss", rank=rank, points=None)
         assert same(points_of(curve), expected)
+        few = read.curve([OWNER, LATER], "loss", rank=rank, points=2)
+        assert (few.count, few.last_step) == (len(expected), max(expected, default=None))
         for step, source in zip(curve.step.tolist(), curve.source.tolist(), strict=True):
             assert step in told[rank, *curve.sources[source]]
         for life in read.lives([OWNER, LATER], "loss", rank=rank, points=None):

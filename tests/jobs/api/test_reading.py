@@ -61,6 +61,7 @@ def test_the_line_of_record_runs_over_attempts(client, job):
     assert (line["step"], line["value"]) == ([1, 2, 3, 4], [4.0, 3.5, 2.25, 2.0])
     assert line["breaks"] == [2, 3]
     assert line["superseded"] == [[2, 3]]
+    assert (line["count"], line["last_step"]) == (4, 4)
     assert line["gaps"] == []
     job.refresh_from_db()
     assert (answer.json()["attempt"], answer.json()["version"]) == (job.latest_id, job.latest.version)
@@ -98,6 +99,7 @@ def test_long_curves_come_as_stretches(client, project):
     assert line["min"][0] == 0.0
     assert max(line["max"]) == 2999.0
     assert line.get("value") is None
+    assert (line["count"], line["last_step"]) == (3000, 2999)
 
 
 @pytest.mark.parametrize("query", ["points=1", "points=1000000", "from=5&to=2", "from=-1", "rank=x", "name=%00"])
