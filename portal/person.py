@@ -15,7 +15,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from portal import accounts
-from portal.models import Membership, Token, User
+from portal.models import Token, User
 
 # Set by a one-time link: for this session the old password need not be known.
 MAY_SET = "may_set_password"
@@ -112,7 +112,6 @@ def _page(
     user = _user(request)
     memberships = user.memberships.select_related("project").order_by("project__slug")
     context = {
-        "leads": user.is_sysadmin or any(membership.role == Membership.Role.LEAD for membership in memberships),
         "memberships": memberships,
         "tokens": accounts.tokens_of(user),
         "token_form": form,

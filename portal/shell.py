@@ -1,4 +1,4 @@
-"""What every page's frame needs: the theme, and the counts in the bar."""
+"""What every page's frame needs: the theme, and what the bar shows to whom."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ YEAR_S = 365 * 86400
 
 
 def context(request: HttpRequest) -> dict[str, object]:
-    """For every template. The count is a query only where a page shows it."""
+    """For every template. What costs a query is asked only where a page shows it."""
     theme = request.COOKIES.get("theme")
     return {
         "theme": theme if theme in THEMES else None,
         "active_jobs": SimpleLazyObject(lambda: _active_jobs(request)),
+        "sees_disk": SimpleLazyObject(lambda: _sees_disk(request)),
     }
 
 
@@ -29,6 +30,13 @@ def _active_jobs(request: HttpRequest) -> int:
     if not isinstance(request.user, User):
         return 0
     return Job.objects.visible_to(request.user).filter(latest__state__in=Attempt.ALIVE).count()
+
+
+def _sees_disk(request: HttpRequest) -> bool:
+    """Whether the page about the disk is for this person."""
+    from jobs import disk
+
+    return isinstance(request.user, User) and disk.may_see(request.user)
 
 
 @require_POST

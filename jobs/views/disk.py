@@ -26,7 +26,7 @@ def page(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied("Leads of a project and sysadmins see this. Ask one of them.")
     uses = disk.use_of(user)
     context = {
-        "section": "person",
+        "section": "disk",
         "uses": uses,
         "total": sum(use.bytes for use in uses),
         "unmeasured": sum(use.unmeasured for use in uses),
@@ -64,13 +64,13 @@ def say(uses: list[disk.Use]) -> tuple[str, str]:
         return "Run directories are being measured.", "Their sizes come within minutes."
     if not most.bytes:
         return "No run directory takes disk yet.", ""
-    total = sum(use.bytes for use in uses)
     jobs = words.plural(most.jobs, "job")
-    share = "" if len(uses) == 1 else f" of {words.disk(total)}"
+    held, everything = words.disk(most.bytes), words.disk(sum(use.bytes for use in uses))
+    held = held if len(uses) == 1 else f"all {held}" if held == everything else f"{held} of {everything}"
     share_held = most.checkpoint_bytes / most.bytes
     part = "All" if share_held > 0.9995 else words.percent(share_held) if share_held else "None"
     rest = f"{part} of that is checkpoints."
-    return f"{most.project.slug} holds {words.disk(most.bytes)}{share} in {jobs}.", rest
+    return f"{most.project.slug} holds {held} in {jobs}.", rest
 
 
 def _free() -> int | None:

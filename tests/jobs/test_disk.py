@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -173,13 +174,23 @@ def test_page_leads_with_who_holds_most_and_names_the_largest_jobs() -> None:
     lead = lab.signed_in(lab.person("lea", lab.a_project("wren"), role="lead"))
     text = lead.get("/disk").content.decode()
     assert "heron" not in text
-    assert 'href="/disk"' in lead.get("/me/").content.decode()
+    assert "wren holds 1.0" in text
+    for path in ("/", "/me/", "/submit"):
+        assert 'href="/disk"' in lead.get(path).content.decode()
 
 
 def test_page_is_not_for_members() -> None:
     member = lab.signed_in(lab.person("mia", lab.a_project("wren")))
     assert member.get("/disk").status_code == 403
-    assert 'href="/disk"' not in member.get("/me/").content.decode()
+    for path in ("/", "/me/", "/submit"):
+        assert 'href="/disk"' not in member.get(path).content.decode()
+
+
+def test_page_does_not_say_the_same_twice() -> None:
+    lab.a_project("wren")
+    measured(a_job("heron", bytes=4 * MB))
+    text = lab.signed_in(lab.sysadmin()).get("/disk").content.decode().replace("\N{NO-BREAK SPACE}", " ")
+    assert re.search(r"heron holds all 4\.\d+ MB in 1 job\.", text)
 
 
 def test_page_before_anything_ran() -> None:

@@ -79,11 +79,11 @@ def test_the_list_takes_the_same_queries_for_any_number_of_jobs(
 ) -> None:
     a_job(mira, project, tags=("a",))
     client.get("/jobs")
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(9):
         client.get("/jobs")
     for number in range(20):
         a_job(mira, project, name=f"n{number}", tags=("a", "b"))
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(9):
         client.get("/jobs")
 
 
