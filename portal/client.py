@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 HOW_TO = (
@@ -35,6 +37,7 @@ class Portal:
 
     url: str
     token: str = field(repr=False)
+    source: str = field(default="VIGIL_URL", repr=False, compare=False)  # what says where it is
     _http: httpx.Client | None = field(default=None, repr=False)
 
     @property
@@ -45,18 +48,31 @@ class Portal:
             headers = {"Authorization": f"Bearer {self.token}", "User-Agent": "vigil-cli"}
             timeout = httpx.Timeout(30.0, connect=5.0)
             # Environment proxies are for the world outside, not for a portal of the lab.
-            self._http = httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=timeout, trust_env=False)
+            self._http = httpx.Client(
+                base_url=f"{self.url}/api/v1/", headers=headers, timeout=timeout, trust_env=False, verify=_authorities()
+            )
         return self._http
 
     def get(self, path: str, **parameters: Any) -> Any:
         """The answer as JSON; asked a second time if the portal did not answer."""
-        return self.ask("GET", path, tries=2, params=_without_none(parameters)).json()
+        return self._said(self.ask("GET", path, tries=2, params=_without_none(parameters)))
 
     def post(self, path: str, *, json: Any = None, key: str | None = None, **options: Any) -> Any:
         """With a key the request may be repeated, and is; without one it is sent once."""
         headers = {"Idempotency-Key": key} if key else {}
         answer = self.ask("POST", path, tries=5 if key else 1, json=json, headers=headers, **options)
-        return answer.json() if answer.content else None
+        return self._said(answer) if answer.content else None
+
+    def _said(self, answer: httpx.Response) -> Any:
+        """The JSON of an answer that is one of Vigil's."""
+        if answer.is_redirect:
+            raise Trouble(f"{self.url} sends on to {answer.headers['Location']}. Write that address in {self.source}.")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise Trouble(
+                f"What answers at {self.url} is no Vigil portal. Mend the address in {self.source}."
+            ) from error
 
     def ask(self, method: str, path: str, *, tries: int = 1, **options: Any) -> httpx.Response:
         import httpx
@@ -65,10 +81,10 @@ class Portal:
             try:
                 answer = self.http.request(method, path, **options)
             except httpx.TransportError as error:
-                if not left:
-                    raise Trouble(f"{self.url} does not answer: {error or type(error).__name__}.") from error
+                if not left or isinstance(error, httpx.UnsupportedProtocol):
+                    raise self._silent(error) from error
             except httpx.InvalidURL as error:
-                raise Trouble(f"{self.url!r} is not an address: {error}.") from error
+                raise self._no_address(error) from error
             else:
                 if answer.status_code < 400:
                     return answer
@@ -88,7 +104,17 @@ class Portal:
                     raise _trouble(answer)
                 yield from answer.iter_text()
         except httpx.TransportError as error:
-            raise Trouble(f"{self.url} broke off: {error or type(error).__name__}.") from error
+            raise self._silent(error) from error
+        except httpx.InvalidURL as error:
+            raise self._no_address(error) from error
+
+    def _silent(self, error: Exception) -> Trouble:
+        from portal.silence import why
+
+        return Trouble(why(self.url, self.source, error))
+
+    def _no_address(self, error: Exception) -> Trouble:
+        return Trouble(f"{self.url!r} is not an address ({error}). Mend it in {self.source}.")
 
     def items(self, path: str, *, most: int | None = None, **parameters: Any) -> Iterator[dict[str, Any]]:
         """Everything that a list holds, page by page."""
@@ -114,7 +140,7 @@ def find_portal() -> Portal:
         known = _read(path)
         # A token goes to the portal that it was made by, and to no other.
         if known and (not url or url == known.url):
-            return Portal(known.url, token or known.token)
+            return Portal(known.url, token or known.token, "VIGIL_URL" if url else known.source)
     if url:
         raise Trouble(f"No token for {url}. Make one at {url}/me/ and set VIGIL_TOKEN.")
     raise Trouble(HOW_TO)
@@ -134,13 +160,24 @@ def _files() -> Iterator[Path]:
 def _read(path: Path) -> Portal | None:
     try:
         known = tomllib.loads(path.read_text())
-        return Portal(str(known["url"]).rstrip("/"), str(known["token"]))
+        return Portal(str(known["url"]).rstrip("/"), str(known["token"]), str(path))
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise Trouble(f"{path} belongs to somebody else. Set VIGIL_URL and VIGIL_TOKEN.") from error
     except (tomllib.TOMLDecodeError, KeyError, OSError) as error:
         raise Trouble(f"{path} should hold url and token: {error}.") from error
+
+
+def _authorities() -> ssl.SSLContext:
+    """Whom to trust: this machine's authorities (or SSL_CERT_FILE's, as a lab may sign its own) and the well-known."""
+    import ssl
+
+    import certifi
+
+    trusted = ssl.create_default_context()
+    trusted.load_verify_locations(certifi.where())
+    return trusted
 
 
 def _trouble(answer: httpx.Response) -> Trouble:

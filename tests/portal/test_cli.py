@@ -101,11 +101,6 @@ def test_a_broken_file_is_named(tmp_path):
     assert "cli.toml" in vigil("jobs", status=1).stderr
 
 
-def test_a_silent_portal_is_one_line(portal):
-    portal.answers["GET", "nodes"] = httpx.ConnectError("refused")
-    assert vigil("nodes", status=1).stderr == "vigil: http://portal does not answer: refused.\n"
-
-
 # Submitting
 
 
