@@ -38,7 +38,7 @@ EVENT_BYTES = 32 * 1024
 CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|DAMAGED$|PINNED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|DAMAGED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 

@@ -11,7 +11,6 @@ A save copies the state at a step boundary, and a thread of each rank writes the
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from training.distributed import World, broadcast
 from training.launch.attempt import Fenced, read_generation
 from training.loading import without_collections
 from training.manifest import CheckpointError, File, Manifest, Unreadable
+from training.pruning import delete, finish, pinned, prune, remove
 from training.rendezvous import read_json, write_json
 from training.report import AnyReporter
 
@@ -179,7 +179,7 @@ class Checkpoints:
         return files
 
     def _make(self, staging: Path) -> None:
-        shutil.rmtree(staging, ignore_errors=True)  # this very generation may have failed to write it, disk full
+        delete(staging)  # this very generation may have failed to write it, disk full
         staging.mkdir(parents=True)
 
     def _manifest(self, save: _Save, files: list[File]) -> Manifest:
@@ -229,17 +229,16 @@ class Checkpoints:
             self._prune()
 
     def _prune(self) -> None:
-        """Removes from this run's own line all but the newest, what a person pinned, the start, two verified ones."""
+        """Removes from this run's own line all but the newest, what people pinned, the start, two verified ones."""
         own = [found for found in manifests.committed(self.folder) if found.identity in self._line]
         verified = [found for found in own if (self.folder / found.name / manifests.VERIFIED).exists()]
         kept = {found.identity for found in (*own[-self._keep :], *verified[-2:])} | self._start
         for found in own:
-            if found.identity in kept or (self.folder / found.name / manifests.PINNED).exists():
+            if found.identity in kept or found.identity in pinned(self._job_dir):
                 continue
             self._check_fence()
-            remove(self.folder / found.name)
-            self._line.remove(found.identity)
-            self._reporter.event("checkpoint.pruned", step=found.step, name=found.name, generation=found.generation)
+            if prune(found, self._job_dir, tell=self._tell_pruned):
+                self._line.remove(found.identity)
 
     def _together(self, act: Callable[[], Any]) -> list[Any]:
         """Does something on every rank and gathers the answers; where one failed, all raise."""
@@ -270,9 +269,8 @@ class Checkpoints:
     def _clear(self) -> None:
         for staging, generation in manifests.staged(self.folder):
             if generation < self._generation:
-                _delete(staging)
-        for doomed in self.folder.glob(".pruned-*"):
-            _delete(doomed)
+                delete(staging)
+        finish(self._job_dir, tell=self._tell_pruned)
 
     def _verify_share(self, start: Manifest) -> None:
         folder = self.folder / start.name
@@ -290,6 +288,11 @@ class Checkpoints:
 
     def _check_fence(self) -> None:
         check_fence(self._job_dir, self._generation)
+
+    def _tell_pruned(self, manifest: Manifest) -> None:
+        about = {"step": manifest.step, "name": manifest.name, "generation": manifest.generation}
+        self._reporter.event("checkpoint.pruned", **about)
+        self._reporter.flush(wait=REPORT_SECONDS)
 
     def _tell_damaged(self, manifest: Manifest, error: Exception) -> None:
         about = {"step": manifest.step, "name": manifest.name, "generation": manifest.generation}
@@ -321,13 +324,6 @@ def tell_committed(reporter: AnyReporter, manifest: Manifest, stall: float = 0.0
         consumed_samples=manifest.consumed_samples,
         world_size=manifest.world_size,
     )
-
-
-def remove(checkpoint: Path) -> None:
-    """Takes it out of sight in one rename, then deletes: half a checkpoint is never seen under a checkpoint's name."""
-    doomed = checkpoint.with_name(f".pruned-{checkpoint.name}.{os.urandom(4).hex()}")
-    os.rename(checkpoint, doomed)
-    _delete(doomed)
 
 
 def load_start(checkpoints: Checkpoints, world: World, name: str) -> Manifest | None:
@@ -365,10 +361,6 @@ def _move_aside(target: Path) -> None:
     if aside.exists():
         remove(aside)
     os.rename(target, aside)
-
-
-def _delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_durably(path: Path, text: str) -> None:

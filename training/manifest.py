@@ -3,7 +3,6 @@
     checkpoints/step-400/COMMITTED       JSON: every file with size and digest, what the state is, where it came from
     checkpoints/step-400/VERIFIED        its trainer has read it back and found every digest right
     checkpoints/step-400/DAMAGED         somebody has found that it is not what was written; it counts no more
-    checkpoints/step-400/PINNED          a person wants it kept
     checkpoints/.step-500.3/             being written by generation 3; not a checkpoint yet
 
 A checkpoint is *committed* when its manifest is there and the sizes are right, *verified* when the digests are, too.
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMMITTED, VERIFIED, DAMAGED, PINNED = "COMMITTED", "VERIFIED", "DAMAGED", "PINNED"
+COMMITTED, VERIFIED, DAMAGED = "COMMITTED", "VERIFIED", "DAMAGED"
 VERSION = 1
 MANIFEST_BYTES = 64 * 2**20
 """The largest manifest that is read: several 100,000 files."""

@@ -70,11 +70,12 @@ def test_killed_while_pruning(tmp_path: Path) -> None:
     whole = Run(tmp_path / "whole", dict(settings))
     whole.finish(1)
     run = Run(tmp_path / "run", dict(settings))
-    incarnation = run.start(1, sabotage=Sabotage("training.checkpoint:_delete"))
+    incarnation = run.start(1, sabotage=Sabotage("training.pruning:delete"))
     assert incarnation.wait() == [-9], incarnation.output()
     assert [found.name for found in run.checkpoints] == ["step-4", "step-6"]
     assert len(list((run.job_dir / "checkpoints").glob(".pruned-*"))) == 1
     run.finish(1, resume=newest_on_lineage(run.job_dir))
+    assert run.events("checkpoint.pruned")[0]["name"] == "step-2", "the killed one may have had no time to tell it"
     _is_like(run, whole)
 
 

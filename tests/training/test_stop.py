@@ -153,13 +153,19 @@ def test_pruning_spares_the_start_the_pinned_and_two_verified(tmp_path: Path) ->
     run = Run(tmp_path / "run", {**TINY, "steps": 6, "checkpoint_every": 2, "keep_checkpoints": 1})
     run.finish(1)
     assert [found.step for found in run.checkpoints] == [4, 6]
-    (run.job_dir / "checkpoints" / "step-4" / "PINNED").touch()
+    pins = run.folder / "portal" / "pinned.json"
+    pins.write_text(json.dumps({"pinned": [{"name": "step-4", "step": 4, "generation": 1}]}))
     run.write(steps=20)
     run.finish(1, resume="step-6")
     assert [found.step for found in run.checkpoints] == [4, 6, 18, 20]
     run.write(steps=24)
     run.finish(1, resume="step-20")
     assert [found.step for found in run.checkpoints] == [4, 20, 22, 24], "the start of an earlier attempt may go"
+    assert [event["step"] for event in run.events("checkpoint.pruned")] == [6, 18]
+    pins.write_text('{"pinned": [{"step": 4')
+    run.write(steps=26)
+    run.finish(1, resume="step-24")
+    assert [found.step for found in run.checkpoints] == [24, 26], "what makes no sense pins nothing"
 
 
 def test_going_back_keeps_the_other_line(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Pruning spares what people pinned, whenever they do; a kill leaves nothing half there and nothing untold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training import manifest, pruning
+from training.manifest import Manifest
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path) -> Path:
+    (tmp_path / "portal").mkdir()
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    return tmp_path / "job"
+
+
+def commit(job_dir: Path, name: str, step: int, generation: int = 1) -> Manifest:
+    folder = job_dir / "checkpoints" / name
+    folder.mkdir()
+    made = Manifest(
+        step=step, generation=generation, consumed_samples=0, world_size=1, layout={}, config_hash="", files=(),
+        created=1.0,
+    )  # fmt: skip
+    (folder / "COMMITTED").write_text(made.dump())
+    return manifest.check(folder)
+
+
+def pin(job_dir: Path, *pins: object) -> None:
+    (job_dir.parent / "portal" / "pinned.json").write_text(json.dumps({"pinned": pins}))
+
+
+def there(job_dir: Path) -> list[str]:
+    return sorted(path.name for path in (job_dir / "checkpoints").iterdir())
+
+
+def test_a_pin_is_of_one_checkpoint_whatever_its_folder_is_called(job_dir: Path) -> None:
+    pin(job_dir, {"name": "step-4", "step": 4, "generation": 1})
+    older, newer = commit(job_dir, "step-4.g1", 4, 1), commit(job_dir, "step-4", 4, 2)
+    told: list[Manifest] = []
+    assert not pruning.prune(older, job_dir, tell=told.append)
+    assert pruning.prune(newer, job_dir, tell=told.append)
+    assert there(job_dir) == ["step-4.g1"]
+    assert told == [newer]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", '"pinned"', "null", '{"pinned": null}', '{"pinned": {"step": 4}}', '{"pinned": [4, null, []]}',
+        '{"pinned": [{"step": "4", "generation": 1}, {"step": true, "generation": true}, {"step": 4}]}',
+        "[" * 100_000, "\udcff",
+    ],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense_pins_nothing(job_dir: Path, text: str) -> None:
+    path = job_dir.parent / "portal" / "pinned.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    assert pruning.pinned(job_dir) == frozenset()
+    path.unlink()
+    path.mkdir()
+    assert pruning.pinned(job_dir) == frozenset()
+    path.rmdir()
+    path.parent.rmdir()
+    assert pruning.pinned(job_dir) == frozenset(), "a run without a portal"
+
+
+def test_what_is_sound_in_a_file_counts(job_dir: Path) -> None:
+    pin(job_dir, {"step": 4}, {"name": "x", "step": 8, "generation": 2, "more": 1})
+    assert pruning.pinned(job_dir) == {(8, 2)}
+
+
+def test_what_is_pinned_in_the_middle_of_it_comes_back(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = commit(job_dir, "step-4", 4)
+    rename = pruning.os.rename
+
+    def renamed(source: Path, target: Path) -> None:
+        rename(source, target)
+        pin(job_dir, {"step": 4, "generation": 1})
+
+    monkeypatch.setattr(pruning.os, "rename", renamed)
+    told: list[Manifest] = []
+    assert not pruning.prune(found, job_dir, tell=told.append)
+    assert there(job_dir) == ["step-4"]
+    assert told == []
+
+
+def test_where_the_pins_cannot_be_read_nothing_goes(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = commit(job_dir, "step-4", 4)
+
+    def fails(job_dir: Path) -> frozenset[tuple[int, int]]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(pruning, "pinned", fails)
+    assert not pruning.prune(found, job_dir, tell=lambda found: None)
+    assert there(job_dir) == ["step-4"]
+
+
+def test_what_a_kill_leaves_is_told_or_comes_back(job_dir: Path) -> None:
+    pin(job_dir, {"step": 4, "generation": 1})
+    for step in (4, 8):
+        commit(job_dir, f".pruned-step-{step}.g1.0a1b2c3d", step)
+    (job_dir / "checkpoints" / ".pruned-step-12.0a1b2c3d").mkdir()  # its bytes had begun to go: it was told of
+    told: list[Manifest] = []
+    pruning.finish(job_dir, tell=told.append)
+    assert there(job_dir) == ["step-4.g1"]
+    assert [(found.name, found.identity) for found in told] == [("step-8.g1", (8, 1))]
+
+
+def test_it_is_told_before_its_bytes_go(job_dir: Path) -> None:
+    found = commit(job_dir, "step-4", 4)
+
+    def tell(found: Manifest) -> None:
+        (left,) = there(job_dir)
+        assert (job_dir / "checkpoints" / left / "COMMITTED").exists()
+
+    assert pruning.prune(found, job_dir, tell=tell)
+    assert there(job_dir) == []
