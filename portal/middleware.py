@@ -8,7 +8,10 @@ from csp.middleware import CSPMiddleware, PolicyParts
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.middleware.common import CommonMiddleware
+from django.urls import is_valid_path
 from django.utils.decorators import sync_and_async_middleware
+from django.utils.http import escape_leading_slashes
 from whitenoise.middleware import WhiteNoiseMiddleware
 
 from portal import problems
@@ -27,6 +30,27 @@ class ContentSecurityPolicy(CSPMiddleware):
         if request.path_info.startswith("/admin/"):
             parts.update = {**(parts.update or {}), **_RECORDS}
         return parts
+
+
+class Slashes(CommonMiddleware):
+    """Django's, sending a page's address with a slash too many or too few on to the one that there is; nothing else.
+
+    Only who reads is sent on: what is posted to a wrong address is not found, and so is all below /api.
+    """
+
+    def should_redirect_with_slash(self, request: HttpRequest) -> bool:
+        path = request.path_info
+        if request.method not in {"GET", "HEAD"} or path == "/api" or path.startswith("/api/"):
+            return False
+        if not path.endswith("/"):
+            return super().should_redirect_with_slash(request)
+        return not is_valid_path(path) and bool(is_valid_path(path[:-1]))
+
+    def get_full_path_with_slash(self, request: HttpRequest) -> str:
+        if not request.path_info.endswith("/"):
+            return super().get_full_path_with_slash(request)
+        path, mark, query = request.get_full_path().partition("?")
+        return escape_leading_slashes(path.removesuffix("/")) + mark + query  # "//evil" would be another site
 
 
 class StaticFiles(WhiteNoiseMiddleware):

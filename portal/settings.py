@@ -127,7 +127,7 @@ MIDDLEWARE = [
     "portal.middleware.ContentSecurityPolicy",
     "portal.middleware.problem_documents",
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.middleware.common.CommonMiddleware",
+    "portal.middleware.Slashes",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
