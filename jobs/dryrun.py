@@ -94,7 +94,11 @@ def _data(spec: JobSpec) -> Iterator[Finding]:
             "info", "Data", f"{spec.script.git} at {spec.script.ref} is fetched inside the allocation, as the job."
         )
     else:
-        yield Finding("info", "Data", "The directory is packed and sent on submit, 50 MB at most.")
+        yield Finding(
+            "info",
+            "Data",
+            "The directory is sent on submit, 50 MB at most: `vigil submit` packs it, the form takes a tar.gz.",
+        )
 
 
 def _disk(spec: JobSpec) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ import tomlkit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from jobs.errors import Problem, SpecError
+from jobs.mending import mended, standing
 from jobs.wording import problems_of
 from training.config import RunConfig
 
@@ -290,10 +291,17 @@ class JobSpec(_Model):
         try:
             spec = cls.model_validate(data)
         except ValidationError as error:
-            raise SpecError(problems_of(error, cls, data)) from None
+            raise SpecError(cls._all_problems(data, problems_of(error, cls, data))) from None
         if problems := list(spec._across()):
             raise SpecError(problems)
         return spec
+
+    @classmethod
+    def _all_problems(cls, data: dict[str, Any], problems: list[Problem]) -> list[Problem]:
+        """The problems of single fields, and what can be told without these."""
+        rest, more = mended(cls, data, problems)
+        found = [*problems, *more]
+        return [*found, *standing(cls, rest._across(), found)] if rest is not None else found
 
     @classmethod
     def parse_toml(cls, text: str) -> JobSpec:

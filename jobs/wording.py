@@ -61,6 +61,18 @@ def _model_of(model: type[BaseModel], field: str) -> type[BaseModel] | None:
     return next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 
+def is_known(model: type[BaseModel], path: str) -> bool:
+    """Whether such a field is written in the model; what lies in a free table of it counts, too."""
+    inside: type[BaseModel] | None = model
+    for part in path.split("."):
+        if inside is None:
+            return True
+        if part not in inside.model_fields:
+            return False
+        inside = _model_of(inside, part)
+    return True
+
+
 def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: dict[str, Any]) -> str:
     kind, context, value = detail["type"], detail.get("ctx") or {}, _shown(_at(data, path))
     key = path.rpartition(".")[2]

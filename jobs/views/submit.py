@@ -21,7 +21,9 @@ from jobs.admission import project_of
 from jobs.dryrun import Finding, dry_run
 from jobs.errors import JobError, Problem, SpecError
 from jobs.lines import line_of, locate
+from jobs.mending import mended, standing
 from jobs.models import Job
+from jobs.room import misfits
 from jobs.spec import MAX_BYTES, JobSpec, read_toml, set_values
 from jobs.upload import MAX_BYTES as MAX_CODE
 from portal import words
@@ -72,17 +74,28 @@ class Draft:
         return [mark for mark in self.marks if mark["field"] not in shown]
 
     @property
+    def fixes(self) -> list[tuple[str, str]]:
+        """What is wrong, by name and where it is told: (title, id of an element), in the form's order."""
+        if not any(problem.field for problem in self.problems):
+            return []
+        wrong = {problem.field for problem in self.problems}
+        drawn = [f for section in forms.sections(self.data) for f in (*section.fields, *section.more)]
+        named = [(f.title, f.id) for f in drawn if f.path in wrong]
+        return named + [(str(mark["field"] or "the specification"), "marks") for mark in self.elsewhere]
+
+    @property
     def say(self) -> tuple[str, str]:
-        """The sentence: what stops it, then what it would do."""
+        """The sentence: what stops it, then what it would do. `fixes` come between."""
         if doubts := [finding for finding in self.findings if finding.level == "error"]:
             lead = "One thing looks wrong." if len(doubts) == 1 else f"{words.count(len(doubts))} things look wrong."
             return lead, doubts[0].text
-        if not self.problems:
-            return "Ready to submit.", self.outlook
-        if len(self.problems) == 1 and not self.problems[0].field:
-            return self.problems[0].message, ""
         many = len(self.problems)
-        return "One thing to fix." if many == 1 else f"{words.count(many)} things to fix.", ""
+        if not many:
+            return "Ready to submit.", self.outlook
+        if many > 1:
+            return f"{words.count(many)} things to fix:", ""
+        only = self.problems[0]
+        return ("One thing to fix:", only.message) if only.field else (only.message, "")
 
     @property
     def outlook(self) -> str:
@@ -99,12 +112,21 @@ def draft(user: User, text: str) -> Draft:
     try:
         spec = JobSpec.parse(data)
     except SpecError as error:
-        return Draft(text, data, None, [forms.placed(problem) for problem in error.problems], [])
+        rest, _ = mended(JobSpec, data, error.problems)
+        more = standing(JobSpec, _beside(user, rest), error.problems) if rest is not None else []
+        return Draft(text, data, None, [forms.placed(problem) for problem in (*error.problems, *more)], [])
+    if problems := _beside(user, spec):
+        return Draft(text, data, None, problems, [])
+    return Draft(text, data, spec, [], dry_run(user, spec))
+
+
+def _beside(user: User, spec: JobSpec) -> list[Problem]:
+    """What the specification itself cannot know: whose project it is, and what the nodes have."""
     try:
         project_of(user, spec)
     except SpecError as error:
-        return Draft(text, data, None, error.problems, [])
-    return Draft(text, data, spec, [], dry_run(user, spec))
+        return [*error.problems, *misfits(spec)]
+    return misfits(spec)
 
 
 @login_required
@@ -128,9 +150,9 @@ def page(request: HttpRequest) -> HttpResponse:
                 code=_code(request),
             )
         except SpecError as error:
-            drafted.problems = error.problems
+            drafted.problems, drafted.findings = error.problems, []
         except JobError as error:
-            drafted.problems = [Problem("", str(error))]
+            drafted.problems, drafted.findings = [Problem("", str(error))], []
         else:
             messages.success(request, f"Submitted #{job.pk} {job.name}.")
             return redirect("job", job_id=job.pk)

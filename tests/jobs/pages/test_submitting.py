@@ -1,5 +1,7 @@
 """The submit page: form and text, problems at their place, clones."""
 
+from typing import Any
+
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
@@ -82,6 +84,33 @@ def test_problems_stand_at_their_field_and_line(client: Client, change: tuple[st
     html = text(response)
     assert said in html.split(f'id="{field}"')[1]
     assert not Job.objects.exists()
+
+
+def test_everything_wrong_is_told_at_once_and_named_on_top(client: Client) -> None:
+    wrong = SPEC.replace("ranks_per_node = 2", 'ranks_per_node = 3\ntime_limit = "12 hours"').replace("default", "no")
+    html = text(client.post("/submit", {"toml": wrong, "side": "toml", "do": "submit"}))
+    say = html.split('id="say"')[1].split("</p>")[0]
+    assert "3 things to fix:" in say
+    for field, name in (("project", "Project"), ("resources-time_limit", "Time limit"), ("run-global_batch", "Global")):
+        assert f'<a href="#f-{field}">{name}' in say
+    assert "32 does not divide over 3 ranks" in html.split('id="f-run-global_batch-e"')[1]
+    one = text(client.post("/submit", {"toml": SPEC.replace("steps = 20", "steps = 0"), "side": "toml"}))
+    assert 'One thing to fix: <a href="#f-run-steps">Steps</a>. <span class="muted">0 is too small' in one
+
+
+def test_what_reads_a_broken_field_is_not_judged(client: Client) -> None:
+    wrong = SPEC.replace("ranks_per_node = 2", "ranks_per_node = -3") + "global_batch = 33\n"
+    html = text(client.post("/submit", {"toml": wrong, "side": "toml", "do": "check"}))
+    assert 'One thing to fix: <a href="#f-resources-ranks_per_node"' in html
+    assert "does not divide" not in html
+
+
+def test_a_refused_program_does_not_hold(client: Client, settings: Any) -> None:
+    settings.VIGIL_LOCAL_TRUST = "everyone"
+    script = 'name = "mine"\nkind = "script"\n[script]\ndirectory = "."\n'
+    html = text(client.post("/submit", {"toml": script, "side": "toml", "do": "submit"}))
+    assert 'One thing to fix: <a href="#f-script-directory">Directory</a>.' in html
+    assert "Holds" not in html
 
 
 def test_a_text_of_ten_megabytes_is_refused_at_the_door(client: Client) -> None:

@@ -1,0 +1,82 @@
+"""What else is wrong with a specification that does not hold: whatever can be told without its broken fields.
+
+Pydantic checks fields together only once each of them is right. A copy without the broken ones passes, so that the
+checks of several fields can be asked too; what they say stands if they read none of the broken ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from jobs.errors import Problem
+from jobs.wording import is_known, problems_of
+from training import choices
+
+if TYPE_CHECKING:
+    from jobs.spec import JobSpec
+
+ROUNDS = 4  # tables are checked from the inside out
+NAME = "unnamed"  # a specification has to have one
+SIZE = ("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node")
+# What is read by a check of several fields, beside the field that it names and the kind.
+READS = {
+    "run.global_batch": (*SIZE, "run.micro_batch"),
+    "run.warmup_steps": ("run.steps",),
+    "resources": (*SIZE, "resources.cpus_per_rank", "resources.memory_gib"),  # whether any node has that much
+}
+
+
+def mended(model: type[JobSpec], data: dict[str, Any], problems: list[Problem]) -> tuple[JobSpec | None, list[Problem]]:
+    """The specification without its broken fields, and what is wrong beside them; None if it cannot be had."""
+    rest, fresh = data, problems
+    more: list[Problem] = []
+    for _ in range(ROUNDS):
+        for problem in fresh:
+            rest = _without(rest, _field(problem))
+        try:
+            return model.model_validate({"name": NAME, **rest}), more
+        except ValidationError as error:
+            fresh = problems_of(error, model, rest)
+            more += standing(model, fresh, [*problems, *more])
+    return None, more
+
+
+def standing(model: type[JobSpec], problems: Iterable[Problem], broken: list[Problem]) -> list[Problem]:
+    """Those that would be there whatever stood in the broken fields."""
+    fields = {_field(problem) for problem in broken}
+    # What an unknown key was meant for is not known either: its whole table may be meant.
+    fields |= {field.rpartition(".")[0] for field in fields if not _is_option(field) and not is_known(model, field)}
+    return [problem for problem in problems if not any(_touch(a, b) for a in _reads(_field(problem)) for b in fields)]
+
+
+def _reads(field: str) -> tuple[str, ...]:
+    if _is_option(field):
+        return (field, "kind", "run.recipe", "run.parallelism")
+    return (field, "kind", *READS.get(field, READS.get(field.partition(".")[0], ())))
+
+
+def _is_option(field: str) -> bool:
+    """Whether it is, or lies in, the table of a recipe or a parallelism."""
+    table, *inside = field.split(".")
+    return table == "run" and inside[:1] != [] and inside[0] in {*choices.names("recipes"), *choices.names("parallel")}
+
+
+def _touch(one: str, other: str) -> bool:
+    """Whether they are the same, or one lies in the other."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _field(problem: Problem) -> str:
+    return problem.field.partition("[")[0]
+
+
+def _without(data: dict[str, Any], path: str) -> dict[str, Any]:
+    """A copy without the value there, if there is one: a default can be wrong, too."""
+    key, _, inside = path.partition(".")
+    others = {name: value for name, value in data.items() if name != key}
+    if inside and key in data:
+        return {**others, key: _without(data[key], inside)} if isinstance(data[key], dict) else data
+    return others
