@@ -8,7 +8,7 @@ _TABLE = re.compile(r"\s*\[\[?\s*([^\[\]#]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(
     r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=\s*(.*)$"""
 )
-_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
+_AT_LINE = re.compile(r"Line (\d+): ")
 
 
 def locate(text: str) -> dict[str, int]:
@@ -31,7 +31,7 @@ def locate(text: str) -> dict[str, int]:
 
 def line_of(places: dict[str, int], field: str, message: str = "") -> int | None:
     """The line of a field, else of the table that it is missing from, else the one that the message names."""
-    if match := _AT_LINE.search(message):
+    if match := _AT_LINE.match(message):
         return int(match[1])
     path = re.sub(r"\[\d+\].*$", "", field)
     while path:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import tomlkit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from jobs.broken import explain
 from jobs.errors import Problem, SpecError
 from jobs.mending import mended, standing
 from jobs.wording import problems_of
@@ -346,7 +347,7 @@ def read_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SpecError.at("", f"This is not TOML: {error}.") from None
+        raise SpecError.at("", explain(text, error)) from None
 
 
 def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:

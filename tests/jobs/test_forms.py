@@ -122,7 +122,7 @@ def test_lines_are_found_for_keys_tables_and_broken_text() -> None:
     assert line_of(places, "run.steps") == 3
     assert line_of(places, "run.missing") == 2, "where it would go"
     assert line_of(places, "tags[2]") is None
-    assert line_of(places, "", "This is not TOML: Invalid value (at line 14, column 5).") == 14
+    assert line_of(places, "", "Line 14: a text needs quotes.") == 14
 
 
 def test_edits_keep_to_the_specs_rules() -> None:

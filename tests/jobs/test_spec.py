@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 import tomllib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jobs.errors import SpecError
-from jobs.spec import JobSpec, limit_of, seconds_of, set_values, write_toml
+from jobs.spec import JobSpec, limit_of, read_toml, seconds_of, set_values, write_toml
 
 SCRIPT = {"name": "mine", "kind": "script", "script": {"directory": ".", "entry": "train.py"}}
 
@@ -151,6 +155,49 @@ def test_a_huge_text_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("text", ["a = [", "a = " + "[" * 5000, "\ud800", 'name = "x"\nname = "y"'])
 def test_what_is_no_toml_is_said(text: str) -> None:
     assert problems(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('kind = "script"\nname = mira  # me\n', 'Line 2: a text needs quotes. Write name = "mira".'),
+        ("steps = 10k", 'Line 1: this is no number, and a text needs quotes. Write steps = "10k".'),
+        ('a = 1\nname = "mira\nb = 2\n', "Line 2: its text is not closed."),
+        ('a = 1\nnotes = """\nx\n[run]\nsteps = 3\n', "Line 2: its text is not closed."),
+        ('name = "a"\n\nname = "b"\n', "Line 3: name is given twice, first in line 1."),
+        ("[run]\nsteps = 1\n[script]\n[run]\n", "Line 4: [run] is given twice, first in line 1."),
+        ("name = \r\n[run]\r\n", "Line 1: the value is missing."),
+        ("steps 200", "Line 1: there is no =. Write steps = 200."),
+        ("steps: 200", "Line 1: there is no =. Write steps = 200."),
+        ('a = 1\ntags = ["a",\n "b"\nname = "x"\n', "Line 2: the list is not closed"),
+        ("steps = 1,000", "Line 1: numbers have no commas. Write steps = 1000."),
+        ("x = True", "Line 1: write x = true."),
+        ("x = None", "Line 1: TOML has no word for nothing."),
+        ("[run\nx = 1", "Line 1: a table's name stands in brackets"),
+        ('{"name": "x"}', "Line 1: this looks like JSON."),
+        ("name = “x”", "Line 1: the quotes are typographic."),
+        ("x\0 = 1", "Line 1: it holds what cannot be seen (U+0000)."),
+    ],
+)
+def test_what_breaks_a_text_is_told_by_its_line_with_the_fix(text: str, said: str) -> None:
+    (told,) = problems(text).values()
+    assert told.startswith(said)
+    line = text.replace("\r\n", "\n").split("\n")[int(told.split()[1].rstrip(":")) - 1]
+    assert told.endswith(f" It reads: {line.replace(chr(0), '').strip()}")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from("ab1 =\"'[]{}#,:.\\\n\r\t“\0-_"), max_size=40))
+def test_any_text_is_read_or_told_what_breaks_it(text: str) -> None:
+    with contextlib.suppress(SpecError):
+        read_toml(text)
+
+
+@pytest.mark.parametrize("text", ["a = " + " x" * 30_000, "a" * 60_000, "a " * 30_000, '"' * 60_000, "a = [" * 12_000])
+def test_a_long_broken_line_is_told_at_once_and_in_short(text: str) -> None:
+    began = time.process_time()
+    assert all(len(told) < 500 for told in problems(text).values())
+    assert time.process_time() - began < 2
 
 
 def test_time_limits() -> None:

@@ -75,7 +75,7 @@ def test_checking_changes_nothing(client: Client) -> None:
         (("steps = 20", "stepz = 20"), "findings", "Did you mean &quot;steps&quot;?"),
         (('project = "default"', 'project = "nobodys"'), "f-project-e", "is not a project of yours"),
         (('kind = "distributed"', 'kind = "federated"'), "f-kind-e", "federated jobs are not here yet"),
-        (("[run]", "[run"), "say", "This is not TOML"),
+        (("[run]", "[run"), "say", "Line 8: a table&#x27;s name stands in brackets"),
     ],
 )
 def test_problems_stand_at_their_field_and_line(client: Client, change: tuple[str, str], field: str, said: str) -> None:
@@ -84,6 +84,13 @@ def test_problems_stand_at_their_field_and_line(client: Client, change: tuple[st
     html = text(response)
     assert said in html.split(f'id="{field}"')[1]
     assert not Job.objects.exists()
+
+
+def test_what_is_no_toml_is_said_once(client: Client) -> None:
+    html = text(client.post("/submit", {"toml": "steps = ten", "side": "toml", "do": "check"}))
+    for_the_editor = html.split('data-marks="')[1].split('"')[0]
+    assert "Line 1: a text needs quotes." in for_the_editor
+    assert html.count("Line 1") - for_the_editor.count("Line 1") == 1
 
 
 def test_everything_wrong_is_told_at_once_and_named_on_top(client: Client) -> None:
