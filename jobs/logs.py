@@ -21,6 +21,7 @@ from jobs.models import Attempt, Job
 MAX_LINES = 2_000
 PAGE_BYTES = 1 << 20  # of one answer
 SEARCH_BYTES = 16 << 20  # looked through for one answer
+PIECE_BYTES = 256 << 10  # of a download
 LINE_BYTES = 16 << 10  # of one line; the rest of a longer one is left out
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log\Z")
 _LAUNCHER = re.compile(r"launcher\.(\d{1,9})\.log\Z")
@@ -105,6 +106,36 @@ def read(
         return _backwards(descriptor, size, size if before is None else min(before, size), limit)
 
 
+@dataclass(frozen=True)
+class Download:
+    """A whole log as it is now, to keep: its name as a file, and its bytes piece by piece."""
+
+    name: str
+    pieces: Iterator[bytes]
+
+
+def download(job: Job, attempt: Attempt, rank: int | None = 0, incarnation: int | None = None) -> Download:
+    """All of a log, terminal colours included. Raises LogError where there is no such log."""
+    if attempt.job_id != job.pk:
+        raise LogError(f"#{job.pk} has no attempt with that id.")
+    if rank is not None and rank >= 0 and incarnation is None:
+        incarnation = _newest(attempt, rank)
+    with _opened(attempt, rank, incarnation):
+        pass  # that there is none is said now, not after the head of the answer
+    what = "batch" if rank is None else f"rank-{rank}" if rank >= 0 else f"launcher-{-1 - rank}"
+    start = f"-start-{incarnation + 1}" if incarnation and rank is not None and rank >= 0 else ""
+    return Download(f"job-{job.pk}.{attempt.number}-{what}{start}.log", _pieces(attempt, rank, incarnation))
+
+
+def _pieces(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[bytes]:
+    """The log up to where it ends at the first look; what is written meanwhile would never end."""
+    with _opened(attempt, rank, incarnation) as (descriptor, size):
+        at = 0
+        while at < size and (piece := os.pread(descriptor, min(PIECE_BYTES, size - at), at)):
+            at += len(piece)
+            yield piece
+
+
 @contextmanager
 def _opened(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[tuple[int, int]]:
     """A descriptor of the log, and its size now."""
@@ -112,9 +143,9 @@ def _opened(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iter
     try:
         descriptor = rundir.open_under(root, relative)
     except FileNotFoundError:
-        raise LogError(f"{_name(rank)} has written no log in attempt {attempt.number} yet.") from None
+        raise LogError(f"{name_of(rank)} has written no log in attempt {attempt.number} yet.") from None
     except OSError as error:
-        raise LogError(f"The log of {_name(rank)} cannot be read: {error}.") from None
+        raise LogError(f"The log of {name_of(rank)} cannot be read: {error}.") from None
     try:
         yield descriptor, os.fstat(descriptor).st_size
     finally:
@@ -133,8 +164,12 @@ def _place(attempt: Attempt, rank: int | None, incarnation: int | None) -> tuple
     if rank < 0:
         return root, f"job/{folder}/logs/launcher.{-1 - rank}.log"
     if incarnation is None:
-        incarnation = max((log.incarnation for log in available(attempt) if log.rank == rank), default=0)
+        incarnation = _newest(attempt, rank)
     return root, f"job/{folder}/logs/{int(incarnation)}.{int(rank)}.log"
+
+
+def _newest(attempt: Attempt, rank: int) -> int:
+    return max((log.incarnation for log in available(attempt) if log.rank == rank), default=0)
 
 
 def _batch(attempt: Attempt) -> str:
@@ -144,7 +179,8 @@ def _batch(attempt: Attempt) -> str:
     return f"job/batch.{first or attempt.number}.log"
 
 
-def _name(rank: int | None) -> str:
+def name_of(rank: int | None) -> str:
+    """Whose log it is, as a sentence begins with it."""
     if rank is None:
         return "The batch script"
     return f"Rank {rank}" if rank >= 0 else f"The launcher of node {-1 - rank}"

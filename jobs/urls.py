@@ -12,6 +12,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/life", detail.life, name="job_life"),
     path("jobs/<int:job_id>/logs", logs.page, name="job_logs"),
     path("jobs/<int:job_id>/logs/lines", logs.lines, name="job_log_lines"),
+    path("jobs/<int:job_id>/logs/download", logs.download, name="job_log_download"),
     path("jobs/<int:job_id>/checkpoints", detail.checkpoints, name="job_checkpoints"),
     path("jobs/<int:job_id>/attempts", detail.attempts, name="job_attempts"),
     path("jobs/<int:job_id>/spec", detail.spec, name="job_spec"),

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from asgiref.sync import sync_to_async
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 # What a person may write into a field or a filter: PostgreSQL keeps no NUL.
+Piece = TypeVar("Piece", str, bytes)
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]
 Cursor = Annotated[str | None, Field(None, max_length=500, description="`next` of the page before.")]
 Limit = Annotated[int, Field(50, ge=1, le=200, description="Items a page.")]
@@ -185,12 +186,12 @@ def answer(data: object) -> HttpResponse:
     return HttpResponse(msgspec.json.encode(data, enc_hook=_encode), content_type="application/json; charset=utf-8")
 
 
-def stream(request: HttpRequest, pieces: Iterator[str], content_type: str) -> StreamingHttpResponse:
-    """A long text piece by piece; each piece is made in a thread, so that sockets and other requests go on."""
+def stream(request: HttpRequest, pieces: Iterator[Piece], content_type: str) -> StreamingHttpResponse:
+    """A long answer piece by piece; each piece is made in a thread, so that sockets and other requests go on."""
     if not isinstance(request, ASGIRequest):
         return StreamingHttpResponse(pieces, content_type=content_type)
 
-    async def each() -> AsyncIterator[str]:
+    async def each() -> AsyncIterator[Piece]:
         following = sync_to_async(lambda: next(pieces, None))
         while (piece := await following()) is not None:
             yield piece

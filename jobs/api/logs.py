@@ -2,25 +2,32 @@
 
 from typing import Any, Literal
 
+from django.http import StreamingHttpResponse
 from ninja import Query, Router, Schema
 from pydantic import Field
 
 from jobs import logs
 from jobs.api.asking import job_of
 from jobs.models import Attempt, Job
-from portal.api import ApiRequest, Text
+from portal.api import ApiRequest, Text, stream
 from portal.problems import Problem
 
 router = Router(tags=["logs"])
+TEXT = {"type": "string"}
 Rank = int | Literal["batch"]
 
 
-class WantedLog(Schema):
-    """Which log, and which part of it: the last lines, unless `after` or `before` says where."""
+class WantedFile(Schema):
+    """Which log."""
 
     attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
     rank: Rank = Field(0, description="Negative: the launcher of node −rank−1. `batch`: the batch script's output.")
     incarnation: int | None = Field(None, ge=0, lt=10**9, description="Default: the newest.")
+
+
+class WantedLog(WantedFile):
+    """Which log, and which part of it: the last lines, unless `after` or `before` says where."""
+
     after: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines from there on.")
     before: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines that end there.")
     search: Text = Field("", description="Only lines that hold this, in any case, from `after` or the beginning on.")
@@ -89,6 +96,20 @@ def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dic
         for log in found
     ]
     return {"items": items}
+
+
+@router.get(
+    "/{int:job_id}/logs/file",
+    summary="A whole log as a file",
+    openapi_extra={"responses": {200: {"description": "As written", "content": {"text/plain": {"schema": TEXT}}}}},
+)
+def file(request: ApiRequest, job_id: int, wanted: Query[WantedFile]) -> StreamingHttpResponse:
+    """All of it as it is now, terminal colours included."""
+    job = job_of(request, job_id)
+    kept = logs.download(job, _attempt(job, wanted.attempt), _rank(wanted.rank), wanted.incarnation)
+    response = stream(request, kept.pieces, "text/plain; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
+    return response
 
 
 def _attempt(job: Job, number: int | None) -> Attempt:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import cast
+from urllib.parse import urlencode
 
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils.safestring import SafeString
 from django.views.decorators.cache import never_cache
@@ -16,6 +17,7 @@ from jobs import ansi, logs
 from jobs.errors import LogError
 from jobs.models import Attempt, Job
 from jobs.views.detail import page_of
+from portal.api import stream
 from portal.asked import plain, whole
 from portal.models import User
 
@@ -76,6 +78,9 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         problem=problem,
         choices=_choices(files, wanted),
         incarnations=sorted({log.incarnation for log in files if log.rank == wanted.rank}),
+        whose=_whose(wanted),
+        further=bool(_number(request, "after")),
+        address=_address(wanted),
         older=part is not None and part.more_before and not wanted.search,
     )
     return render(request, "jobs/logs.html", context)
@@ -102,6 +107,22 @@ def lines(request: HttpRequest, job_id: int) -> HttpResponse:
     response = render(request, "jobs/_log_tail.html" if tail is not None else "jobs/_log_lines.html", context)
     response.headers["X-Log-Start"], response.headers["X-Log-End"] = str(part.start), str(part.end)
     response.headers["X-Log-More"] = "1" if part.more_after else "0"
+    return response
+
+
+@never_cache
+@login_required
+@require_safe
+def download(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
+    """The whole log that the address names, as a file."""
+    job = get_object_or_404(Job.objects.visible_to(cast(User, request.user)).select_related("latest"), pk=job_id)
+    wanted = _wanted(request, job)
+    try:
+        kept = logs.download(job, wanted.attempt, wanted.rank, wanted.incarnation)
+    except LogError as error:
+        raise Http404(str(error)) from None
+    response = stream(request, kept.pieces, "text/plain; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
     return response
 
 
@@ -136,6 +157,17 @@ def _wanted(request: HttpRequest, job: Job) -> Wanted:
     else:
         raise Http404(f"There is no rank {rank_text}.")
     return Wanted(attempt, rank, _number(request, "incarnation"), plain(request.GET.get("q", ""))[:200])
+
+
+def _whose(wanted: Wanted) -> str:
+    name = logs.name_of(wanted.rank)
+    return name[:1].lower() + name[1:]
+
+
+def _address(wanted: Wanted) -> str:
+    """The parameters that name this log, whatever becomes the newest later."""
+    named = {"attempt": wanted.attempt.number, "rank": wanted.name, "incarnation": wanted.incarnation}
+    return urlencode({name: value for name, value in named.items() if value is not None})
 
 
 def _choices(files: list[logs.LogFile], wanted: Wanted) -> list[Choice]:

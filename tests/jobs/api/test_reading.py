@@ -193,6 +193,16 @@ def test_logs_that_there_are_not(client, job, logs, query, status):
     assert client.get(path(job, f"logs?{query}")).status_code == status
 
 
+def test_a_whole_log_as_a_file(client, job, logs):
+    (logs / "1.0.log").write_text("begun anew\n")
+    answer = client.get(path(job, "logs/file"))
+    assert answer.getvalue() == b"begun anew\n", "the newest start"
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert f'filename="job-{job.pk}.2-rank-0-start-2.log"' in answer.headers["Content-Disposition"]
+    assert client.get(path(job, "logs/file?rank=77")).status_code == 404
+    assert client.get(path(job, "logs/file?rank=../x")).status_code == 422
+
+
 def test_a_link_in_place_of_a_log_is_not_followed(client, job, logs, tmp_path):
     (tmp_path / "secret").write_text("hush\n")
     (logs / "0.0.log").symlink_to(tmp_path / "secret")
@@ -201,7 +211,7 @@ def test_a_link_in_place_of_a_log_is_not_followed(client, job, logs, tmp_path):
     assert "hush" not in answer.content.decode()
 
 
-@pytest.mark.parametrize("rest", ["series", "series.csv", "series/names", "logs", "logs/files"])
+@pytest.mark.parametrize("rest", ["series", "series.csv", "series/names", "logs", "logs/files", "logs/file"])
 def test_nothing_of_other_peoples_jobs(job, rest):
     stranger = lab.bearer(lab.person("oskar", lab.a_project("siskin")))
     assert stranger.get(path(job, rest)).status_code == 404

@@ -10,7 +10,7 @@ from django.test import Client
 from jobs.models import Job
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
-from tests.lab import a_job
+from tests.lab import a_job, a_project, person, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -45,6 +45,59 @@ def test_logs_are_searched_on_the_server(client: Client, logged: Job) -> None:
     html = text(client.get(f"/jobs/{logged.pk}/logs?q=STEP 12"))
     assert "111 lines hold “STEP 12”" in html
     assert "<mark>step 12</mark>" in html
+
+
+def test_a_search_without_a_hit_says_how_to_widen_it(client: Client, logged: Job) -> None:
+    html = text(client.get(f"/jobs/{logged.pk}/logs?rank=1&q=<nowhere>"))
+    assert "No line of rank 1 matches “&lt;nowhere&gt;”" in html
+    assert 'href="?rank=1">show the whole log</a>' in html
+    assert 'id="log"' not in html, "no empty box"
+    assert 'name="rank"' in html, "another rank can still be chosen"
+
+
+def test_a_log_can_be_kept(client: Client, logged: Job) -> None:
+    html = text(client.get(f"/jobs/{logged.pk}/logs?rank=1&q=shapes"))
+    address = f"/jobs/{logged.pk}/logs/download?attempt=1&amp;rank=1"
+    assert f'href="{address}"' in html
+    answer: Any = client.get(address.replace("&amp;", "&"))
+    assert answer.getvalue() == b"\x1b[31mRuntimeError: <b>shapes</b>\x1b[0m\n", "as it was written"
+    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="job-{logged.pk}.1-rank-1.log"'
+
+
+def test_a_long_log_comes_in_pieces(client: Client, logged: Job) -> None:
+    log = Path(settings.VIGIL_RUNS) / "default/1-abcdef/job/attempt-1/logs/0.0.log"
+    log.write_bytes(b"0123456789" * 100_000)
+    answer: Any = client.get(f"/jobs/{logged.pk}/logs/download")
+    pieces = iter(answer.streaming_content)
+    first = next(pieces)
+    assert 0 < len(first) < 1_000_000
+    with log.open("ab") as file:
+        file.write(b"written meanwhile")
+    assert first + b"".join(pieces) == b"0123456789" * 100_000
+
+
+def test_nobody_keeps_the_logs_of_others(client: Client, logged: Job) -> None:
+    elsewhere = signed_in(person("oskar", a_project("elsewhere")))
+    assert elsewhere.get(f"/jobs/{logged.pk}/logs/download").status_code == 404
+    assert Client().get(f"/jobs/{logged.pk}/logs/download").status_code == 302
+    assert client.post(f"/jobs/{logged.pk}/logs/download").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "query", ["rank=../../etc/passwd", "rank=0.0.log", "rank=7", "rank=-3", "attempt=99", "incarnation=5", "rank=batch"]
+)
+def test_a_download_leads_nowhere_else(client: Client, logged: Job, query: str) -> None:
+    assert client.get(f"/jobs/{logged.pk}/logs/download?{query}").status_code == 404
+
+
+def test_a_link_in_place_of_a_log_is_not_kept(client: Client, logged: Job, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hush")
+    log = tmp_path / "default/1-abcdef/job/attempt-1/logs/0.1.log"
+    log.unlink()
+    log.symlink_to(tmp_path / "secret")
+    assert client.get(f"/jobs/{logged.pk}/logs/download?rank=1").status_code == 404
 
 
 def test_lines_come_in_parts_with_cursors(client: Client, logged: Job) -> None:
