@@ -48,7 +48,10 @@ def _code_problems(spec: JobSpec, code: bytes | None) -> list[Problem]:
     if code is None:
         if spec.script.git:
             return []
-        fix = "The portal opens no folder of yours. `vigil submit` packs and sends it; or give git and ref."
+        fix = (
+            "The portal opens no folder of yours: send a tar.gz of it along, in the form under Code, over REST as the"
+            " part named code. On the command line vigil submit packs and sends it. Or give git and ref."
+        )
         return [Problem("script.directory", fix)]
     if spec.script.git:
         return [Problem("code", "The program comes from git; leave the upload out, or give directory instead.")]

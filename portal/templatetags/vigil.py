@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from django import template
 from django.template.context import Context
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from portal import words
@@ -24,6 +24,17 @@ def plural(number: int, forms: str) -> str:
     """`{{ n|plural:"job" }}`, `{{ n|plural:"entry,entries" }}`."""
     one, _, many = forms.partition(",")
     return words.plural(number, one, many)
+
+
+@register.filter
+def code(text: str) -> SafeString:
+    """A sentence with what stands in `backticks` set as code, as a terminal would show it."""
+    parts = str(text).split("`")
+    if len(parts) % 2 == 0:  # one is left over: none of ours
+        return escape(text)
+    return format_html_join(
+        "", "{}", ((format_html("<code>{}</code>", p) if i % 2 else p,) for i, p in enumerate(parts))
+    )
 
 
 def _time(then: datetime | None, text: str, live: str = "") -> str | SafeString:

@@ -90,7 +90,7 @@ class TestSubmit:
     def test_no_path_of_a_spec_is_opened(self) -> None:
         spec = spec_of(kind="script", script={"directory": "/etc", "entry": "passwd"})
         a_project()
-        with pytest.raises(SpecError, match="opens no folder of yours"):
+        with pytest.raises(SpecError, match="send a tar.gz of it along, in the form under Code"):
             ask(sysadmin(), spec)
 
 

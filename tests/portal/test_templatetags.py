@@ -124,5 +124,10 @@ def test_query_keeps_what_was_chosen() -> None:
     assert render("{% query q=None state=None after=None %}") == "/jobs"
 
 
+def test_commands_in_a_sentence_are_code() -> None:
+    assert render("{{ say|code }}", say="Ask `vigil <x>`.") == "Ask <code>vigil &lt;x&gt;</code>."
+    assert render("{{ say|code }}", say="One ` left, <b>") == "One ` left, &lt;b&gt;"
+
+
 def test_what_people_write_is_escaped() -> None:
     assert "<script>" not in render("{% state name %}", name="<script>")

@@ -10,6 +10,7 @@ from jobs.models import Job
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
 from tests.lab import a_job, a_project, person
+from tests.stack import REPOSITORY
 
 pytestmark = pytest.mark.django_db
 
@@ -91,6 +92,16 @@ def test_what_is_no_toml_is_said_once(client: Client) -> None:
     for_the_editor = html.split('data-marks="')[1].split('"')[0]
     assert "Line 1: a text needs quotes." in for_the_editor
     assert html.count("Line 1") - for_the_editor.count("Line 1") == 1
+
+
+def test_the_example_script_can_be_opened_in_a_browser(client: Client, settings: Any) -> None:
+    settings.VIGIL_LOCAL_TRUST = "everyone"
+    example = (REPOSITORY / "examples" / "script" / "job.toml").read_text()
+    html = text(client.post("/submit", {"toml": example, "side": "toml", "do": "submit"}))
+    told = html.split('id="f-script-directory-e"')[1].split("</div>")[0]
+    assert "send a tar.gz of it along, in the form under Code" in told
+    assert "`" not in html.split("</textarea>")[-1] + told
+    assert 'id="f-code"' in html
 
 
 def test_everything_wrong_is_told_at_once_and_named_on_top(client: Client) -> None:
