@@ -26,7 +26,7 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
             return
         rows = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, generation=generation)
         if kind == "checkpoint.pruned":
-            rows.exclude(state=State.PRUNED).update(state=State.PRUNED)
+            rows.exclude(state=State.PRUNED).update(state=State.PRUNED, pinned=False)
         else:
             rows.resumable().update(state=State.CORRUPT, problem=str(event.get("reason"))[:2000])
 

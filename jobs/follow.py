@@ -20,7 +20,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from jobs import ending, handover, lease, live, rundir, tokens
+from jobs import ending, handover, lease, live, pins, rundir, tokens
 from jobs.lease import Held, LeaseLost
 from jobs.models import Attempt
 from jobs.restart import Ended, next_attempt
@@ -62,7 +62,7 @@ class Tick:
 
     def run(self) -> None:
         ask = (self.poll, self.find_folders, self.cancel)
-        for part in (*ask, self.submit, self.settle, self.submit, self.look_at_nodes):
+        for part in (*ask, self.submit, self.settle, self.submit, self.look_at_nodes, pins.repair):
             self._live_through(part, part.__name__)
 
     def poll(self) -> None:

@@ -111,7 +111,7 @@ def _must_stay(job: Job) -> set[int]:
     newest = checkpoints.newest_on_line(job.latest)
     if newest is None or not _is_on_disk(job, newest):
         return set()
-    stay = {newest.pk, *job.checkpoints.filter(pinned=True).values_list("pk", flat=True)}
+    stay = {newest.pk, *job.checkpoints.pinned().values_list("pk", flat=True)}
     if newest.state != Checkpoint.State.VERIFIED:
         verified = job.checkpoints.filter(state=Checkpoint.State.VERIFIED).order_by("-generation", "-step").first()
         stay |= {verified.pk} if verified else set()

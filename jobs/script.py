@@ -13,7 +13,7 @@ from typing import Any
 
 import tomlkit
 
-from jobs import checkpoints, rundir, upload
+from jobs import checkpoints, pins, rundir, upload
 from jobs.models import Attempt, Job
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes.schedulers.base import Submission
@@ -71,6 +71,7 @@ def prepare(attempt: Attempt) -> Path:
     resume = attempt.resume_from.name if attempt.resume_from is not None else None
     chosen = resume if attempt.origin == Attempt.Origin.RESUMED else None
     rundir.write(portal / "attempt.json", json.dumps({"number": attempt.number, "resume": chosen}))
+    pins.write(job)
     if spec.script is not None and spec.script.directory:
         _unpack_code(job, root)
     return root

@@ -1,4 +1,4 @@
-"""What people ask of jobs: submit, resume, change, cancel, delete. Each writes what was asked; the follower acts.
+"""What people ask of jobs: submit, resume, change, pin, cancel, delete. Each writes what was asked; the follower acts.
 
 No scheduler is asked here: these functions run inside web requests.
 """
@@ -13,7 +13,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import checkpoints, tasks, upload
+from jobs import checkpoints, pins, tasks, upload
 from jobs.admission import check, check_trust
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.models import Attempt, Checkpoint, Job, Tag
@@ -107,6 +107,21 @@ def change(
         note_if_sysadmin(user, "job.changed", job)
 
 
+def pin(user: User, job: Job, checkpoint: Checkpoint, *, pinned: bool) -> None:
+    """Keep a checkpoint from being pruned, or no longer. Conflict if it is gone, or was just going.
+
+    The file for its trainer is written before the folder is looked for: a trainer that renamed the folder first has
+    not read the file, and one that reads the file afterwards puts the folder back (training.pruning).
+    """
+    _may_change(user, job)
+    _set_pinned(user, job, checkpoint, pinned)
+    pins.write(job)
+    if pinned and pins.is_gone(job, checkpoint):
+        _set_pinned(user, job, checkpoint, False)
+        pins.write(job)
+        raise Conflict(f"Not pinned. {checkpoint.name} of #{job.pk} is not on disk any more: it was just pruned.")
+
+
 def cancel(user: User, job: Job) -> None:
     """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off."""
     _may_change(user, job)
@@ -149,6 +164,20 @@ def delete(user: User, job: Job) -> None:
 def _may_change(user: User, job: Job) -> None:
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
+
+
+def _set_pinned(user: User, job: Job, checkpoint: Checkpoint, pinned: bool) -> None:
+    """The row, under the lock that retention takes: what it removes nobody has pinned."""
+    with _durable(), transaction.atomic():
+        Job.objects.select_for_update().filter(pk=job.pk).first()
+        row = Checkpoint.objects.filter(pk=checkpoint.pk).first()
+        if row is None:
+            raise Conflict(f"Not changed. #{job.pk} has just been deleted.")
+        if pinned and row.state == Checkpoint.State.PRUNED:
+            raise Conflict(f"Not pinned. {row.name} of #{job.pk} has been pruned: there is nothing left to keep.")
+        kept = Checkpoint.objects.filter(pk=row.pk).exclude(state=Checkpoint.State.PRUNED)
+        if kept.exclude(pinned=pinned).update(pinned=pinned):
+            note_if_sysadmin(user, "checkpoint.pinned" if pinned else "checkpoint.unpinned", job, row.name)
 
 
 def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent: Job | None) -> Job:

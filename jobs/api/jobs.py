@@ -15,6 +15,7 @@ from jobs.api.shapes import (
     AttemptShape,
     Check,
     Checkpoints,
+    CheckpointShape,
     Events,
     JobDetail,
     Jobs,
@@ -31,6 +32,7 @@ from jobs.models import Attempt, Event, Job
 from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
 from portal.api import ApiRequest, Cursor, Limit, Text, answer, bad_field
+from portal.asked import plain
 from portal.paging import BadCursor, Order, page
 from portal.problems import Problem
 
@@ -112,6 +114,11 @@ class Changes(Schema):
     name: Name | None = None
     tags: list[TagName] | None = Field(None, max_length=50)
     notes: LongText | None = None
+
+
+class Pinning(Schema):
+    model_config = {"extra": "forbid", "strict": True}
+    pinned: bool = Field(description="Whether nothing may prune it: neither its trainer, nor the project's days.")
 
 
 class Resumption(Schema):
@@ -216,6 +223,22 @@ def attempts(request: ApiRequest, job_id: int) -> dict[str, Any]:
 def checkpoints(request: ApiRequest, job_id: int) -> dict[str, Any]:
     found = job_of(request, job_id).checkpoints.select_related("attempt")
     return {"items": [checkpoint_shape(checkpoint) for checkpoint in found]}
+
+
+@router.patch(
+    "/{int:job_id}/checkpoints/{str:name}", response=CheckpointShape, summary="Pin a checkpoint, or no longer"
+)
+def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[str, Any]:
+    """`name` is as the list says, such as step-400; step-400.g2 is always the one that generation 2 wrote.
+
+    A pinned checkpoint stays until the job is deleted. 409: it is already gone.
+    """
+    found = job_of(request, job_id, "change")
+    checkpoint = found.checkpoints.called(plain(name)).first()
+    if checkpoint is None:
+        raise Problem(404, f"#{job_id} has no checkpoint {name[:80]}.")
+    lifecycle.pin(request.auth, found, checkpoint, pinned=wanted.pinned)
+    return checkpoint_shape(found.checkpoints.select_related("attempt").get(pk=checkpoint.pk))
 
 
 @router.get("/{int:job_id}/events", response=Events, summary="What happened, in the order in which Vigil learned of it")

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from typing import Self
 
 from django.db import models
+from django.db.models import Case, Q, When
 
 from jobs.models.attempt import Attempt
 from jobs.models.job import Job
+
+_EXACT = re.compile(r"step-(?P<step>\d{1,15})\.g(?P<generation>\d{1,9})", re.ASCII)
 
 
 class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
     def resumable(self) -> Self:
         """Those to start from: committed, and not found corrupt."""
         return self.filter(state__in=Checkpoint.RESUMABLE)
+
+    def pinned(self) -> Self:
+        """Those that nothing may remove: a pin on one that is gone means nothing."""
+        return self.filter(pinned=True).exclude(state=Checkpoint.State.PRUNED)
+
+    def called(self, name: str) -> Self:
+        """By its folder's name; one that is there first, the newest of them. step-<n>.g<generation> is always exact."""
+        known = Q(name=name)
+        if exact := _EXACT.fullmatch(name):
+            known |= Q(step=int(exact["step"]), generation=int(exact["generation"]))
+        is_gone = Case(When(state=Checkpoint.State.PRUNED, then=1), default=0)
+        return self.filter(known).order_by(is_gone, "-generation")
 
 
 class Checkpoint(models.Model):
