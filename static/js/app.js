@@ -14,7 +14,7 @@ function toggleTheme() {
 }
 
 // A notice at the lower right. Errors stay until dismissed; the rest goes by itself.
-export function toast(text, state = "completed") {
+function toast(text, state = "completed") {
   const box = document.createElement("div");
   box.className = "toast";
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");

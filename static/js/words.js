@@ -70,7 +70,7 @@ export function duration(seconds) {
 }
 
 // One unit, as people say it.
-export function rough(seconds) {
+function rough(seconds) {
   for (const [size, unit] of [
     [86400, "d"],
     [3600, "h"],
@@ -82,9 +82,6 @@ export function rough(seconds) {
 }
 
 export const word = (state) => state.replaceAll("_", " ");
-
-const FAMILY = { boot_fail: "node_fail", deadline: "timeout", requeued: "pending" };
-export const family = (state) => FAMILY[state] || state;
 
 // "09:14:23" of now, in the reader's clock: for what happened in this page only.
 export const nowClock = () => new Date().toLocaleTimeString("en-GB");
