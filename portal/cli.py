@@ -18,6 +18,7 @@ from portal.client import Portal, Trouble, find_portal
 Command = TypeVar("Command", bound=Callable[..., Any])
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 job_id = click.argument("job_id", metavar="ID", type=click.IntRange(min=1))
+checkpoint_name = click.argument("name", metavar="CHECKPOINT", callback=lambda context, option, name: _named(name))
 
 
 class _Vigil(click.Group):
@@ -149,6 +150,24 @@ def metrics(job_id: int, as_json: bool, **options: Any) -> None:
 def checkpoints(job_id: int, as_json: bool) -> None:
     """List a job's checkpoints."""
     _out(find_portal().get(f"jobs/{job_id}/checkpoints"), tables.checkpoints, as_json)
+
+
+@main.command()
+@job_id
+@checkpoint_name
+@as_json
+def pin(job_id: int, name: str, as_json: bool) -> None:
+    """Keep a checkpoint, such as step-400, from being pruned."""
+    _pin(job_id, name, True, as_json)
+
+
+@main.command()
+@job_id
+@checkpoint_name
+@as_json
+def unpin(job_id: int, name: str, as_json: bool) -> None:
+    """Let a pinned checkpoint be pruned again when its turn comes."""
+    _pin(job_id, name, False, as_json)
 
 
 @main.command()
@@ -294,6 +313,20 @@ def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> Non
     if as_json:
         click.echo(json.dumps(last))
     raise click.exceptions.Exit(0 if last["state"] == "completed" else 1)
+
+
+def _named(checkpoint: str) -> str:
+    """The checkpoint's name: a step's number alone will do."""
+    return f"step-{int(checkpoint)}" if checkpoint.isdecimal() else checkpoint
+
+
+def _pin(job_id: int, name: str, pinned: bool, as_json: bool) -> None:
+    from urllib.parse import quote
+
+    address = f"jobs/{job_id}/checkpoints/{quote(name, safe='')}"
+    found = find_portal().ask("PATCH", address, tries=2, json={"pinned": pinned}).json()
+    said = "Pinned" if pinned else "Unpinned"
+    _out(found, lambda checkpoint: [f"{said} {checkpoint['name']} of #{job_id}."], as_json)
 
 
 def _out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:

@@ -58,11 +58,12 @@ def job(answer: dict[str, Any]) -> list[str]:
 
 
 def checkpoints(answer: dict[str, Any]) -> list[str]:
-    head = ["STEP>", "STATE", "MB>", "SECONDS>", "ATTEMPT>", "PARENT>", "WRITTEN"]
+    head = ["STEP>", "NAME", "STATE", "MB>", "SECONDS>", "ATTEMPT>", "PARENT>", "WRITTEN"]
     rows = [
         [
             f"{c['step']:,}",
-            c["state"] + (f": {c['problem']}" if c["problem"] else ""),
+            c["name"],
+            (f"{c['state']}, pinned" if c["pinned"] else c["state"]) + (f": {c['problem']}" if c["problem"] else ""),
             f"{c['bytes'] / 1e6:,.1f}",
             number(c["seconds"]),
             str(c["attempt"]),
