@@ -23,6 +23,7 @@ from portal import hub, sockets
 from portal.asked import whole
 from portal.hub import Hub, Listener, Send
 from portal.models import Project, User
+from portal.sockets import Gone
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,16 @@ class _Socket(AsyncWebsocketConsumer):
         super().__init__(*args, **kwargs)
         self.listeners: dict[str, Listener] = {}
         self.tasks: list[asyncio.Task[None]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Nothing of a socket stays behind, however it ends: a peer may go in the middle of `begin`."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for task in self.tasks:
+                task.cancel()
+            for topic in list(self.listeners):
+                await self.leave(topic)
 
     async def connect(self) -> None:
         user = self.scope["user"]
@@ -77,10 +88,11 @@ class _Socket(AsyncWebsocketConsumer):
         """
         try:
             await work
-        except Exception as error:
-            if not isinstance(error, ConnectionError | RuntimeError):
-                logger.exception("A socket of %s is closed", self.scope.get("path"))
-            with contextlib.suppress(ConnectionError, RuntimeError):
+        except Gone:
+            return
+        except Exception:
+            logger.exception("A socket of %s is closed", self.scope.get("path"))
+            with contextlib.suppress(Gone):
                 await self.close(GOING)
 
     async def say(self, **words: Any) -> None:
@@ -88,12 +100,6 @@ class _Socket(AsyncWebsocketConsumer):
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Sockets only listen; whatever a page sends is ignored."""
-
-    async def disconnect(self, code: int) -> None:
-        for task in self.tasks:
-            task.cancel()
-        for topic in list(self.listeners):
-            await self.leave(topic)
 
 
 class JobSocket(_Socket):
@@ -112,7 +118,7 @@ class JobSocket(_Socket):
             return False
         # Joined before the version is read, so that nothing falls between the two.
         audience = rank_audience(rank) if rank else ""
-        write = None if self.as_json else sockets.writer_of(self.scope["send"])
+        write = None if self.as_json else self.scope["write"]
         await self.join(live.job_topic(self.job_id), self._pass_on, audience=audience, write=write)
         await self.say(kind="hello", **(await standing(self.job_id)))
         self.start(self._beat(), self._recheck())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib import import_module
 from typing import Any
@@ -19,7 +20,12 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from portal.models import Token, User, digest
 
 Scope = MutableMapping[str, Any]
-Application = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+Send = Callable[[Any], Awaitable[None]]
+Application = Callable[[Scope, Callable[[], Awaitable[Any]], Send], Awaitable[None]]
+
+
+class Gone(ConnectionError):
+    """The socket's other end is there no more, or was told that it is over: no fault, and nothing left to say."""
 
 
 class Door:
@@ -34,12 +40,17 @@ class Door:
         self.with_session: Application = AuthMiddlewareStack(application)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        # The server's own, past Channels' session, which would look at every frame that goes out.
+        scope["send"], scope["write"] = teller(send), writer_of(send)
+        with contextlib.suppress(Gone):
+            await self._open(scope, receive, scope["send"])
+
+    async def _open(self, scope: Scope, receive: Any, send: Any) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         origin, authorization = headers.get("origin"), headers.get("authorization")
         if not is_ours(origin, headers.get("host", "")) or (origin is None and authorization is None):
             await send({"type": "websocket.close", "code": 4403})
             return
-        scope["send"] = send  # the server's own: Channels' session would look at every frame that goes out
         if authorization is None:
             await self.with_session(scope, receive, send)
             return
@@ -48,18 +59,48 @@ class Door:
         await self.with_token(scope, receive, send)
 
 
+def teller(send: Send) -> Send:
+    """`send` that raises Gone, and nothing else, where the server says in one of its ways that the socket is over."""
+    protocol = _protocol_of(send)
+
+    async def tell(message: Any) -> None:
+        # Between a peer's reset and uvicorn's learning of it, asyncio takes what is written, and complains.
+        if protocol is not None and protocol.handshake_complete and _is_over(protocol):
+            raise Gone
+        try:
+            await send(message)
+        except OSError as error:
+            raise Gone from error
+        except RuntimeError as error:
+            if protocol is None or not _is_over(protocol):
+                raise  # said at a wrong time, by us
+            raise Gone from error
+
+    return tell
+
+
+def _protocol_of(send: Any) -> WebSocketsSansIOProtocol | None:
+    protocol = getattr(send, "__self__", None)
+    return protocol if isinstance(protocol, WebSocketsSansIOProtocol) else None
+
+
+def _is_over(protocol: WebSocketsSansIOProtocol) -> bool:
+    """Whether nothing gets through any more: one of both has closed it, or the connection has broken."""
+    return protocol.close_sent or protocol.disconnected or protocol.transport.is_closing()
+
+
 def writer_of(send: Any) -> Callable[[bytes], bool] | None:
     """What puts a finished frame on the wire at once; uvicorn's own `send` would wrap it for each socket anew.
 
     It answers False while the peer is slow to read or the socket is not open: then the frame has to be sent, and
     waited for. None under another server, or where frames are compressed.
     """
-    protocol = getattr(send, "__self__", None)
-    if not isinstance(protocol, WebSocketsSansIOProtocol) or protocol.conn.extensions:
+    protocol = _protocol_of(send)
+    if protocol is None or protocol.conn.extensions:
         return None
 
     def write(frame: bytes) -> bool:
-        if not protocol.writable.is_set() or protocol.close_sent or protocol.disconnected:
+        if not protocol.writable.is_set() or _is_over(protocol):
             return False
         protocol.transport.write(frame)
         return True
