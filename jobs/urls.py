@@ -14,6 +14,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/logs/lines", logs.lines, name="job_log_lines"),
     path("jobs/<int:job_id>/logs/download", logs.download, name="job_log_download"),
     path("jobs/<int:job_id>/checkpoints", detail.checkpoints, name="job_checkpoints"),
+    path("jobs/<int:job_id>/checkpoints/<int:checkpoint_id>/pin", actions.pin, name="job_pin"),
     path("jobs/<int:job_id>/attempts", detail.attempts, name="job_attempts"),
     path("jobs/<int:job_id>/spec", detail.spec, name="job_spec"),
     path("jobs/<int:job_id>/spec.toml", detail.spec_toml, name="job_spec_toml"),

@@ -8,7 +8,7 @@ from typing import cast
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
+from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
@@ -18,6 +18,7 @@ from jobs.errors import JobError
 from jobs.forms import EditForm
 from jobs.models import Job
 from portal import words
+from portal.access import can
 from portal.asked import whole
 from portal.models import User
 
@@ -73,6 +74,26 @@ def resume(request: HttpRequest, job_id: int) -> HttpResponse:
     start = f" from step {words.count(attempt.resume_from.step)}" if attempt.resume_from else " from the beginning"
     messages.success(request, f"Attempt {attempt.number} is queued and starts{start}.")
     return redirect("job", job_id=job.pk)
+
+
+@login_required
+@require_POST
+def pin(request: HttpRequest, job_id: int, checkpoint_id: int) -> HttpResponse:
+    """Pin a checkpoint, or no longer: htmx swaps its button for one that says what is true now."""
+    user, job = cast(User, request.user), _job(request, job_id)
+    checkpoint = get_object_or_404(job.checkpoints, pk=checkpoint_id)
+    problem = ""
+    try:
+        submit.pin(user, job, checkpoint, pinned=request.POST.get("pinned") == "1")
+    except JobError as error:
+        problem = str(error)
+    if "HX-Request" in request.headers:
+        checkpoint.refresh_from_db()
+        context = {"job": job, "checkpoint": checkpoint, "may_change": can(user, "change", job), "problem": problem}
+        return render(request, "jobs/_pin_button.html", context)
+    if problem:
+        messages.error(request, problem)
+    return redirect("job_checkpoints", job_id=job.pk)
 
 
 @login_required

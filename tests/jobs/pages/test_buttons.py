@@ -57,6 +57,50 @@ def test_where_every_step_is_done_no_button_starts_an_attempt_that_has_nothing_t
     assert "All its steps are done" in html
 
 
+def test_a_checkpoint_is_pinned_without_a_new_page(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    kept = save(job, 100)
+    address = f"/jobs/{job.pk}/checkpoints/{kept.pk}/pin"
+    htmx = {"HX-Request": "true"}
+    assert 'aria-pressed="false"' in text(client.get(f"/jobs/{job.pk}/checkpoints"))
+    html = text(client.post(address, {"pinned": "1"}, headers=htmx))
+    assert html.startswith("<form ")
+    assert 'aria-pressed="true"' in html
+    assert 'Pinned<span class="sr"> step 100</span>' in html
+    kept.refresh_from_db()
+    assert kept.pinned
+    page = client.post(address, {"pinned": "0"}, follow=True)  # without script
+    assert 'aria-pressed="false"' in text(page)
+    kept.refresh_from_db()
+    assert not kept.pinned
+
+
+def test_who_pins_what_has_just_gone_is_told(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    gone = save(job, 100, state="pruned")
+    address = f"/jobs/{job.pk}/checkpoints/{gone.pk}/pin"
+    html = text(client.post(address, {"pinned": "1"}, headers={"HX-Request": "true"}))
+    assert html.startswith('<span class="muted">pruned</span> <div hx-swap-oob="beforeend:#toasts">')
+    assert "has been pruned: there is nothing left to keep." in html
+    assert "has been pruned" in text(client.post(address, {"pinned": "1"}, follow=True))
+    other = a_job(mira, project, state="running")
+    assert client.post(f"/jobs/{other.pk}/checkpoints/{gone.pk}/pin", {"pinned": "1"}).status_code == 404
+
+
+def test_others_see_that_it_is_pinned_and_no_button(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    kept = save(job, 100, pinned=True)
+    yuki = signed_in(person("yuki", project))
+    html = text(yuki.get(f"/jobs/{job.pk}/checkpoints"))
+    assert "pinned</span>" in html
+    assert "aria-pressed" not in html
+    address = f"/jobs/{job.pk}/checkpoints/{kept.pk}/pin"
+    assert "belongs to mira" in text(yuki.post(address, {"pinned": "0"}, headers={"HX-Request": "true"}))
+    assert signed_in(person("stan")).post(address, {"pinned": "0"}).status_code == 404
+    kept.refresh_from_db()
+    assert kept.pinned
+
+
 def test_name_tags_and_notes_are_edited(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, tags=("old", "kept"))
     client.post(f"/jobs/{job.pk}/edit", {"name": "renamed", "tags": "kept, new", "notes": "why"})
