@@ -1,12 +1,11 @@
 """A person's own pages: one-time link, password, tokens, projects."""
 
-from typing import cast
+from typing import ClassVar, cast
 
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import login, update_session_auth_hash
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.forms import SetPasswordForm
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -15,15 +14,25 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from portal import accounts
+from portal.complaints import InOurWords, NewPasswordForm
 from portal.models import Token, User
 
 # Set by a one-time link: for this session the old password need not be known.
 MAY_SET = "may_set_password"
 
 
-class TokenForm(forms.Form):
+class TokenForm(InOurWords, forms.Form):
     """What a new token is called, may do, and how long it lives."""
 
+    names: ClassVar = {"name": "Name", "scope": "May", "days": "Days"}
+    fixes: ClassVar = {
+        "name.required": "Name is missing. Say what the token is for, such as the machine that will hold it.",
+        "scope.required": "Choose what it may do.",
+        "scope.invalid_choice": "May has no such choice for you. Choose one of the list.",
+        "days.min_value": "A token lives for at least {limit_value} day.",
+        "days.max_value": "A token lives for at most {limit_value} days.",
+        "days.invalid": "Days must be a whole number, such as 90.",
+    }
     name = forms.CharField(max_length=100, help_text="What it is for, such as the machine that will hold it.")
     scope = forms.ChoiceField(choices=Token.Scope.choices, initial=Token.Scope.WRITE)
     days = forms.IntegerField(min_value=1, max_value=730, initial=90, help_text="Days until it expires.")
@@ -60,7 +69,7 @@ def set_password(request: HttpRequest) -> HttpResponse:
     user = cast(User, request.user)
     if not request.session.get(MAY_SET) and user.has_usable_password():
         return redirect("account_change_password")
-    form = SetPasswordForm(user, request.POST or None)
+    form = NewPasswordForm(user, request.POST or None)
     if request.method == "POST" and form.is_valid():
         form.save()
         request.session.pop(MAY_SET, None)

@@ -174,6 +174,11 @@ LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "home"
 ACCOUNT_ADAPTER = "portal.accounts.Adapter"
 ACCOUNT_LOGIN_METHODS = {"username"}
+ACCOUNT_FORMS = {
+    "login": "portal.complaints.LoginForm",
+    "reauthenticate": "portal.complaints.ReauthenticateForm",
+    "change_password": "portal.complaints.ChangePasswordForm",
+}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_LOGOUT_REDIRECT_URL = "account_login"

@@ -1,0 +1,69 @@
+"""What the account pages' forms say of what was typed: the field by its name on the page, and the fix."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from allauth.account import forms as allauth
+from django import forms
+from django.contrib.auth.forms import SetPasswordForm
+from django.core.exceptions import ValidationError
+
+_FIXES = {
+    "required": "{name} is missing. Fill it in.",
+    "max_length": "{name} is too long: take at most {limit_value} characters.",
+    "invalid": "{name} must be a whole number.",
+    "min_value": "{name} is too small: take at least {limit_value}.",
+    "max_value": "{name} is too large: take at most {limit_value}.",
+    "null_characters_not_allowed": "{name} has a NUL character in it. Take it out.",
+    "username_password_mismatch": "No such user name and password. Look at both; capitals count in the password.",
+    "incorrect_password": "This is not your password. Type the one that you sign in with.",
+    "enter_current_password": "This is not your password now. Type the one that you sign in with.",
+    "password_mismatch": "The two are not the same. Type the new password once more in both.",
+    "password_too_short": "Too short: take at least {min_length} characters.",
+    "password_too_common": "Too common: one of the first that is guessed. Take another.",
+    "password_too_similar": "Too much like your own name. Take another.",
+}
+
+
+class InOurWords(forms.BaseForm):
+    """A form whose complaints are ours: by their code, with the name that the page gives the field."""
+
+    names: ClassVar[dict[str, str]]
+    fixes: ClassVar[dict[str, str]] = {}  # of this form alone: {"field.code" or "code": sentence}
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        error = error if isinstance(error, ValidationError) else ValidationError(error)
+        if hasattr(error, "error_dict"):
+            super().add_error(field, error)
+        else:
+            super().add_error(field, ValidationError([self._reworded(field or "", one) for one in error.error_list]))
+
+    def _reworded(self, field: str, error: ValidationError) -> ValidationError:
+        code = error.code or ""
+        fix = self.fixes.get(f"{field}.{code}") or self.fixes.get(code) or _FIXES.get(code)
+        if fix is None:
+            return error
+        about = {"name": self.names.get(field, "This"), **(error.params or {})}
+        return ValidationError(fix.format_map(about), code=error.code)
+
+
+class LoginForm(InOurWords, allauth.LoginForm):
+    names: ClassVar = {"login": "User name", "password": "Password"}
+
+
+class ReauthenticateForm(InOurWords, allauth.ReauthenticateForm):
+    names: ClassVar = {"password": "Password"}
+
+
+class ChangePasswordForm(InOurWords, allauth.ChangePasswordForm):
+    names: ClassVar = {"oldpassword": "The password now", "password1": "The new one", "password2": "The new one again"}
+    fixes: ClassVar = {
+        "password2.required": "Type the new password here once more.",
+        "password2.": _FIXES["password_mismatch"],  # allauth's has no code
+    }
+
+
+class NewPasswordForm(InOurWords, SetPasswordForm):  # type: ignore[type-arg]
+    names: ClassVar = {"new_password1": "Password", "new_password2": "The same again"}
+    fixes: ClassVar = {"new_password2.required": "Type the password here once more."}

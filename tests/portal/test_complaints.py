@@ -1,0 +1,95 @@
+"""What the account pages say of what was typed: the field by its name and the fix, in nobody else's words."""
+
+import re
+from html import unescape
+
+import pytest
+from django.core.cache import cache
+from django.test import Client
+
+from tests import lab
+
+pytestmark = pytest.mark.django_db
+PASSWORD = "correct horse battery"
+
+
+@pytest.fixture
+def browser():
+    cache.clear()  # where allauth counts who tries
+    mira = lab.person("miranda", lab.a_project())
+    mira.set_password(PASSWORD)
+    mira.save()
+    yield lab.signed_in(mira)
+    cache.clear()
+
+
+def complaints(browser: Client, path: str, fields: dict[str, str]) -> list[str]:
+    page = browser.post(path, fields).content.decode()
+    return [unescape(said) for said in re.findall(r'class="error".*?<span>(.*?)</span>', page)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ["Name is missing. Say what the token is for, such as the machine that will hold it.",
+              "Choose what it may do.", "Days is missing. Fill it in."]),
+        ({"name": "x" * 101, "days": "0"},
+         ["Name is too long: take at most 100 characters.", "A token lives for at least 1 day."]),
+        ({"name": "x\0", "scope": "admin", "days": "731"},
+         ["Name has a NUL character in it. Take it out.", "May has no such choice for you. Choose one of the list.",
+          "A token lives for at most 730 days."]),
+        ({"days": "ten"}, ["Days must be a whole number, such as 90."]),
+    ],
+)  # fmt: skip
+def test_a_token(browser, fields, said):
+    asked = fields if not fields else {"name": "ci", "scope": "write", "days": "9", **fields}
+    assert complaints(browser, "/me/tokens/", asked) == said
+
+
+@pytest.mark.parametrize(
+    ("new", "again", "said"),
+    [
+        ("", "", ["The new one is missing. Fill it in.", "Type the new password here once more."]),
+        ("quite new indeed", "other", ["The two are not the same. Type the new password once more in both."]),
+        ("short", "short", ["Too short: take at least 10 characters."]),
+        ("password1234", "password1234", ["Too common: one of the first that is guessed. Take another."]),
+        ("miranda1234", "miranda1234", ["Too much like your own name. Take another."]),
+    ],
+)
+def test_changing_a_password(browser, new, again, said):
+    fields = {"oldpassword": PASSWORD, "password1": new, "password2": again}
+    assert complaints(browser, "/accounts/password/change/", fields) == said
+
+
+def test_the_password_now(browser):
+    fields = {"oldpassword": "wrong", "password1": "quite new indeed", "password2": "quite new indeed"}
+    said = "This is not your password now. Type the one that you sign in with."
+    assert complaints(browser, "/accounts/password/change/", fields) == [said]
+
+
+def test_who_tries_too_often_is_told_to_wait(browser):
+    fields = {"oldpassword": "wrong", "password1": "quite new indeed", "password2": "quite new indeed"}
+    for _ in range(5):
+        browser.post("/accounts/password/change/", fields)
+    page = browser.post("/accounts/password/change/", fields)
+    assert page.status_code == 429
+    assert "Wait a minute, then send it again." in page.content.decode()
+
+
+def test_a_first_password(browser):
+    session = browser.session
+    session["may_set_password"] = True
+    session.save()
+    said = ["Password is missing. Fill it in.", "Type the password here once more."]
+    assert complaints(browser, "/accounts/password/new/", {"new_password1": ""}) == said
+    fields = {"new_password1": "quite new indeed", "new_password2": "x"}
+    said = ["The two are not the same. Type the new password once more in both."]
+    assert complaints(browser, "/accounts/password/new/", fields) == said
+
+
+def test_signing_in():
+    browser = Client()
+    said = ["User name is missing. Fill it in.", "Password is missing. Fill it in."]
+    assert complaints(browser, "/accounts/login/", {}) == said
+    (said,) = complaints(browser, "/accounts/login/", {"login": "nobody", "password": "x"})
+    assert said.startswith("No such user name and password.")
