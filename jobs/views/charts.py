@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 from jobs.life import Life
-from jobs.models import Job
+from jobs.models import Event, Job
 from jobs.reports import owner_of
+from portal import words
 from portal.series import read, store
 from portal.series.read import Curve
 
 LAUNCHER = -1  # the stream of the first node's launcher
 MOST_FIGURES = 24
+MOST_RESTARTS = 200
 FIRST_POINTS = 500
 # What a launcher tells of its node's use by the job: title and unit.
 USE = {"cpu_cores": ("CPU", "cores in use"), "memory_gib": ("Memory", "GiB in use")}
@@ -65,9 +68,14 @@ ACCURACY = {
 
 def figures(job: Job, life: Life) -> list[dict[str, Any]]:
     """The charts of this kind of job, in order."""
-    breaks, empty = _breaks(life), _empty(job, life)
+    empty = _empty(job, life)
     drawn = _of_script(life) if job.kind == "script" else _of_trainer(job)
-    return [{"empty": empty, **figure, "breaks": breaks} for figure in drawn]
+    return [{"empty": empty, **figure} for figure in drawn]
+
+
+def marks(life: Life) -> dict[str, Any]:
+    """What the charts by step mark: where each attempt begins, and where one went on after a restart in place."""
+    return {"breaks": _breaks(life), "restarts": _restarts(life)}
 
 
 def _empty(job: Job, life: Life) -> str:
@@ -142,7 +150,28 @@ def _breaks(life: Life) -> list[dict[str, Any]]:
             continue
         at = attempt.resume_from.step if attempt.resume_from else 0
         found.append({"at": at, "label": f"attempt {attempt.number}", "state": before})
-        before = attempt.state
+        before = words.family(attempt.state)
+    return found
+
+
+def _restarts(life: Life) -> list[int]:
+    """The steps from which ranks that were started again within an attempt went on, where the line still shows it."""
+    again = [attempt.pk for attempt in life.attempts if attempt.incarnation]
+    if not again:
+        return []
+    started = Event.objects.filter(attempt__in=again, kind="run.started", incarnation__gt=0)
+    steps: dict[int, list[int]] = defaultdict(list)
+    for attempt_id, data in started.order_by("incarnation", "id").values_list("attempt_id", "data")[:MOST_RESTARTS]:
+        if isinstance(step := data.get("start_step"), int):
+            steps[attempt_id].append(step)
+    found: list[int] = []
+    for attempt in life.attempts:
+        if attempt.started_at is None:
+            continue
+        begins = attempt.resume_from.step if attempt.resume_from else 0
+        for step in (begins, *steps[attempt.pk]):  # each does again what lies behind it
+            found = [before for before in found if before < step]
+            found += [step] if step > begins else []
     return found
 
 

@@ -61,6 +61,7 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
         "overview",
         figures=charts.figures(page.job, page.life),
         series=charts.first_paint(page.job, page.life),
+        marks=charts.marks(page.life),
         newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
     )
     return render(request, "jobs/overview.html", context)
@@ -72,7 +73,9 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
     """The page's head anew: what htmx swaps in while the job lives, and once when its state changes."""
     page = page_of(request, job_id)
     tab = request.GET.get("tab", "overview")
-    return render(request, "jobs/_life.html", page.context(tab, newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS]))
+    marks = charts.marks(page.life) if tab == "overview" else None
+    newest = page.life.checkpoints[:OVERVIEW_CHECKPOINTS]
+    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks))
 
 
 @login_required

@@ -1,6 +1,6 @@
 // Line charts. The head is legend and readout in one, so nothing floats and nothing jumps.
 //
-// spec: {id, title, series: [{name, label, color, digits, kind}], breaks, limits, zero, smooth, band}
+// spec: {id, title, series: [{name, label, color, digits, kind}], breaks, restarts, limits, zero, smooth, band}
 // on: {zoom(range, kind), log(on), smooth(share), reread()}: what a person chose comes back by choose()
 import { Curve } from "./curves.js";
 import { dataOf, linesOf, plotOf } from "./lines.js";

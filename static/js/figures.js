@@ -40,6 +40,14 @@ export class Figures {
     return this.charts.flatMap(({ names }) => [...names]);
   }
 
+  // Where attempts begin, and restarts within them.
+  mark(marks) {
+    for (const chart of this.charts.filter(({ unit }) => unit === "step")) {
+      Object.assign(chart.spec, marks);
+      chart.soon(0);
+    }
+  }
+
   // The page came with the curves of its lead chart.
   paint(answer) {
     this.each((chart) => {

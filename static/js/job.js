@@ -89,6 +89,9 @@ if (grid) {
   const { Figures } = await import("./figures.js");
   figures = new Figures(grid, job, read("figures"));
   for (const name of figures.names) known.add(name);
+  const mark = () => figures.mark(read("marked"));
+  mark();
+  life.addEventListener("htmx:afterSwap", mark);
   const first = read("series");
   if (first) figures.paint(first);
 }

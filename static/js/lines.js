@@ -128,7 +128,7 @@ function options(chart) {
     hooks: {
       drawClear: [
         (u) => {
-          paintAttempts(u, spec.breaks || []);
+          paintAttempts(u, spec);
           for (const ghost of chart.ghostsShown()) ghost.paint(u, chart);
           paintGaps(u, chart.gaps);
           paintLimits(u, spec.limits || []);

@@ -7,7 +7,7 @@
 // The socket joins before the page reads its history, so nothing falls between the two: reread() is called once it has
 // joined, and again after a gap or a reconnection. It may return (a promise of) the version its data includes: frames up
 // to that are dropped. There is no replay. A point is known by name, rank, incarnation and step, and a later one
-// replaces it: upsert() does that.
+// replaces it: Curve.merge() does that.
 
 const STALE_MS = 15_000;
 const GAP_MS = 400; // two web processes may publish a moment out of order
@@ -33,34 +33,6 @@ export function decode(buffer) {
     for (const name of entry.kind === "band" ? BAND : ["value"]) entry[name] = column(Float32Array, entry.n);
   }
   return header;
-}
-
-/** Put points into rising columns ([steps, values, …] of arrays), in place; a step that is there takes the new values. */
-export function upsert(columns, fresh) {
-  const steps = columns[0];
-  for (let i = 0; i < fresh[0].length; i++) {
-    const step = fresh[0][i];
-    let at = steps.length;
-    if (at && step <= steps[at - 1]) at = lowerBound(steps, step);
-    const isThere = steps[at] === step;
-    columns.forEach((column, k) => {
-      const value = fresh[k][i];
-      if (isThere) column[at] = value;
-      else if (at === column.length) column.push(value);
-      else column.splice(at, 0, value);
-    });
-  }
-}
-
-function lowerBound(sorted, wanted) {
-  let low = 0;
-  let high = sorted.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (sorted[middle] < wanted) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }
 
 export function follow(jobId, on, { rank = 0 } = {}) {

@@ -18,8 +18,9 @@ export const forget = () => known.clear();
 
 export const tint = (series, alpha = 1) => token(series.color ? `--series-${series.color}` : "--muted", alpha);
 
-// Every second attempt shaded, and each begins with a hairline in the colour of how the one before it ended.
-export function paintAttempts(u, breaks) {
+// Every second attempt shaded, and each begins with a hairline in the colour of how the one before it ended; so does
+// what goes on after a restart in place.
+export function paintAttempts(u, { breaks = [], restarts = [] }) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
   const edge = bbox.left + bbox.width;
@@ -27,25 +28,28 @@ export function paintAttempts(u, breaks) {
   ctx.font = `500 ${10.5 * ratio}px Inter`;
   ctx.textAlign = "left";
   ctx.textBaseline = "top";
+  const line = (at, name) => {
+    const x = u.valToPos(at, "x", true);
+    if (x < bbox.left || x > edge) return;
+    ctx.fillStyle = token(name);
+    ctx.fillRect(Math.round(x), bbox.top, ratio, bbox.height);
+  };
   const named = breaks.length > 1 && bbox.height > 150 * ratio;
   breaks.forEach((b, i) => {
-    const x = u.valToPos(b.at, "x", true);
-    const from = Math.max(bbox.left, x);
+    const from = Math.max(bbox.left, u.valToPos(b.at, "x", true));
     const to = Math.min(edge, i + 1 < breaks.length ? u.valToPos(breaks[i + 1].at, "x", true) : edge);
     if (to <= from) return;
     if (i % 2) {
       ctx.fillStyle = token("--ink", 0.035);
       ctx.fillRect(from, bbox.top, to - from, bbox.height);
     }
-    if (i && x >= bbox.left) {
-      ctx.fillStyle = token(b.state ? `--${b.state}` : "--line-strong");
-      ctx.fillRect(Math.round(from), bbox.top, ratio, bbox.height);
-    }
+    if (i) line(b.at, `--${b.state}`);
     if (named && to - from > 60 * ratio) {
       ctx.fillStyle = token("--faint");
       ctx.fillText(b.label, from + 5 * ratio, bbox.top + 2 * ratio);
     }
   });
+  for (const at of restarts) line(at, "--warn");
   ctx.restore();
 }
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,6 +264,31 @@ def test_where_nothing_was_done_again_nothing_is_asked_for(
     expect(figure.locator(".readout [data-kind=ghost]")).to_be_hidden()
     assert any("/series?" in url for url in asked)
     assert not any(AGAIN.search(url) or "/ghosts" in url for url in asked)
+
+
+def test_boundaries_come_without_a_reload(lab_up: Stack, browse: Browse, jobs: dict[str, int]) -> None:
+    """Somebody resumes the job while its page is open; or ranks of it are started again in place."""
+    watched = browse(lab_up)
+    page = watched.page
+    figure = opened(watched, f"/jobs/{jobs['gpt-760m-baseline']}?from=0&to=4000")
+    page.mouse.move(5, 5)
+    one = {"at": 0, "label": "attempt 1", "state": None}
+    two = {"at": 3000, "label": "attempt 2", "state": "failed"}
+    pictures = [figure.locator("canvas").evaluate(PICTURE)]
+    marks: dict[str, Any] = {}
+
+    def told(route: Route) -> None:
+        answer = route.fetch()
+        text = re.sub(r'(id="marked"[^>]*>)[^<]*', lambda match: match[1] + json.dumps(marks), answer.text())
+        route.fulfill(response=answer, body=text)
+
+    page.route("**/life?tab=overview", told)
+    for breaks in ([one], [one, two]):
+        marks |= {"breaks": breaks, "restarts": [1000]}
+        page.evaluate("htmx.trigger('#life', 'vigil:life')")
+        page.wait_for_function(CHANGED, arg=pictures[-1])
+        pictures.append(figure.locator("canvas").evaluate(PICTURE))
+    assert len({*pictures}) == 3
 
 
 def test_live_points_reach_a_zoomed_chart_and_steps_done_again_are_asked_for(

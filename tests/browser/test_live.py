@@ -28,8 +28,7 @@ window.sayFrame = (base64) => {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   window.sockets.at(-1).onmessage({ data: bytes.buffer });
 };
-const { follow, followJobs, upsert, decode } = await import("/live.js");
-window.upsert = upsert;
+const { follow, followJobs, decode } = await import("/live.js");
 window.start = (answers, options) => {
   window.following = follow(7, {
     points: (series, header) => heard.push(["points", header.version, series.map((s) => [s.name, s.kind, [...s.step],
@@ -234,15 +233,3 @@ def test_lists(scene: Scene) -> None:
     scene.say(kind="hello")
     scene.say(kind="jobs", jobs=[{"job": 1}, {"job": 2}])
     assert scene.heard() == [["reread"], ["jobs", [1, 2]]]
-
-
-def test_upsert_keeps_steps_rising_and_each_once(scene: Scene) -> None:
-    merged = scene.page.evaluate(
-        """() => {
-          const columns = [[], []];
-          upsert(columns, [[1, 3], [1, 3]]);
-          upsert(columns, [[2, 3, 9, 0], [20, 30, 90, 0]]);
-          return columns;
-        }"""
-    )
-    assert merged == [[0, 1, 2, 3, 9], [0, 1, 20, 30, 90]]

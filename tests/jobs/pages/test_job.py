@@ -1,12 +1,13 @@
 """A job's page and its tabs: who sees it, what it tells."""
 
+import json
 from datetime import timedelta
 
 import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs.models import Attempt
+from jobs.models import Attempt, Event
 from portal.models import Project, User
 from tests.jobs.pages.reading import save, text
 from tests.lab import a_job, a_project, person
@@ -57,6 +58,27 @@ def test_a_running_job_tells_its_life(client: Client, mira: User, project: Proje
     assert 'id="figures" type="application/json"' in html
     assert "Cancel nightjar?" in html
     assert "still running: cancel it first" in html, "no resume while it runs"
+
+
+def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="node_fail", attempt={"incarnation": 2, "step": 170})
+    first = job.latest
+    for incarnation, step in ((0, 0), (1, 80), (2, 120)):
+        began = {"kind": "run.started", "time": timezone.now(), "data": {"start_step": step}}
+        Event.objects.create(attempt=first, incarnation=incarnation, **began)
+
+    def marks(path: str) -> object:
+        return json.loads(client.get(path).text.split('id="marked" type="application/json">')[1].split("<")[0])
+
+    one = {"at": 0, "label": "attempt 1", "state": None}
+    assert marks(f"/jobs/{job.pk}") == {"breaks": [one], "restarts": [80, 120]}
+    again = {"number": 2, "state": "running", "resume_from": save(job, 100), "started_at": timezone.now()}
+    job.latest = Attempt.objects.create(job=job, **again)
+    job.save(update_fields=["latest"])
+    two = {"at": 100, "label": "attempt 2", "state": "node_fail"}
+    told = {"breaks": [one, two], "restarts": [80]}
+    assert marks(f"/jobs/{job.pk}/life?tab=overview") == told, "what attempt 2 did again begins nowhere"
+    assert 'id="marked"' not in client.get(f"/jobs/{job.pk}/life?tab=logs").text
 
 
 def test_a_vision_job_draws_its_accuracy(client: Client, mira: User, project: Project) -> None:
