@@ -51,6 +51,33 @@ def test_script_and_server_write_numbers_alike(lab_up: Stack, browse: Browse) ->
     ]
 
 
+def test_a_checkpoint_is_pinned_by_keyboard_and_nothing_moves(lab_up: Stack, long_job: int, browse: Browse) -> None:
+    for width in (1280, 390):
+        watched = browse(lab_up, width=width)
+        watched.open(f"/jobs/{long_job}/checkpoints")
+        page = watched.page
+        button = page.get_by_role("button", name=re.compile("^Pin(ned)? step ")).first
+        expect(button).to_have_attribute("aria-pressed", "false")
+        before = page.locator("tbody").evaluate(
+            "e => [...e.querySelectorAll('*')].map((x) => x.offsetLeft + x.offsetTop)"
+        )
+        for pressed, word in (("true", "Pinned"), ("false", "Pin")):
+            button.press("Enter")
+            expect(button).to_have_attribute("aria-pressed", pressed)
+            expect(button).to_have_text(re.compile(f"^{word} step "))
+            expect(button).to_be_focused()
+        button.press("Enter")
+        expect(button).to_have_attribute("aria-pressed", "true")
+        after = page.locator("tbody").evaluate(
+            "e => [...e.querySelectorAll('*')].map((x) => x.offsetLeft + x.offsetTop)"
+        )
+        assert after == before
+        assert page.evaluate("window.shifted") < 0.01
+        page.reload()
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "false")
+
+
 def test_the_list_is_walked_by_keys(lab_up: Stack, browse: Browse) -> None:
     watched = browse(lab_up)
     watched.open("/jobs")
