@@ -14,14 +14,15 @@ import click
 
 from portal import tables
 from portal.client import Portal, Trouble, find_portal
+from portal.usage import Commands, JobId, say_version
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-job_id = click.argument("job_id", metavar="ID", type=click.IntRange(min=1))
+job_id = click.argument("job_id", metavar="ID", type=JobId())
 checkpoint_name = click.argument("name", metavar="CHECKPOINT", callback=lambda context, option, name: _named(name))
 
 
-class _Vigil(click.Group):
+class _Vigil(Commands):
     """Turns what the portal refuses into one clear line and exit code 1."""
 
     def invoke(self, context: click.Context) -> Any:
@@ -33,6 +34,9 @@ class _Vigil(click.Group):
 
 
 @click.group(cls=_Vigil, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=say_version, help="Say which Vigil this is."
+)
 def main() -> None:
     """Vigil: submit training jobs, watch them, and read what became of them.
 
@@ -44,7 +48,7 @@ def main() -> None:
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.pass_context
 def up(context: click.Context) -> None:
-    """Run the portal on this machine until Ctrl-C (`vigil up --help`)."""
+    """Run the portal on this machine until Ctrl-C."""
     from portal.up import main as run
 
     raise click.exceptions.Exit(run(context.args))
@@ -82,10 +86,10 @@ def submit(
 
 @main.command()
 @click.option("--state", multiple=True, help="A state, or alive, ended, bad; may be repeated.")
-@click.option("--project", multiple=True)
+@click.option("--project", multiple=True, help="Its short name; may be repeated.")
 @click.option("--owner", help="A user name.")
-@click.option("--kind", help="distributed or script.")
-@click.option("--tag", multiple=True)
+@click.option("--kind", type=click.Choice(["distributed", "script"]))
+@click.option("--tag", multiple=True, help="A tag that the job has; may be repeated.")
 @click.option("-q", "--search", "q", help="Words in the name; or a number, tag, project or person.")
 @click.option(
     "--sort", default="-created", show_default=True, help="created, name, state, started, ended …; - reverses."
@@ -136,7 +140,11 @@ def logs(job_id: int, as_json: bool, **options: Any) -> None:
 )
 @as_json
 def metrics(job_id: int, as_json: bool, **options: Any) -> None:
-    """Print what a job measured: the newest values, or every point with --csv or --json."""
+    """Print what a job measured.
+
+    For people the newest value, the steps and how many points of each series; --csv prints every point of one, --json
+    the curves, in about 20,000 points each at most.
+    """
     from portal import reading
 
     if options["as_csv"] and as_json:
@@ -175,7 +183,10 @@ def unpin(job_id: int, name: str, as_json: bool) -> None:
 @click.option("--attempt", type=click.IntRange(min=1), help="Its number; default: the latest.")
 @as_json
 def environment(job_id: int, attempt: int | None, as_json: bool) -> None:
-    """Show what an attempt ran with: machine, driver, code and packages, and what changed since the one before."""
+    """Show what an attempt ran with.
+
+    Machine, driver, code and packages, and what changed since the attempt before.
+    """
     portal = find_portal()
     number = attempt or portal.get(f"jobs/{job_id}")["attempt"]["number"]
     _out(portal.get(f"jobs/{job_id}/attempts/{number}/environment"), tables.environment, as_json)
@@ -186,7 +197,10 @@ def environment(job_id: int, attempt: int | None, as_json: bool) -> None:
 @click.option("--pinned", is_flag=True, help="Of a script from git: with the commit that was fetched, for its ref.")
 @as_json
 def spec(job_id: int, pinned: bool, as_json: bool) -> None:
-    """Print a job's TOML as it was submitted: vigil spec 7 > again.toml && vigil submit again.toml"""
+    """Print a job's TOML as it was submitted.
+
+    To run it again: vigil spec 7 > again.toml && vigil submit again.toml
+    """
     found = find_portal().get(f"jobs/{job_id}/spec", pinned="true" if pinned else None)
     _out(found, lambda found: [found["spec_toml"].removesuffix("\n")], as_json)
 
@@ -285,9 +299,10 @@ def login_link(user: str | None, as_json: bool) -> None:
     command = [sys.executable, str(manage), "login_link", *([user] if user else [])]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Trouble(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "manage.py failed.")
-    said = done.stdout.strip()
-    _out({"url": said.removeprefix("Sign in: ")}, lambda answer: [said], as_json)
+        said = done.stderr.strip().splitlines() or ["manage.py failed."]
+        raise Trouble(said[-1].removeprefix("CommandError: "))
+    link = done.stdout.strip()
+    _out({"url": link.removeprefix("Sign in: ")}, lambda answer: [link], as_json)
 
 
 def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> None:

@@ -88,6 +88,8 @@ class Portal:
             else:
                 if answer.status_code < 400:
                     return answer
+                if answer.status_code == 401:
+                    raise self._stranger()
                 if answer.status_code not in {429, 503} or not left:
                     raise _trouble(answer)
             time.sleep(RETRY_S)
@@ -107,6 +109,11 @@ class Portal:
             raise self._silent(error) from error
         except httpx.InvalidURL as error:
             raise self._no_address(error) from error
+
+    def _stranger(self) -> Trouble:
+        where = "VIGIL_TOKEN" if os.environ.get("VIGIL_TOKEN") else self.source
+        remedy = f"Make one on {self.url}/me/ and put it in {where}."
+        return Trouble(f"{self.url} does not know this token: it is wrong, expired or revoked. {remedy}", status=401)
 
     def _silent(self, error: Exception) -> Trouble:
         from portal.silence import why
@@ -133,7 +140,9 @@ class Portal:
 
 def find_portal() -> Portal:
     """From VIGIL_URL and VIGIL_TOKEN, else the first cli.toml; Trouble says how to get one."""
-    url, token = os.environ.get("VIGIL_URL", "").rstrip("/"), os.environ.get("VIGIL_TOKEN", "")
+    url, token = os.environ.get("VIGIL_URL", "").strip().rstrip("/"), os.environ.get("VIGIL_TOKEN", "").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise Trouble("VIGIL_TOKEN holds what no token does. Copy it once more, from vgl_ on.")
     if url and token:
         return Portal(url, token)
     for path in _files():

@@ -1,0 +1,47 @@
+"""What people type on the command line, slips included. No Django here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class JobId(click.IntRange):
+    """A job's number, with or without the # that Vigil writes before it."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        bare: Any = value.removeprefix("#") if isinstance(value, str) else value
+        try:
+            return super().convert(bare, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is no job's number. `vigil jobs` lists them.", param, ctx)
+
+
+class Commands(click.Group):
+    """Commands that guess which one was meant."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], known, n=1)
+            remedy = f"Did you mean `vigil {close[0]}`?" if close else "`vigil --help` lists them."
+            ctx.fail(f"There is no command {args[0]}. {remedy}")
+        return super().resolve_command(ctx, args)
+
+
+def say_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            said = version("vigil")
+        except PackageNotFoundError:
+            said = "of a checkout that is not installed"
+        click.echo(f"vigil {said}")
+        raise click.exceptions.Exit(0)
