@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 # Slurm's word, or a pattern of several, the first that fits; what it means for who waits. Others stay as they are.
 MEANINGS = {
     "Resources": "what it asks for is not free yet.",
-    "Priority": "jobs with a higher priority or an earlier place start first.",
+    "Priority": "jobs ahead of it start first.",
     "None": "the scheduler has not looked at it yet.",
     "Requeued": "it is back in the queue and starts again.",
     "Dependency": "another job has to end before it.",
