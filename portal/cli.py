@@ -157,7 +157,8 @@ def metrics(job_id: int, as_json: bool, **options: Any) -> None:
 @as_json
 def checkpoints(job_id: int, as_json: bool) -> None:
     """List a job's checkpoints."""
-    _out(find_portal().get(f"jobs/{job_id}/checkpoints"), tables.checkpoints, as_json)
+    found = list(find_portal().items(f"jobs/{job_id}/checkpoints", limit=200))
+    _out({"items": found}, tables.checkpoints, as_json)
 
 
 @main.command()

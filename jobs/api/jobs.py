@@ -1,8 +1,10 @@
 """REST: jobs. Thin: authorise, call one function, answer."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 
+from django.db.models import QuerySet
 from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints, field_validator
@@ -33,7 +35,7 @@ from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
 from portal.api import ApiRequest, Cursor, Limit, Text, answer, bad_field
 from portal.asked import plain
-from portal.paging import BadCursor, Order, page
+from portal.paging import BadCursor, Order, Row, page
 from portal.problems import Problem
 
 router = Router(tags=["jobs"])
@@ -96,11 +98,14 @@ class Wanted(Schema):
         )
 
 
-class WantedEvents(Schema):
-    kind: Text = ""
-    attempt: int | None = Field(None, ge=1, lt=2**31, description="An attempt's number.")
+class WantedPage(Schema):
     limit: Limit
     cursor: Cursor
+
+
+class WantedEvents(WantedPage):
+    kind: Text = ""
+    attempt: int | None = Field(None, ge=1, lt=2**31, description="An attempt's number.")
 
 
 class WantedSpec(Schema):
@@ -214,15 +219,15 @@ def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[st
 
 
 @router.get("/{int:job_id}/attempts", response=Attempts, summary="Its attempts, oldest first")
-def attempts(request: ApiRequest, job_id: int) -> dict[str, Any]:
+def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     found = Attempt.objects.filter(job=job_of(request, job_id))
-    return {"items": [attempt_shape(attempt) for attempt in found.order_by("number")]}
+    return _page(found, Order("number"), wanted, attempt_shape)
 
 
 @router.get("/{int:job_id}/checkpoints", response=Checkpoints, summary="Its checkpoints, newest step first")
-def checkpoints(request: ApiRequest, job_id: int) -> dict[str, Any]:
+def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     found = job_of(request, job_id).checkpoints.select_related("attempt")
-    return {"items": [checkpoint_shape(checkpoint) for checkpoint in found]}
+    return _page(found, Order("step", descending=True), wanted, checkpoint_shape)
 
 
 @router.patch(
@@ -248,16 +253,22 @@ def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dic
         found = found.filter(kind=wanted.kind)
     if wanted.attempt is not None:
         found = found.filter(attempt__number=wanted.attempt)
-    try:
-        part = page(found, Order("id"), cursor=wanted.cursor, limit=wanted.limit)
-    except BadCursor as error:
-        raise bad_field("cursor", str(error)) from error
-    return {"items": [event_shape(event) for event in part.items], "next": part.next}
+    return _page(found, Order("id"), wanted, event_shape)
 
 
 @spec_router.get("/schema", response=dict[str, Any], summary="JSON Schema of a job's spec")
 def spec_schema(request: ApiRequest) -> dict[str, Any]:
     return JobSpec.model_json_schema()
+
+
+def _page(
+    rows: QuerySet[Row], order: Order, wanted: WantedPage, shape: Callable[[Row], dict[str, Any]]
+) -> dict[str, Any]:
+    try:
+        part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
+    except BadCursor as error:
+        raise bad_field("cursor", str(error)) from error
+    return {"items": [shape(row) for row in part.items], "next": part.next}
 
 
 def _parent(request: ApiRequest, job_id: int) -> Job:

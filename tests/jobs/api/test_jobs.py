@@ -157,6 +157,11 @@ def test_attempts_checkpoints_and_events(client, mira, project):
     checkpoints = client.get(f"{JOBS}/{job.pk}/checkpoints").json()["items"]
     assert [(c["step"], c["resumable"], c["attempt"]) for c in checkpoints] == [(200, False, 1), (100, True, 1)]
     assert checkpoints[1]["id"] == first.pk
+    newest = client.get(f"{JOBS}/{job.pk}/checkpoints?limit=1").json()
+    assert newest["items"] == checkpoints[:1]
+    older = client.get(f"{JOBS}/{job.pk}/checkpoints?limit=1&cursor={newest['next']}").json()
+    assert (older["items"], older["next"]) == (checkpoints[1:], None)
+    assert client.get(f"{JOBS}/{job.pk}/attempts?cursor={newest['next']}").status_code == 422, "of another list"
     page = client.get(f"{JOBS}/{job.pk}/events?limit=3").json()
     rest = client.get(f"{JOBS}/{job.pk}/events?limit=3&cursor={page['next']}").json()
     assert [event["data"]["step"] for event in page["items"] + rest["items"]] == [0, 1, 2, 3, 4]
