@@ -13,10 +13,10 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from jobs.life import number, reason
 from jobs.models import Attempt, Checkpoint, Job
-from jobs.sparks import sparks
+from jobs.views.life import number, reason
 from jobs.views.rows import Row
+from jobs.views.sparks import sparks
 from nodes.models import Node
 from portal import words
 from portal.models import User

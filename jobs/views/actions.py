@@ -15,8 +15,8 @@ from django.views.decorators.http import require_POST
 
 from jobs import submit
 from jobs.errors import JobError
-from jobs.forms import EditForm
 from jobs.models import Job
+from jobs.views.forms import EditForm
 from portal import words
 from portal.access import can
 from portal.asked import whole

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from typing import Any
 
-from jobs.life import Life
 from jobs.models import Event, Job
 from jobs.reports import owner_of
+from jobs.views.life import Life
 from portal import words
 from portal.series import read, store
 from portal.series.read import Curve

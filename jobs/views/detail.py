@@ -13,10 +13,10 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from jobs import again
-from jobs import life as lives
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.views import charts, environments
+from jobs.views import life as lives
 from portal.access import can
 from portal.models import User
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jobs.environment import Change, Environment, Ran, cpu_of, gpus_of, history
-from jobs.life import Life
+from jobs.views.life import Life
 from portal import words
 
 MOST_READ = 25  # attempts whose files are read for one page

@@ -13,9 +13,10 @@ from django.utils.safestring import SafeString
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from jobs import ansi, logs
+from jobs import logs
 from jobs.errors import LogError
 from jobs.models import Attempt, Job
+from jobs.views import ansi
 from jobs.views.detail import page_of
 from portal.api import stream
 from portal.asked import plain, whole

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from jobs.life import number, ranks_and_nodes, reason, size
 from jobs.models import Attempt, Job
 from jobs.progress import Progress, progress
+from jobs.views.life import number, ranks_and_nodes, reason, size
 from portal import words
 
 

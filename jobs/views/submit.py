@@ -15,17 +15,17 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from jobs import forms
 from jobs import submit as jobs_submit
 from jobs.admission import project_of
 from jobs.dryrun import Finding, dry_run
 from jobs.errors import JobError, Problem, SpecError
-from jobs.lines import line_of, locate
-from jobs.mending import mended, standing
 from jobs.models import Job
 from jobs.room import misfits
 from jobs.spec import MAX_BYTES, JobSpec, read_toml, set_values
+from jobs.spec.mending import mended, standing
 from jobs.upload import MAX_BYTES as MAX_CODE
+from jobs.views import forms
+from jobs.views.lines import line_of, locate
 from portal import words
 from portal.asked import whole
 from portal.models import Project, User

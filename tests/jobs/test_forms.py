@@ -2,11 +2,11 @@
 
 import pytest
 
-from jobs import ansi
 from jobs.errors import Problem, SpecError
-from jobs.forms import EditForm, Field, merged, placed, sections
-from jobs.lines import line_of, locate
 from jobs.spec import JobSpec, read_toml
+from jobs.views import ansi
+from jobs.views.forms import EditForm, Field, merged, placed, sections
+from jobs.views.lines import line_of, locate
 
 TEXT = """\
 name = "probe"  # of memory

@@ -12,11 +12,11 @@ from django.db.models import F
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs import ribbon as ribbons
-from jobs import sentence as sentences
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import Progress, progress
 from jobs.spec import seconds_of
+from jobs.views import ribbon as ribbons
+from jobs.views import sentence as sentences
 from jobs.waiting import explained
 from portal import words
 

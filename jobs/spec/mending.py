@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from jobs.errors import Problem
-from jobs.wording import is_known, problems_of
+from jobs.spec.wording import is_known, problems_of
 from training import choices
 
 if TYPE_CHECKING:

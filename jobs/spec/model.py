@@ -1,0 +1,215 @@
+"""A job's specification, by field: what there is to ask for, with defaults, bounds and the words of the form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from jobs.errors import Problem, SpecError
+from jobs.spec import values
+from jobs.spec.mending import mended, standing
+from jobs.spec.toml import read_toml
+from jobs.spec.wording import problems_of
+from training.config import RunConfig
+
+MAX_DEPTH = 8  # tables in tables
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=False, hide_input_in_errors=True)
+
+
+class Resources(_Model):
+    """What the scheduler is asked for."""
+
+    nodes: Annotated[int | str, BeforeValidator(values.nodes)] = Field(
+        default=1, title="Nodes", description='How many, or "min:max" for an elastic job.'
+    )
+    gpus_per_node: int = Field(
+        default=0, ge=0, le=64, title="GPUs a node", description="One rank a GPU; 0 runs on CPUs."
+    )
+    ranks_per_node: int = Field(default=1, ge=1, le=1024, title="Ranks a node", description="Where there are no GPUs.")
+    cpus_per_rank: int = Field(
+        default=1, ge=1, le=1024, title="CPUs a rank", description="Cores for each rank's process."
+    )
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        le=100_000,
+        allow_inf_nan=False,
+        title="Memory a node (GiB)",
+        description="Empty: the scheduler's default.",
+    )
+    time_limit: Annotated[str, AfterValidator(values.time_limit)] = Field(
+        default="01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."
+    )
+
+    @property
+    def min_nodes(self) -> int:
+        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split(":")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split(":")[1])
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on each node."""
+        return self.gpus_per_node or self.ranks_per_node
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.local_world_size * self.cpus_per_rank
+
+    @property
+    def memory_mib_per_node(self) -> int | None:
+        return None if self.memory_gib is None else max(1, round(self.memory_gib * 1024))
+
+    @property
+    def time_limit_seconds(self) -> int:
+        return values.seconds_of(self.time_limit)
+
+
+class Restart(_Model):
+    """How often it may be started anew after a failure."""
+
+    max_restarts: int = Field(
+        default=3, ge=0, le=100, title="Restarts at most", description="New attempts after a failure."
+    )
+    in_place: int = Field(
+        default=3,
+        ge=0,
+        le=100,
+        title="In place",
+        description="Restarts of ranks within an attempt; each checkpoint refills it.",
+    )
+
+
+class Script(_Model):
+    """Somebody's own program, one process a rank, with torchrun's environment."""
+
+    directory: str = Field(
+        default="", max_length=4096, title="Directory", description="Packed and sent by `vigil submit`."
+    )
+    git: Annotated[str, AfterValidator(values.git)] = Field(
+        default="", title="Git URL", description="https:// or ssh://"
+    )
+    ref: Annotated[str, AfterValidator(values.ref)] = Field(
+        default="", title="Git ref", description="A branch, a tag or a commit."
+    )
+    entry: Annotated[str, AfterValidator(values.entry)] = Field(
+        default="train.py", max_length=500, title="Program", description="The file to run, inside the directory."
+    )
+    args: list[str] = Field(default_factory=list, max_length=1000, title="Arguments")
+    env: Annotated[dict[str, str], AfterValidator(values.environment)] = Field(
+        default_factory=dict, max_length=200, title="Environment", description="Variables that the program sees."
+    )
+    python: Annotated[str, AfterValidator(values.python)] = Field(
+        default="",
+        max_length=4096,
+        title="Python",
+        description="Interpreter or virtual environment; empty: the portal's own.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.git and self.directory:
+            raise ValueError("directory and git are both given. Keep one of them.")
+        if not self.git and not self.directory:
+            raise ValueError('The program comes from nowhere. Give directory = "." or git = "https://…" and a ref.')
+        if self.git and not self.ref:
+            raise ValueError('git needs a ref: ref = "main", a tag or a commit.')
+        return self
+
+
+class JobSpec(_Model):
+    """What a person asks for."""
+
+    name: Annotated[str, AfterValidator(values.name)] = Field(
+        title="Name", description="Letters, digits, dots, dashes."
+    )
+    kind: Literal["distributed", "script"] = Field(
+        default="distributed", title="Kind", description="distributed: Vigil's trainer. script: a program of your own."
+    )
+    project: str = Field(default="default", max_length=64, title="Project", description="Who it belongs to.")
+    tags: Annotated[list[str], AfterValidator(values.tags)] = Field(default_factory=list, max_length=50, title="Tags")
+    notes: str = Field(default="", max_length=20_000, title="Notes")
+    resources: Resources = Field(default_factory=Resources, title="Resources")
+    restart: Restart = Field(default_factory=Restart, title="If it fails")
+    run: RunConfig | None = Field(
+        default=None, title="Run", description="The trainer's configuration (kind = distributed)."
+    )
+    script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parts_of_kind(cls, data: Any) -> Any:
+        """Every kind has its own part; the trainer's may be left out, it has defaults for everything."""
+        if isinstance(data, dict) and data.get("kind", "distributed") == "distributed":
+            if data.get("run") is None:
+                data = {**data, "run": {}}
+            if data.get("script") is None:
+                data = {key: value for key, value in data.items() if key != "script"}
+        return data
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all, at the smallest number of nodes."""
+        return self.resources.local_world_size * self.resources.min_nodes
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> JobSpec:
+        """From plain values (JSON, TOML, a form), or SpecError with every problem found."""
+        if data.get("kind") == "federated":
+            raise SpecError.at("kind", "federated jobs are not here yet. Take distributed or script.")
+        if problems := list(_nul("", data)):
+            raise SpecError(problems)
+        try:
+            spec = cls.model_validate(data)
+        except ValidationError as error:
+            raise SpecError(cls._all_problems(data, problems_of(error, cls, data))) from None
+        if problems := list(spec._across()):
+            raise SpecError(problems)
+        return spec
+
+    @classmethod
+    def _all_problems(cls, data: dict[str, Any], problems: list[Problem]) -> list[Problem]:
+        """The problems of single fields, and what can be told without these."""
+        rest, more = mended(cls, data, problems)
+        found = [*problems, *more]
+        return [*found, *standing(cls, rest._across(), found)] if rest is not None else found
+
+    @classmethod
+    def parse_toml(cls, text: str) -> JobSpec:
+        """From TOML as a person writes it."""
+        return cls.parse(read_toml(text))
+
+    def _across(self) -> list[Problem]:
+        """What no single field can tell."""
+        if self.kind == "script":
+            if self.run is not None:
+                return [Problem("run", "[run] is for kind = distributed. Take it out, or change the kind.")]
+            if self.script is None:
+                missing = 'Missing. Write [script] with directory = "." and entry = "train.py".'
+                return [Problem("script", missing)]
+            return []
+        if self.script is not None:
+            return [Problem("script", "[script] is for kind = script. Take it out, or change the kind.")]
+        assert self.run is not None
+        worlds = dict.fromkeys((self.world_size, self.resources.local_world_size * self.resources.max_nodes))
+        for world_size in worlds:
+            if found := [Problem(f"run.{p.field}", p.message) for p in self.run.check(world_size)]:
+                return found
+        return []
+
+
+def _nul(place: str, value: object, depth: int = 0) -> Iterator[Problem]:
+    """Strings with a NUL in them: no database, environment or argument can hold one. Nothing valid lies deep."""
+    if isinstance(value, str) and "\0" in value:
+        yield Problem(place, "has a NUL character in it. Take it out.")
+    if depth > MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
+        return
+    for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _nul(f"{place}.{name}".strip("."), inner, depth + 1)

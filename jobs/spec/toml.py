@@ -1,0 +1,40 @@
+"""A specification as TOML text: read within bounds, and changed so that comments and order stay."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import tomlkit
+
+from jobs.errors import SpecError
+from jobs.spec.broken import explain
+
+MAX_BYTES = 64 * 1024
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text of sane size, or SpecError with the line."""
+    if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise SpecError.at(
+            "", f"The specification is larger than {MAX_BYTES // 1024} KB. Keep code and data out of it."
+        )
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecError.at("", explain(text, error)) from None
+
+
+def set_values(text: str, values: dict[str, Any]) -> str:
+    """The same text with some values changed ({"run.steps": 400}); comments and order stay."""
+    read_toml(text)  # says what is wrong in our words, and bounds what tomlkit is given
+    document = tomlkit.parse(text)
+    for path, value in values.items():
+        *tables, key = path.split(".")
+        place: Any = document
+        for depth, name in enumerate(tables):
+            place = place.setdefault(name, tomlkit.table())
+            if not hasattr(place, "setdefault"):
+                raise SpecError.at(".".join(tables[: depth + 1]), "This is a value, not a table.")
+        place[key] = value
+    return tomlkit.dumps(document)

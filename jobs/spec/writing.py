@@ -1,0 +1,57 @@
+"""A specification as a person would write it: what differs from the defaults, and what a reader looks for first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tomlkit
+
+from jobs.spec.model import JobSpec, Script
+from training.config import RunConfig
+
+
+def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
+    """The spec as text. Without `defaults`, only what differs from them and what a reader looks for first."""
+    always = {"name", "kind", "project", "resources.nodes", "resources.gpus_per_node", "resources.time_limit"}
+    always |= {"resources.ranks_per_node"} if not spec.resources.gpus_per_node else set()
+    always |= {"restart.max_restarts", "run.recipe", "run.steps", "script.entry"}
+    plain = spec.model_dump(mode="json", exclude_none=True)
+    base = {} if defaults else _defaults(spec)
+    document = tomlkit.document()
+    _write(document, plain, base, always, "")
+    return tomlkit.dumps(document)
+
+
+def _defaults(spec: JobSpec) -> dict[str, Any]:
+    """The defaults of everything that has one, in the shape of a dumped spec."""
+    base = JobSpec.model_construct(name="").model_dump(mode="json", exclude_none=True)
+    base["run"] = RunConfig.model_validate(_choices(spec)).model_dump(mode="json", exclude_none=True)
+    base["script"] = Script.model_construct().model_dump(mode="json", exclude_none=True)
+    return base
+
+
+def _choices(spec: JobSpec) -> dict[str, str]:
+    """What a run chose: other options have other defaults."""
+    return {"recipe": spec.run.recipe, "parallelism": spec.run.parallelism} if spec.run else {}
+
+
+def _write(
+    into: tomlkit.TOMLDocument | tomlkit.items.Table, values: dict[str, Any], base: Any, always: set[str], at: str
+) -> None:
+    """Plain values first, then tables: TOML has no way back out of a table."""
+    base = base if isinstance(base, dict) else {}
+    for key, value in sorted(values.items(), key=lambda item: isinstance(item[1], dict)):
+        path = f"{at}.{key}" if at else key
+        if isinstance(value, dict):
+            table = tomlkit.table()
+            _write(table, value, base.get(key), always, path)
+            if len(table):
+                into.add(key, table)
+        elif path in always or key not in base or base[key] != value:
+            into.add(key, _multiline(value))
+
+
+def _multiline(value: Any) -> Any:
+    if isinstance(value, str) and "\n" in value:
+        return tomlkit.string(value, multiline=True)
+    return value
