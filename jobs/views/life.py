@@ -162,8 +162,7 @@ class Life:
         elif attempt.started_at:
             seconds = ((attempt.ended_at or self.now) - attempt.started_at).total_seconds()
             if attempt.ended_at:
-                small = f"{words.count(len(self.attempts))} attempts" if len(self.attempts) > 1 else ""
-                facts.append(Fact(name="Ran", value=words.duration(self.ran_s), small=small))
+                facts.append(Fact(name="Ran", value=words.duration(self.ran_s)))
             else:
                 limit = f"of {words.duration(limit_seconds(self.job.spec))}"
                 facts.append(Fact(name="Runs", value=words.duration(seconds), small=limit))

@@ -134,15 +134,20 @@ class _Incarnation:
         return {"version": 1, "streams": streams, "series": series, "events": events}
 
     def _validate(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
-        columns: dict[str, list[Any]] = {"runs": [], "step": [], "value": []}
-        loss = series["loss"]
+        runs, steps, losses = [], [], []
+        training = series["loss"]["value"]
         for batch, (low, high) in enumerate(cuts):
-            if (step := high) % 100 == 0:
-                columns["runs"].append([0, batch, 1])
-                columns["step"].append(step)
-                columns["value"].append(_plain(_number(loss["value"][low - cuts[0][0]]) * 1.04))
-        if columns["step"]:
-            series["validation_loss"] = columns
+            if high % 100 == 0:
+                runs.append([0, batch, 1])
+                steps.append(high)
+                losses.append(_number(training[low - cuts[0][0]]) * 1.04)
+        if not steps:
+            return
+        told = {"validation_loss": losses}
+        if self.story.recipe == "vision":
+            told["validation_accuracy"] = [math.exp(-loss) for loss in losses]
+        for name, values in told.items():
+            series[name] = {"runs": runs, "step": steps, "value": [_plain(value) for value in values]}
 
     def _saves(self, low: int, high: int, batch: int, time: float) -> Iterator[dict[str, Any]]:
         """The checkpoints that were committed in this batch, and what was pruned for them."""
