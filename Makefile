@@ -6,7 +6,7 @@ INSTALL = sh docker/install.sh $(VENV)
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: run demo install dev test test-fast soak check format bench lock clean help \
+.PHONY: run demo install dev test test-fast test-slurm soak check format bench lock clean help \
 	check-code check-types check-imports check-templates check-migrations check-assets
 
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/settings.md)
@@ -28,6 +28,9 @@ test: dev ## every test: on SQLite, then what touches the database on PostgreSQL
 
 test-fast: dev ## the quick tests, under a minute
 	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow"
+
+test-slurm: dev ## what needs a whole Slurm, which the tests start (as root, with Debian's packages)
+	@TEST_SLURM=1 $(PYTHON_OF_VENV) -m pytest -q tests/slurm
 
 soak: dev ## twenty kills of each kind in one job each, on SQLite (half an hour)
 	@TEST_KILLS=20 $(PYTHON_OF_VENV) -m pytest -q tests/portal/test_up_kill.py

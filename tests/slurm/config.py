@@ -1,0 +1,159 @@
+"""The configuration of a private Slurm cluster whose nodes all live on this machine."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+NODE_CPUS, NODE_MIB = 128, 2_000_000  # what the nodes say of themselves, whatever this machine has
+GPU = "h100"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a cluster keeps its files, on which ports it listens, and how many nodes it plays."""
+
+    folder: Path
+    port: int  # the first of a range that nobody else uses
+    nodes: int = 4
+    gpus: int = 8  # a node; each needs a character device, of which there are 64
+
+    @property
+    def names(self) -> list[str]:
+        return [f"dgx{number:02}" for number in range(1, self.nodes + 1)]
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def jwt_key(self) -> Path:
+        return self.folder / "etc" / "jwt_hs256.key"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.folder / "run" / "munge.sock"
+
+    @property
+    def mysql_socket(self) -> Path:
+        return self.folder / "mysql" / "mysql.sock"
+
+    def port_of(self, daemon: str) -> int:
+        return self.port + ("slurmctld", "slurmdbd", "mariadbd", "slurmrestd", *self.names).index(daemon)
+
+
+def write(layout: Layout) -> None:
+    """Make the folders, keys and configuration files."""
+    etc = layout.folder / "etc"
+    for name in ("etc", "run", "log", "state", "spool", "mysql"):
+        (layout.folder / name).mkdir(mode=0o755, exist_ok=True)
+    for name in layout.names:
+        (layout.folder / "spool" / name).mkdir(exist_ok=True)
+    _secret(etc / "munge.key", secrets.token_bytes(128), 0o400)
+    _secret(layout.jwt_key, secrets.token_bytes(32), 0o600)
+    layout.slurm_conf.write_text(_slurm_conf(layout))
+    (etc / "gres.conf").write_text(_gres_conf(layout))
+    (etc / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
+    _secret(etc / "slurmdbd.conf", _slurmdbd_conf(layout).encode(), 0o600)
+
+
+def _secret(path: Path, data: bytes, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(data)
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _gres_conf(layout: Layout) -> str:
+    # A GPU's file has to be a character device: terminals are there on every machine.
+    return f"AutoDetect=off\nNodeName={','.join(layout.names)} Name=gpu Type={GPU} File=/dev/tty[0-{layout.gpus - 1}]\n"
+
+
+def _slurm_conf(layout: Layout) -> str:
+    folder, host = layout.folder, socket.gethostname().split(".")[0]
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={layout.port_of(name)} CPUs={NODE_CPUS} Sockets=2"
+        f" CoresPerSocket={NODE_CPUS // 2} ThreadsPerCore=1 RealMemory={NODE_MIB} Gres=gpu:{GPU}:{layout.gpus}"
+        f" Feature={GPU} State=UNKNOWN"
+        for name in layout.names
+    )
+    everywhere = ",".join(layout.names)
+    return f"""\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={layout.port_of("slurmctld")}
+SlurmUser={_user()}
+SlurmdUser={_user()}
+AuthType=auth/munge
+# A requeued job waits for as long as its credential lived.
+AuthInfo=socket={layout.munge_socket},cred_expire=15
+CredType=cred/munge
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={layout.jwt_key}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=5
+SwitchType=switch/none
+MpiDefault=none
+MailProg=/bin/true
+SlurmdParameters=config_overrides
+ReturnToService=2
+SlurmdTimeout=20
+InactiveLimit=0
+KillWait=5
+MinJobAge=60
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=5,sched_interval=5,batch_sched_delay=0,sched_min_interval=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1000
+GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PriorityType=priority/multifactor
+MaxArraySize=10001
+MaxJobCount=20000
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={layout.port_of("slurmdbd")}
+AccountingStoragePass={layout.munge_socket}
+AccountingStorageEnforce=associations,limits,qos
+AccountingStorageTRES=gres/gpu,gres/gpu:{GPU}
+AccountingStoreFlags=job_comment,job_script,job_env
+{nodes}
+PartitionName=batch Nodes={everywhere} Default=YES PriorityTier=1 MaxTime=7-0 DefaultTime=1:00:00 PreemptMode=REQUEUE
+PartitionName=urgent Nodes={everywhere} PriorityTier=10 MaxTime=1-0 DefaultTime=1:00:00 PreemptMode=OFF
+"""
+
+
+def _slurmdbd_conf(layout: Layout) -> str:
+    return f"""\
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket}
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={layout.jwt_key}
+DbdHost={socket.gethostname().split(".")[0]}
+DbdAddr=127.0.0.1
+DbdPort={layout.port_of("slurmdbd")}
+SlurmUser={_user()}
+PidFile={layout.folder}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={layout.port_of("mariadbd")}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm_acct
+"""
