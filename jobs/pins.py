@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,17 +60,9 @@ def is_gone(job: Job, checkpoint: Checkpoint) -> bool:
     try:
         with rundir.folder_under(root, "job/checkpoints"):
             pass  # where this one is missing too, nothing is known
-        return not any(_is_there(job, name) for name in names)
+        return not any(rundir.has_checkpoint(job.directory, name) for name in names)
     except OSError:
         return False
-
-
-def _is_there(job: Job, name: str) -> bool:
-    try:
-        os.close(rundir.open_under(rundir.path_of(job.directory), f"job/checkpoints/{name}/COMMITTED"))
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _told(pinned: Iterable[Checkpoint]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ unless the project says after how many days from a job's end only the last one s
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from datetime import datetime, timedelta
 
@@ -122,10 +121,9 @@ def _must_stay(job: Job) -> set[int]:
 def _is_on_disk(job: Job, checkpoint: Checkpoint) -> bool:
     """Whether it is where its row says: somebody may have moved or removed it by hand."""
     try:
-        os.close(rundir.open_under(rundir.path_of(job.directory), f"job/checkpoints/{checkpoint.name}/COMMITTED"))
+        return rundir.has_checkpoint(job.directory, checkpoint.name)
     except OSError:
         return False
-    return True
 
 
 def _discard(job: Job, checkpoint: Checkpoint) -> bool:

@@ -119,6 +119,15 @@ def discard_checkpoint(directory: str, name: str) -> None:
         os.rename(single, target, src_dir_fd=folder, dst_dir_fd=into)
 
 
+def has_checkpoint(directory: str, name: str) -> bool:
+    """Whether a run directory holds a committed checkpoint of this name; OSError where that cannot be told."""
+    try:
+        os.close(open_under(path_of(directory), f"job/checkpoints/{name}/COMMITTED"))
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def empty_trash() -> None:
     """Remove what was discarded."""
     trash = runs_root() / TRASH
