@@ -26,7 +26,7 @@ from jobs.models import Attempt
 from jobs.restart import Ended, next_attempt
 from jobs.script import grace_of
 from nodes import inventory
-from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
+from nodes.schedulers.base import UNKNOWN, JobStatus, Scheduler, SchedulerError
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,8 @@ class Tick:
             return
         if attempt.unknown_since is not None:
             self._note(attempt, unknown_since=None)
+        if status.state == UNKNOWN:
+            return
         if status.restart_count > attempt.scheduler_restart_count:
             following = self.requeued(attempt, status)
             if following is not None:
@@ -109,8 +111,8 @@ class Tick:
         if attempt.unknown_since is None:
             self._note(attempt, unknown_since=now)
         elif now - attempt.unknown_since > UNKNOWN_FOR:
-            try:
-                self.scheduler.cancel(attempt.scheduler_id)  # should it live on unseen: nothing is started beside it
+            try:  # should it live on unseen: nothing is started beside it
+                self.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
             except SchedulerError as error:
                 if not error.permanent:  # "there is no such job" is what was to be expected
                     raise
@@ -118,7 +120,7 @@ class Tick:
 
     def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
         """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
-        ended = Ended("requeued", result=ending.result_of(attempt))
+        ended = Ended(status.before or "requeued", result=ending.result_of(attempt))
         following = None
         with self.held.writing():
             now = timezone.now()
@@ -129,6 +131,7 @@ class Tick:
             attempt.refresh_from_db(fields=["cancel_asked_at", "cancel_asked_by"])
             following = next_attempt(attempt, Attempt.Origin.REQUEUED)
             following.scheduler_id = attempt.scheduler_id
+            following.scheduler_user = attempt.scheduler_user
             following.scheduler_restart_count = attempt.scheduler_restart_count + 1
             following.submitting_at = following.submitted_at = now
             following.cancel_asked_at = attempt.cancel_asked_at  # who wanted the end wants it still
@@ -169,7 +172,7 @@ class Tick:
             root = ending.root_of(attempt)
             if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
                 rundir.write(root / "portal" / "cancelled", now.isoformat())
-            self.scheduler.signal(attempt.scheduler_id, "TERM")
+            self.scheduler.signal(attempt.scheduler_id, "TERM", user=attempt.scheduler_user)
             self._note(attempt, cancel_signalled_at=now)
         elif attempt.cancel_killed_at is None:
             grace = timedelta(seconds=grace_of(attempt)) + LAUNCHER_WAIT
@@ -239,7 +242,7 @@ class Tick:
         self._end(attempt, ended, reason="" if ended.result or ended.cancelled else reason)
 
     def _kill(self, attempt: Attempt, now: datetime) -> None:
-        self.scheduler.cancel(attempt.scheduler_id)
+        self.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
         self._note(attempt, cancel_killed_at=now)
 
     def _note(self, attempt: Attempt, **changes: datetime | None) -> None:

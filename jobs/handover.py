@@ -79,8 +79,10 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
 
 def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
     """The scheduler's id of this attempt, looked up or new; None where it is not to start, not yet or not by us."""
-    if attempt.submitting_at is not None and (known := source.find(attempt.key)) is not None:
-        return known
+    if attempt.submitting_at is not None:
+        known = source.find(attempt.key, user=attempt.scheduler_user)
+        if known is not None:
+            return known
     if attempt.cancel_asked_at is not None:
         cancelled = Ended("cancelled", cancelled=True)
         end(attempt, cancelled, reason="Cancelled before it was submitted.", only=_under(claim))
@@ -107,7 +109,8 @@ def _claim(attempt: Attempt) -> datetime | None:
     now = timezone.now()
     stale = Q(submitting_at=None) | Q(submitting_at__lt=now - RETRY)
     rows = Attempt.objects.filter(stale, pk=attempt.pk, scheduler_id="", ended_at=None)
-    return now if rows.update(submitting_at=now) == 1 else None
+    attempt.scheduler_user = attempt.scheduler_user or attempt.job.owner.slurm_user or ""
+    return now if rows.update(submitting_at=now, scheduler_user=attempt.scheduler_user) == 1 else None
 
 
 def _under(claim: datetime) -> Q:
@@ -133,7 +136,7 @@ def _taken(attempt: Attempt, scheduler_id: str, source: Scheduler) -> None:
     if rows.update(scheduler_id=scheduler_id, submitted_at=timezone.now(), reason="") != 1:
         if not Attempt.objects.filter(pk=attempt.pk, scheduler_id=scheduler_id).exists():
             logger.warning("attempt %s: %s came too late and is cancelled", attempt.pk, scheduler_id)
-            source.cancel(scheduler_id)
+            source.cancel(scheduler_id, user=attempt.scheduler_user)
         return
     attempt.scheduler_id = scheduler_id
     logger.info("attempt %s: submitted as %s", attempt.pk, scheduler_id)

@@ -83,7 +83,7 @@ def submission(attempt: Attempt, root: Path) -> Submission:
     return Submission(
         key=attempt.key,
         name=job.name,
-        user=job.owner.slurm_user or "",
+        user=attempt.scheduler_user,
         script=str(root / "portal" / "batch.sh"),
         directory=str(root),
         output=str(root / "job" / f"batch.{attempt.number}.log"),

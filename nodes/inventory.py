@@ -14,6 +14,7 @@ from nodes.models import Node
 from nodes.schedulers.base import Scheduler
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 
+COLUMNS = frozenset({"state", "reason", "cpus", "cpus_used", "gpus", "gpus_used", "gpu_type", "memory_mib"})
 FRESH = timedelta(seconds=5)
 
 
@@ -46,6 +47,8 @@ def sync(source: Scheduler) -> None:
         known = set(Node.objects.scheduled().values_list("name", flat=True))
         now = timezone.now()
         for name, status in told.items():
-            Node.objects.update_or_create(name=name, defaults={**asdict(status), "seen_at": now})
+            facts = {key: value for key, value in asdict(status).items() if key in COLUMNS}
+            partition = status.partitions[0] if status.partitions else ""
+            Node.objects.update_or_create(name=name, defaults={**facts, "partition": partition, "seen_at": now})
         if gone := known - set(told):
             Node.objects.filter(name__in=gone).delete()

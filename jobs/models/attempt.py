@@ -9,6 +9,7 @@ from django.conf import settings
 from django.db import models
 
 from jobs.models.job import Job
+from nodes.schedulers.base import ALIVE
 
 
 def _new_key() -> str:
@@ -61,7 +62,7 @@ class Attempt(models.Model):
         REQUEUED = "requeued", "requeued by the scheduler"
         RESUMED = "resumed", "resumed by a person"
 
-    ALIVE = frozenset({"pending", "running", "suspended", "completing"})
+    ALIVE = ALIVE
     ENDED_BADLY = frozenset({"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline"})
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
@@ -75,6 +76,11 @@ class Attempt(models.Model):
 
     # The scheduler's side. `submitting_at` is set before the scheduler is asked: an unknown outcome is looked up.
     scheduler_id = models.CharField(max_length=64, blank=True, db_index=True)
+    scheduler_user = models.CharField(
+        max_length=64,
+        blank=True,
+        help_text="The Unix user that it was submitted as.",
+    )
     scheduler_restart_count = models.PositiveIntegerField(default=0)
     submitting_at = models.DateTimeField(null=True, blank=True)
     unknown_since = models.DateTimeField(

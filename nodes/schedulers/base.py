@@ -5,13 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nodes.schedulers.cluster import Inventory
+
+# Slurm's words for a job, lower-case. A scheduler answers these and no others: of what it can't tell it says UNKNOWN.
+ALIVE = frozenset({"pending", "running", "suspended", "completing"})
+ENDED = frozenset(
+    {
+        "completed", "cancelled", "failed", "timeout", "node_fail", "preempted", "out_of_memory", "boot_fail",
+        "deadline",
+    }
+)  # fmt: skip
+UNKNOWN = "unknown"
+
 
 class SchedulerError(Exception):
-    """The scheduler refused (`permanent`) or could not be reached (try again). The message says what to do."""
+    """The scheduler refused (`permanent`) or could not be reached (try again). The message says what to do.
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
+    `number` is the scheduler's own number of the error, where it gave one.
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False, number: int | None = None) -> None:
         super().__init__(message)
         self.permanent = permanent
+        self.number = number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +36,7 @@ class Submission:
 
     key: str
     name: str
-    user: str
+    user: str  # the Unix user that it runs as; "" where a scheduler knows but one
     script: str  # absolute path of batch.sh
     directory: str  # the run directory, also the working directory
     output: str  # absolute path for the batch script's own output
@@ -29,15 +45,25 @@ class Submission:
     ranks_per_node: int = 1
     cpus_per_node: int = 1
     gpus_per_node: int = 0
+    gpu_type: str = ""  # "": any
     memory_mib_per_node: int | None = None
     time_limit_s: int
     grace_s: int  # the warning lead: SIGUSR1 to the batch script this long before the limit
     environment: dict[str, str] = field(default_factory=dict)
+    account: str = ""  # "" in these five: the scheduler's default
+    partition: str = ""
+    qos: str = ""
+    reservation: str = ""
+    constraint: str = ""  # of node features, as Slurm writes it: "h100&nvlink"
+    exclusive: bool = False  # whole nodes
+    required_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
+    begin_at: float | None = None  # Unix seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """What the scheduler says of one of its jobs. Times are Unix seconds; `state` is Slurm's word, lower-case."""
+    """What the scheduler says of one of its jobs. Times are Unix seconds; `state` is of ALIVE, ENDED, or UNKNOWN."""
 
     scheduler_id: str
     state: str
@@ -50,43 +76,73 @@ class JobStatus:
     ended_at: float | None = None
     nodes: tuple[str, ...] = ()
     restart_count: int = 0
+    before: str = ""  # why the run before the last restart ended, of ENDED; "" where that is not told
+
+    def __post_init__(self) -> None:
+        if self.state not in ALIVE | ENDED | {UNKNOWN}:
+            raise ValueError(f"{self.state!r} is no state of a job")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
+    """A machine. `state` is Slurm's word as sinfo writes it: idle, mixed, allocated, down, drained …"""
+
     name: str
     state: str
     reason: str = ""
-    partition: str = ""
+    reason_by: str = ""
+    reason_at: float | None = None
+    partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     cpus: int = 0
     cpus_used: int = 0
     gpus: int = 0
     gpus_used: int = 0
-    gpu_type: str = ""
+    gpu_type: str = ""  # of the most of them
+    gpus_allocated: tuple[int, ...] = ()  # indices on the node; empty where the scheduler does not tell
     memory_mib: int = 0
+    memory_used_mib: int = 0  # allocated, not resident
+    load: float | None = None
+    booted_at: float | None = None
 
 
 class Scheduler(Protocol):
-    """Slurm, or this machine. Every call may raise SchedulerError; none blocks longer than its time-out."""
+    """Slurm, or this machine. Every call may raise SchedulerError; none blocks longer than its time-out.
+
+    `user` is the one whose job it is: what is done to a job is done in its owner's name.
+    """
 
     def submit(self, submission: Submission) -> str:
         """Hand over one job; answers the scheduler's id."""
         ...
 
-    def find(self, key: str) -> str | None:
+    def find(self, key: str, *, user: str = "") -> str | None:
         """The id of the job submitted with this key, ended ones included, or None: never submit a key twice."""
         ...
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
-        """What is known of these jobs; an id that is missing from the answer is unknown to the scheduler."""
+        """What is known of these jobs, ended ones included: where the live queue has forgotten one, the accounts say.
+
+        An id that is missing from the answer is unknown to the scheduler. One that could not be asked about raises.
+        """
         ...
 
-    def signal(self, scheduler_id: str, name: str) -> None:
+    def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         """Send TERM, USR1 or KILL to the batch script's process; a job that has ended is no error."""
         ...
 
-    def cancel(self, scheduler_id: str) -> None:
+    def cancel(self, scheduler_id: str, *, user: str = "") -> None:
         """End it for good: out of the queue, or SIGKILL to everything it started."""
         ...
 
     def nodes(self) -> list[NodeStatus]: ...
+
+    def inventory(self) -> Inventory:
+        """Partitions, limits, reservations and the queue: more than `nodes`, asked for less often."""
+        ...
+
+    def drain(self, node: str, reason: str) -> None:
+        """Let nothing new start on a node; what runs there goes on."""
+        ...
+
+    def undrain(self, node: str) -> None: ...

@@ -22,6 +22,7 @@ from typing import Any
 
 from nodes.schedulers import processes, shim, slots
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
+from nodes.schedulers.cluster import Inventory, Partition
 
 # A job's environment is built from these and what the submission says, never inherited.
 PASSED_ON = (
@@ -82,7 +83,7 @@ class LocalScheduler:
         self._start(job_id)
         return str(job_id)
 
-    def find(self, key: str) -> str | None:
+    def find(self, key: str, *, user: str = "") -> str | None:
         known = self._known(key)
         return None if known is None else str(known)
 
@@ -93,12 +94,12 @@ class LocalScheduler:
                 found[scheduler_id] = status
         return found
 
-    def signal(self, scheduler_id: str, name: str) -> None:
+    def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         if name not in {"TERM", "USR1", "KILL"}:
             raise SchedulerError(f"{name} is not a signal that jobs are sent.", permanent=True)
         self._tell(scheduler_id, name)
 
-    def cancel(self, scheduler_id: str) -> None:
+    def cancel(self, scheduler_id: str, *, user: str = "") -> None:
         self._tell(scheduler_id, "CANCEL")
 
     def nodes(self) -> list[NodeStatus]:
@@ -111,7 +112,7 @@ class LocalScheduler:
             NodeStatus(
                 name=shim.node_names(1)[0],
                 state="idle" if idle else "allocated" if full else "mixed",
-                partition="local",
+                partitions=("local",),
                 cpus=self.cpus,
                 cpus_used=cpus_used,
                 gpus=len(self.gpus),
@@ -120,6 +121,16 @@ class LocalScheduler:
                 memory_mib=self.memory_mib,
             )
         ]
+
+    def inventory(self) -> Inventory:
+        return Inventory(partitions=(Partition(name="local", is_default=True, nodes=(shim.node_names(1)[0],)),))
+
+    def drain(self, node: str, reason: str) -> None:
+        message = "This machine is its own scheduler's only node and can't be drained. Cancel its jobs, or stop Vigil."
+        raise SchedulerError(message, permanent=True)
+
+    def undrain(self, node: str) -> None:
+        raise SchedulerError("This machine is never drained: there is nothing to undo.", permanent=True)
 
     def _check(self, submission: Submission) -> None:
         """Refuse what could never start."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
+from nodes.schedulers.cluster import Inventory
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Told:
             raise SchedulerError("no answer within 10 s")
         return scheduler_id
 
-    def find(self, key: str) -> str | None:
+    def find(self, key: str, *, user: str = "") -> str | None:
         self._answer()
         return next((job.scheduler_id for job in self.jobs.values() if job.key == key), None)
 
@@ -43,17 +44,27 @@ class Told:
             happens()
         return {known: self.jobs[known] for known in scheduler_ids if known in self.jobs}
 
-    def signal(self, scheduler_id: str, name: str) -> None:
+    def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         self._answer()
         self.signals.append((scheduler_id, name))
 
-    def cancel(self, scheduler_id: str) -> None:
+    def cancel(self, scheduler_id: str, *, user: str = "") -> None:
         self._answer()
         self.cancelled.append(scheduler_id)
 
     def nodes(self) -> list[NodeStatus]:
         self._answer()
         return [NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100")]
+
+    def inventory(self) -> Inventory:
+        self._answer()
+        return Inventory()
+
+    def drain(self, node: str, reason: str) -> None:
+        self._answer()
+
+    def undrain(self, node: str) -> None:
+        self._answer()
 
     def _answer(self) -> None:
         if self.broken is not None:
