@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nodes.schedulers.cluster import Inventory
+from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 
 # Slurm's words for a job, lower-case. A scheduler answers these and no others: of what it can't tell it says UNKNOWN.
 ALIVE = frozenset({"pending", "running", "suspended", "completing"})
@@ -104,6 +104,7 @@ class NodeStatus:
     memory_used_mib: int = 0  # allocated, not resident
     load: float | None = None
     booted_at: float | None = None
+    plays_many: bool = False  # one machine that plays as many nodes as a job asks for (the local scheduler's)
 
 
 class Scheduler(Protocol):
@@ -137,8 +138,16 @@ class Scheduler(Protocol):
 
     def nodes(self) -> list[NodeStatus]: ...
 
-    def inventory(self) -> Inventory:
-        """Partitions, limits, reservations and the queue: more than `nodes`, asked for less often."""
+    def queue(self) -> list[QueuedJob]:
+        """Everybody's jobs that wait or run, as far as the scheduler shows them to us."""
+        ...
+
+    def partitions(self) -> list[Partition]: ...
+
+    def reservations(self) -> list[Reservation]: ...
+
+    def accounts(self) -> Accounts:
+        """QOS and associations with their limits and shares. Raises where the accounts do not answer."""
         ...
 
     def drain(self, node: str, reason: str) -> None:

@@ -117,12 +117,8 @@ class QueuedJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inventory:
-    """`qos`, `associations`: empty where the accounts could not be asked (`accounts_error` says why)."""
+class Accounts:
+    """What the accounts say. Both are empty where nothing is accounted."""
 
-    partitions: tuple[Partition, ...] = ()
     qos: tuple[Qos, ...] = ()
     associations: tuple[Association, ...] = ()
-    reservations: tuple[Reservation, ...] = ()
-    queue: tuple[QueuedJob, ...] = ()
-    accounts_error: str = ""

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodes.schedulers import processes, shim, slots
+from nodes.schedulers import local_queue, processes, shim, slots
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
-from nodes.schedulers.cluster import Inventory, Partition
+from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 
 # A job's environment is built from these and what the submission says, never inherited.
 PASSED_ON = (
@@ -107,23 +107,38 @@ class LocalScheduler:
             self._write_capacity()
             free = slots.free(self._capacity(), slots.alive(self.root))
         cpus_used, gpus_used = self.cpus - free["cpus"], len(self.gpus) - len(free["gpus"])
+        busy = [gpu.index for gpu in self.gpus if gpu.index not in free["gpus"]]
         idle, full = not cpus_used and not gpus_used, cpus_used >= self.cpus
         return [
             NodeStatus(
                 name=shim.node_names(1)[0],
                 state="idle" if idle else "allocated" if full else "mixed",
-                partitions=("local",),
+                partitions=(local_queue.PARTITION,),
                 cpus=self.cpus,
                 cpus_used=cpus_used,
                 gpus=len(self.gpus),
                 gpus_used=gpus_used,
                 gpu_type=self.gpus[0].name if self.gpus else "",
+                gpus_allocated=tuple(int(index) for index in busy if index.isdecimal()),
                 memory_mib=self.memory_mib,
+                memory_used_mib=self.memory_mib - free["memory_mib"],
+                plays_many=True,
             )
         ]
 
-    def inventory(self) -> Inventory:
-        return Inventory(partitions=(Partition(name="local", is_default=True, nodes=(shim.node_names(1)[0],)),))
+    def queue(self) -> list[QueuedJob]:
+        with slots.locked(self.root):
+            jobs = slots.alive(self.root)
+        return local_queue.described(self.root, jobs, user=self.user)
+
+    def partitions(self) -> list[Partition]:
+        return [Partition(name=local_queue.PARTITION, is_default=True, nodes=(shim.node_names(1)[0],))]
+
+    def reservations(self) -> list[Reservation]:
+        return []
+
+    def accounts(self) -> Accounts:
+        return Accounts()
 
     def drain(self, node: str, reason: str) -> None:
         message = "This machine is its own scheduler's only node and can't be drained. Cancel its jobs, or stop Vigil."

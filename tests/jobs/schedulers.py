@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
-from nodes.schedulers.cluster import Inventory
+from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+
+DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100")
 
 
 @dataclass
@@ -20,6 +22,14 @@ class Told:
     broken: SchedulerError | None = None
     loses_answers: bool = False  # takes a submission, but its answer does not arrive
     meanwhile: Callable[[], object] | None = None  # happens once, while the next status is on its way
+    machines: list[NodeStatus] = field(default_factory=lambda: [DGX_01])
+    queued: list[QueuedJob] = field(default_factory=list)
+    divided: list[Partition] = field(default_factory=list)
+    reserved: list[Reservation] = field(default_factory=list)
+    accounted: Accounts = field(default_factory=Accounts)
+    broken_parts: dict[str, SchedulerError] = field(default_factory=dict)  # by method: "queue", "accounts", "drain" …
+    asked: list[str] = field(default_factory=list)  # parts of the cluster that were asked for
+    drained: dict[str, str] = field(default_factory=dict)
 
     def say(self, scheduler_id: str, **changes: object) -> None:
         self.jobs[scheduler_id] = replace(self.jobs[scheduler_id], **changes)  # type: ignore[arg-type]
@@ -53,18 +63,45 @@ class Told:
         self.cancelled.append(scheduler_id)
 
     def nodes(self) -> list[NodeStatus]:
-        self._answer()
-        return [NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100")]
+        self._part("nodes")
+        return list(self.machines)
 
-    def inventory(self) -> Inventory:
-        self._answer()
-        return Inventory()
+    def queue(self) -> list[QueuedJob]:
+        self._part("queue")
+        return list(self.queued)
+
+    def partitions(self) -> list[Partition]:
+        self._part("partitions")
+        return list(self.divided)
+
+    def reservations(self) -> list[Reservation]:
+        self._part("reservations")
+        return list(self.reserved)
+
+    def accounts(self) -> Accounts:
+        self._part("accounts")
+        return self.accounted
 
     def drain(self, node: str, reason: str) -> None:
-        self._answer()
+        self._part("drain")
+        self._drained(node, "drained", reason)
+        self.drained[node] = reason
 
     def undrain(self, node: str) -> None:
+        self._part("undrain")
+        self._drained(node, "idle", "")
+        self.drained.pop(node, None)
+
+    def _drained(self, node: str, state: str, reason: str) -> None:
+        if node not in {machine.name for machine in self.machines}:
+            raise SchedulerError(f"There is no node {node}.", permanent=True)
+        self.machines = [replace(m, state=state, reason=reason) if m.name == node else m for m in self.machines]
+
+    def _part(self, name: str) -> None:
         self._answer()
+        self.asked.append(name)
+        if name in self.broken_parts:
+            raise self.broken_parts[name]
 
     def _answer(self) -> None:
         if self.broken is not None:
