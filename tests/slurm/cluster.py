@@ -1,17 +1,18 @@
 """A private, whole Slurm on this machine: munged, MariaDB, slurmdbd, slurmctld, slurmrestd and a slurmd for each node.
 
-    python -m tests.slurm.cluster      brings one up until Ctrl-C and says how to reach it
+    python -m tests.slurm.cluster [--release 24.11]      brings one up until Ctrl-C and says how to reach it
 
-Every daemon stays in the foreground as a child of ours that the kernel ends with us, so no test leaves one behind; each
-can be killed and started again by itself. Wants root: slurmrestd must run as another user than Slurm.
+Every daemon stays in the foreground as a child of ours that the kernel ends with us; each can be killed and started
+again by itself. They live in a room (tests/slurm/room.py) whose /usr is the release's, and when the room is closed or
+its maker dies, whatever is left in it ends as well: steps of jobs, hooks, commands.
 """
 
 from __future__ import annotations
 
+import argparse
 import hmac
 import json
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -20,38 +21,39 @@ import sys
 import tempfile
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from portal.supervise import die_with
-from tests.slurm import config
+from tests.slurm import config, release
 from tests.slurm.config import Layout
+from tests.slurm.people import PORTAL, People
+from tests.slurm.release import CHECKOUT, Release
+from tests.slurm.room import Room, as_user
 
 PATIENCE_S = 30.0
-PACKAGES = (
-    "slurmctld", "slurmd", "slurmdbd", "slurmrestd", "slurm-client", "slurm-wlm-basic-plugins",
-    "slurm-wlm-mysql-plugin", "slurm-wlm-jwt-plugin", "munge", "mariadb-server",
-)  # fmt: skip
-REST_USER = "www-data"
-
-
-class NoSlurm(Exception):
-    """There is no Slurm to start. The message says how to get one."""
+MARIADB = ("--no-defaults", "--user=root", "--innodb-log-file-size=8M")
+ACCOUNTS = ("vision", "speech")
 
 
 class Cluster:
     """One running cluster. `daemons` are its processes by name: munged, mariadbd, slurmdbd, slurmctld, dgx01 …"""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, release: Release) -> None:
+        self.layout, self.release = layout, release
         self.url = f"http://127.0.0.1:{layout.port_of('slurmrestd')}"
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MUNGE"))},
-            "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
+        self.socket = layout.rest_socket
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "MUNGE"))}
+        self._inside = {
+            **clean,
+            "PATH": f"{os.environ['PATH']}:/usr/sbin:/usr/bin:/sbin:/bin",
             "SLURM_CONF": str(layout.slurm_conf),
         }
+        # For whoever is outside, as root: Slurm's commands enter the room by themselves.
+        self.environment = {**self._inside, "PATH": f"{layout.bin}:{self._inside['PATH']}"}
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.room: Room | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,16 +61,19 @@ class Cluster:
         return ("munged", "mariadbd", "slurmdbd", "slurmctld", *self.layout.names, "slurmrestd")
 
     def up(self) -> None:
-        config.write(self.layout)
+        config.write(self.layout, self.release)
+        self.room = Room(self.release.usr, self.release.ld_cache, visible=[CHECKOUT, self.layout.folder])
+        config.write_commands(self.layout, self.room.command_prefix)
         self._make_database()
         for name in self.names:
             self.start(name)
             if name == "mariadbd":
                 self._let_slurm_in()
         self.wait_for(lambda: self.idle() == len(self.layout.names), "every node to be idle")
+        self._make_accounts()
 
     def down(self) -> None:
-        """End everything; whoever does not go is killed."""
+        """End everything, running jobs as well; whoever does not go is killed."""
         for name in reversed(self.names):
             if process := self.daemons.pop(name, None):
                 process.terminate()
@@ -77,15 +82,24 @@ class Cluster:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+        if self.room:
+            self.room.close()
+            self.room = None
 
     def start(self, name: str) -> None:
         """Start one daemon and wait until it answers."""
         with (self.layout.folder / "log" / f"{name}.log").open("ab") as log:
             parent = os.getpid()
             self.daemons[name] = subprocess.Popen(
-                self._command(name), env=self._environment_of(name), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, preexec_fn=lambda: die_with(parent),
-            )  # fmt: skip
+                self._enter(*self._command(name)),
+                env=self._environment_of(name),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                umask=0o000 if name == "slurmrestd" else 0o022,  # its socket is for everybody
+                preexec_fn=lambda: die_with(parent),
+            )
         self.wait_for(lambda: self._answers(name), f"{name} to answer", name)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
@@ -94,15 +108,40 @@ class Cluster:
         process.send_signal(number)
         process.wait(PATIENCE_S)
 
-    def run(self, *command: str | Path, **options: object) -> str:
-        """What one of Slurm's commands prints."""
+    @contextmanager
+    def without(self, *names: str) -> Iterator[None]:
+        """Daemons killed, and afterwards started again and well."""
+        for name in names:
+            self.kill(name)
+        try:
+            yield
+        finally:
+            for name in names:
+                self.start(name)
+            self.wait_for(self.is_well, "every node to answer again")
+
+    def run(
+        self, *command: str | Path, user: str = "", folder: Path | None = None, stdin: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:  # fmt: skip
+        """What a command prints that is run in the room, as root or another user, by default in the scratch folder."""
         done = subprocess.run(
-            [str(word) for word in command], env=self.environment, capture_output=True, text=True, timeout=60,
-            check=False, **options,  # type: ignore[call-overload]
+            self._enter(*(as_user(user, *command) if user else command), folder=folder or self.layout.scratch),
+            env={**self._inside, **(environment or {})}, input=stdin, capture_output=True, text=True, timeout=60,
+            check=False,
         )  # fmt: skip
         if done.returncode:
             raise AssertionError(f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")
-        return str(done.stdout)
+        return done.stdout
+
+    def enroll(self, user: str, account: str, **limits: str | int) -> None:
+        """Let a user compute for an account; limits as sacctmgr calls them (MaxJobs=2, GrpTRES="gres/gpu=4")."""
+        known = self.run("sacctmgr", "-nP", "show", "assoc", f"user={user}", f"account={account}", "format=user")
+        if not known.strip():
+            self.run("sacctmgr", "-i", "add", "user", user, f"account={account}", "qos=normal,small")
+        if limits:
+            words = [f"{name}={value}" for name, value in limits.items()]
+            self.run("sacctmgr", "-i", "modify", "user", "where", f"name={user}", f"account={account}", "set", *words)
 
     def token(self, user: str = "root", life_s: int = 600) -> str:
         """A JWT (RFC 7519) as `scontrol token` makes them: HS256 over the raw bytes of the key file."""
@@ -133,22 +172,20 @@ class Cluster:
             ]  # fmt: skip
         if name == "mariadbd":
             return [
-                "mariadbd", "--no-defaults", *_as_mysql(), f"--datadir={folder}/mysql", "--bind-address=127.0.0.1",
+                "mariadbd", *MARIADB, f"--datadir={folder}/mysql", "--bind-address=127.0.0.1",
                 f"--port={layout.port_of(name)}", f"--socket={layout.mysql_socket}", "--skip-name-resolve",
                 "--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900", "--performance-schema=0",
             ]  # fmt: skip
         if name == "slurmrestd":
-            user = pwd.getpwnam(REST_USER)
-            return [
-                "setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups",
-                "slurmrestd", "-a", "rest_auth/jwt", f"127.0.0.1:{layout.port_of(name)}",
-            ]  # fmt: skip
+            self.socket.unlink(missing_ok=True)
+            where = (f"127.0.0.1:{layout.port_of(name)}", f"unix:{self.socket}")
+            return as_user(config.REST_USER, "slurmrestd", "-a", "rest_auth/jwt", *where)
         if name in layout.names:
             return ["slurmd", "-D", "-f", str(layout.slurm_conf), "-N", name]
         return [name, "-D"]
 
     def _environment_of(self, name: str) -> dict[str, str]:
-        return {**self.environment, "SLURM_JWT": "daemon"} if name == "slurmrestd" else self.environment
+        return {**self._inside, "SLURM_JWT": "daemon"} if name == "slurmrestd" else self._inside
 
     def _answers(self, name: str) -> bool:
         if name == "munged":
@@ -160,10 +197,8 @@ class Cluster:
         folder = self.layout.folder / "mysql"
         if (folder / "mysql").is_dir():
             return
-        if os.geteuid() == 0:
-            shutil.chown(folder, "mysql")
         self.run(
-            "mariadb-install-db", "--no-defaults", *_as_mysql(), f"--datadir={folder}", "--skip-test-db",
+            "mariadb-install-db", *MARIADB, f"--datadir={folder}", "--skip-test-db",
             "--auth-root-authentication-method=normal",
         )  # fmt: skip
 
@@ -174,29 +209,36 @@ class Cluster:
         )
         self.run("mariadb", "--no-defaults", "-S", self.layout.mysql_socket, "-u", "root", "-e", grant)
 
+    def _make_accounts(self) -> None:
+        """Two accounts and a second QOS; alice computes for one, bob for the other, the portal looks after nodes."""
+        people = People()
+        self.run("sacctmgr", "-i", "add", "account", ",".join(ACCOUNTS), "Description=lab", "Organization=lab")
+        self.run("sacctmgr", "-i", "add", "qos", "small", "MaxTRESPerUser=gres/gpu=2")
+        for person, account in ((people.portal, "vision"), (people.alice, "vision"), (people.bob, "speech")):
+            self.enroll(person.name, account)
+        self.run("sacctmgr", "-i", "modify", "user", "where", f"name={PORTAL}", "set", "AdminLevel=Operator")
+
+    def _enter(self, *command: str | Path, folder: Path = Path("/")) -> list[str]:
+        assert self.room, "the cluster is not up"
+        return self.room.enter(*command, folder=folder)
+
     def idle(self) -> int:
         """How many nodes have nothing to do."""
-        states = self.run("sinfo", "--noheader", "--Node", "--partition=batch", "--format=%T").split()
-        return sum(state == "idle" for state in states)
+        return self.node_states().count("idle")
+
+    def is_well(self) -> bool:
+        """Whether every node answers, whatever it does. (`*`: it does not; `unk`: not yet heard of.)"""
+        states = self.node_states()
+        return len(states) == len(self.layout.names) and not any(
+            state.endswith("*") or state.startswith(("down", "unk")) for state in states
+        )
+
+    def node_states(self) -> list[str]:
+        return self.run("sinfo", "--noheader", "--Node", "--partition=batch", "--format=%T").split()
 
 
 def _base64url(data: bytes) -> bytes:
     return urlsafe_b64encode(data).rstrip(b"=")
-
-
-def _as_mysql() -> list[str]:
-    return ["--user=mysql"] if os.geteuid() == 0 else []
-
-
-def find() -> None:
-    """NoSlurm unless everything is installed."""
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    if os.geteuid() != 0:
-        raise NoSlurm("a private Slurm cluster needs root: slurmrestd must run as another user than Slurm")
-    if missing := [
-        name for name in ("slurmctld", "slurmrestd", "munged", "mariadbd") if not shutil.which(name, path=path)
-    ]:
-        raise NoSlurm(f"{', '.join(missing)} not found: apt-get install --no-install-recommends {' '.join(PACKAGES)}")
 
 
 def _free_range(size: int) -> int:
@@ -217,12 +259,12 @@ def _free_range(size: int) -> int:
 
 
 @contextmanager
-def cluster(nodes: int = 4) -> Iterator[Cluster]:
-    """A fresh cluster, gone afterwards."""
-    find()
+def cluster(name: str = "22.05", *, nodes: int = 4, **settings: int) -> Iterator[Cluster]:
+    """A fresh cluster of a release, gone afterwards. Settings are those of `Layout`: min_job_age_s …"""
+    chosen = release.find(name)
     folder = Path(tempfile.mkdtemp(prefix="vigil-slurm-"))
     folder.chmod(0o755)  # munge wants a path that everybody may walk, and jobs read the configuration
-    made = Cluster(Layout(folder, _free_range(nodes + 4), nodes))
+    made = Cluster(Layout(folder, _free_range(nodes + 4), nodes, **settings), chosen)
     try:
         made.up()
         yield made
@@ -232,11 +274,17 @@ def cluster(nodes: int = 4) -> Iterator[Cluster]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.slurm.cluster")
+    parser.add_argument("--release", default="22.05", choices=[known.name for known in release.RELEASES])
+    chosen = parser.parse_args().release
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    release.main([chosen])
     began = time.monotonic()
-    with cluster() as made:
-        print(f"Slurm is up after {time.monotonic() - began:.1f} s.", flush=True)
-        print(f"export SLURM_CONF={made.layout.slurm_conf}", flush=True)
+    with cluster(chosen) as made:
+        print(f"Slurm {chosen} is up after {time.monotonic() - began:.1f} s.", flush=True)
+        print(f"export SLURM_CONF={made.layout.slurm_conf} PATH={made.layout.bin}:$PATH", flush=True)
         print(f"VIGIL_SLURM_URL={made.url} VIGIL_SLURM_KEY_FILE={made.layout.jwt_key}", flush=True)
+        print(f"or over the socket {made.socket}", flush=True)
         try:
             signal.pause()
         except KeyboardInterrupt:

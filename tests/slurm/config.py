@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
+import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.slurm.release import Release
+
 NODE_CPUS, NODE_MIB = 128, 2_000_000  # what the nodes say of themselves, whatever this machine has
 GPU = "h100"
+REST_USER = "www-data"  # slurmrestd refuses to be root or Slurm's own user
+COMMANDS = (
+    "sacct", "sacctmgr", "salloc", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "sprio", "squeue", "sreport",
+    "srun", "sshare", "sstat",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,10 @@ class Layout:
     port: int  # the first of a range that nobody else uses
     nodes: int = 4
     gpus: int = 8  # a node; each needs a character device, of which there are 64
+    min_job_age_s: int = 60  # for so long Slurm itself remembers a job that has ended; then only its accounting does
+    # A requeued job waits for as long as its credential lived, and a second more.
+    cred_expire_s: int = 15
+    slurmd_timeout_s: int = 20  # a node that is silent for so long is down, and its jobs fail
 
     @property
     def names(self) -> list[str]:
@@ -29,6 +41,25 @@ class Layout:
     @property
     def slurm_conf(self) -> Path:
         return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for everybody, as /tmp is: pytest's own is closed to other users."""
+        return self.folder / "scratch"
+
+    @property
+    def bin(self) -> Path:
+        """Slurm's commands for whoever is outside of the room."""
+        return self.folder / "bin"
+
+    @property
+    def rest_socket(self) -> Path:
+        return self.folder / "rest" / "slurmrestd.sock"
+
+    @property
+    def job_ended_hook(self) -> Path:
+        """A program that, where it exists, slurmctld runs as root for every job that ended (jobcomp/script)."""
+        return self.folder / "etc" / "jobcomp.d"
 
     @property
     def jwt_key(self) -> Path:
@@ -46,19 +77,34 @@ class Layout:
         return self.port + ("slurmctld", "slurmdbd", "mariadbd", "slurmrestd", *self.names).index(daemon)
 
 
-def write(layout: Layout) -> None:
+def write(layout: Layout, release: Release) -> None:
     """Make the folders, keys and configuration files."""
-    etc = layout.folder / "etc"
-    for name in ("etc", "run", "log", "state", "spool", "mysql"):
-        (layout.folder / name).mkdir(mode=0o755, exist_ok=True)
+    folder, etc = layout.folder, layout.folder / "etc"
+    for name in ("bin", "etc", "run", "log", "state", "spool", "mysql", "rest", "scratch"):
+        (folder / name).mkdir(mode=0o755, exist_ok=True)
     for name in layout.names:
-        (layout.folder / "spool" / name).mkdir(exist_ok=True)
+        (folder / "spool" / name).mkdir(exist_ok=True)
+    layout.scratch.chmod(0o1777)
+    shutil.chown(folder / "rest", REST_USER)
     _secret(etc / "munge.key", secrets.token_bytes(128), 0o400)
     _secret(layout.jwt_key, secrets.token_bytes(32), 0o600)
     layout.slurm_conf.write_text(_slurm_conf(layout))
     (etc / "gres.conf").write_text(_gres_conf(layout))
-    (etc / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
+    (etc / "cgroup.conf").write_text(f"CgroupPlugin={release.cgroup_plugin}\n")
     _secret(etc / "slurmdbd.conf", _slurmdbd_conf(layout).encode(), 0o600)
+    _program(etc / "jobcomp", f"[ ! -x {layout.job_ended_hook} ] || exec {layout.job_ended_hook}")
+
+
+def write_commands(layout: Layout, enter: str) -> None:
+    """Slurm's commands, for root outside: each enters the room. A job must not inherit the way to them."""
+    for command in COMMANDS:
+        environment = f"export SLURM_CONF={layout.slurm_conf} PATH=/usr/bin:/bin:${{PATH#{layout.bin}:}}"
+        _program(layout.bin / command, f'{environment}\nexec {enter} /usr/bin/{command} "$@"')
+
+
+def _program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 def _secret(path: Path, data: bytes, mode: int) -> None:
@@ -81,7 +127,7 @@ def _slurm_conf(layout: Layout) -> str:
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={layout.port_of(name)} CPUs={NODE_CPUS} Sockets=2"
         f" CoresPerSocket={NODE_CPUS // 2} ThreadsPerCore=1 RealMemory={NODE_MIB} Gres=gpu:{GPU}:{layout.gpus}"
-        f" Feature={GPU} State=UNKNOWN"
+        f" Feature={GPU} Weight=1 State=UNKNOWN"
         for name in layout.names
     )
     everywhere = ",".join(layout.names)
@@ -92,8 +138,7 @@ SlurmctldPort={layout.port_of("slurmctld")}
 SlurmUser={_user()}
 SlurmdUser={_user()}
 AuthType=auth/munge
-# A requeued job waits for as long as its credential lived.
-AuthInfo=socket={layout.munge_socket},cred_expire=15
+AuthInfo=socket={layout.munge_socket},cred_expire={layout.cred_expire_s}
 CredType=cred/munge
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key={layout.jwt_key}
@@ -111,10 +156,15 @@ MpiDefault=none
 MailProg=/bin/true
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=20
+SlurmdTimeout={layout.slurmd_timeout_s}
 InactiveLimit=0
 KillWait=5
-MinJobAge=60
+OverTimeLimit=0
+JobRequeue=1
+EnforcePartLimits=NO
+MinJobAge={layout.min_job_age_s}
+JobCompType=jobcomp/script
+JobCompLoc={folder}/etc/jobcomp
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=5,sched_interval=5,batch_sched_delay=0,sched_min_interval=0
 SelectType=select/cons_tres
@@ -124,6 +174,10 @@ GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PriorityType=priority/multifactor
+PriorityWeightFairshare=10000
+PriorityWeightQOS=5000
+PriorityWeightAge=1000
+PriorityDecayHalfLife=7-0
 MaxArraySize=10001
 MaxJobCount=20000
 AccountingStorageType=accounting_storage/slurmdbd
@@ -136,6 +190,8 @@ AccountingStoreFlags=job_comment,job_script,job_env
 {nodes}
 PartitionName=batch Nodes={everywhere} Default=YES PriorityTier=1 MaxTime=7-0 DefaultTime=1:00:00 PreemptMode=REQUEUE
 PartitionName=urgent Nodes={everywhere} PriorityTier=10 MaxTime=1-0 DefaultTime=1:00:00 PreemptMode=OFF
+PartitionName=short Nodes={everywhere} PriorityTier=1 MaxTime=10 DefaultTime=5 PreemptMode=REQUEUE
+PartitionName=debug Nodes={layout.names[-1]} PriorityTier=1 MaxTime=30 DefaultTime=10 PreemptMode=REQUEUE
 """
 
 
