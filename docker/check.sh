@@ -26,6 +26,7 @@ grep -c 'docker/install.sh /opt/vigil run' docker/Dockerfile | grep -qx 2
 VIGIL_PROJECT=no VIGIL_TORCH=no sh docker/install.sh "$temporary/opt" run
 VIGIL_TORCH=no sh docker/install.sh "$temporary/opt" run
 export PATH="$temporary/opt/bin:$PATH" VIGIL_HOME="$temporary/home" VIGIL_RUNS="$temporary/runs"
+mkdir "$VIGIL_RUNS"
 export VIGIL_HOST=127.0.0.1 REDIS_URL="unix://$temporary/none.sock"
 VIGIL_PORT=$(python -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
 export VIGIL_PORT

@@ -2,6 +2,8 @@
 
 <VIGIL_RUNS>/<project>/<id>-<6 random>/portal/   written by the portal alone
 <VIGIL_RUNS>/<project>/<id>-<6 random>/job/      written by the job alone
+
+Where the job runs as another Unix user, jobs/sharing.py lets that one in.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import pwd
 import secrets
@@ -20,9 +23,17 @@ from typing import Any
 
 from django.conf import settings
 
-FOLDER = 0o2750  # setgid, so that the group passes on; nothing for the world
+from jobs import sharing
+
+logger = logging.getLogger(__name__)
+
+# Setgid, so that the group passes on; nothing for the world.
+WAY = 0o2710  # the root and the projects: people's jobs go through to their own, and nobody can list them
+RUN = 0o2700  # until it is shared
+FOLDER = 0o2750
 JOB_FOLDER = 0o2770
 TRASH = ".trash"
+_told: set[str] = set()  # of the trash, what could not be removed, and is said once
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -43,43 +54,48 @@ def path_of(directory: str) -> Path:
     return runs_root() / directory
 
 
-def make(project: str, job_id: int) -> str:
-    """A new run directory, made exclusively; answers its path relative to the root."""
+def open_root() -> Path:
+    """The run root, made where it is the default, under VIGIL_HOME; OSError where a configured one is not there.
+
+    That one is never made: while its file system is not mounted, jobs would fill a disk that no node can see.
+    """
     root = runs_root()
-    _make_folder(root, FOLDER, exist_ok=True)
-    _make_folder(root / project, FOLDER, exist_ok=True)
+    if root == Path(settings.VIGIL_HOME) / "runs":
+        _make_way(root)
+    elif not root.is_dir():
+        raise OSError(errno.ENOTCONN, "VIGIL_RUNS is not there: mount its file system, or make the folder", str(root))
+    return root
+
+
+def make(project: str, job_id: int) -> str:
+    """A new run directory, made exclusively, our own until it is shared; answers its path relative to the root."""
+    root = open_root()
+    _make_way(root / project)
     while True:
         directory = f"{project}/{job_id}-{secrets.token_hex(3)}"
         try:
-            _make_folder(root / directory, FOLDER)
+            _make_folder(root / directory, RUN)
         except FileExistsError:
             continue
         break
     _make_folder(root / directory / "portal", FOLDER)
     _make_folder(root / directory / "job", JOB_FOLDER)
-    give(root / directory / "job")
     return directory
 
 
-def give(path: Path) -> None:
-    """Hand a folder or file to the Unix user that jobs run as, where that is another one (VIGIL_LOCAL_USER)."""
-    if settings.VIGIL_LOCAL_USER and os.geteuid() == 0:
-        user = pwd.getpwnam(settings.VIGIL_LOCAL_USER)
-        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
-
-
 def write(path: Path, text: str, *, mode: int = 0o640) -> None:
-    """Write a file of ours whole or not at all: a reader sees the old or the new one."""
+    """Write a file of ours whole or not at all: a reader sees the old or the new one.
+
+    `mode` is that of our own; whom the folder is shared with may read it, and run it, where we may.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), mode)
+            os.fchmod(file.fileno(), sharing.mode_of(file.fileno(), mode))
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if settings.VIGIL_LOCAL_USER and os.geteuid() == 0:
-            _let_read(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -109,7 +125,7 @@ def discarded(directory: str) -> Iterator[None]:
 def discard_checkpoint(directory: str, name: str) -> None:
     """Move one of a job's checkpoints out of the way, by its name alone: no link on the way is followed.
 
-    FileNotFoundError where there is none; PermissionError where the job did not let the portal's group write.
+    FileNotFoundError where there is none; PermissionError where the job closed it to us.
     """
     trash = runs_root() / TRASH
     trash.mkdir(mode=0o700, exist_ok=True)
@@ -129,17 +145,15 @@ def has_checkpoint(directory: str, name: str) -> bool:
 
 
 def empty_trash() -> None:
-    """Remove what was discarded."""
+    """Remove what was discarded, and say of each thing once that it cannot be."""
     trash = runs_root() / TRASH
     for entry in sorted(trash.iterdir()) if trash.is_dir() else ():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-            if entry.exists() and os.geteuid() != 0:  # root needs no leave, and must not be led by a link
-                _open_up(entry)
-                shutil.rmtree(entry, ignore_errors=True)
-        else:  # a job may call anything a checkpoint
-            with contextlib.suppress(OSError):
-                entry.unlink()
+        try:
+            _remove(entry)
+        except OSError as error:
+            if entry.name not in _told:
+                _told.add(entry.name)
+                logger.warning("%s cannot be removed; its owner, or root, can: %s", entry, error)
 
 
 @contextlib.contextmanager
@@ -218,33 +232,50 @@ def _parts(relative: str) -> list[str]:
     return parts
 
 
-def _make_folder(path: Path, mode: int, *, exist_ok: bool = False) -> None:
+def _make_way(path: Path) -> None:
+    """A folder that leads to run directories, if it is not there yet. People go through it by its group: that of the
+    root, to which all belong whose jobs run here, or that of VIGIL_LOCAL_USER."""
     try:
-        path.mkdir(parents=False)
-    except FileNotFoundError:
-        path.mkdir(parents=True, exist_ok=True)
+        _make_folder(path, WAY)
     except FileExistsError:
-        if exist_ok:
-            return
-        raise
-    path.chmod(mode)  # mkdir's own mode is cut by the umask
+        return
     if settings.VIGIL_LOCAL_USER and os.geteuid() == 0:
-        os.chown(path, -1, pwd.getpwnam(settings.VIGIL_LOCAL_USER).pw_gid)
-        path.chmod(mode)  # chown drops setgid
+        with contextlib.suppress(KeyError):  # said where the job is handed over
+            os.chown(path, -1, pwd.getpwnam(settings.VIGIL_LOCAL_USER).pw_gid)
+            path.chmod(WAY)  # chown drops setgid
+
+
+def _make_folder(path: Path, mode: int) -> None:
+    path.mkdir(mode=0o700)
+    path.chmod(mode)  # mkdir's own mode is cut by the umask
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_symlink() or not entry.is_dir():  # a job may call anything a checkpoint
+        entry.unlink(missing_ok=True)
+        return
+    shutil.rmtree(entry, ignore_errors=True)
+    if os.path.lexists(entry):
+        if os.geteuid() != 0:  # root needs no leave
+            _open_up(entry)
+        shutil.rmtree(entry)
 
 
 def _open_up(folder: Path) -> None:
-    """Give ourselves leave to remove what is in it: some programs take it away from their own user, as git-annex."""
+    """Give ourselves leave to remove what is in it: some programs take it away from their own user, as git-annex.
+
+    Only what is ours can be opened; a process of its job may still be at work in it, so no link is followed.
+    """
+    _open_one(os.fspath(folder), None)
+    for _, names, _, inside in os.fwalk(folder, follow_symlinks=False):
+        for name in names:
+            _open_one(name, inside)
+
+
+def _open_one(name: str, inside: int | None) -> None:
     with contextlib.suppress(OSError):
-        folder.chmod(0o700)
-    for inside, names, _ in os.walk(folder):
-        for path in (Path(inside, name) for name in names):
-            if not path.is_symlink():
-                with contextlib.suppress(OSError):
-                    path.chmod(0o700)
-
-
-def _let_read(path: Path, mode: int) -> None:
-    """Let the jobs' Unix user read what we wrote for it; what only the owner may read becomes its own."""
-    user = pwd.getpwnam(settings.VIGIL_LOCAL_USER)
-    os.chown(path, user.pw_uid if mode & 0o077 == 0 else -1, user.pw_gid)
+        descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+        try:
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
+        finally:
+            os.close(descriptor)

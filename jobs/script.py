@@ -13,9 +13,10 @@ from typing import Any
 
 import tomlkit
 
-from jobs import checkpoints, pins, rundir, upload
+from jobs import checkpoints, pins, rundir, sharing, upload
 from jobs.models import Attempt, Job
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
+from nodes import inventory
 from nodes.schedulers.base import Submission
 
 # Two submissions of one attempt (an answer was lost, so it was asked again): the first takes the claim, a link, made
@@ -59,9 +60,11 @@ exit "$code"
 def prepare(attempt: Attempt) -> Path:
     """Everything that the batch script needs, before the scheduler is asked. May be repeated for the same attempt."""
     job = attempt.job
+    rundir.open_root()
     if not job.directory:
         _make_directory(job)
     root = rundir.path_of(job.directory)
+    sharing.share(root, inventory.unix_user(attempt.scheduler_user))
     spec = JobSpec.parse(job.spec)
     portal = root / "portal"
     (portal / "cancelled").unlink(missing_ok=True)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import cast
 
-from jobs.errors import Problem
-from jobs.rundir import FOLDER, give, runs_root
+from jobs import sharing
+from jobs.errors import Problem, Refused
+from jobs.rundir import FOLDER, open_root, runs_root
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000
@@ -61,9 +62,13 @@ def problems(code: bytes, *, entry: str) -> list[Problem]:
 
 def keep(code: bytes) -> str:
     """Lay an archive aside until the run directory is made; answers the name that leads to it, the attempt's key."""
+    try:
+        (open_root() / UPLOADS).mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        remedy = "Try again later, or ask a sysadmin to look at VIGIL_RUNS."
+        raise Refused(f"The upload cannot be kept ({error.strerror}).", remedy) from error
     name = secrets.token_hex(8)
     path = path_of(name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(code)
         file.flush()
@@ -83,7 +88,7 @@ def forget(name: str) -> None:
 def unpack(name: str, target: Path) -> None:
     """Unpack a kept archive to `target`, which must not exist, whole or not at all.
 
-    It grows where only the portal can reach, and moves once it is handed over: where another job of the same Unix user
+    It grows where only the portal can reach, and moves once it is shared: where another job of the same Unix user
     could swap a folder for a link meanwhile, we would write, perhaps as root, whatever it liked wherever it liked.
     """
     code = path_of(name).read_bytes()
@@ -94,10 +99,7 @@ def unpack(name: str, target: Path) -> None:
         staging.chmod(FOLDER)  # group and setgid as in the job's folder, for all below
         for archive, member in _walk(code):
             _place(archive, member, staging)
-        for folder, folders, files in os.walk(staging):
-            for entry in (*folders, *files):
-                give(Path(folder, entry))
-        give(staging)
+        sharing.share_like(target.parent, staging)
         os.rename(staging, target)
 
 

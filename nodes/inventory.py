@@ -35,6 +35,11 @@ def scheduler() -> Scheduler:
 _open = lru_cache(maxsize=4)(open_scheduler)
 
 
+def unix_user(submitted_as: str) -> str:
+    """The Unix user that a job runs as which is submitted in this person's name; "": the portal's own."""
+    return str(settings.VIGIL_LOCAL_USER) if settings.VIGIL_SCHEDULER == "local" else submitted_as
+
+
 def is_due() -> bool:
     """Whether the rows are old enough to ask again."""
     return not Node.objects.filter(seen_at__gt=timezone.now() - FRESH).exists()

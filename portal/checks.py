@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -18,6 +19,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from jobs import rundir
 from portal import redis_server
 
 TAG = "vigil"
@@ -45,8 +47,11 @@ def runs_can_be_written(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
     """Every job needs its run directory; nobody outside the group should read them."""
     runs: Path = settings.VIGIL_RUNS
     try:
-        runs.mkdir(mode=0o2770, parents=True, exist_ok=True)
+        rundir.open_root()
     except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            hint = "Mount its file system, or make it. Jobs wait until then."
+            return [Warning(f"There is no {runs}.", hint=hint, id="vigil.W004")]
         return [Error(f"{runs} cannot be made: {error.strerror}.", hint="Set VIGIL_RUNS.", id="vigil.E002")]
     if not os.access(runs, os.W_OK | os.X_OK):
         hint = "Give it to the user that runs Vigil, or set VIGIL_RUNS."

@@ -12,8 +12,9 @@ from tests.lab import a_project, person
 
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, settings: Any) -> Path:
-    """Where run directories are made; not there until somebody makes one."""
+    """Where run directories are made."""
     settings.VIGIL_RUNS = tmp_path / "runs"
+    settings.VIGIL_RUNS.mkdir()
     return tmp_path / "runs"
 
 

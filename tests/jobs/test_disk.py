@@ -20,12 +20,6 @@ pytestmark = pytest.mark.django_db
 MB = 1_000_000
 
 
-@pytest.fixture(autouse=True)
-def runs(settings: Any, tmp_path: Path) -> Path:
-    settings.VIGIL_RUNS = tmp_path / "runs"
-    return tmp_path / "runs"
-
-
 def a_job(project: str = "default", *, bytes: int = 0, state: str = "completed", **fields: Any) -> Job:
     """A job with a run directory that holds so much."""
     job = lab.a_job(lab.User.objects.filter(username="olga").first() or lab.person("olga"), lab.a_project(project),

@@ -19,12 +19,6 @@ pytestmark = pytest.mark.django_db
 DAYS = 30
 
 
-@pytest.fixture(autouse=True)
-def runs(settings: Any, tmp_path: Path) -> Path:
-    settings.VIGIL_RUNS = tmp_path / "runs"
-    return tmp_path / "runs"
-
-
 @pytest.fixture
 def project() -> Project:
     project = lab.a_project("heron")

@@ -99,7 +99,7 @@ def test_made_exclusively_without_world_access(tmp_path: Path, settings: Any) ->
     for directory in made:
         root = rundir.path_of(directory)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (root, root / "portal", root / "job")}
-        assert list(modes.values()) == [0o2750, 0o2750, 0o2770]
+        assert list(modes.values()) == [0o2700, 0o2750, 0o2770]
 
 
 @pytest.mark.parametrize("directory", ["", "x", "../x", "default/..", "a/b/c", "/etc"])
@@ -108,13 +108,13 @@ def test_a_row_that_leads_out(directory: str) -> None:
         rundir.path_of(directory)
 
 
-def test_a_file_of_ours_is_replaced_whole(tmp_path: Path) -> None:
-    target = tmp_path / "token"
+def test_a_file_of_ours_is_replaced_whole(runs: Path) -> None:
+    target = runs / "token"
     rundir.write(target, "one", mode=0o600)
     rundir.write(target, "two", mode=0o600)
     assert target.read_text() == "two"
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["token"]
+    assert [path.name for path in runs.iterdir()] == ["token"]
 
 
 def test_trash_is_emptied_of_what_its_owner_may_not_write(settings: Any) -> None:

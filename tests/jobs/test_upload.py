@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import pwd
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jobs import rundir, upload
+from jobs import rundir, sharing, upload
 
 Plant = Callable[[tarfile.TarFile], None]
 
@@ -88,11 +89,14 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
 ) -> None:
     """Another job of the same Unix user swaps a folder for a link while root unpacks: nothing lands behind the link."""
     settings.VIGIL_RUNS, settings.VIGIL_LOCAL_USER = open_folder / "runs", "nobody"
+    settings.VIGIL_RUNS.mkdir()
     nobody = pwd.getpwnam("nobody")
     roots_own = open_folder / "roots"
     roots_own.mkdir(mode=0o700)
     name = upload.keep(packed(file("d/pad"), file("d/evil")))
-    target = rundir.path_of(rundir.make("default", 1)) / "job" / "code"
+    run = rundir.path_of(rundir.make("default", 1))
+    sharing.share(run, "nobody")
+    target = run / "job" / "code"
     place, swaps = upload._place, list[int]()
 
     def watched_place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
@@ -116,8 +120,15 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
     upload.unpack(name, target)
     assert swaps == [1]  # it could not even look
     assert not list(roots_own.iterdir())
-    handed_over = (target, target / "d", target / "d" / "evil", target / "train.py")
-    assert {path.lstat().st_uid for path in handed_over} == {nobody.pw_uid}
+    for path in (target, target / "d", target / "d" / "evil", target / "train.py"):
+        asked = subprocess.run(
+            ["test", "-r", path, "-a", "-w", path],
+            user=nobody.pw_uid,
+            group=nobody.pw_gid,
+            extra_groups=[],
+            check=False,
+        )
+        assert asked.returncode == 0
 
 
 @pytest.fixture

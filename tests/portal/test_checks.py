@@ -38,7 +38,7 @@ def test_file_system_is_that_of_the_longest_mount(monkeypatch: pytest.MonkeyPatc
 
 
 def test_run_root_is_made_closed_to_others(settings: Any, tmp_path: Path) -> None:
-    settings.VIGIL_RUNS = tmp_path / "shared" / "runs"
+    settings.VIGIL_HOME, settings.VIGIL_RUNS = tmp_path, tmp_path / "runs"
     assert "vigil.W001" not in ids(checks.runs_can_be_written(None))
     settings.VIGIL_RUNS.chmod(0o755)
     assert "vigil.W001" in ids(checks.runs_can_be_written(None))
@@ -46,12 +46,19 @@ def test_run_root_is_made_closed_to_others(settings: Any, tmp_path: Path) -> Non
 
 def test_run_root_that_cannot_be_made_is_an_error(settings: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    settings.VIGIL_RUNS = tmp_path / "file" / "runs"
+    settings.VIGIL_HOME, settings.VIGIL_RUNS = tmp_path / "file", tmp_path / "file" / "runs"
     assert ids(checks.runs_can_be_written(None)) == ["vigil.E002"]
 
 
-def test_little_room_is_mentioned(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> None:
+def test_a_configured_run_root_is_waited_for(settings: Any, tmp_path: Path) -> None:
+    """Its file system may not be mounted yet: made in its place, it would fill a disk that no node sees."""
     settings.VIGIL_RUNS = tmp_path / "runs"
+    assert ids(checks.runs_can_be_written(None)) == ["vigil.W004"]
+    assert not settings.VIGIL_RUNS.exists()
+
+
+def test_little_room_is_mentioned(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> None:
+    settings.VIGIL_RUNS = tmp_path
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=1024**3))
     (found,) = checks.runs_can_be_written(None)
     assert "1.0 GiB" in found.msg

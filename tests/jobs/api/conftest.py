@@ -1,17 +1,10 @@
-"""What the tests of the API share: a researcher and her token, and a folder for run directories."""
-
-from pathlib import Path
+"""What the tests of the API share: a researcher and her token."""
 
 import pytest
 from django.test import Client
 
 from portal.models import Project, User
 from tests.lab import bearer, person
-
-
-@pytest.fixture(autouse=True)
-def _made(runs: Path) -> None:
-    runs.mkdir()
 
 
 @pytest.fixture
