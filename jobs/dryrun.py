@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from django.conf import settings
 from django.db.models import Max
 
 from jobs.admission import check
@@ -60,7 +59,7 @@ def _start(user: User, spec: JobSpec) -> Iterator[Finding]:
         )
         return
     ahead = Attempt.objects.alive().filter(state=Attempt.State.PENDING).count()
-    local = settings.VIGIL_SCHEDULER == "local"
+    local = nodes[0].plays_many
     times = spec.resources.min_nodes if local else 1
     free = [node for node in nodes if not list(shortfalls(spec, free_of(node), times=times, where=""))]
     if len(free) >= (1 if local else spec.resources.min_nodes) and not ahead:

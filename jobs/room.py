@@ -8,13 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from django.conf import settings
-
 from jobs.errors import Problem
 from jobs.spec import JobSpec
 from nodes.models import Node
-
-DOWN = frozenset({"down", "drained", "draining", "drain", "fail", "unknown", "powered_down"})
 
 
 @dataclass(frozen=True)
@@ -28,11 +24,11 @@ class Room:
 
 def misfits(spec: JobSpec) -> list[Problem]:
     """What the spec asks for that no node has, however long it waits. Empty while no node is known yet."""
-    nodes = in_service()
+    nodes = list(Node.objects.told())  # those out of service too: somebody will mend them
     if not nodes:
         return []
     count = spec.resources.min_nodes
-    if settings.VIGIL_SCHEDULER == "local":
+    if nodes[0].plays_many:
         return list(shortfalls(spec, room_of(nodes[0]), times=count, where=f"{nodes[0].name} has"))
     fitting = [node for node in nodes if not list(shortfalls(spec, room_of(node), times=1, where=""))]
     if not fitting:
@@ -71,7 +67,7 @@ def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator
 
 
 def in_service() -> list[Node]:
-    return [node for node in Node.objects.scheduled() if node.state not in DOWN]
+    return [node for node in Node.objects.told() if node.is_in_service]
 
 
 def room_of(node: Node) -> Room:
@@ -79,4 +75,4 @@ def room_of(node: Node) -> Room:
 
 
 def free_of(node: Node) -> Room:
-    return Room(max(0, node.cpus - node.cpus_used), max(0, node.gpus - node.gpus_used), node.memory_mib)
+    return Room(node.cpus_free, node.gpus_free, node.memory_free_mib)

@@ -1,7 +1,5 @@
 """REST: nodes, as the scheduler last described them."""
 
-from datetime import datetime
-
 from ninja import Router, Schema
 
 from nodes.models import Node
@@ -15,14 +13,13 @@ class NodeShape(Schema):
     name: str
     state: str
     reason: str
-    partition: str
+    partitions: list[str]
     cpus: int
     cpus_used: int
     gpus: int
     gpus_used: int
     gpu_type: str
     memory_mib: int
-    seen_at: datetime | None
 
 
 class Nodes(Schema):

@@ -1,21 +1,34 @@
-"""The scheduler that this site uses, and its nodes as rows: pages and checks read those and ask no scheduler."""
+"""The scheduler that this site uses, and its cluster as rows: pages and checks read those and ask no scheduler."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from datetime import timedelta
-from functools import lru_cache
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import lru_cache, partial
 
 from django.conf import settings
-from django.db import transaction
 from django.utils import timezone
 
-from nodes.models import Node
-from nodes.schedulers.base import Scheduler
+from nodes import rows
+from nodes.models import Reading
+from nodes.rows import Difference
+from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 
-COLUMNS = frozenset({"state", "reason", "cpus", "cpus_used", "gpus", "gpus_used", "gpu_type", "memory_mib"})
-FRESH = timedelta(seconds=5)
+logger = logging.getLogger(__name__)
+Part = Reading.Part
+EVERY = {
+    Part.NODES: timedelta(seconds=5),
+    Part.QUEUE: timedelta(seconds=15),
+    Part.PARTITIONS: timedelta(seconds=60),
+    Part.RESERVATIONS: timedelta(seconds=60),
+    Part.ACCOUNTS: timedelta(seconds=60),
+}
+AGAIN = timedelta(seconds=15)  # what failed is asked again no sooner
+BUDGET_S = 2.0  # a tick: what has not been begun by then is the next tick's
 
 
 def scheduler() -> Scheduler:
@@ -41,19 +54,89 @@ def unix_user(submitted_as: str) -> str:
 
 
 def is_due() -> bool:
-    """Whether the rows are old enough to ask again."""
-    return not Node.objects.filter(seen_at__gt=timezone.now() - FRESH).exists()
+    """Whether a part of the rows is old enough to ask again."""
+    return bool(_due(timezone.now()))
 
 
 def sync(source: Scheduler) -> None:
-    """Bring the rows in step with what the scheduler says; a node that it no longer names is gone."""
-    told = {status.name: status for status in source.nodes()}
-    with transaction.atomic():
-        known = set(Node.objects.scheduled().values_list("name", flat=True))
-        now = timezone.now()
-        for name, status in told.items():
-            facts = {key: value for key, value in asdict(status).items() if key in COLUMNS}
-            partition = status.partitions[0] if status.partitions else ""
-            Node.objects.update_or_create(name=name, defaults={**facts, "partition": partition, "seen_at": now})
-        if gone := known - set(told):
-            Node.objects.filter(name__in=gone).delete()
+    """Bring those parts in step that are due, the longest waiting first, within a tick's budget."""
+    until = time.monotonic() + BUDGET_S
+    for part in _due(timezone.now()):
+        if time.monotonic() > until:
+            return
+        read(source, part)
+
+
+def read(source: Scheduler, *parts: Part) -> None:
+    """Bring these parts (default: all) in step with what the scheduler says; what it no longer names is gone.
+
+    If it does not answer, the rows stay as they are and the reading says why.
+    """
+    for part in parts or tuple(EVERY):
+        try:
+            found = _ASK[part](source)
+        except SchedulerError as error:
+            _note_failure(part, str(error))
+        else:
+            rows.write(*found, also=partial(_note_success, part))
+
+
+def hurry(part: Part) -> None:
+    """Something was done to it: let the next tick look, whenever it looked last."""
+    Reading.objects.filter(part=part).update(asked_at=None)
+
+
+def readings() -> dict[str, Reading]:
+    """By part; one that was never read is there too."""
+    known = Reading.objects.in_bulk()
+    return {part.value: known.get(part.value) or Reading(part=part.value) for part in Part}
+
+
+def _due(now: datetime) -> list[Part]:
+    known = Reading.objects.in_bulk()
+    since: dict[Part, datetime] = {}
+    for part, every in EVERY.items():
+        reading = known.get(part.value)
+        if reading is None or reading.asked_at is None:
+            since[part] = now - timedelta(days=1)
+            continue
+        due = reading.asked_at + (max(every, AGAIN) if reading.error else every)
+        if due <= now or reading.asked_at > now:  # a clock that was set back
+            since[part] = due
+    return sorted(since, key=lambda part: since[part])
+
+
+def _note_success(part: Part) -> None:
+    now = timezone.now()
+    told = {"asked_at": now, "read_at": now, "error": "", "failing_since": None}
+    Reading.objects.update_or_create(part=part, defaults=told)
+
+
+def _note_failure(part: Part, error: str) -> None:
+    now = timezone.now()
+    Reading.objects.update_or_create(part=part, defaults={"asked_at": now, "error": error})
+    if Reading.objects.filter(part=part, failing_since=None).update(failing_since=now):
+        logger.warning("%s are no longer told: %s", part.label, error)
+
+
+def _nodes(source: Scheduler) -> list[Difference]:
+    return [rows.differences(rows.NODES, map(_calmed, source.nodes()))]
+
+
+def _calmed(node: NodeStatus) -> NodeStatus:
+    """With a load that does not change by a hair at every look."""
+    return node if node.load is None else replace(node, load=round(node.load, 1))
+
+
+def _accounts(source: Scheduler) -> list[Difference]:
+    told = source.accounts()
+    return [rows.differences(rows.QOS, told.qos), rows.differences(rows.ASSOCIATIONS, told.associations)]
+
+
+_ASK: dict[Part, Callable[[Scheduler], list[Difference]]] = {
+    Part.NODES: _nodes,
+    Part.QUEUE: lambda source: [rows.differences(rows.QUEUE, source.queue())],
+    Part.PARTITIONS: lambda source: [rows.differences(rows.PARTITIONS, source.partitions())],
+    Part.RESERVATIONS: lambda source: [rows.differences(rows.RESERVATIONS, source.reservations())],
+    Part.ACCOUNTS: _accounts,
+}

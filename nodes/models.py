@@ -1,37 +1,306 @@
-"""Nodes as the scheduler last described them."""
+"""The cluster as the scheduler last described it: nodes, partitions, limits, shares, reservations and the queue.
+
+A row's columns are the fields of the dataclass that it is a row of (nodes.schedulers.base and .cluster), with tuples
+as lists and times as datetimes; `nodes.rows` goes from one to the other.
+"""
 
 from __future__ import annotations
 
+from typing import Self, TypeVar
+
+from django.conf import settings
 from django.db import models
+from django.db.models import Q
 
-DEMO = "demo"
+from nodes import capacity
+from portal.models import User
+
+Row = TypeVar("Row", bound="Fact", covariant=True)
+Names = models.JSONField  # a list of strings, unless said otherwise
 
 
-class NodeQuerySet(models.QuerySet["Node"]):
-    def scheduled(self) -> NodeQuerySet:
-        """Those that the scheduler named: all but the made-up ones of `vigil up --demo`, in a partition DEMO."""
-        return self.exclude(partition=DEMO)
+class FactQuerySet(models.QuerySet[Row]):
+    def told(self) -> Self:
+        """Those that the scheduler named: all but the made-up ones of `vigil up --demo`."""
+        return self.filter(is_made_up=False)
 
 
-class Node(models.Model):
-    """A machine that jobs run on. State words are Slurm's, lower-case."""
+class Fact(models.Model):
+    """Something that the scheduler said. `digest` tells whether it says the same again: then nothing is written."""
+
+    digest = models.CharField(max_length=32, blank=True, editable=False)
+    is_made_up = models.BooleanField(
+        default=False, help_text="By `vigil up --demo`; the scheduler knows nothing of it."
+    )
+
+    class Meta:
+        abstract = True
+
+
+class Node(Fact):
+    """A machine that jobs run on. `state` is one word of Slurm's, lower-case."""
 
     name = models.CharField(max_length=255, unique=True)
     state = models.CharField(max_length=32, default="idle")
     reason = models.TextField(blank=True)
-    partition = models.CharField(max_length=64, blank=True)
-    cpus = models.PositiveIntegerField(default=0)
-    cpus_used = models.PositiveIntegerField(default=0)
-    gpus = models.PositiveIntegerField(default=0)
-    gpus_used = models.PositiveIntegerField(default=0)
-    gpu_type = models.CharField(max_length=64, blank=True)
-    memory_mib = models.PositiveBigIntegerField(default=0)
-    seen_at = models.DateTimeField(null=True, blank=True)
+    reason_by = models.TextField(blank=True)
+    reason_at = models.DateTimeField(null=True, blank=True)
+    partitions = Names(default=list, blank=True)
+    features = Names(default=list, blank=True)
+    cpus = models.IntegerField(default=0)
+    cpus_used = models.IntegerField(default=0)
+    gpus = models.IntegerField(default=0)
+    gpus_used = models.IntegerField(default=0)
+    gpu_type = models.CharField(max_length=255, blank=True)
+    gpus_allocated = models.JSONField(default=list, blank=True, help_text="Their indices, where the scheduler tells.")
+    memory_mib = models.BigIntegerField(default=0)
+    memory_used_mib = models.BigIntegerField(default=0)
+    load = models.FloatField(null=True, blank=True)
+    booted_at = models.DateTimeField(null=True, blank=True)
+    plays_many = models.BooleanField(default=False, help_text="One machine that plays as many nodes as a job asks for.")
 
-    objects = NodeQuerySet.as_manager()
+    objects = FactQuerySet.as_manager()
 
     class Meta:
         ordering = ("name",)
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_in_service(self) -> bool:
+        return capacity.is_in_service(self.state)
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether something new may start on it now: not while it is drained, down, reserved, rebooting …"""
+        return not capacity.closed(self.state)
+
+    @property
+    def cpus_free(self) -> int:
+        return self._free(self.cpus, self.cpus_used)
+
+    @property
+    def gpus_free(self) -> int:
+        return self._free(self.gpus, self.gpus_used)
+
+    @property
+    def memory_free_mib(self) -> int:
+        return self._free(self.memory_mib, self.memory_used_mib)
+
+    def _free(self, there: int, used: int) -> int:
+        return max(0, there - used) if self.takes_jobs else 0
+
+
+class Partition(Fact):
+    name = models.CharField(max_length=255, unique=True)
+    state = models.CharField(max_length=32, default="up")
+    is_default = models.BooleanField(default=False)
+    nodes = Names(default=list, blank=True)
+    max_time_s = models.BigIntegerField(null=True, blank=True)
+    default_time_s = models.BigIntegerField(null=True, blank=True)
+    max_nodes = models.BigIntegerField(null=True, blank=True)
+    min_nodes = models.BigIntegerField(default=0)
+    priority_tier = models.BigIntegerField(default=1)
+    preempt_mode = models.CharField(max_length=64, blank=True)
+    qos = models.CharField(max_length=255, blank=True)
+    allowed_accounts = Names(default=list, blank=True)
+    denied_accounts = Names(default=list, blank=True)
+    allowed_qos = Names(default=list, blank=True)
+    denied_qos = Names(default=list, blank=True)
+
+    objects = FactQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-is_default", "name")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Qos(Fact):
+    name = models.CharField(max_length=255, unique=True)
+    description = models.TextField(blank=True)
+    priority = models.BigIntegerField(default=0)
+    preempts = Names(default=list, blank=True)
+    flags = Names(default=list, blank=True)
+    limits = models.JSONField(default=dict, blank=True)
+
+    objects = FactQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = "QOS"
+        verbose_name_plural = "QOS"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class AssociationQuerySet(FactQuerySet["Association"]):
+    def visible_to(self, user: User) -> Self:
+        """A person's own; sysadmins see all."""
+        if user.is_sysadmin:
+            return self
+        return self.filter(user=user.slurm_user) if user.slurm_user else self.none()
+
+
+class Association(Fact):
+    """An account (`user` empty), or a person in it."""
+
+    account = models.CharField(max_length=255)
+    user = models.CharField(max_length=255, blank=True)
+    partition = models.CharField(max_length=255, blank=True)
+    parent = models.CharField(max_length=255, blank=True)
+    qos = Names(default=list, blank=True)
+    default_qos = models.CharField(max_length=255, blank=True)
+    is_default = models.BooleanField(default=False)
+    shares = models.BigIntegerField(null=True, blank=True)
+    fair_share = models.FloatField(null=True, blank=True)
+    usage = models.FloatField(null=True, blank=True)
+    limits = models.JSONField(default=dict, blank=True)
+
+    objects = AssociationQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("account", "user", "partition")
+        constraints = (models.UniqueConstraint(fields=["account", "user", "partition"], name="one_association"),)
+
+    def __str__(self) -> str:
+        return " / ".join(part for part in (self.account, self.user, self.partition) if part)
+
+
+class Reservation(Fact):
+    name = models.CharField(max_length=255, unique=True)
+    nodes = Names(default=list, blank=True)
+    starts_at = models.DateTimeField(null=True, blank=True)
+    ends_at = models.DateTimeField(null=True, blank=True)
+    users = Names(default=list, blank=True)
+    accounts = Names(default=list, blank=True)
+    partition = models.CharField(max_length=255, blank=True)
+    flags = Names(default=list, blank=True)
+
+    objects = FactQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("starts_at", "name")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class QueuedJobQuerySet(FactQuerySet["QueuedJob"]):
+    def visible_to(self, user: User) -> Self:
+        """Everybody's, unless the site says that each sees their own alone."""
+        if user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone":
+            return self
+        return self.filter(user=user.slurm_user) if user.slurm_user else self.none()
+
+
+class QueuedJob(Fact):
+    """A job of the scheduler that waits or runs, whoever's it is."""
+
+    scheduler_id = models.CharField(max_length=64, unique=True)
+    name = models.TextField()
+    user = models.CharField(max_length=255, db_index=True)
+    state = models.CharField(max_length=32, db_index=True)
+    account = models.CharField(max_length=255, blank=True)
+    partition = models.TextField(blank=True)
+    qos = models.CharField(max_length=255, blank=True)
+    reason = models.TextField(blank=True)
+    priority = models.BigIntegerField(default=0)
+    submitted_at = models.DateTimeField(null=True, blank=True)
+    started_at = models.DateTimeField(null=True, blank=True)
+    starts_at = models.DateTimeField(null=True, blank=True, help_text="The scheduler's own guess for one that waits.")
+    ends_at = models.DateTimeField(null=True, blank=True)
+    time_limit_s = models.BigIntegerField(null=True, blank=True)
+    nodes = Names(default=list, blank=True)
+    node_count = models.IntegerField(default=1)
+    cpus = models.IntegerField(default=0)
+    gpus = models.IntegerField(default=0)
+    gpu_type = models.CharField(max_length=255, blank=True)
+    memory_mib = models.BigIntegerField(default=0)
+    gpu_indices = models.JSONField(default=dict, blank=True, help_text="Lists of indices by node.")
+    tasks = models.BigIntegerField(default=1)
+    reservation = models.CharField(max_length=255, blank=True)
+    features = models.TextField(blank=True)
+    dependency = models.TextField(blank=True)
+    restart_count = models.IntegerField(default=0)
+
+    objects = QueuedJobQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-priority", "id")
+
+    def __str__(self) -> str:
+        return f"{self.scheduler_id} {self.name}"
+
+
+class Reading(models.Model):
+    """When a part of the cluster was last read, and what went wrong if that failed."""
+
+    class Part(models.TextChoices):
+        NODES = "nodes"
+        QUEUE = "queue"
+        PARTITIONS = "partitions"
+        RESERVATIONS = "reservations"
+        ACCOUNTS = "accounts"
+
+    part = models.CharField(max_length=16, primary_key=True, choices=Part.choices)
+    asked_at = models.DateTimeField(null=True, blank=True, help_text="Null: it is to be asked at once.")
+    read_at = models.DateTimeField(null=True, blank=True, help_text="What the rows say was true then.")
+    error = models.TextField(blank=True, help_text="Why the last asking failed; empty: it did not.")
+    failing_since = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return self.part
+
+
+class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
+    def open(self) -> Self:
+        return self.filter(state=NodeOrder.State.ASKED)
+
+
+class NodeOrder(models.Model):
+    """What a sysadmin wants done to a node: a row that the next tick carries out."""
+
+    class Action(models.TextChoices):
+        DRAIN = "drain"
+        UNDRAIN = "undrain"
+
+    class State(models.TextChoices):
+        ASKED = "asked"
+        DONE = "done"
+        REFUSED = "refused"
+        REPLACED = "replaced", "replaced by a later one"
+
+    node = models.CharField(max_length=255)
+    action = models.CharField(max_length=16, choices=Action.choices)
+    reason = models.TextField(blank=True)
+    asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    asked_at = models.DateTimeField(auto_now_add=True)
+    state = models.CharField(max_length=16, choices=State.choices, default=State.ASKED)
+    outcome = models.TextField(blank=True, help_text="What the scheduler said: why it refused, or did not answer yet.")
+    tried_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    objects = NodeOrderQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = (models.Index(fields=["node", "-id"], name="orders_of_a_node"),)
+        constraints = (
+            models.UniqueConstraint(fields=["node"], condition=Q(state="asked"), name="one_open_order_a_node"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.node}"
+
+    @property
+    def is_open(self) -> bool:
+        return self.state == self.State.ASKED
+
+    @property
+    def told_reason(self) -> str:
+        """What the scheduler is told: it does not know who it was otherwise."""
+        return f"{self.reason} (vigil: {self.asked_by.username if self.asked_by else 'unknown'})"

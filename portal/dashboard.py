@@ -163,11 +163,11 @@ class Place:
 
     @property
     def free(self) -> int:
-        return 0 if self.is_out else self.total - self.used
+        return self.node.gpus_free if self.node.gpus else self.node.cpus_free
 
     @property
     def is_out(self) -> bool:
-        return any(word in self.node.state for word in ("down", "drain", "fail", "maint"))
+        return not self.node.is_in_service
 
     @property
     def cells(self) -> list[tuple[int, str]]:

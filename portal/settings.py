@@ -32,6 +32,7 @@ VIGIL_PUBLIC_URL = env("VIGIL_PUBLIC_URL", f"http://127.0.0.1:{VIGIL_PORT}").rst
 VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
 VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # kept after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
+VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: as where Slurm has PrivateData=jobs
 VIGIL_SLURM_USER = env("VIGIL_SLURM_USER")  # also the first sysadmin's Slurm user, until changed
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")

@@ -130,7 +130,7 @@ def nodes(answer: dict[str, Any]) -> list[str]:
         [
             n["name"],
             word(n["state"]),
-            n["partition"],
+            ",".join(n["partitions"]),
             f"{n['cpus_used']}/{n['cpus']}",
             f"{n['gpus_used']}/{n['gpus']}",
             n["gpu_type"],
@@ -142,8 +142,9 @@ def nodes(answer: dict[str, Any]) -> list[str]:
 
 
 def node(answer: dict[str, Any]) -> list[str]:
-    width = max(map(len, answer))
-    return [f"{name.ljust(width)}  {value}" for name, value in answer.items() if value not in {"", None}]
+    facts = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in answer.items()}
+    width = max(map(len, facts))
+    return [f"{name.ljust(width)}  {value}" for name, value in facts.items() if value not in {"", None}]
 
 
 def tokens(answer: dict[str, Any]) -> list[str]:

@@ -84,6 +84,20 @@ class JobStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlurmStep:
+    """One `srun` of a job, or its batch script, after its end. `number`: "batch", "extern", "0", "1" …"""
+
+    number: str
+    name: str
+    state: str
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeStatus:
     """A machine. `state` is Slurm's word as sinfo writes it: idle, mixed, allocated, down, drained …"""
 

@@ -16,7 +16,8 @@ from django.utils import timezone
 from jobs import submit
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
-from nodes.models import DEMO, Node
+from nodes import rows
+from nodes.schedulers.base import NodeStatus
 from portal.demo.stories import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.demo.telling import tell
 from portal.models import Membership, Project, User
@@ -58,12 +59,14 @@ def _people() -> dict[str, User]:
 
 def _nodes() -> None:
     """What the past jobs ran on. Looking at them is all that they are for: the scheduler knows none of them."""
-    for name, state, gpus_used, reason in NODES:
-        facts = {
-            "state": state, "reason": reason, "partition": DEMO, "cpus": 224, "cpus_used": 26 * gpus_used,
-            "gpus": 8, "gpus_used": gpus_used, "gpu_type": "h100", "memory_mib": 2_064_384, "seen_at": timezone.now(),
-        }  # fmt: skip
-        Node.objects.update_or_create(name=name, defaults=facts)
+    told = [
+        NodeStatus(
+            name=name, state=state, reason=reason, partitions=("demo",), cpus=224, cpus_used=26 * gpus_used,
+            gpus=8, gpus_used=gpus_used, gpu_type="h100", memory_mib=2_064_384,
+        )
+        for name, state, gpus_used, reason in NODES
+    ]  # fmt: skip
+    rows.write(rows.differences(rows.NODES, told, made_up=True))
 
 
 def _tell_job(story: Story, owner: User) -> None:

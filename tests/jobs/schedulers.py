@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 
-DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100")
+DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100", plays_many=True)
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.dryrun import dry_run
 from nodes import inventory
-from nodes.models import DEMO
+from nodes.models import Node
 from portal.models import Project, User
 from tests.jobs.asking import spec_of
 from tests.jobs.schedulers import Told
@@ -26,7 +26,7 @@ def test_says_what_it_would_do(oskar: User) -> None:
 
 def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
     inventory.sync(Told())
-    inventory.Node.objects.update(cpus_used=8)
+    Node.objects.update(cpus_used=8)
     a_job(oskar, project, state="running", name="wren")
     a_job(oskar, project, state="pending")
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
@@ -37,8 +37,8 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
 
 def test_nodes_of_the_demonstration_promise_nothing(oskar: User) -> None:
     inventory.sync(Told())
-    inventory.Node.objects.update(cpus_used=8)
-    inventory.Node.objects.create(name="a-made-up-one", partition=DEMO, cpus=224, gpus=8)
+    Node.objects.update(cpus_used=8)
+    Node.objects.create(name="a-made-up-one", is_made_up=True, cpus=224, gpus=8)
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
     assert start.text.startswith("Waits")
     spec = spec_of(resources={"gpus_per_node": 8})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 from tests.jobs import reporting
 from tests.jobs.asking import ask, packed, spec_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import DGX_01, Told
 from tests.lab import a_checkpoint, a_job, a_project, person, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -62,7 +63,7 @@ class TestSubmit:
         assert "Choose one of default." in str(error.value)
         assert Job.objects.count() == 0
 
-    def test_impossible_resources(self, oskar: User, settings: Any) -> None:
+    def test_impossible_resources(self, oskar: User) -> None:
         inventory.sync(Told())
         for resources, field, says in (
             ({"gpus_per_node": 8}, "resources.gpus_per_node", "Take at most 4"),
@@ -75,7 +76,7 @@ class TestSubmit:
                 ask(oskar, spec_of(resources=resources, run={"global_batch": 48}))
             assert error.value.problems[0].field == field
             assert says in error.value.problems[0].message
-        settings.VIGIL_SCHEDULER = "slurm"
+        inventory.read(Told(machines=[replace(DGX_01, plays_many=False)]))
         with pytest.raises(SpecError) as error:
             ask(oskar, spec_of(resources={"nodes": 2}))
         assert error.value.problems[0].field == "resources.nodes"

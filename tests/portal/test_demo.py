@@ -9,11 +9,11 @@ from django.core.management import call_command
 from jobs.models import Attempt, Checkpoint, Job
 from nodes import inventory
 from nodes.models import Node
-from nodes.schedulers.base import NodeStatus
 from portal import accounts
 from portal.demo import lab
 from portal.demo.stories import LIVE, NODES, STORIES
 from portal.models import Chunk, User
+from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db
 
@@ -30,13 +30,8 @@ def test_is_made_once(made: list[str]) -> None:
     chunks, users = Chunk.objects.count(), User.objects.count()
     call_command("demo")
     assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(made), chunks, users)
-    inventory.sync(_Unaware())  # type: ignore[arg-type]
+    inventory.read(Told(machines=[]))
     assert Node.objects.count() == len(NODES), "its nodes outlive what the scheduler says"
-
-
-class _Unaware:
-    def nodes(self) -> list[NodeStatus]:
-        return []
 
 
 def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
