@@ -29,8 +29,9 @@ test: dev ## every test: on SQLite, then what touches the database on PostgreSQL
 test-fast: dev ## the quick tests, under a minute
 	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow"
 
-test-slurm: dev ## what needs a whole Slurm, which the tests start (as root, with Debian's packages)
-	@TEST_SLURM=1 $(PYTHON_OF_VENV) -m pytest -q tests/slurm
+test-slurm: dev ## what needs a whole Slurm, on two of its releases, which the tests unpack and start (as root, on Debian)
+	@$(PYTHON_OF_VENV) -m tests.slurm.release
+	@TEST_SLURM=$${TEST_SLURM:-1} $(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadgroup --durations 10 tests/slurm
 
 soak: dev ## twenty kills of each kind in one job each, on SQLite (half an hour)
 	@TEST_KILLS=20 $(PYTHON_OF_VENV) -m pytest -q tests/portal/test_up_kill.py
