@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import pwd
 import stat
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from jobs import handover, rundir, upload
+from jobs import handover, rundir, sharing, upload
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.submit import cancel, resume
 from nodes.schedulers.base import SchedulerError, Submission
@@ -130,6 +133,41 @@ def test_a_full_disk_is_waited_for(oskar: User, told: Told, monkeypatch: pytest.
     stalled(job)
     handover.hand_over(newest().pk, told)
     assert newest().scheduler_id == "101"
+
+
+def test_run_directories_that_are_away_are_waited_for(oskar: User, told: Told, runs: Path) -> None:
+    """A file system that is not mounted: its folder is not made on the disk below."""
+    job, _ = ask(oskar)
+    runs.rmdir()
+    handover.hand_over(newest().pk, told)
+    assert (newest().state, newest().ended_at) == ("pending", None)
+    assert f"VIGIL_RUNS is not there: mount its file system, or make the folder: '{runs}'" in newest().reason
+    assert not runs.exists()
+    runs.mkdir()
+    stalled(job)
+    handover.hand_over(newest().pk, told)
+    assert newest().scheduler_id == "101"
+
+
+def test_who_the_run_directory_cannot_be_shared_with_is_told(oskar: User, told: Told, settings: Any) -> None:
+    ask(oskar)
+    settings.VIGIL_LOCAL_USER = "nobody-of-this-name"
+    handover.hand_over(newest().pk, told)
+    assert (newest().state, newest().cause) == ("failed", "rejected")
+    assert "knows no Unix user nobody-of-this-name. It needs" in newest().reason
+    assert not told.submissions
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts jobs as somebody else")
+def test_the_run_directory_is_shared_with_the_jobs_user(oskar: User, told: Told, settings: Any) -> None:
+    ask(oskar)
+    settings.VIGIL_LOCAL_USER = "nobody"
+    handover.hand_over(newest().pk, told)
+    run, uid = rundir.path_of(newest().job.directory), pwd.getpwnam("nobody").pw_uid
+    told_of = {name: sharing.parse(os.getxattr(run / name, sharing.ACCESS)) for name in ("", "portal", "job")}
+    assert [acl.users[uid] for acl in told_of.values()] == [5, 5, 7]
+    token = sharing.parse(os.getxattr(run / "portal" / "token", sharing.ACCESS))
+    assert (token.owner, dict(token.users), token.mask, token.group, token.other) == (6, {uid: 5}, 4, 0, 0)
 
 
 def test_not_while_the_attempt_before_is_alive(oskar: User, told: Told, project: Project) -> None:

@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from jobs.errors import Refused
 from jobs.sharing import Acl
 from tests.jobs.test_upload import file, other, packed
 from tests.slurm.people import ALICE, BOB, GROUP, PORTAL, People
+from training.launch.opening import open_up
 
 people = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("useradd"), reason="Unix users are made by root, with useradd"
@@ -96,16 +98,16 @@ class Lab:
             rundir.write(run / "portal" / "batch.sh", "#!/bin/sh\necho started", mode=0o750)
             return directory
 
-        self.directory = self.portal(work)
+        self.directory = self.ours(work)
 
-    def portal(self, work: Callable[[], str]) -> str:
-        """What the portal's own functions answer, in a process that is its Unix user; an error is one here, too."""
+    def ours(self, work: Callable[[], str], name: str = PORTAL) -> str:
+        """What our own functions answer in a process that is this Unix user; an error is one here, too."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                user = pwd.getpwnam(PORTAL)
-                os.setgroups(os.getgrouplist(PORTAL, user.pw_gid))
+                user = pwd.getpwnam(name)
+                os.setgroups(os.getgrouplist(name, user.pw_gid))
                 os.setgid(user.pw_gid)
                 os.setuid(user.pw_uid)
                 os.umask(0o077)
@@ -166,7 +168,7 @@ class TestThreeUsers:
             rundir.write(lab.run / "portal" / "pinned.json", "{}")
             return ""
 
-        lab.portal(again)
+        lab.ours(again)
         assert lab.does(ALICE, "cat $run/portal/*.json $run/portal/token") == "{}another"
 
     def test_the_portal_reads_and_removes_what_the_job_made(self, lab: Lab) -> None:
@@ -201,7 +203,7 @@ class TestThreeUsers:
             rundir.empty_trash()
             return ""
 
-        lab.portal(work)
+        lab.ours(work)
         assert sorted(path.name for path in lab.root.rglob("*")) == [rundir.TRASH, "vision"]
 
     def test_nobody_else_gets_in(self, lab: Lab) -> None:
@@ -236,19 +238,38 @@ class TestThreeUsers:
             rundir.empty_trash()
             return "\n".join(record.getMessage() for record in caplog.records)
 
-        told = lab.portal(work)
+        told = lab.ours(work)
         assert told.count("cannot be removed; its owner, or root, can") == 1
         left = {path.name for path in next((lab.root / rundir.TRASH).iterdir()).rglob("*")}
         assert left == {"job", "own", "file"}
 
+    def test_what_was_closed_is_opened_when_the_attempt_ends(self, lab: Lab) -> None:
+        lab.does(
+            ALICE, "umask 027; mkdir -p $run/job/a/b; chmod 0 $run/job/a/b; chmod 500 $run/job/a; ln -s / $run/job/l"
+        )
+
+        def end() -> str:
+            open_up(lab.run / "job")
+            return ""
+
+        def remove() -> str:
+            with rundir.discarded(lab.directory):
+                pass
+            rundir.empty_trash()
+            return ""
+
+        lab.ours(end, ALICE)
+        lab.ours(remove)
+        assert not list((lab.root / rundir.TRASH).iterdir())
+
     def test_uploaded_code_belongs_to_both(self, lab: Lab) -> None:
-        code = packed(file("d/run.sh", b"#!/bin/sh\necho ran", 0o755), other("link", upload.tarfile.SYMTYPE, "d"))
+        code = packed(file("d/run.sh", b"#!/bin/sh\necho ran", 0o755), other("link", tarfile.SYMTYPE, "d"))
 
         def work() -> str:
             upload.unpack(upload.keep(code), lab.run / "job" / "code")
             return ""
 
-        lab.portal(work)
+        lab.ours(work)
         asked = "cd $run/job/code; ./link/run.sh; echo x > d/made; mkdir -p d/new; echo y >> train.py; touch d/new/file"
         assert lab.does(ALICE, asked) == "ran\n"
         assert lab.person(BOB, "ls $run/job/code").returncode != 0
@@ -257,7 +278,7 @@ class TestThreeUsers:
             shutil.rmtree(lab.run / "job" / "code")
             return ""
 
-        lab.portal(remove)
+        lab.ours(remove)
 
     def test_a_job_that_changes_hands(self, lab: Lab) -> None:
         """The sysadmin corrects a person's name on the cluster: from the next attempt on, the former one is out."""
@@ -266,6 +287,6 @@ class TestThreeUsers:
             sharing.share(lab.run, BOB)
             return ""
 
-        lab.portal(work)
+        lab.ours(work)
         assert lab.person(ALICE, "ls $run").returncode != 0
         assert lab.does(BOB, "ls $run") == "job\nportal\n"

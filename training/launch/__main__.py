@@ -16,6 +16,7 @@ from training import script  # noqa: E402
 from training.launch import environment  # noqa: E402
 from training.launch.attempt import Attempt, take_attempt  # noqa: E402
 from training.launch.launcher import Launcher  # noqa: E402
+from training.launch.opening import open_up  # noqa: E402
 from training.launch.plan import BAD_PLAN, BadPlan, Plan, read_plan  # noqa: E402
 from training.launch.ranks import become_subreaper  # noqa: E402
 from training.launch.shipping import Shipping  # noqa: E402
@@ -37,7 +38,10 @@ def main(arguments: list[str]) -> int:
     except (BadPlan, OSError) as error:
         print(f"training.launch: {error}", file=sys.stderr)
         return BAD_PLAN
-    return launch(plan, attempt)
+    try:
+        return launch(plan, attempt)
+    finally:
+        open_up(plan.job_dir)
 
 
 def launch(plan: Plan, attempt: Attempt) -> int:
