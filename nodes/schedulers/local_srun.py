@@ -15,13 +15,15 @@ if __name__ == "__main__":  # isolated mode leaves the path to us
 
 from nodes.schedulers import processes
 
-OPTIONS = {"--ntasks-per-node=1", "--kill-on-bad-exit=0", "--unbuffered", "--no-kill"}
+OPTIONS = {"--ntasks-per-node=1", "--kill-on-bad-exit=0", "--no-kill", "--cpu-bind=none", "--export=ALL"}
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT)
 
 
 def main(arguments: list[str]) -> int:
     options, command = split(arguments)
-    if strange := [option for option in options if option not in OPTIONS]:
+    count = os.environ.get("SLURM_NNODES", "1")
+    known = OPTIONS | {f"--nodes={count}", f"--ntasks={count}"}
+    if strange := [option for option in options if option not in known]:
         print(f"srun: the local scheduler does not know {strange[0]}", file=sys.stderr)
         return 2
     if not command:
@@ -30,7 +32,7 @@ def main(arguments: list[str]) -> int:
     processes.die_with_parent()
     # Blocked from before the first start: a signal that comes now is passed on as soon as all have started.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
-    nodes = int(os.environ.get("SLURM_NNODES", "1"))
+    nodes = int(count)
     running = {start(command, node, nodes) for node in range(nodes)}
     worst = 0
     while running:

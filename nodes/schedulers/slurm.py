@@ -1,0 +1,287 @@
+"""Slurm, followed through slurmrestd with as few calls as it can be.
+
+`status` keeps what it was told. Where Slurm has a short list of states (REST v0.0.40) it asks for that, then for the
+jobs that changed; elsewhere for everything, but only if something has changed. What slurmctld has forgotten the
+accounts are asked about. The queue comes from the same memory: nobody else asks Slurm about jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+from nodes.schedulers.slurm_rest import JobList, SlurmRest
+from nodes.schedulers.slurm_shapes import Record
+from nodes.schedulers.slurm_tokens import Tokens
+
+logger = logging.getLogger(__name__)
+
+SINGLY = 20  # changed jobs that are asked for one by one; more of them together
+ACCOUNTS_AT_ONCE = 20
+FIND_BACK_S = 2 * 86_400
+FRESH_S = 15.0  # reasons, priorities and estimates of waiting jobs
+SHARE = 20  # a full list is asked for again only after this many times what it took
+ACCOUNTS_LAG_S = 8.0
+GAP_S = 10.0  # after which a job may have been requeued and started again unseen
+_SIGNALS = frozenset({"TERM", "USR1", "KILL"})
+_NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}\Z")
+
+
+@dataclass
+class Memory:
+    """What slurmctld last said of its jobs: by their own ids, with the words that /jobs/state had for them then."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+    queue: dict[str, QueuedJob] = field(default_factory=dict)
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)  # "<array>_<task>" → own id
+    ended: dict[str, JobStatus] = field(default_factory=dict)  # by the id that was asked for
+    listed_at: float = float("-inf")  # monotonic: when all of them were last read
+    took_s: float = 0.0
+    asked_at: float = float("-inf")
+    before: dict[tuple[str, int], str] = field(default_factory=dict)  # (id, restart count) → why the run before ended
+    wondered: dict[tuple[str, int], float] = field(default_factory=dict)  # since when we wait to be told
+    clock: float | None = None  # Slurm's, when it was last asked for everything
+
+    def take(self, found: JobList, *, is_all: bool) -> None:
+        if is_all:
+            self.records.clear()
+            self.queue.clear()
+            self.places.clear()
+        for record, job in zip(list(found.records()), found.queue(), strict=False):
+            self.records[record.own_id] = record
+            if record.status.state in ENDED:
+                self.queue.pop(record.own_id, None)
+            else:
+                self.queue[record.own_id] = job
+            if record.status.scheduler_id != record.own_id:
+                self.places[record.status.scheduler_id] = record.own_id
+
+    def forget(self, own_id: str) -> None:
+        for kept in (self.records, self.queue, self.words):
+            kept.pop(own_id, None)
+
+    def find(self, scheduler_id: str) -> Record | None:
+        own_id = self.places.get(scheduler_id, scheduler_id)
+        if (known := self.records.get(own_id)) is not None and known.has(scheduler_id):
+            return known
+        array = self.records.get(scheduler_id.partition("_")[0])
+        return array if array is not None and array.has(scheduler_id) else None
+
+
+class Slurm:
+    """Implements Scheduler. One at a time may follow: what it remembers is its own."""
+
+    def __init__(self, rest: SlurmRest, *, tokens: Tokens, user: str, scontrol: str = "scontrol") -> None:
+        self.rest, self.tokens, self.user, self.scontrol = rest, tokens, user, scontrol
+        self._memory = Memory()
+
+    def submit(self, submission: Submission) -> str:
+        try:
+            script = Path(submission.script).read_text()
+        except OSError as error:
+            raise SchedulerError(f"The batch script cannot be read: {error}") from error
+        return self.rest.submit(submission, script)
+
+    def find(self, key: str, *, user: str = "") -> str | None:
+        """In slurmctld, which keeps ended jobs for some minutes, then in the accounts of the last days."""
+        listed = self.rest.jobs(user=user)
+        for record in listed.records() if listed is not None else ():
+            if record.status.key == key:
+                return record.status.scheduler_id
+        if not self.rest.has_accounts:
+            return None
+        found = self.rest.accounted(user=user or self.user, since=time.time() - FIND_BACK_S)
+        return next((record.status.scheduler_id for record in found if record.status.key == key), None)
+
+    def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
+        memory = self._memory
+        wanted = [known for known in scheduler_ids if known not in memory.ended]
+        has_looked = self._look(wanted)
+        answer = {known: memory.ended[known] for known in scheduler_ids if known in memory.ended}
+        forgotten = []
+        for scheduler_id in wanted:
+            record = memory.find(scheduler_id)
+            if record is not None:
+                answer[scheduler_id] = replace(record.status, scheduler_id=scheduler_id)
+            elif has_looked:
+                forgotten.append(scheduler_id)
+            else:
+                answer[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
+        answer |= self._from_accounts(forgotten)
+        memory.asked_at = time.monotonic()
+        return {known: self._with_before(status) for known, status in answer.items()}
+
+    def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
+        """The exit codes and signals of a run's steps, from the accounts; none while these have none."""
+        for run in self.rest.runs(scheduler_id.partition("_")[0]) if self.rest.has_accounts else ():
+            if run.record.has(scheduler_id) and run.record.status.restart_count == restart_count:
+                return run.steps
+        return ()
+
+    def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
+        if name not in _SIGNALS:
+            raise SchedulerError(f"{name} is not a signal that jobs are sent.", permanent=True)
+        self.rest.signal(scheduler_id, name, user=user or self.user)
+
+    def cancel(self, scheduler_id: str, *, user: str = "") -> None:
+        self.rest.cancel(scheduler_id, user=user or self.user)
+
+    def nodes(self) -> list[NodeStatus]:
+        return self.rest.nodes()
+
+    def queue(self) -> list[QueuedJob]:
+        memory = self._memory
+        age = time.monotonic() - memory.listed_at
+        if age > max(FRESH_S, SHARE * memory.took_s):
+            self._list_all()
+        return list(memory.queue.values())
+
+    def partitions(self) -> list[Partition]:
+        return self.rest.partitions()
+
+    def reservations(self) -> list[Reservation]:
+        return self.rest.reservations()
+
+    def accounts(self) -> Accounts:
+        return self.rest.accounts() if self.rest.has_accounts else Accounts()
+
+    def drain(self, node: str, reason: str) -> None:
+        self._set_node(node, "DRAIN", reason)
+
+    def undrain(self, node: str) -> None:
+        self._set_node(node, "RESUME", "")
+
+    def _look(self, wanted: list[str]) -> bool:
+        """Bring the memory in step with slurmctld; whether it was asked at all."""
+        if self.rest.tells_states:
+            self._look_at_states(wanted)
+            return True
+        return self._look_for_changes()
+
+    def _look_at_states(self, wanted: list[str]) -> None:
+        memory, states = self._memory, self.rest.states()
+        was_away = time.monotonic() - memory.asked_at > GAP_S
+        said = {_own_id(listed): words for listed, words in states.items()}
+        for own_id in [known for known in memory.records if known not in said]:
+            memory.forget(own_id)
+        changed = [own_id for own_id, words in said.items() if was_away or memory.words.get(own_id) != words]
+        unknown = [known for known in wanted if memory.find(known) is None and _own_id(known) not in changed]
+        if len(changed) + len(unknown) > SINGLY:
+            self._list_all()
+        else:
+            for own_id in dict.fromkeys([*changed, *(known.partition("_")[0] for known in unknown)]):
+                memory.take(self.rest.details(own_id), is_all=False)
+        memory.words = said
+
+    def _look_for_changes(self) -> bool:
+        """Of a Slurm without the short list; a large answer is not asked for as often."""
+        memory, now = self._memory, time.monotonic()
+        if now - memory.listed_at < 4 * memory.took_s:
+            return False
+        since, memory.clock = memory.clock, self.rest.clock()
+        found = self.rest.jobs(since=None if since is None else since - 1)
+        if found is not None:
+            memory.take(found, is_all=True)
+            memory.listed_at, memory.took_s = time.monotonic(), time.monotonic() - now
+        return True
+
+    def _list_all(self) -> None:
+        memory, began = self._memory, time.monotonic()
+        found = self.rest.jobs()
+        if found is not None:
+            memory.take(found, is_all=True)
+            memory.listed_at = time.monotonic()
+            memory.took_s = memory.listed_at - began
+
+    def _from_accounts(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
+        """Those that slurmctld has forgotten. What cannot be asked now is UNKNOWN, what accounts lack is left out."""
+        answer = {}
+        for place, scheduler_id in enumerate(scheduler_ids):
+            if not self.rest.has_accounts:
+                continue
+            found: JobStatus | None = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
+            if place < ACCOUNTS_AT_ONCE:
+                try:
+                    found = self._accounted(scheduler_id)
+                except SchedulerError as error:
+                    logger.warning("job %s: the accounts do not answer: %s", scheduler_id, error)
+            if found is not None:
+                answer[scheduler_id] = found
+                if found.state in ENDED:
+                    self._memory.ended[scheduler_id] = found
+        return answer
+
+    def _accounted(self, scheduler_id: str) -> JobStatus | None:
+        runs = [run for run in self.rest.runs(scheduler_id.partition("_")[0]) if run.record.has(scheduler_id)]
+        if not runs:
+            return None
+        last = runs[-1].record.status
+        if last.state not in ENDED:  # slurmctld does not know it, the accounts have not heard of its end: not yet told
+            return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key)
+        return replace(last, scheduler_id=scheduler_id)
+
+    def _with_before(self, status: JobStatus) -> JobStatus:
+        """With the end of the run before a restart. UNKNOWN until the accounts have heard of it."""
+        if not status.restart_count or status.before or status.state == UNKNOWN or not self.rest.has_accounts:
+            return status
+        memory, place = self._memory, (status.scheduler_id, status.restart_count)
+        if place not in memory.before:
+            since = memory.wondered.setdefault(place, time.monotonic())
+            word = self._ask_before(status)
+            if word is None and time.monotonic() - since < ACCOUNTS_LAG_S:
+                return replace(status, state=UNKNOWN)
+            memory.before[place] = word or ""
+            memory.wondered.pop(place, None)
+        return replace(status, before=memory.before[place])
+
+    def _ask_before(self, status: JobStatus) -> str | None:
+        """A word of ENDED, "" for a plain requeue, None where the accounts do not tell yet."""
+        try:
+            runs = self.rest.runs(status.scheduler_id.partition("_")[0])
+        except SchedulerError:
+            return None
+        told = [run.record for run in runs if run.record.has(status.scheduler_id)]
+        earlier = [one.status for one in told if one.status.restart_count == status.restart_count - 1]
+        return earlier[-1].before if earlier and earlier[-1].ended_at else None
+
+    def _set_node(self, node: str, state: str, reason: str) -> None:
+        if not _NODE.match(node):
+            raise SchedulerError(f"{node!r} is not the name of a node.", permanent=True)
+        if self.rest.updates_nodes:
+            self.rest.update_node(node, state=state, reason=reason)
+        else:
+            self._call_scontrol(f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else []))
+
+    def _call_scontrol(self, *words: str) -> None:
+        """As our Slurm user, by token: a Slurm before 23.11 does not change nodes over REST."""
+        command = shutil.which(self.scontrol)
+        if command is None:
+            message = "This Slurm changes nodes by scontrol only, which is not installed beside Vigil's worker."
+            raise SchedulerError(
+                f"{message} Install Slurm's client commands there, or use Slurm 23.11.", permanent=True
+            )
+        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SLURM_CONF", "LANG"}}
+        environment = {**kept, "SLURM_JWT": self.tokens.of(self.user)}
+        try:
+            done = subprocess.run(
+                [command, "update", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=10, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SchedulerError(f"scontrol did not answer: {error}") from None
+        if done.returncode:
+            raise SchedulerError(f"scontrol: {done.stderr.strip() or done.stdout.strip()}", permanent=True)
+
+
+def _own_id(listed: str) -> str:
+    """Of "17" and of "17_3", in which Slurm writes either the array's id or, once it runs, the task's own."""
+    return listed.partition("_")[0]

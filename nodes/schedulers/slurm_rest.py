@@ -1,0 +1,212 @@
+"""Slurm's REST API as typed calls: dataclasses in and out, the same for every version from v0.0.38 on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from nodes.schedulers import slurm_shapes as shapes
+from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
+from nodes.schedulers.slurm_http import UNKNOWN_JOB, Json, SlurmError, SlurmHttp
+from nodes.schedulers.slurm_request import request
+from nodes.schedulers.slurm_shapes import Record
+from nodes.schedulers.slurm_words import at, integer, moment, objects, text, words
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class JobList:
+    """Every job that slurmctld knows, read as far as somebody wants to know."""
+
+    _jobs: list[Mapping[str, object]]
+
+    def records(self) -> Iterator[Record]:
+        return _each(shapes.record, self._jobs)
+
+    def queue(self) -> list[QueuedJob]:
+        return list(_each(shapes.queued, self._jobs))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job as the accounts keep it; a requeued job has several, the first one first.
+
+    `record.status.before` is why this very run ended, where it was requeued.
+    """
+
+    record: Record
+    steps: tuple[SlurmStep, ...]
+
+
+class SlurmRest:
+    def __init__(self, http: SlurmHttp) -> None:
+        self.http = http
+
+    @property
+    def tells_states(self) -> bool:
+        """Whether it has the short answer to "which job is in which state" (v0.0.40)."""
+        return self.http.served.has("jobs/state")
+
+    @property
+    def updates_nodes(self) -> bool:
+        return self.http.served.has("node/{node_name}", "post")
+
+    @property
+    def has_accounts(self) -> bool:
+        return self.http.served.slurmdb is not None
+
+    def submit(self, asked: Submission, script: str, *, array: str = "") -> str:
+        """Slurm's id of a new job. What it says beside an id is a remark, not a refusal."""
+        body = request(asked, script, self.http.served.slurm, array=array)
+        answer = self.http.post("job/submit", body, user=asked.user)
+        job_id = integer(answer.get("job_id")) or integer(at(answer, "result", "job_id"))
+        if not job_id:
+            raise SlurmError(f"Slurm took the job and gave it no id: {_said(answer)}")
+        return str(job_id)
+
+    def states(self) -> dict[str, tuple[str, ...]]:
+        """Every job's state words, by id; waiting tasks of an array one by one."""
+        answer = self.http.get("jobs/state") or {}
+        return {str(row.get("job_id")): words(row.get("state")) for row in _list(answer, "jobs")}
+
+    def jobs(self, *, since: float | None = None, user: str = "") -> JobList | None:
+        """All of them; None if nothing has changed `since`, a time of Slurm's own clock."""
+        query = {} if since is None else {"update_time": str(int(since))}
+        answer = self.http.get("jobs", query, user=user)
+        if answer is None or (since is not None and not answer.get("jobs") and _is_unchanged(answer)):
+            return None
+        return JobList(_list(answer, "jobs"))
+
+    def job(self, job_id: str, *, user: str = "") -> list[Record]:
+        """One job, or all that is there of an array; none where slurmctld has forgotten it."""
+        try:
+            answer = self.http.get(f"job/{job_id}", user=user) or {}
+        except SlurmError as error:
+            if error.number in UNKNOWN_JOB:
+                return []
+            raise
+        return list(_each(shapes.record, _list(answer, "jobs")))
+
+    def details(self, job_id: str) -> JobList:
+        """As job(), for the queue."""
+        try:
+            return JobList(_list(self.http.get(f"job/{job_id}") or {}, "jobs"))
+        except SlurmError as error:
+            if error.number in UNKNOWN_JOB:
+                return JobList([])
+            raise
+
+    def runs(self, job_id: str, *, user: str = "") -> list[Run]:
+        """What the accounts keep of a job, run by run; none where they know none."""
+        try:
+            answer = self.http.get(f"job/{job_id}", user=user, service="slurmdb") or {}
+        except SlurmError as error:
+            if error.number in UNKNOWN_JOB:
+                return []
+            raise
+        return _in_order(_list(answer, "jobs"))
+
+    def accounted(self, *, user: str, since: float) -> list[Record]:
+        """What the accounts keep of one person's jobs that were there since then."""
+        query = {"start_time": f"uts{int(since)}", "skip_steps": "true"}
+        if self.http.served.slurm >= (0, 0, 39):
+            query["users"] = user
+        answer = self.http.get("jobs", query, user=user, service="slurmdb") or {}
+        return [found for found in _each(shapes.accounted, _list(answer, "jobs")) if found.user in {user, ""}]
+
+    def cancel(self, job_id: str, *, user: str) -> None:
+        self._end(job_id, user, {})
+
+    def signal(self, job_id: str, name: str, *, user: str) -> None:
+        self._end(job_id, user, {"signal": name})
+
+    def clock(self) -> float:
+        """What time it is for slurmctld."""
+        answer = self.http.get("diag") or {}
+        return moment(at(answer, "statistics", "req_time")) or time.time()
+
+    def nodes(self) -> list[NodeStatus]:
+        return list(_each(shapes.node, _list(self.http.get("nodes") or {}, "nodes")))
+
+    def partitions(self) -> list[Partition]:
+        return list(_each(shapes.partition, _list(self.http.get("partitions") or {}, "partitions")))
+
+    def reservations(self) -> list[Reservation]:
+        answer = self.http.get("reservations") or {}
+        return list(_each(shapes.reservation, objects(answer.get("reservations"))))
+
+    def accounts(self) -> Accounts:
+        answer = self.http.get("qos", service="slurmdb") or {}
+        qos = _each(shapes.qos, objects(answer.get("qos") or answer.get("QOS")))
+        rows = objects((self.http.get("associations", service="slurmdb") or {}).get("associations"))
+        associations = list(_each(shapes.association, rows))
+        if self.http.served.has("shares"):
+            associations = _with_shares(associations, shapes.shares(self.http.get("shares") or {}))
+        return Accounts(qos=tuple(qos), associations=tuple(associations))
+
+    def update_node(self, name: str, *, state: str, reason: str = "") -> None:
+        body: dict[str, Any] = {"state": [state]}
+        if reason:
+            body["reason"] = reason
+        self.http.post(f"node/{name}", body)
+
+    def _end(self, job_id: str, user: str, query: dict[str, str]) -> None:
+        try:
+            self.http.delete(f"job/{job_id}", query, user=user)
+        except SlurmError as error:
+            if error.number not in {*UNKNOWN_JOB, 2021}:  # 2021: it has already ended
+                raise
+
+
+def _in_order(jobs: list[Mapping[str, object]]) -> list[Run]:
+    """The runs of one job: v0.0.38 does not number them, but tells when each was submitted and began."""
+    told = [(found, shapes.steps(raw)) for raw in jobs for found in _each(shapes.accounted, [raw])]
+    told.sort(key=lambda run: (run[0].own_id, run[0].status.submitted_at or 0, run[0].status.started_at or 0))
+    runs: list[Run] = []
+    for found, ended_steps in told:
+        earlier = runs[-1].record if runs and runs[-1].record.own_id == found.own_id else None
+        count = max(found.status.restart_count, earlier.status.restart_count + 1 if earlier else 0)
+        runs.append(Run(replace(found, status=replace(found.status, restart_count=count)), ended_steps))
+    return runs
+
+
+def _with_shares(
+    found: list[Association], shares: Mapping[tuple[str, str], tuple[float | None, float | None]]
+) -> list[Association]:
+    nothing = (None, None)
+    return [
+        replace(one, fair_share=shares.get((one.account, one.user), nothing)[0], usage=shares.get(
+            (one.account, one.user), nothing)[1])
+        for one in found
+    ]  # fmt: skip
+
+
+def _each(read: Callable[[Mapping[str, object]], T], raws: list[Mapping[str, object]]) -> Iterator[T]:
+    """Every one that can be read: a single odd one must not hide the others."""
+    for raw in raws:
+        try:
+            yield read(raw)
+        except (ValueError, TypeError, KeyError):
+            continue
+
+
+def _list(answer: Json, name: str) -> list[Mapping[str, object]]:
+    """The list that an answer is about; an answer of 200 that has errors instead of it is an error."""
+    found = answer.get(name)
+    if not isinstance(found, list) or (not found and objects(answer.get("errors"))):
+        raise SchedulerError(f"Slurm's answer has no {name}: {_said(answer)}")
+    return objects(found)
+
+
+def _said(answer: Json) -> str:
+    lines = [text(one.get("error")) or text(one.get("description")) for one in objects(answer.get("errors"))]
+    return "; ".join(filter(None, lines)) or "it gave no reason"
+
+
+def _is_unchanged(answer: Json) -> bool:
+    told = " ".join(text(one.get("description")) for one in objects(answer.get("warnings")))
+    return "No job changes" in told or not objects(answer.get("errors"))
