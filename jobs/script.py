@@ -5,56 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import tomlkit
+from django.conf import settings
 
 from jobs import checkpoints, pins, rundir, sharing, upload
+from jobs.batch import Batch
 from jobs.models import Attempt, Job
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes import inventory
 from nodes.schedulers.base import Submission
 
-# Two submissions of one attempt (an answer was lost, so it was asked again): the first takes the claim, a link, made
-# with its content in one step; the other ends at once. A requeue of the first finds its own id there.
-# `wait` returns early when a trapped signal arrives, so it is repeated until it was not one that ended it.
-BATCH = """\
-#!/bin/bash
-#SBATCH --signal=B:USR1@{lead}
-#SBATCH --open-mode=append
-# Written by Vigil. It names no attempt and holds no secret: the launcher finds in the run directory what to do.
-set -u
-umask 027
-run={run}
-python={python}
-
-claim="$run/job/claimed/${{VIGIL_SUBMISSION:-$SLURM_JOB_ID}}"
-mkdir -p "$run/job/claimed"
-ln -sT "$SLURM_JOB_ID" "$claim" 2>/dev/null || [ "$(readlink "$claim")" = "$SLURM_JOB_ID" ] || exit 0
-
-asked=
-pass_on() {{
-    asked=$1
-    [ -z "${{step:-}}" ] || kill -s "$1" "$step" 2>/dev/null
-}}
-trap 'pass_on TERM' TERM
-trap 'pass_on USR1' USR1
-
-srun --ntasks-per-node=1 --kill-on-bad-exit=0 --unbuffered "$python" -P -m training.launch "$run" &
-step=$!
-[ -z "$asked" ] || kill -s "$asked" "$step"
-while asked=; wait "$step"; code=$?; [ -n "$asked" ]; do :; done
-
-# Stopped with a committed checkpoint: ask for another turn, unless a person wanted the end. If that fails, Vigil acts.
-if [ "$code" -eq 75 ] && [ ! -e "$run/portal/cancelled" ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
+START = settings.BASE_DIR / "training" / "start.py"
 
 
 def prepare(attempt: Attempt) -> Path:
@@ -132,7 +98,7 @@ def run_toml(spec: JobSpec) -> str:
 
 
 def batch_script(root: Path, *, lead: int, python: str = sys.executable) -> str:
-    return BATCH.format(run=shlex.quote(str(root)), python=shlex.quote(python), lead=lead)
+    return Batch(run=root, start=START, lead=lead, python=python).text()
 
 
 def _make_directory(job: Job) -> None:

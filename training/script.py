@@ -39,8 +39,9 @@ def prepare(plan: Plan, attempt: Attempt, *, stopping: Callable[[], bool] = lamb
         raise BadPlan(f"{code} is missing: the code of this job was never put there; submit it again")
     entry = _entry(code, plan.script.entry)
     reporting = _copy_reporting(attempt.folder)
-    own = plan.script.env.get("PYTHONPATH", "")
-    environment = {**plan.script.env, "PYTHONPATH": f"{reporting}:{own}" if own else str(reporting)}
+    variables = {**plan.env, **plan.script.env}
+    own = variables.get("PYTHONPATH", "")
+    environment = {**variables, "PYTHONPATH": f"{reporting}:{own}" if own else str(reporting)}
     return Command((_python(plan.script.python), "-u", str(entry), *plan.script.args), code, environment)
 
 

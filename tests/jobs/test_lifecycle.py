@@ -193,7 +193,7 @@ def test_kill_9_of_the_shim_is_a_new_attempt_that_goes_on(sam: User, scheduler: 
 def test_kill_9_of_the_launcher_is_a_new_attempt(sam: User, scheduler: LocalScheduler, root: Path) -> None:
     start(sam, 60, 0.05)
     follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
-    launcher = next(process for process in processes_of(root) if "training.launch" in process.cmdline())
+    launcher = next(process for process in processes_of(root) if any("start.py" in word for word in process.cmdline()))
     launcher.kill()
     follow_until(scheduler, lambda: newest().number == 2)
     assert Attempt.objects.get(number=1).cause == "lost"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from training.launch.attempt import Attempt
 from training.launch.members import Incarnation
-from training.launch.plan import Plan
+from training.launch.plan import BadPlan, Plan
 from training.launch.ranks import inherited
 
 
@@ -27,8 +28,10 @@ def trainer(plan: Plan) -> Command:
     """Our own trainer. With -P, so that no file lying about in the working directory is imported."""
     # A checkout that was never installed is found by PYTHONPATH, and so must its ranks be.
     found = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    if importlib.util.find_spec("torch") is None:
+        raise BadPlan(f"The job's Python, {sys.executable}, has no torch. Install it there, or take another Python.")
     arguments = (sys.executable, "-P", "-m", "training", str(plan.run_dir / "portal" / "run.toml"))
-    return Command(arguments, plan.job_dir, found)
+    return Command(arguments, plan.job_dir, {**plan.env, **found})
 
 
 def rank_environment(

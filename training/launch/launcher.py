@@ -22,7 +22,7 @@ from training.launch.ranks import CannotStart, Rank, descendants, kill_all, reap
 from training.launch.resources import Meter
 from training.launch.shipping import Shipping
 from training.launch.stop import STOP_SIGNALS, STOPPED, Signals, Stop
-from training.launch.verdict import Budget, Verdict, judge
+from training.launch.verdict import Budget, Verdict, judge, tell_code
 from training.manifest import DAMAGED, committed
 from training.rendezvous import write_json
 from training.report import Reporter
@@ -47,7 +47,7 @@ class Launcher:
         self._plan, self._attempt, self._command = plan, attempt, command
         self._signals, self._reporter, self._say = signals, reporter, say
         self._members = Members(attempt.folder / "members", plan)
-        self._stop = Stop(attempt.folder, plan.run_dir)
+        self._stop = Stop(attempt.folder, plan.run_dir, plan.told)
         self._shipping = Shipping(plan, attempt)
         self._capturing = Capturing(plan, attempt, command)
         self._meter = Meter(gpus=plan.gpus_per_node, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
@@ -310,6 +310,7 @@ class Launcher:
     def _end(self, verdict: Verdict) -> int:
         """The launcher's last word, then the others'."""
         write_json(self._attempt.folder / "result.json", verdict.told(), durable=True)
+        tell_code(self._plan, verdict.exit_code)
         self._members.decide(verdict.exit_code)
         return verdict.exit_code
 

@@ -48,6 +48,7 @@ class Plan:
     sample_seconds: float = 2.0  # between two looks at what the node's processes use
     limits: Mapping[str, float] = field(default_factory=dict)  # the watchdog's, by phase
     script: Script | None = None
+    env: Mapping[str, str] = field(default_factory=dict)  # for every rank: the job's environment, by run.toml
 
     @property
     def world_size(self) -> int:
@@ -60,6 +61,11 @@ class Plan:
     @property
     def job_dir(self) -> Path:
         return self.run_dir / "job"
+
+    @property
+    def told(self) -> Path:
+        """What batch.sh and the launchers tell each other: `asked`, the signal that came; `code`, the last word."""
+        return self.job_dir / "told" / f"{self.scheduler_id}.{self.restart_count}"
 
     @property
     def checkpoints(self) -> Path:
@@ -99,6 +105,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
         sample_seconds=launch.seconds("sample_seconds", 2.0),
         limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.found},
         script=_script(document.get("script")) if document.get("kind") == "script" else None,
+        env=_variables(_Table(document.get("environment", {}), "environment")),
     )
 
 
@@ -124,11 +131,15 @@ def _script(found: Any) -> Script:
     return Script(
         entry=table.text("entry", "train.py"),
         args=tuple(str(argument) for argument in table.found.get("args", ())),
-        env={str(name): str(value) for name, value in table.table("env").items()},
+        env=_variables(table),
         python=table.text("python", ""),
         git=table.text("git", ""),
         ref=table.text("ref", ""),
     )
+
+
+def _variables(table: _Table) -> dict[str, str]:
+    return {str(name): str(value) for name, value in table.table("env").items()}
 
 
 class _Table:

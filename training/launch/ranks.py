@@ -34,11 +34,12 @@ _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "JWT", "CREDENTIAL", "_KEY")
 
 
 def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The part of our environment that ranks get."""
+    """The part of our environment that ranks get; VIGIL_PASS_ON names what the job's modules and conda have set."""
+    known = _PLAIN | set(environment.get("VIGIL_PASS_ON", "").split())
     return {
         name: value
         for name, value in environment.items()
-        if (name in _PLAIN or name.startswith(_PREFIXES)) and not any(word in name for word in _SECRETS)
+        if (name in known or name.startswith(_PREFIXES)) and not any(word in name for word in _SECRETS)
     }
 
 

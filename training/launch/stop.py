@@ -1,4 +1,7 @@
-"""Being asked to stop: TERM and USR1 to the launcher become the file `stop-requested` for everybody (PROTOCOLS §2)."""
+"""Being asked to stop: TERM and USR1 to the launcher become the file `stop-requested` for everybody (PROTOCOLS §2).
+
+Under srun only USR1 gets here (srun answers TERM by killing its tasks): which signal it was, batch.sh writes down.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,10 @@ class Signals:
 class Stop:
     """Whether this attempt is to stop, said by any of its launchers; and for how long already."""
 
-    def __init__(self, attempt_dir: Path, run_dir: Path) -> None:
+    def __init__(self, attempt_dir: Path, run_dir: Path, told: Path) -> None:
+        """`told`: what batch.sh and the launchers tell each other in."""
         self._requested = attempt_dir / "stop-requested"
+        self._asked = told / "asked"
         self._stopped = attempt_dir / "stopped.json"
         self._cancelled = run_dir / "portal" / "cancelled"
         self.reason = ""
@@ -56,9 +61,9 @@ class Stop:
         """True once: when it has just become known."""
         if self.reason:
             return False
-        if asked is not None:
+        if (word := self._word(asked)) is not None:
             with suppress(OSError):  # said again at the next look
-                self._request(asked)
+                self._request(word)
         found: Any = read_json(self._requested)
         if found is None:
             return False
@@ -74,7 +79,13 @@ class Stop:
         """A rank has said that the stop's checkpoint is committed."""
         return self._stopped.exists()
 
-    def _request(self, asked: signal.Signals) -> None:
-        reason = "time_limit" if asked is signal.SIGUSR1 else "cancel" if self._cancelled.exists() else "signal"
+    def _word(self, asked: signal.Signals | None) -> str | None:
+        """The signal's name: the batch script's word for it, else our own."""
+        with suppress(OSError, ValueError):
+            return f"SIG{self._asked.read_text().strip()}"
+        return asked.name if asked is not None else None
+
+    def _request(self, word: str) -> None:
+        reason = "cancel" if self._cancelled.exists() else "time_limit" if word == "SIGUSR1" else "signal"
         if not self._requested.exists():
             write_json(self._requested, {"reason": reason, "time": time.time()}, durable=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from training.launch.failures import Failure, first_failure
+from training.launch.plan import Plan
 from training.launch.stop import STOPPED, Stop
 
 PORT_TRIES = 3
@@ -83,3 +86,12 @@ def judge(
     if stop.reason or not (first.in_place or start_is_damaged) or not budget.take(first, newest):
         return Verdict(first.code, cause, first, incarnation)
     return None
+
+
+def tell_code(plan: Plan, code: int) -> None:
+    """To the batch script, if there is one: from srun it hears only the highest code of all nodes."""
+    with suppress(OSError):
+        if plan.told.is_dir():
+            temporary = plan.told / f".code.{os.getpid()}"
+            temporary.write_text(f"{code}\n")
+            os.replace(temporary, plan.told / "code")

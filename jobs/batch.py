@@ -1,0 +1,183 @@
+"""batch.sh: the one script that both schedulers run (docs/decisions/0002). Text only: no Django, nothing is looked up.
+
+Everything that is put into it is quoted for bash; what stands in an #SBATCH line, which nothing can quote, is refused
+if it could end the line.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+# Two submissions of one attempt (an answer was lost, so it was asked again): the first takes the claim, a link, made
+# with its content in one step; the other ends at once. A requeue of the first finds its own id there.
+#
+# srun kills its tasks at once when it gets TERM (22.05 and 24.11), and passes USR1 on: USR1 is what it always gets, and
+# a file tells the launchers which signal it was. They look for it by themselves: a signal in the first seconds, which
+# would end an srun or a Python that has no handler yet, is left to the file alone.
+# `wait` returns early when a trapped signal arrives, so it is repeated until it was not one that ended it.
+#
+# Without --cpus-per-task, and with nothing left in the environment that stands for it, a step has all CPUs of the
+# allocation on each node, however many these are. 24.11 would otherwise give it one task's share.
+#
+# srun answers with the highest code of its tasks. What counts is the leading launcher's last word, if it had one.
+_SCRIPT = """\
+#!/bin/bash
+{directives}
+# Written by Vigil. It names no attempt and holds no secret: the launcher finds in the run directory what to do.
+set -u
+umask 027
+run={run}
+python={python}
+[ -n "${{HOME:-}}" ] || {{ HOME=~; export HOME; }}
+
+claim="$run/job/claimed/${{VIGIL_SUBMISSION:-$SLURM_JOB_ID}}"
+mkdir -p "$run/job/claimed"
+ln -sT "$SLURM_JOB_ID" "$claim" 2>/dev/null || [ "$(readlink "$claim")" = "$SLURM_JOB_ID" ] || exit 0
+told="$run/job/told/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
+mkdir -p "$told" && rm -f "$told/asked" "$told/code"
+
+fail() {{ printf 'batch.sh: %s\\n' "$*" >&2; exit 2; }}
+
+asked=
+pass_on() {{
+    asked=$1
+    echo "$1" > "$told/asked"
+    [ -z "${{step:-}}" ] || [ "$SECONDS" -lt "$ready" ] || kill -s USR1 "$step" 2>/dev/null
+}}
+trap 'pass_on TERM' TERM
+trap 'pass_on USR1' USR1
+{prepare}
+options=(--nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpu-bind=none)
+options+=(--kill-on-bad-exit=0 --export=ALL{options})
+unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE
+srun "${{options[@]}}" {inside}"$python" {start} "$run" &
+step=$! ready=$((SECONDS + 3))
+while asked=; wait "$step"; code=$?; [ -n "$asked" ]; do :; done
+last=$(cat "$told/code" 2>/dev/null)
+case $last in ''|*[!0-9]*|????*) ;; *) code=$last ;; esac
+
+# Stopped with a committed checkpoint: ask for another turn, unless a person wanted the end. If that fails, Vigil acts.
+if [ "$code" -eq 75 ] && [ ! -e "$run/portal/cancelled" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+# `module` is a function that only login shells have: a batch script asks for it where it is usually kept.
+_MODULES = """
+before=$'\\n'$(compgen -e)$'\\n'
+set +u
+for file in "${{MODULESHOME:-/usr/share/modules}}/init/bash" /etc/profile.d/lmod.sh /etc/profile.d/modules.sh \\
+    /usr/share/lmod/lmod/init/bash; do
+    type module >/dev/null 2>&1 || [ ! -r "$file" ] || . "$file"
+done
+type module >/dev/null 2>&1 || fail 'environment.modules: this node has no module command.'
+modules=({names})
+for name in "${{modules[@]}}"; do
+    module load "$name" || fail "environment.modules: $name cannot be loaded on this node; module avail lists what can."
+done
+set -u
+"""
+_CONDA = """
+[ -n "${{before:-}}" ] || before=$'\\n'$(compgen -e)$'\\n'
+conda={conda}
+set +u
+if type conda >/dev/null 2>&1; then
+    eval "$(conda shell.bash hook)"
+    conda activate "$conda" || fail "environment.conda: $conda cannot be activated on this node."
+elif [ -x "$conda/bin/python" ]; then
+    export CONDA_PREFIX=$conda PATH=$conda/bin:$PATH
+else
+    fail "environment.conda: no conda on this node, and $conda is no folder of an environment. Give its folder."
+fi
+set -u
+python=$(type -P python) || fail "environment.conda: $conda has no python."
+"""
+# The launcher hands to ranks only what it knows by name: what was set since `before` is asked for.
+_PASS_ON = """
+VIGIL_PASS_ON=
+for name in $(compgen -e); do
+    case $before in *$'\\n'"$name"$'\\n'*) ;; *) VIGIL_PASS_ON+=" $name" ;; esac
+done
+export VIGIL_PASS_ON
+"""
+_PYTHON = """
+[ ! -d "$python" ] || python=$python/bin/python
+type -P -- "$python" >/dev/null || fail "$python is no interpreter on this node. Say another under [environment]."
+"""
+_LINE = re.compile(r"[\x21-\x7e]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a batch script is made of. Texts are as they shall arrive, unquoted."""
+
+    run: Path
+    start: Path  # training/start.py
+    lead: int  # seconds
+    python: str
+    modules: tuple[str, ...] = ()
+    conda: str = ""
+    container: str = ""  # as its engine wants it
+    engine: str = ""  # pyxis or apptainer, where there is a container
+    mounts: tuple[str, ...] = ()
+    gpus: bool = False
+    elastic: bool = False  # goes on in the nodes that are left
+    required_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        return _SCRIPT.format(
+            directives="\n".join(f"#SBATCH {line}" for line in self._directives()),
+            run=_quoted(self.run),
+            python=_quoted(self.python),
+            start=_quoted(self.start),
+            prepare=self._prepare(),
+            options="".join(f" {option}" for option in self._options()),
+            inside="".join(f"{_quoted(word)} " for word in self._inside()),
+        )
+
+    def _directives(self) -> list[str]:
+        """Said to sbatch by the script itself, whatever the request can carry."""
+        lines = [f"--signal=B:USR1@{self.lead}", "--open-mode=append"]
+        lines += ["--no-kill"] if self.elastic else []
+        lines += [f"--nodelist={','.join(self.required_nodes)}"] if self.required_nodes else []
+        lines += [f"--exclude={','.join(self.excluded_nodes)}"] if self.excluded_nodes else []
+        if wrong := [line for line in lines if not _LINE.match(line)]:
+            raise ValueError(f"{wrong[0]!r} cannot stand in a line of a batch script")
+        return lines
+
+    def _prepare(self) -> str:
+        parts = []
+        if self.modules:
+            parts.append(_MODULES.format(names=" ".join(map(_quoted, self.modules))))
+        if self.conda:
+            parts.append(_CONDA.format(conda=_quoted(self.conda)))
+        if parts:
+            parts.append(_PASS_ON)
+        if not self.container:
+            parts.append(_PYTHON)
+        return "".join(parts)
+
+    def _options(self) -> list[str]:
+        """Of srun."""
+        found = ["--no-kill"] if self.elastic else []
+        if self.container and self.engine == "pyxis":
+            found.append(_quoted(f"--container-image={self.container}"))
+            found.append(_quoted(f"--container-mounts={','.join(self.mounts)}"))
+        return found
+
+    def _inside(self) -> list[str]:
+        """What starts the interpreter, where that is not srun itself."""
+        if not self.container or self.engine == "pyxis":
+            return []
+        binds = [word for mount in self.mounts for word in ("--bind", mount)]
+        return ["apptainer", "exec", *(["--nv"] if self.gpus else []), *binds, self.container]
+
+
+def _quoted(text: object) -> str:
+    """One word for bash, whatever is in it."""
+    return shlex.quote(str(text))
