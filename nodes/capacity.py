@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Everything that the scheduler last told. `is_one_machine`: it plays as many nodes as somebody asks for."""
+    """Everything that the scheduler last told."""
 
     now: float  # Unix seconds
     nodes: Sequence[NodeStatus] = ()
@@ -81,7 +81,11 @@ class Cluster:
     associations: Sequence[Association] = ()
     reservations: Sequence[Reservation] = ()
     queue: Sequence[QueuedJob] = ()
-    is_one_machine: bool = False
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether one machine plays as many nodes as somebody asks for."""
+        return bool(self.nodes) and self.nodes[0].plays_many
 
     def partition(self, name: str) -> Partition | None:
         """The one of that name; the default one for "". Of several the first that is known."""

@@ -1,0 +1,320 @@
+"""The limits that a waiting job runs into: of its QOS, its account, and its partition. Pure.
+
+As Slurm applies them: a partition's QOS comes before the job's own, and what a QOS limits its account no longer does.
+Counted is what the queue says is running; TRES-minutes used so far nobody tells us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from nodes.capacity import Cluster, Request
+from nodes.schedulers.cluster import Association, Limits, Qos, QueuedJob
+from portal import words
+
+Scope = Literal["job", "node", "user", "account", "group", "time", "minutes"]
+HOLDING = frozenset({"running", "completing", "suspended"})
+JOBS = "jobs"  # beside TRES: how many jobs
+_WORDS = {"cpu": "Cpu", "mem": "Mem", "node": "Node", "billing": "Billing", "energy": "Energy", "bb": "BB"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One limit beside what is asked for. `word`: what Slurm calls it when it holds a job back."""
+
+    word: str
+    source: str  # "QOS small", "Account vision"
+    scope: Scope
+    tres: str  # "gres/gpu", "cpu", "jobs", "time" …
+    limit: int
+    used: int = 0
+    asked: int = 0
+    whose: str = ""  # the person or account that it is counted for
+
+    @property
+    def is_over(self) -> bool:
+        return self.used + self.asked > self.limit
+
+    @property
+    def is_final(self) -> bool:
+        """Whether waiting will not help: the job alone is more than the limit."""
+        return self.asked > self.limit
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Who limits: a QOS, or an account's or person's association (`user`)."""
+
+    name: str
+    prefix: str  # of Slurm's word
+    limits: Limits
+    key: str
+    user: str = ""
+
+
+def checks(request: Request, cluster: Cluster, usage: Usage) -> list[Check]:
+    """Every limit that applies to the request, met or not."""
+    found: list[Check] = []
+    settled: set[tuple[str, str]] = set()
+    for source in _sources(request, cluster):
+        own = list(_of_source(source, request, usage))
+        found += [check for check in own if _kind(check) not in settled]
+        # What a QOS says goes before what accounts say; a group's limits hold at every level of accounts.
+        settled |= {_kind(check) for check in own if source.prefix == "QOS" or not check.word.startswith("AssocGrp")}
+    return found
+
+
+def amount(tres: str, number: int) -> str:
+    """ "2 GPUs", "64 GiB of memory", "4 h"."""
+    if tres == "time":
+        return words.duration(number)
+    if tres == "mem":
+        return f"{words.memory(number * 1024**2)} of memory"
+    return words.plural(number, _unit(tres))
+
+
+def sentence(check: Check, *, you: str = "") -> str:
+    """The limit, what is used of it, and what this asks for. `you`: the reader's own name there."""
+    limit = amount(check.tres, check.limit)
+    asks = f"this asks for {_bare(check.tres, check.asked)}"
+    who = "you" if check.whose == you and you else check.whose
+    uses = f"{who} use{'' if who == 'you' else 's'} {_bare(check.tres, check.used)}"
+    match check.scope:
+        case "time":
+            return f"{check.source} lets a job run for {limit}; {asks}."
+        case "job":
+            return f"{check.source} lets one job use {limit}; {asks}."
+        case "node":
+            return f"{check.source} lets one job use {limit} on each node; {asks}."
+        case "minutes":
+            return f"{check.source} may use {words.count(check.limit)} {_unit(check.tres)}-minutes; they are used up."
+        case "user":
+            whom = f"lets {who}" if check.source.startswith("Account") else "lets each person"
+        case "account":
+            whom = "lets each account"
+        case _:
+            whom, uses = "lets everybody in it together", f"{_bare(check.tres, check.used)} in use"
+    if check.tres == JOBS:
+        runs = f"{who} run{'' if who == 'you' else 's'}" if check.scope != "group" else "there run"
+        return f"{check.source} {whom} run {limit} at once; {runs} {words.count(check.used)}."
+    return f"{check.source} {whom} use {limit} at once; {uses}, {asks}."
+
+
+class Usage:
+    """What runs of a queue, added up by whom a limit counts."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._running = [job for job in cluster.queue if job.state in HOLDING]
+        self._cluster = cluster
+
+    @cached_property
+    def _parents(self) -> Mapping[str, str]:
+        return {a.account: a.parent for a in self._cluster.associations if not a.user}
+
+    @cached_property
+    def _partition_qos(self) -> Mapping[str, str]:
+        return {p.name: p.qos for p in self._cluster.partitions if p.qos}
+
+    def of_qos(self, qos: str, *, user: str | None = None, account: str | None = None) -> list[QueuedJob]:
+        """Jobs under a QOS, their own or their partition's."""
+        through = {name for name, its in self._partition_qos.items() if its == qos}
+        return [
+            job
+            for job in self._running
+            if (job.qos == qos or job.partition in through)
+            and (user is None or job.user == user)
+            and (account is None or job.account == account)
+        ]
+
+    def of_account(self, account: str, *, user: str = "") -> list[QueuedJob]:
+        """Jobs of an account and those below it; or of one person in it."""
+        if user:
+            return [job for job in self._running if job.user == user and job.account == account]
+        below = {name for name in {job.account for job in self._running} if account in self.line(name)}
+        return [job for job in self._running if job.account in below]
+
+    def line(self, account: str) -> list[str]:
+        """The account and those above it."""
+        found = [account]
+        while (parent := self._parents.get(found[-1], "")) and parent not in found:
+            found.append(parent)
+        return found
+
+
+def used(tres: str, jobs: Iterable[QueuedJob]) -> int:
+    """How much of it these jobs hold."""
+    if tres == JOBS:
+        return sum(1 for _ in jobs)
+    if tres == "node":
+        return len({node for job in jobs for node in job.nodes})
+    kind = tres.partition(":")[2]
+    match tres.partition(":")[0]:
+        case "cpu":
+            return sum(job.cpus for job in jobs)
+        case "mem":
+            return sum(job.memory_mib for job in jobs)
+        case "gres/gpu":
+            return sum(job.gpus for job in jobs if not kind or job.gpu_type.lower() == kind.lower())
+    return 0
+
+
+def asked(tres: str, request: Request, *, nodes: int | None = None) -> int:
+    """How much of it the request is, at its smallest number of nodes."""
+    many = request.min_nodes if nodes is None else nodes
+    kind = tres.partition(":")[2]
+    match tres.partition(":")[0]:
+        case "node":
+            return many
+        case "cpu":
+            return request.cpus * many
+        case "mem":
+            return request.memory_mib * many
+        case "gres/gpu":
+            return request.gpus * many if not kind or kind.lower() == request.gpu_type.lower() else 0
+    return 0
+
+
+def account_of(request: Request, cluster: Cluster) -> str:
+    """Its own, else the person's default one."""
+    if request.account:
+        return request.account
+    own = (a.account for a in cluster.associations if a.user == request.user and a.is_default)
+    return next(own, "") if request.user else ""
+
+
+def qos_of(request: Request, cluster: Cluster) -> str:
+    """Its own, else the association's default one."""
+    if request.qos:
+        return request.qos
+    account = account_of(request, cluster)
+    own = (a.default_qos for a in cluster.associations if a.account == account and a.user == request.user)
+    return next((name for name in own if name), "")
+
+
+def _sources(request: Request, cluster: Cluster) -> Iterator[_Source]:
+    """Who may limit the request, in the order in which they count."""
+    known: Mapping[str, Qos] = {qos.name: qos for qos in cluster.qos}
+    partition, own = cluster.partition(request.partition), qos_of(request, cluster)
+    names = [partition.qos if partition else "", own]
+    if own in known and "OVERRIDE_PARTITION_QOS" in known[own].flags:
+        names.reverse()
+    for name in dict.fromkeys(names):
+        if name in known:
+            yield _Source(f"QOS {name}", "QOS", known[name].limits, name)
+    yield from (_of_association(a) for a in _associations(request, cluster))
+
+
+def _of_association(association: Association) -> _Source:
+    return _Source(f"Account {association.account}", "Assoc", association.limits, association.account, association.user)
+
+
+def _associations(request: Request, cluster: Cluster) -> Iterator[Association]:
+    """The person's own, then the accounts upwards."""
+    account = account_of(request, cluster)
+    accounts = {a.account: a for a in cluster.associations if not a.user}
+    if request.user:
+        own = [a for a in cluster.associations if a.user == request.user and a.account == account]
+        partitions = ("", *request.partition.split(","))
+        yield from sorted((a for a in own if a.partition in partitions), key=lambda a: not a.partition)
+    seen: set[str] = set()
+    while account in accounts and account not in seen:
+        seen.add(account)
+        yield accounts[account]
+        account = accounts[account].parent
+
+
+def _of_source(source: _Source, request: Request, usage: Usage) -> Iterator[Check]:
+    limits = source.limits
+    yield from _once(source, request, "job", limits.job, nodes=None)
+    yield from _once(source, request, "node", limits.node, nodes=1)
+    if limits.max_time_s is not None:
+        word = f"{source.prefix}MaxWallDurationPerJobLimit"
+        yield Check(
+            word=word, source=source.name, scope="time", tres="time", limit=limits.max_time_s,
+            asked=request.time_limit_s,
+        )  # fmt: skip
+    yield from _together(source, request, usage)
+    for tres, limit in limits.group_minutes.items():
+        yield Check(
+            word=_word(source.prefix, "Grp", tres, "Minutes"), source=source.name, scope="minutes", tres=tres,
+            limit=limit,
+        )  # fmt: skip
+
+
+def _once(
+    source: _Source, request: Request, scope: Scope, limits: Mapping[str, int], *, nodes: int | None
+) -> Iterator[Check]:
+    """What one job may use, in all or on each node."""
+    suffix = "PerJob" if scope == "job" else "PerNode"
+    for tres, limit in limits.items():
+        want = asked(tres, request, nodes=nodes)
+        word = _word(source.prefix, "Max", tres, suffix)
+        yield Check(word=word, source=source.name, scope=scope, tres=tres, limit=limit, asked=want)
+
+
+def _together(source: _Source, request: Request, usage: Usage) -> Iterator[Check]:
+    """What several may use at once."""
+    limits, qos = source.limits, source.prefix == "QOS"
+    scopes: list[tuple[Scope, Mapping[str, int], int | None, str, str]] = [
+        ("group", limits.group, limits.group_jobs, "", "Grp"),
+        ("user", limits.user, limits.user_jobs, request.user, "PerUser"),
+        ("account", limits.account, None, request.account, "PerAccount"),
+    ]
+    for scope, by_tres, most_jobs, whose, way in scopes:
+        wanted = {**by_tres, **({JOBS: most_jobs} if most_jobs is not None else {})}
+        if not wanted:
+            continue
+        if qos:
+            mine = usage.of_qos(
+                source.key,
+                user=request.user if scope == "user" else None,
+                account=request.account if scope == "account" else None,
+            )
+        else:
+            person = request.user if scope == "user" else source.user
+            mine = usage.of_account(source.key, user=person)
+        start, end = ("Grp", "") if way == "Grp" else ("Max", way)
+        told: Scope = "user" if not qos and source.user else scope
+        for tres, limit in wanted.items():
+            yield Check(
+                word=_word(source.prefix, start, tres, end), source=source.name, scope=told, tres=tres, limit=limit,
+                used=used(tres, mine), asked=1 if tres == JOBS else asked(tres, request),
+                whose=whose or (source.user if told == "user" else ""),
+            )  # fmt: skip
+
+
+def _word(prefix: str, start: str, tres: str, end: str) -> str:
+    """Slurm's word without its endings, which differ: QOSMaxCpuPerUserLimit and QOSMaxGRESPerUser."""
+    if tres == JOBS:
+        return f"{prefix}{start}Jobs{end if prefix == 'QOS' else ''}"
+    name = "GRES" if tres.startswith("gres") else _WORDS.get(tres, "Unknown")
+    return f"{start}{name}{end}" if end == "PerAccount" else f"{prefix}{start}{name}{end}"
+
+
+def _kind(check: Check) -> tuple[str, str]:
+    return check.word.removeprefix("QOS").removeprefix("Assoc"), check.tres
+
+
+def is_called(check: Check, reason: str) -> bool:
+    """Whether Slurm's word means this limit."""
+    word = reason.partition(",")[0].strip()
+    return bool(word) and _plain(check.word) == _plain(word)
+
+
+def _plain(word: str) -> str:
+    return word.casefold().removesuffix("limit").replace("memory", "mem")
+
+
+def _unit(tres: str) -> str:
+    name, _, kind = tres.partition(":")
+    if name == "gres/gpu":
+        return f"{kind} GPU".strip()
+    return {"cpu": "CPU", "node": "node", JOBS: "job", "mem": "MiB"}.get(name, name)
+
+
+def _bare(tres: str, number: int) -> str:
+    """The number without its unit, where the limit beside it says the unit."""
+    return amount(tres, number).removesuffix(" of memory") if tres in {"time", "mem"} else words.count(number)
