@@ -68,6 +68,15 @@ def share(run: Path, user: str) -> None:
             raise Refused(reason, remedy) from None
 
 
+def is_possible(folder: Path) -> bool:
+    """Whether its file system keeps lists."""
+    try:
+        os.getxattr(folder, DEFAULT)
+    except OSError as error:
+        return error.errno != errno.ENOTSUP
+    return True
+
+
 def share_like(neighbour: Path, grown: Path) -> None:
     """Give a tree that grew elsewhere, where only we can reach, what it would have got beside `neighbour`'s entries."""
     listed = _get(neighbour, DEFAULT)

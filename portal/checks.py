@@ -19,7 +19,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from jobs import rundir
+from jobs import rundir, sharing
 from portal import redis_server
 
 TAG = "vigil"
@@ -61,11 +61,22 @@ def runs_can_be_written(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
         found.append(
             Warning(f"Everybody on this machine may look into {runs}.", hint=f"chmod o= {runs}", id="vigil.W001")
         )
+    if _runs_are_shared() and not sharing.is_possible(runs):
+        hint = "Mount it with POSIX ACLs (ext4, XFS, Lustre, NFS 3 have them), or set VIGIL_RUNS to one that has."
+        message = f"The file system of {runs} keeps no access control lists: jobs of other Unix users are refused."
+        found.append(Warning(message, hint=hint, id="vigil.W005"))
     free = shutil.disk_usage(runs).free
     if free < ROOM_BYTES:
         hint = "Delete jobs that nobody needs, or put VIGIL_RUNS on a larger disk."
         found.append(Warning(f"Only {free / 1024**3:.1f} GiB are free for {runs}.", hint=hint, id="vigil.W002"))
     return found
+
+
+def _runs_are_shared() -> bool:
+    """Whether jobs run as other Unix users than the portal."""
+    from nodes.inventory import unix_user
+
+    return bool(unix_user("anybody"))
 
 
 @register(TAG)

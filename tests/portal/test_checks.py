@@ -1,5 +1,7 @@
 """What a site is told at its start about what would misbehave later."""
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +57,21 @@ def test_a_configured_run_root_is_waited_for(settings: Any, tmp_path: Path) -> N
     settings.VIGIL_RUNS = tmp_path / "runs"
     assert ids(checks.runs_can_be_written(None)) == ["vigil.W004"]
     assert not settings.VIGIL_RUNS.exists()
+
+
+def test_a_run_root_that_cannot_be_shared_is_mentioned(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    settings.VIGIL_RUNS = tmp_path
+    monkeypatch.setattr(os, "getxattr", refuse)
+    assert "vigil.W005" not in ids(checks.runs_can_be_written(None))
+    settings.VIGIL_LOCAL_USER = "nobody"
+    assert "vigil.W005" in ids(checks.runs_can_be_written(None))
+    monkeypatch.undo()
+    assert "vigil.W005" not in ids(checks.runs_can_be_written(None))
 
 
 def test_little_room_is_mentioned(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> None:
