@@ -25,7 +25,7 @@ from jobs.lease import Held, LeaseLost
 from jobs.models import Attempt
 from jobs.restart import Ended, next_attempt
 from jobs.script import grace_of
-from nodes import inventory
+from nodes import inventory, orders
 from nodes.schedulers.base import UNKNOWN, JobStatus, Scheduler, SchedulerError
 
 logger = logging.getLogger(__name__)
@@ -200,6 +200,7 @@ class Tick:
             self._live_through(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
 
     def look_at_nodes(self) -> None:
+        orders.carry_out(self.scheduler)
         if inventory.is_due():
             inventory.sync(self.scheduler)
 

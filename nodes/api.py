@@ -1,40 +1,278 @@
-"""REST: nodes, as the scheduler last described them."""
+"""REST: the cluster as the scheduler last described it, and what sysadmins have done to its nodes."""
 
-from ninja import Router, Schema
+from __future__ import annotations
 
-from nodes.models import Node
-from portal.api import ApiRequest
+from datetime import datetime
+from typing import Annotated, Any
+
+from ninja import Query, Router, Schema, Status
+from pydantic import Field, StringConstraints
+
+from nodes import inventory, orders
+from nodes.models import Association, Node, NodeOrder, Partition, Qos, Reading, Reservation
+from portal.access import CLUSTER, can
+from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
+from portal.paging import BadCursor, Order, page
 from portal.problems import Problem
 
 router = Router(tags=["nodes"])
+cluster = Router(tags=["cluster"])
+Part = Reading.Part
+Why = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+
+
+class ReadingShape(Schema):
+    """How fresh an answer is: rows stay as they are while the scheduler does not answer."""
+
+    read_at: datetime | None
+    error: str = Field(description="Why the last asking failed; empty: it did not.")
+    failing_since: datetime | None
+
+
+class OrderShape(Schema):
+    """Something that was asked to be done to a node."""
+
+    id: int
+    node: str
+    action: str
+    reason: str
+    state: str = Field(description="asked, done, refused, or replaced by a later one.")
+    outcome: str = Field(description="The scheduler's words: why it refused, or did not answer yet.")
+    asked_by: str | None
+    asked_at: datetime
+    ended_at: datetime | None
 
 
 class NodeShape(Schema):
     name: str
     state: str
+    takes_jobs: bool = Field(description="Whether something new may start on it now.")
     reason: str
+    reason_by: str
+    reason_at: datetime | None
     partitions: list[str]
+    features: list[str]
     cpus: int
     cpus_used: int
+    cpus_free: int
     gpus: int
     gpus_used: int
+    gpus_free: int
     gpu_type: str
+    gpus_allocated: list[int] = Field(description="Their indices, where the scheduler tells.")
     memory_mib: int
+    memory_used_mib: int = Field(description="Allocated, not resident.")
+    memory_free_mib: int
+    load: float | None
+    booted_at: datetime | None
+    is_made_up: bool
+
+
+class NodeDetail(NodeShape):
+    order: OrderShape | None = Field(description="What was last asked to be done to it.")
+    reading: ReadingShape
 
 
 class Nodes(Schema):
     items: list[NodeShape]
     next: str | None = None
+    reading: ReadingShape
+
+
+class Orders(Schema):
+    items: list[OrderShape]
+    next: str | None
+
+
+class PartitionShape(Schema):
+    name: str
+    state: str
+    is_default: bool
+    nodes: list[str]
+    max_time_s: int | None
+    default_time_s: int | None
+    max_nodes: int | None
+    min_nodes: int
+    priority_tier: int
+    preempt_mode: str
+    qos: str
+    allowed_accounts: list[str]
+    denied_accounts: list[str]
+    allowed_qos: list[str]
+    denied_qos: list[str]
+
+
+class Partitions(Schema):
+    items: list[PartitionShape]
+    next: str | None = None
+    reading: ReadingShape
+
+
+class LimitsShape(Schema):
+    """TRES such as {"gres/gpu": 8}; memory in MiB. Null, or not in a map: no limit."""
+
+    group: dict[str, int] = {}
+    user: dict[str, int] = {}
+    account: dict[str, int] = {}
+    job: dict[str, int] = {}
+    node: dict[str, int] = {}
+    group_minutes: dict[str, int] = {}
+    group_jobs: int | None = None
+    user_jobs: int | None = None
+    user_submitted: int | None = None
+    max_time_s: int | None = None
+
+
+class QosShape(Schema):
+    name: str
+    description: str
+    priority: int
+    preempts: list[str]
+    flags: list[str]
+    limits: LimitsShape
+
+
+class QosList(Schema):
+    items: list[QosShape]
+    next: str | None = None
+    reading: ReadingShape
+
+
+class ReservationShape(Schema):
+    name: str
+    nodes: list[str]
+    starts_at: datetime | None
+    ends_at: datetime | None
+    users: list[str]
+    accounts: list[str]
+    partition: str
+    flags: list[str]
+
+
+class Reservations(Schema):
+    items: list[ReservationShape]
+    next: str | None = None
+    reading: ReadingShape
+
+
+class AccountShape(Schema):
+    """An account (`user` empty), or a person in it."""
+
+    account: str
+    user: str
+    partition: str
+    parent: str
+    qos: list[str]
+    default_qos: str
+    is_default: bool
+    shares: int | None
+    fair_share: float | None = Field(description="0 … 1: 1 has used least of what is due to it.")
+    usage: float | None = Field(description="Its part of everything used lately, 0 … 1.")
+    limits: LimitsShape
+
+
+class Accounts(Schema):
+    items: list[AccountShape]
+    next: str | None
+    reading: ReadingShape
+
+
+class WantedNodes(Schema):
+    partition: Text = ""
+    state: Text = Field("", description="The scheduler's word: idle, mixed, allocated, drained, down …")
+
+
+class WantedPage(Schema):
+    limit: Limit
+    cursor: Cursor
+
+
+class Drain(Schema):
+    model_config = {"extra": "forbid"}
+    reason: Why = Field(description="What the scheduler shows to who asks why; your name is added to it.")
 
 
 @router.get("", response=Nodes, summary="All nodes")
-def nodes(request: ApiRequest) -> dict[str, object]:
-    return {"items": list(Node.objects.all())}
+def nodes(request: ApiRequest, wanted: Query[WantedNodes]) -> dict[str, object]:
+    found = Node.objects.filter(state=wanted.state) if wanted.state else Node.objects.all()
+    items = [node for node in found if not wanted.partition or wanted.partition in node.partitions]
+    return {"items": items, "reading": inventory.readings()[Part.NODES]}
 
 
-@router.get("/{str:name}", response=NodeShape, summary="One node")
-def node(request: ApiRequest, name: str) -> Node:
+@router.get("/{str:name}", response=NodeDetail, summary="One node")
+def node(request: ApiRequest, name: str) -> NodeDetail:
+    found = _node(name)
+    order = NodeOrder.objects.filter(node=found.name).select_related("asked_by").first()
+    return NodeDetail(
+        **NodeShape.from_orm(found).dict(),
+        order=OrderShape(**order_shape(order)) if order else None,
+        reading=ReadingShape.from_orm(inventory.readings()[Part.NODES]),
+    )
+
+
+@router.get("/{str:name}/orders", response=Orders, summary="What was asked to be done to a node, newest first")
+def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> dict[str, object]:
+    rows = NodeOrder.objects.filter(node=_node(name).name).select_related("asked_by")
+    try:
+        found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    except BadCursor as error:
+        raise bad_field("cursor", str(error)) from error
+    return {"items": [order_shape(order) for order in found.items], "next": found.next}
+
+
+@router.post("/{str:name}/drain", response={202: OrderShape}, summary="Let nothing new start on a node (sysadmins)")
+def drain(request: ApiRequest, name: str, asked: Drain) -> Status[dict[str, Any]]:
+    return _ask(request, name, NodeOrder.Action.DRAIN, asked.reason)
+
+
+@router.post("/{str:name}/undrain", response={202: OrderShape}, summary="Let jobs start on it again (sysadmins)")
+def undrain(request: ApiRequest, name: str) -> Status[dict[str, Any]]:
+    return _ask(request, name, NodeOrder.Action.UNDRAIN)
+
+
+@cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
+def partitions(request: ApiRequest) -> dict[str, object]:
+    return {"items": list(Partition.objects.all()), "reading": inventory.readings()[Part.PARTITIONS]}
+
+
+@cluster.get("/qos", response=QosList, summary="QOS with their limits")
+def qos(request: ApiRequest) -> dict[str, object]:
+    return {"items": list(Qos.objects.all()), "reading": inventory.readings()[Part.ACCOUNTS]}
+
+
+@cluster.get("/reservations", response=Reservations, summary="Reservations, the next one first")
+def reservations(request: ApiRequest) -> dict[str, object]:
+    return {"items": list(Reservation.objects.all()), "reading": inventory.readings()[Part.RESERVATIONS]}
+
+
+@cluster.get("/accounts", response=Accounts, summary="Your own accounts and shares; sysadmins see everybody's")
+def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object]:
+    rows = Association.objects.visible_to(request.auth)
+    try:
+        found = page(rows, Order("id"), cursor=wanted.cursor, limit=wanted.limit)
+    except BadCursor as error:
+        raise bad_field("cursor", str(error)) from error
+    return {"items": found.items, "next": found.next, "reading": inventory.readings()[Part.ACCOUNTS]}
+
+
+def order_shape(order: NodeOrder) -> dict[str, Any]:
+    own = ("id", "node", "action", "reason", "state", "outcome", "asked_at", "ended_at")
+    return {name: getattr(order, name) for name in own} | {
+        "asked_by": order.asked_by.username if order.asked_by else None
+    }
+
+
+def _node(name: str) -> Node:
     found = None if "\0" in name else Node.objects.filter(name=name).first()
     if found is None:
         raise Problem(404, f"There is no node {name!r}. GET /api/v1/nodes lists them.")
     return found
+
+
+def _ask(request: ApiRequest, name: str, action: NodeOrder.Action, reason: str = "") -> Status[dict[str, Any]]:
+    if not can(request.auth, "change", CLUSTER):
+        raise Problem(403, f"Only sysadmins {action} nodes. Ask one of them.")
+    node = _node(name)
+    if node.is_made_up:
+        raise Problem(409, f"{name} is made up by `vigil up --demo`: the scheduler knows nothing of it.")
+    return Status(202, order_shape(orders.ask(request.auth, node, action, reason)))

@@ -189,14 +189,6 @@ class Reservation(Fact):
         return self.name
 
 
-class QueuedJobQuerySet(FactQuerySet["QueuedJob"]):
-    def visible_to(self, user: User) -> Self:
-        """Everybody's, unless the site says that each sees their own alone."""
-        if user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone":
-            return self
-        return self.filter(user=user.slurm_user) if user.slurm_user else self.none()
-
-
 class QueuedJob(Fact):
     """A job of the scheduler that waits or runs, whoever's it is."""
 
@@ -227,7 +219,7 @@ class QueuedJob(Fact):
     dependency = models.TextField(blank=True)
     restart_count = models.IntegerField(default=0)
 
-    objects = QueuedJobQuerySet.as_manager()
+    objects = FactQuerySet.as_manager()
 
     class Meta:
         ordering = ("-priority", "id")

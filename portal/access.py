@@ -1,6 +1,6 @@
 """Who may do what: one function for pages, API, sockets and admin."""
 
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from django.contrib.auth.models import AnonymousUser
 
@@ -16,14 +16,23 @@ class Owned(Protocol):
     project_id: int
 
 
-def can(user: User | AnonymousUser, action: Action, thing: Project | Owned) -> bool:
-    """Whether the person may see, submit to, change or manage a project or something in it.
+class Cluster:
+    """What belongs to no project: nodes, partitions, the queue."""
+
+
+CLUSTER: Final = Cluster()
+
+
+def can(user: User | AnonymousUser, action: Action, thing: Project | Owned | Cluster) -> bool:
+    """Whether the person may see, submit to, change or manage a project, something in it, or the cluster.
 
     Members see what their project has and submit to it; its owner and the project's leads change a job;
-    leads manage the project; sysadmins do everything.
+    leads manage the project; everybody sees the cluster; sysadmins do everything.
     """
     if not isinstance(user, User) or not user.is_active:
         return False
+    if isinstance(thing, Cluster):
+        return user.is_sysadmin or action == "see"
     return user.is_sysadmin or _as_member(user, action, thing)
 
 

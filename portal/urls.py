@@ -14,6 +14,7 @@ from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
+from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
 from jobs.api import series as series_api
 from nodes import api as nodes_api
@@ -32,6 +33,8 @@ api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
+api.add_router("/v1", nodes_api.cluster)
+api.add_router("/v1", queue_api.router)
 
 
 def no_such_endpoint(request: HttpRequest, rest: str) -> HttpResponse:

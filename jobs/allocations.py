@@ -1,0 +1,91 @@
+"""Where the scheduler's jobs meet Vigil's: who holds what on which node, and whose queue a person may look into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.conf import settings
+from django.db.models import Q, QuerySet
+
+from jobs.models import Attempt, Job
+from jobs.models.attempt import AttemptQuerySet
+from nodes.models import QueuedJob
+from portal.models import User
+
+HOLDING = frozenset({"running", "suspended", "completing"})
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one job holds on one node, as one person may see it."""
+
+    scheduler_id: str
+    name: str  # "": the site hides other people's
+    user: str
+    job: Job | None  # Vigil's, where it is one that the person may see
+    is_mine: bool
+    gpus: tuple[int, ...]  # indices on the node; empty where the scheduler does not tell
+    ends_at: datetime | None
+    gpu_count: int  # on the node, as far as that can be told
+
+
+def visible_queue(user: User) -> QuerySet[QueuedJob]:
+    """Everybody's jobs, unless the site says that each sees their own and their projects' alone."""
+    if user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone":
+        return QueuedJob.objects.all()
+    known = _alive().filter(job__in=Job.objects.visible_to(user))
+    return QueuedJob.objects.filter(_of_person(user) | Q(scheduler_id__in=known.values("scheduler_id")))
+
+
+def mine(user: User) -> Q:
+    """Of the queue: those that the person submitted, through Vigil or past it."""
+    return _of_person(user) | Q(scheduler_id__in=_alive().filter(job__owner=user).values("scheduler_id"))
+
+
+def jobs_of(user: User, scheduler_ids: Iterable[str]) -> dict[str, Job]:
+    """Vigil's jobs by the scheduler's id, of those that the person may see."""
+    attempts = _alive().filter(scheduler_id__in=set(scheduler_ids), job__in=Job.objects.visible_to(user))
+    rows = attempts.with_job().select_related("job__owner", "job__project").order_by("id")
+    return {attempt.scheduler_id: attempt.job for attempt in rows}
+
+
+def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
+    """By node, what runs there: the person's own first."""
+    wanted = set(names)
+    running = [row for row in QueuedJob.objects.filter(state__in=HOLDING) if not wanted.isdisjoint(row.nodes)]
+    known = jobs_of(user, (row.scheduler_id for row in running))
+    shown = user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone"
+    found: dict[str, list[Held]] = {name: [] for name in wanted}
+    for row in running:
+        job = known.get(row.scheduler_id)
+        for node in wanted.intersection(row.nodes):
+            found[node].append(_held(row, node, user, job, shown))
+    for held in found.values():
+        held.sort(key=lambda one: (not one.is_mine, one.gpus, one.scheduler_id))
+    return found
+
+
+def _held(row: QueuedJob, node: str, user: User, job: Job | None, shown: bool) -> Held:
+    own = bool(row.user) and row.user == user.slurm_user or (job is not None and job.owner_id == user.pk)
+    known = shown or own or job is not None
+    gpus = tuple(row.gpu_indices.get(node, ()))
+    return Held(
+        scheduler_id=row.scheduler_id,
+        name=(job.name if job else row.name) if known else "",
+        user=(job.owner.username if job else row.user) if known else "",
+        job=job,
+        is_mine=own,
+        gpus=gpus,
+        ends_at=row.ends_at,
+        gpu_count=len(gpus) or -(-row.gpus // max(1, len(row.nodes))),
+    )
+
+
+def _alive() -> AttemptQuerySet:
+    return Attempt.objects.filter(ended_at=None).exclude(scheduler_id="")
+
+
+def _of_person(user: User) -> Q:
+    return Q(user=user.slurm_user) if user.slurm_user else Q(pk__in=())

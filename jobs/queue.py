@@ -1,0 +1,133 @@
+"""Looking into the scheduler's queue: one description of filters and order for the page, the API and the CLI."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from django.db.models import BigIntegerField, Case, Count, F, Q, QuerySet, Value, When
+from django.db.models.functions import Cast
+
+from jobs import allocations
+from jobs.models import Job
+from jobs.waiting import explained
+from nodes.models import QueuedJob
+from portal.asked import whole
+from portal.models import User
+from portal.paging import Order, Page, page
+
+STATES = ("pending", "running", "suspended", "completing")
+HELD = "JobHeld"  # how Slurm's word begins for one that somebody holds
+_GROUP = 10**12  # above any priority, so that one number says group and priority
+_ORDER = Order("place")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job of the scheduler as one person may see it."""
+
+    row: QueuedJob
+    job: Job | None  # Vigil's, where it is one that the person may see
+    is_mine: bool
+    position: int | None  # of those that wait in its partition, by priority; 1 is next
+    of: int
+
+    @property
+    def name(self) -> str:
+        return self.job.name if self.job else self.row.name
+
+    @property
+    def user(self) -> str:
+        return self.job.owner.username if self.job else self.row.user
+
+    @property
+    def why(self) -> str:
+        """Why it waits, in plain words after the scheduler's own."""
+        return explained(self.row.reason) if self.row.state == "pending" else ""
+
+    @property
+    def is_held(self) -> bool:
+        return self.row.state == "pending" and self.row.reason.startswith(HELD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSearch:
+    """What somebody looks for. `text`: each word in the name, or a number, a person or an account."""
+
+    text: str = ""
+    states: list[str] = field(default_factory=list)
+    partition: str = ""
+    user: str = ""
+    mine: bool = False
+
+    def page(self, user: User, *, cursor: str | None = None, limit: int = 50) -> Page[QueuedJob]:
+        """The person's own first; then those that wait, the next to start first; then those that run."""
+        rows = self._filtered(user)
+        if self.states:
+            rows = rows.filter(state__in=self.states)
+        group = Case(
+            When(allocations.mine(user) & Q(state="pending"), then=Value(1)),
+            When(allocations.mine(user), then=Value(0)),
+            When(state="pending", then=Value(2)),
+            default=Value(3),
+            output_field=BigIntegerField(),
+        )
+        place = Cast(group, BigIntegerField()) * Value(_GROUP, output_field=BigIntegerField()) - F("priority")
+        return page(rows.annotate(place=place), _ORDER, cursor=cursor, limit=limit)
+
+    def counts(self, user: User) -> dict[str, int]:
+        """How many match in each state, the state filter itself left aside: for tabs."""
+        return dict(self._filtered(user).order_by().values_list("state").annotate(count=Count("pk")))
+
+    def _filtered(self, user: User) -> QuerySet[QueuedJob]:
+        rows = allocations.visible_queue(user)
+        if self.mine:
+            rows = rows.filter(allocations.mine(user))
+        if self.user:
+            rows = rows.filter(user=self.user)
+        if self.partition:
+            rows = rows.filter(Q(partition=self.partition) | Q(partition__regex=_listed(self.partition)))
+        for word in self.text.split()[:10]:
+            matches = Q(name__icontains=word) | Q(user__icontains=word) | Q(account__icontains=word)
+            if (number := whole(word.lstrip("#"))) is not None:
+                matches |= Q(scheduler_id=str(number))
+            rows = rows.filter(matches)
+        return rows
+
+
+def _listed(partition: str) -> str:
+    """A job may wait in several partitions: this one between commas."""
+    return rf"(^|,){re.escape(partition)}(,|$)"
+
+
+def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
+    """Rows of the queue with what else is known of them, in a few queries however many there are."""
+    known = allocations.jobs_of(user, (row.scheduler_id for row in rows))
+    positions, waiting = _positions(rows)
+    return [
+        Entry(
+            row=row,
+            job=(job := known.get(row.scheduler_id)),
+            is_mine=(bool(row.user) and row.user == user.slurm_user) or (job is not None and job.owner_id == user.pk),
+            position=positions.get(row.pk),
+            of=waiting[row.partition],
+        )
+        for row in rows
+    ]
+
+
+def _positions(rows: list[QueuedJob]) -> tuple[dict[int, int], Counter[str]]:
+    """Of those that wait and are not held: the how-manieth in its partition. And how many wait in each."""
+    places = {row.partition for row in rows if row.state == "pending"}
+    if not places:
+        return {}, Counter()
+    wanted = {row.pk for row in rows}
+    waiting = QueuedJob.objects.filter(state="pending", partition__in=places).exclude(reason__startswith=HELD)
+    counts: Counter[str] = Counter()
+    found = {}
+    for pk, partition in waiting.order_by("-priority", "id").values_list("pk", "partition").iterator():
+        counts[partition] += 1
+        if pk in wanted:
+            found[pk] = counts[partition]
+    return found, counts
