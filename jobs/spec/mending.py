@@ -25,6 +25,9 @@ SIZE = ("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node"
 READS = {
     "run.global_batch": (*SIZE, "run.micro_batch"),
     "run.warmup_steps": ("run.steps",),
+    "resources.gpu_type": ("resources.gpus_per_node",),
+    "resources.require_nodes": ("resources.nodes",),
+    "resources.exclude_nodes": ("resources.require_nodes",),
     "resources": (*SIZE, "resources.cpus_per_rank", "resources.memory_gib"),  # whether any node has that much
 }
 

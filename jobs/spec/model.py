@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime, tzinfo
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from jobs.errors import Problem, SpecError
-from jobs.spec import values
+from jobs.spec import slurm, values
+from jobs.spec.environment import Environment
 from jobs.spec.mending import mended, standing
+from jobs.spec.part import Part
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
 from training.config import RunConfig
@@ -17,11 +20,7 @@ from training.config import RunConfig
 MAX_DEPTH = 8  # tables in tables
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=False, hide_input_in_errors=True)
-
-
-class Resources(_Model):
+class Resources(Part):
     """What the scheduler is asked for."""
 
     nodes: Annotated[int | str, BeforeValidator(values.nodes)] = Field(
@@ -44,6 +43,31 @@ class Resources(_Model):
     )
     time_limit: Annotated[str, AfterValidator(values.time_limit)] = Field(
         default="01:00:00", title="Time limit", description="HH:MM:SS or D-HH:MM:SS, for each attempt."
+    )
+    gpu_type: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="GPU type", description="Slurm’s word for it, such as h100; empty: any."
+    )
+    partition: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="Partition", description="Empty: Slurm’s default."
+    )
+    qos: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="QOS", description="Empty: your account’s default."
+    )
+    constraint: Annotated[str, AfterValidator(slurm.constraint)] = Field(
+        default="", title="Node features", description="As Slurm writes them, such as nvlink&(h100|h200)."
+    )
+    reservation: Annotated[str, AfterValidator(slurm.word)] = Field(
+        default="", title="Reservation", description="Start inside it."
+    )
+    begin: Annotated[str, BeforeValidator(values.moment), AfterValidator(slurm.begin)] = Field(
+        default="", title="Not before", description="2026-12-01T02:00 in the site’s time zone, or +2h."
+    )
+    exclusive: bool = Field(default=False, title="Whole nodes", description="Nobody else’s jobs beside it.")
+    require_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
+        default_factory=list, title="Required nodes", description="All of them, such as dgx[01-04]."
+    )
+    exclude_nodes: Annotated[list[str], Field(max_length=200), AfterValidator(slurm.hosts)] = Field(
+        default_factory=list, title="Excluded nodes", description="None of them, such as dgx07."
     )
 
     @property
@@ -71,8 +95,23 @@ class Resources(_Model):
     def time_limit_seconds(self) -> int:
         return values.seconds_of(self.time_limit)
 
+    @property
+    def begin_at(self) -> datetime | None:
+        """The moment, of a job that was submitted: its offset is written down then."""
+        return datetime.fromisoformat(self.begin) if self.begin else None
 
-class Restart(_Model):
+    def across(self) -> Iterator[Problem]:
+        """What no single field can tell."""
+        if self.gpu_type and not self.gpus_per_node:
+            yield Problem("resources.gpu_type", "No GPU is asked for. Write gpus_per_node, too, or take the type out.")
+        if len(self.require_nodes) > self.max_nodes:
+            named = len(self.require_nodes)
+            yield Problem("resources.require_nodes", f"{named} nodes are named. Write nodes = {named}, or name fewer.")
+        if both := sorted({*self.require_nodes} & {*self.exclude_nodes}):
+            yield Problem("resources.exclude_nodes", f"{both[0]} is required and excluded. Take it out of one of them.")
+
+
+class Restart(Part):
     """How often it may be started anew after a failure."""
 
     max_restarts: int = Field(
@@ -87,7 +126,7 @@ class Restart(_Model):
     )
 
 
-class Script(_Model):
+class Script(Part):
     """Somebody's own program, one process a rank, with torchrun's environment."""
 
     directory: str = Field(
@@ -124,7 +163,7 @@ class Script(_Model):
         return self
 
 
-class JobSpec(_Model):
+class JobSpec(Part):
     """What a person asks for."""
 
     name: Annotated[str, AfterValidator(values.name)] = Field(
@@ -136,8 +175,12 @@ class JobSpec(_Model):
     project: str = Field(default="default", max_length=64, title="Project", description="Who it belongs to.")
     tags: Annotated[list[str], AfterValidator(values.tags)] = Field(default_factory=list, max_length=50, title="Tags")
     notes: str = Field(default="", max_length=20_000, title="Notes")
+    after: Annotated[list[int], Field(max_length=50), AfterValidator(values.after)] = Field(
+        default_factory=list, title="After", description="Jobs that must have completed first, by number."
+    )
     resources: Resources = Field(default_factory=Resources, title="Resources")
     restart: Restart = Field(default_factory=Restart, title="If it fails")
+    environment: Environment = Field(default_factory=Environment, title="Environment")
     run: RunConfig | None = Field(
         default=None, title="Run", description="The trainer's configuration (kind = distributed)."
     )
@@ -186,8 +229,18 @@ class JobSpec(_Model):
         """From TOML as a person writes it."""
         return cls.parse(read_toml(text))
 
+    def settled(self, *, now: datetime, zone: tzinfo) -> JobSpec:
+        """As it is kept once it is submitted: with the moment that "+2h" means now."""
+        if not self.resources.begin:
+            return self
+        begin = slurm.absolute(self.resources.begin, now=now, zone=zone)
+        return self.model_copy(update={"resources": self.resources.model_copy(update={"begin": begin})})
+
     def _across(self) -> list[Problem]:
         """What no single field can tell."""
+        return [*self.resources.across(), *self._across_kind()]
+
+    def _across_kind(self) -> list[Problem]:
         if self.kind == "script":
             if self.run is not None:
                 return [Problem("run", "[run] is for kind = distributed. Take it out, or change the kind.")]

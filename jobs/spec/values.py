@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import PurePosixPath
 
 STOP_SECONDS = 30  # what stopping needs at least, before a write of this job was measured (PROTOCOLS §2)
@@ -124,4 +125,16 @@ def tags(value: list[str]) -> list[str]:
     for tag in value:
         if not re.match(r"[\w.:/+-]{1,64}\Z", tag):
             raise ValueError(f'"{tag[:80]}" cannot be a tag. Take letters, digits and . _ : / + -, at most 64.')
+    return list(dict.fromkeys(value))
+
+
+def moment(value: object) -> object:
+    """TOML has moments of its own: taken as the text that they are."""
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def after(value: list[int]) -> list[int]:
+    for number in value:
+        if not 1 <= number < 2**63:
+            raise ValueError(f"{number} is no job. Write their numbers, like after = [12, 15].")
     return list(dict.fromkeys(value))

@@ -1,0 +1,108 @@
+"""What may be asked of Slurm by name: words, node lists, feature expressions, a time to begin.
+
+Each value is checked by its characters, so that it means the same in a request, in an #SBATCH line and to a shell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
+
+MOST_NODES = 1_000  # named in one list
+AHEAD = timedelta(days=366)  # how late a job may begin
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+_CONSTRAINT = re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.\-&|*()\[\]:]{0,199}\Z")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_HOSTS = re.compile(r"([A-Za-z0-9._-]*)\[([0-9,-]{1,200})\]([A-Za-z0-9._-]*)\Z")
+_SPAN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
+_AFTER = re.compile(r"\+((?:\d{1,5}[dhms]){1,4})\Z")
+_PAIRS = {")": "(", "]": "["}
+UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+
+
+def word(value: str) -> str:
+    """A partition, a QOS, a reservation, a type of GPU."""
+    if value and not _WORD.match(value):
+        raise ValueError(
+            f'"{value[:80]}" is no name in Slurm. Take one name of letters, digits, _ . and -, at most 64 characters.'
+        )
+    return value
+
+
+def constraint(value: str) -> str:
+    if not value:
+        return value
+    if not _CONSTRAINT.match(value) or not _is_balanced(value):
+        raise ValueError(
+            f'"{value[:80]}" is no expression of features. Write it without spaces, like h100&nvlink or [rack1|rack2].'
+        )
+    return value
+
+
+def _is_balanced(text: str) -> bool:
+    opened: list[str] = []
+    for letter in text:
+        if letter in "([":
+            opened.append(letter)
+        elif letter in _PAIRS and (not opened or opened.pop() != _PAIRS[letter]):
+            return False
+    return not opened
+
+
+def hosts(value: list[str]) -> list[str]:
+    """Names of nodes, lists such as dgx[01-04,07] expanded."""
+    found: dict[str, None] = {}
+    for text in value:
+        for name in _expanded(text):
+            found[name] = None
+            if len(found) > MOST_NODES:
+                raise ValueError(
+                    f"These are more than {MOST_NODES:,} nodes. Name fewer, or say what they have in common."
+                )
+    return list(found)
+
+
+def _expanded(text: str) -> Iterator[str]:
+    match = _HOSTS.match(text)
+    if match is None:
+        if not _HOST.match(text):
+            raise ValueError(f'"{text[:80]}" is no name of a node. Write "dgx01", or "dgx[01-04]" for several.')
+        yield text
+        return
+    before, spans, after = match.groups()
+    for span in spans.split(","):
+        numbers = _SPAN.match(span)
+        if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
+            raise ValueError(f'"{text[:80]}": "{span[:20]}" is no range. Write it like dgx[01-04,07].')
+        for number in range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1):
+            name = f"{before}{number:0{len(numbers[1])}}{after}"
+            if not _HOST.match(name):
+                raise ValueError(f'"{name[:80]}" is no name of a node. Write "dgx[01-04]" for dgx01 to dgx04.')
+            yield name
+
+
+def begin(value: str) -> str:
+    """A moment as it is written: "+2h", "2026-12-01T02:00", the latter with or without an offset."""
+    if not value or _AFTER.match(value):
+        return value
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        value = value if len(value) <= 80 else f"{value[:80]}…"
+        raise ValueError(f'"{value}" is no moment. Write 2026-12-01T02:00, or +2h for two hours from now.') from None
+    if "T" not in value and " " not in value:
+        raise ValueError(f"{value} has no time of day. Write {value[:10]}T02:00.")
+    return value
+
+
+def absolute(value: str, *, now: datetime, zone: tzinfo) -> str:
+    """The same moment for good: with its offset, to the second. A time without one is the site's."""
+    if match := _AFTER.match(value):
+        parts = re.findall(r"(\d+)([dhms])", match[1])
+        moment = now + timedelta(seconds=sum(int(number) * UNITS[unit] for number, unit in parts))
+    else:
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=zone)
+    return moment.astimezone(zone).isoformat(timespec="seconds")
