@@ -245,10 +245,14 @@ class TestThreeUsers:
 
     def test_what_was_closed_is_opened_when_the_attempt_ends(self, lab: Lab) -> None:
         lab.does(
-            ALICE, "umask 027; mkdir -p $run/job/a/b; chmod 0 $run/job/a/b; chmod 500 $run/job/a; ln -s / $run/job/l"
+            ALICE, "cd $run/job; mkdir -p a/b brought/inner; touch brought/inner/x; chmod 0 a/b; chmod 500 a; ln -s / l"
         )
 
         def end() -> str:
+            for folder in (lab.run / "job" / "brought", lab.run / "job" / "brought" / "inner"):
+                for name in (sharing.ACCESS, sharing.DEFAULT):  # as `cp -a` leaves a folder from elsewhere
+                    os.removexattr(folder, name)
+                folder.chmod(0o755)
             open_up(lab.run / "job")
             return ""
 
