@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import tomlkit
-from django.conf import settings
+from django.utils import timezone
 
-from jobs import checkpoints, pins, rundir, sharing, upload
-from jobs.batch import Batch
+from jobs import checkpoints, environments, pins, rundir, sharing, upload
 from jobs.models import Attempt, Job
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes import inventory
 from nodes.schedulers.base import Submission
-
-START = settings.BASE_DIR / "training" / "start.py"
 
 
 def prepare(attempt: Attempt) -> Path:
@@ -32,11 +28,13 @@ def prepare(attempt: Attempt) -> Path:
     root = rundir.path_of(job.directory)
     sharing.share(root, inventory.unix_user(attempt.scheduler_user))
     spec = JobSpec.parse(job.spec)
+    environment = environments.of(spec, job.project)
+    batch = environments.batch(spec, environment, root, lead=grace_of(attempt))
     portal = root / "portal"
     (portal / "cancelled").unlink(missing_ok=True)
     rundir.write(portal / "spec.toml", job.spec_toml)
-    rundir.write(portal / "run.toml", run_toml(spec))
-    rundir.write(portal / "batch.sh", batch_script(root, lead=grace_of(attempt)), mode=0o750)
+    rundir.write(portal / "run.toml", run_toml(spec, environments.variables(environment)))
+    rundir.write(portal / "batch.sh", batch.text(), mode=0o750)
     resume = attempt.resume_from.name if attempt.resume_from is not None else None
     chosen = resume if attempt.origin == Attempt.Origin.RESUMED else None
     rundir.write(portal / "attempt.json", json.dumps({"number": attempt.number, "resume": chosen}))
@@ -49,6 +47,7 @@ def prepare(attempt: Attempt) -> Path:
 def submission(attempt: Attempt, root: Path) -> Submission:
     """The request to the scheduler."""
     job, resources = attempt.job, JobSpec.parse(attempt.job.spec).resources
+    begin = resources.begin_at
     return Submission(
         key=attempt.key,
         name=job.name,
@@ -61,10 +60,20 @@ def submission(attempt: Attempt, root: Path) -> Submission:
         ranks_per_node=resources.local_world_size,
         cpus_per_node=resources.cpus_per_node,
         gpus_per_node=resources.gpus_per_node,
+        gpu_type=resources.gpu_type,
         memory_mib_per_node=resources.memory_mib_per_node,
         time_limit_s=resources.time_limit_seconds,
         grace_s=grace_of(attempt),
         environment={"VIGIL_SUBMISSION": attempt.key},
+        account=job.project.slurm_account,
+        partition=resources.partition,
+        qos=resources.qos,
+        reservation=resources.reservation,
+        constraint=resources.constraint,
+        exclusive=resources.exclusive,
+        required_nodes=tuple(resources.require_nodes),
+        excluded_nodes=tuple(resources.exclude_nodes),
+        begin_at=begin.timestamp() if begin and begin > timezone.now() else None,
     )
 
 
@@ -73,7 +82,7 @@ def grace_of(attempt: Attempt) -> int:
     return STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
 
 
-def run_toml(spec: JobSpec) -> str:
+def run_toml(spec: JobSpec, variables: dict[str, str]) -> str:
     """What the launcher and the trainer read; `python -m training run.toml` runs it without any portal."""
     resources = spec.resources
     document: dict[str, Any] = {
@@ -90,15 +99,13 @@ def run_toml(spec: JobSpec) -> str:
             "time_limit_seconds": seconds_of(resources.time_limit),
         },
     }
+    if variables:
+        document["environment"] = {"env": variables}
     if spec.run is not None:
         document["run"] = spec.run.model_dump(mode="json", exclude_none=True)
     if spec.script is not None:
         document["script"] = spec.script.model_dump(mode="json", exclude={"directory"})
     return tomlkit.dumps(document)
-
-
-def batch_script(root: Path, *, lead: int, python: str = sys.executable) -> str:
-    return Batch(run=root, start=START, lead=lead, python=python).text()
 
 
 def _make_directory(job: Job) -> None:

@@ -14,7 +14,7 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from unfold.sites import UnfoldAdminSite
 
 from portal.access import note
-from portal.models import AuditEntry, Membership, Project, Token, User
+from portal.models import AuditEntry, Membership, Token, User
 
 if TYPE_CHECKING:  # generic only for the type checker
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -112,13 +112,6 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
         ("Times", {"fields": ("last_login", "date_joined")}),
     )
     readonly_fields = ("last_login", "date_joined")
-
-
-@admin.register(Project, site=site)
-class ProjectAdmin(Audited, ModelAdmin):
-    inlines = (MembershipInline,)
-    list_display = ("slug", "title", "slurm_account", "created_at")
-    search_fields = ("slug", "title")
 
 
 @admin.register(Token, site=site)

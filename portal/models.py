@@ -45,6 +45,11 @@ class Project(models.Model):
     slug = models.CharField(max_length=64, unique=True, validators=[SLUG])
     title = models.CharField(max_length=200, blank=True)
     slurm_account = models.CharField(max_length=64, blank=True)
+    job_environment = models.TextField(
+        blank=True,
+        max_length=20_000,
+        help_text="What its jobs run with unless they say otherwise: TOML, as under [environment] in a spec.",
+    )
     keep_checkpoints_days = models.PositiveIntegerField(
         null=True,
         blank=True,

@@ -39,6 +39,11 @@ VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
 VIGIL_LOCAL_CPUS = env("VIGIL_LOCAL_CPUS")  # CPU slots; more than the cores oversubscribes them
 VIGIL_LOCAL_GPUS = env("VIGIL_LOCAL_GPUS")  # indices such as 0,1; "none"; empty: all
 VIGIL_LOCAL_ENVIRONMENT = env("VIGIL_LOCAL_ENVIRONMENT")  # names of further variables that jobs inherit
+# What jobs run with, unless their project or they say otherwise.
+VIGIL_JOB_PYTHON = env("VIGIL_JOB_PYTHON", sys.executable)
+VIGIL_JOB_ENVIRONMENT = env("VIGIL_JOB_ENVIRONMENT")  # TOML, as [environment] in a job's spec; mostly by its _FILE
+VIGIL_NCCL_INTERFACE = env("VIGIL_NCCL_INTERFACE")  # "ib0", "^lo,docker": as NCCL_SOCKET_IFNAME
+VIGIL_GLOO_INTERFACE = env("VIGIL_GLOO_INTERFACE")
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 
 

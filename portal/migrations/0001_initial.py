@@ -34,6 +34,7 @@ class Migration(migrations.Migration):
                 ('slug', models.CharField(max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?\\Z', 'Lower-case letters, digits, dots and dashes, at most 64.')])),
                 ('title', models.CharField(blank=True, max_length=200)),
                 ('slurm_account', models.CharField(blank=True, max_length=64)),
+                ('job_environment', models.TextField(blank=True, help_text='What its jobs run with unless they say otherwise: TOML, as under [environment] in a spec.', max_length=20000)),
                 ('keep_checkpoints_days', models.PositiveIntegerField(blank=True, help_text="So many days after a job's end only its last checkpoint stays; empty: all of them, for ever.", null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(3650)])),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
             ],
