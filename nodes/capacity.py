@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
 from nodes import features
@@ -131,6 +132,7 @@ def words_of(state: str) -> list[str]:
     return found
 
 
+@lru_cache(maxsize=512)
 def closed(state: str) -> str:
     """Why nothing new starts on a node in this state, in a word; "" where it may."""
     words = words_of(state)
@@ -141,6 +143,7 @@ def closed(state: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=512)
 def is_in_service(state: str) -> bool:
     """Whether a node takes jobs, or will by itself: not drained, down, failing."""
     return not any(word in OUT for word in words_of(state))
@@ -245,6 +248,22 @@ def look(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
         until=until,
         is_sure=ways is not None,
     )
+
+
+def starts(request: Request, seats: Iterable[Seat], cluster: Cluster) -> bool:
+    """`look(…).starts` alone, and quicker: for who tries many requests."""
+    end, need = cluster.now + request.time_limit_s, request.room
+    ways = features.read(request.constraint)
+    now_on = [
+        seat
+        for seat in seats
+        if not seat.why
+        and need.gpus <= seat.room.gpus
+        and need.cpus <= seat.room.cpus
+        and end <= seat.until
+        and (need.memory_mib <= seat.room.memory_mib or not seat.node.memory_mib)
+    ]
+    return ways is not None and _enough(request, now_on, ways, cluster)
 
 
 def fits_now(request: Request, cluster: Cluster) -> Fit:

@@ -1,0 +1,79 @@
+"""What is said of a waiting job: one thing in its way, and the facts that such things are told from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+from jobs.limits import Check
+from nodes.capacity import Cluster, Fit, Request, Seat
+from nodes.schedulers.cluster import QueuedJob
+from portal import words
+
+Kind = Literal["limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One thing in the way. `amount`: of what the numbers are; `name`: of the limit, reservation, partition."""
+
+    kind: Kind
+    text: str
+    name: str = ""
+    amount: str = ""
+    limit: int | None = None
+    used: int | None = None
+    asked: int | None = None
+    is_said: bool = False  # it is what the scheduler's own word means
+    is_final: bool = False  # waiting will not help
+
+
+class Ahead(Protocol):
+    @property
+    def jobs(self) -> int: ...
+
+    @property
+    def gpus(self) -> int: ...
+
+    @property
+    def named(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Window:
+    """Until when free nodes are nobody else's, and whether there is room but for those ahead."""
+
+    until: float
+    has_room: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    request: Request
+    cluster: Cluster
+    reason: str
+    fit: Fit
+    seats: Sequence[Seat]
+    checks: Sequence[Check]
+    ahead: Ahead
+    window: Window | None = None
+    own: QueuedJob | None = None
+    names: Mapping[str, str]
+    you: str = ""
+    held_by_vigil: bool = False
+
+
+def word_of(reason: str) -> str:
+    """The scheduler's word without what comes after it: "ReqNodeNotAvail, UnavailableNodes:a" is the first."""
+    return reason.partition(",")[0].strip("() ")
+
+
+def are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def clock(seconds: float, now: float) -> str:
+    """A moment as people write it."""
+    return words.clock(datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(now, UTC))

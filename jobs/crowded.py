@@ -1,0 +1,174 @@
+"""No room for a waiting job: too few nodes with enough free, too few at all, in the wrong shape, or for too short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from jobs.blocks import Block, Facts, are, clock
+from jobs.limits import HOLDING
+from nodes.capacity import Request
+from portal import words
+
+
+def blocks(facts: Facts, *, said: bool) -> Iterator[Block]:
+    """Nodes: too few with room, too few at all, free ones in the wrong shape, or free for too short a time."""
+    fit, request = facts.fit, facts.request
+    if not facts.seats or fit.starts:
+        return
+    if not fit.is_sure:
+        text = f"Vigil cannot read the constraint {request.constraint}; Slurm says what it waits for."
+        yield Block(kind="nodes", text=text, name=request.constraint, is_said=said)
+        return
+    if facts.cluster.is_one_machine:
+        yield from _one_machine(facts)
+        return
+    yield _nodes(facts, said=said)
+    if fit.could and (fragments := _fragments(facts)):
+        yield fragments
+    if fit.until < inf:
+        yield _taken(facts)
+
+
+def _nodes(facts: Facts, *, said: bool) -> Block:
+    fit, request = facts.fit, facts.request
+    have = len(fit.nodes)
+    others = told(facts)
+    if not fit.ever:
+        most = f"{fit.able} in service" if fit.able else "none"
+        text = f"It asks for {_size(request, free=False)}; there {are(fit.able)} {most}: {others}."
+        return _of_nodes(request, f"{text} It never starts as it is.", have=fit.able, said=said, final=True)
+    if not fit.could:
+        text = f"It asks for {_size(request, free=False)}; {fit.able} {are(fit.able)} in service: {others}."
+        return _of_nodes(request, text, have=fit.able, said=said)
+    has = "none has" if not have else "1 has" if have == 1 else f"{have} have"
+    missing = set(request.required_nodes) - set(fit.nodes)
+    if have >= request.min_nodes and missing:
+        text = (
+            f"It asks for {words.listed(sorted(request.required_nodes))}; {words.listed(sorted(missing))} has no room."
+        )
+    elif have >= request.min_nodes:
+        text = f"It asks for nodes with {request.constraint}; those with room do not make that up."
+    else:
+        text = f"It needs {_size(request, free=True)}; {has} that" + (f": {others}." if others else ".")
+    return _of_nodes(request, text, have=have, said=said)
+
+
+def _of_nodes(request: Request, text: str, *, have: int, said: bool, final: bool = False) -> Block:
+    return Block(
+        kind="nodes", text=text, amount="nodes", limit=have, asked=request.min_nodes, is_said=said, is_final=final
+    )
+
+
+def told(facts: Facts) -> str:
+    """Why not the others, grouped: "2 are drained, 1 is down, 5 have fewer than 8 free GPUs"."""
+    return ", ".join(f"{words.count(number)} {_why(facts, why, number)}" for why, number in facts.fit.others)
+
+
+def _why(facts: Facts, why: str, number: int) -> str:
+    request, has, is_ = facts.request, "has" if number == 1 else "have", "is" if number == 1 else "are"
+    what, _, short = why.partition(":")
+    if what in {"room", "small"}:
+        free = " free" if what == "room" else ""
+        if short == "memory":
+            return f"{has} less than {words.memory(request.memory_mib * 1024**2)} of{free} memory"
+        many, unit = (request.gpus, "GPU") if short == "gpus" else (request.cpus, "CPU")
+        if many == 1:
+            return f"{has} no{free} {unit}"
+        return f"{has} fewer than {many}{free} {unit}s"
+    if what == "window":
+        return f"{is_} reserved before it would end"
+    if what in {"other GPUs", "other features"}:
+        return f"{has} {what}"
+    return f"{is_} {what}"
+
+
+def _fragments(facts: Facts) -> Block | None:
+    """Enough GPUs in all, on too many nodes."""
+    request, by_free = facts.request, facts.fit.free_gpus
+    total = sum(free * nodes for free, nodes in by_free.items())
+    whole = sum(nodes for free, nodes in by_free.items() if free >= request.gpus)
+    want = request.gpus * request.min_nodes
+    if request.gpus < 2 or total < want or whole >= request.min_nodes:
+        return None
+    shapes: list[str] = []
+    for free, nodes in sorted(by_free.items(), reverse=True):
+        if 0 < free < request.gpus:
+            each = " each" if nodes > 1 else ""
+            many = f"{words.plural(nodes, 'node')} {'have' if nodes > 1 else 'has'}" if not shapes else f"{nodes}"
+            shapes.append(f"{many} {words.plural(free, 'free GPU') if not shapes else free}{each}")
+    has = f"none has {request.gpus}" if not whole else f"only {whole} {'has' if whole == 1 else 'have'} {request.gpus}"
+    text = f"{total} GPUs are free, but spread out: {', '.join(shapes)}, {has}."
+    return Block(kind="fragmentation", text=text, amount="gres/gpu", limit=total, asked=want)
+
+
+def _taken(facts: Facts) -> Block:
+    """Nodes that a reservation takes before it would be over."""
+    until, now = facts.fit.until, facts.cluster.now
+    first = next((seat for seat in facts.seats if seat.until == until), None)
+    name = first.taken_by if first else ""
+    nodes = dict(facts.fit.others).get("window", 0)
+    who = words.plural(nodes, "node")
+    text = (
+        f"Reservation {name} takes {who} at {clock(until, now)}, {words.duration(until - now)} from now;"
+        f" this asks for {words.duration(facts.request.time_limit_s)}."
+    )
+    seconds = int(until - now)
+    return Block(
+        kind="reservation", text=text, name=name, amount="seconds", limit=seconds, asked=facts.request.time_limit_s
+    )
+
+
+def _one_machine(facts: Facts) -> Iterator[Block]:
+    """ "Needs 4 CPUs, 2 are free; #12 holds 6."."""
+    request, seat = facts.request, facts.seats[0]
+    for unit, each, free, there in (
+        ("GPU", request.gpus, seat.room.gpus, seat.node.gpus),
+        ("CPU", request.cpus, seat.room.cpus, seat.node.cpus),
+    ):
+        want = each * request.min_nodes
+        if want <= free:
+            continue
+        final = want > there
+        text = f"It needs {words.plural(want, unit)}, {free} {are(free)} free; {_holders(facts, unit)}."
+        if final:
+            text = f"It needs {words.plural(want, unit)}, this machine has {there}. It never starts as it is."
+        yield Block(
+            kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, asked=want, is_said=True,
+            is_final=final,
+        )  # fmt: skip
+    memory = request.memory_mib * request.min_nodes
+    if memory > seat.room.memory_mib > 0 or (memory and not seat.room.memory_mib and seat.node.memory_mib):
+        want_text, free_text = (words.memory(mib * 1024**2) for mib in (memory, seat.room.memory_mib))
+        text = f"It needs {want_text} of memory, {free_text} are free."
+        yield Block(
+            kind="nodes", text=text, amount="mem", limit=seat.node.memory_mib, asked=memory, is_said=True,
+            used=seat.node.memory_mib - seat.room.memory_mib, is_final=memory > seat.node.memory_mib,
+        )  # fmt: skip
+
+
+def _holders(facts: Facts, unit: str) -> str:
+    """Who has them: jobs that the reader may see by number, the rest together."""
+    named: list[str] = []
+    rest = 0
+    for job in facts.cluster.queue:
+        many = job.gpus if unit == "GPU" else job.cpus
+        if job.state not in HOLDING or not many:
+            continue
+        if job.scheduler_id in facts.names and len(named) < 4:
+            named.append(f"{facts.names[job.scheduler_id].partition(' ')[0]} holds {many}")
+        else:
+            rest += many
+    return ", ".join([*named, *([f"others hold {rest}"] if rest else [])]) or "others hold the rest"
+
+
+def _size(request: Request, *, free: bool) -> str:
+    """ "4 nodes with 8 free h100 GPUs each"."""
+    word = "free " if free else ""
+    kind = f"{request.gpu_type} " if request.gpu_type else ""
+    what = [words.plural(request.gpus, f"{word}{kind}GPU")] if request.gpus else []
+    what += [words.plural(request.cpus, f"{word}CPU")]
+    what += [f"{words.memory(request.memory_mib * 1024**2)} of {word}memory"] if request.memory_mib else []
+    each = " each" if request.min_nodes > 1 else ""
+    more = f" and {request.constraint}" if request.constraint else ""
+    return f"{words.plural(request.min_nodes, 'node')} with {words.listed(what)}{each}{more}"

@@ -1,0 +1,185 @@
+"""What stands in a waiting job's way, each thing a sentence with its amounts. Pure; `why.explain` gathers the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from math import inf
+
+from jobs import crowded, limits
+from jobs.blocks import Block, Facts, Kind, clock, word_of
+from jobs.waiting import explained
+from nodes.capacity import Cluster, Request, may_use
+from portal import words
+
+# What kind of thing Slurm's word means, the first pattern that fits.
+KINDS: dict[str, Kind] = {
+    "Resources": "nodes", "Priority": "priority", "Dependency*": "dependency", "BeginTime": "time",
+    "Reservation*": "reservation", "ReqNodeNotAvail": "nodes", "Nodes_required*": "nodes", "NodeDown": "nodes",
+    "BadConstraints": "nodes", "PartitionTimeLimit": "time", "Partition*": "partition",
+    "AccountNotAllowed": "partition", "QOSNotAllowed": "partition",
+    "JobHeld*": "held", "JobLaunchFailure": "held", "launch_failed*": "held",
+    "*MaxWall*": "time", "QOS*": "limit", "Assoc*": "limit", "Max*PerAccount": "limit", "Licenses": "limit",
+    "JobArrayTaskLimit": "limit", "Invalid*": "partition", "Requeued": "time", "Cleaning": "nodes",
+}  # fmt: skip
+# Nothing that is asked for differently helps against these.
+UNCHANGEABLE = frozenset({"dependency", "held"})
+
+
+def blocks(facts: Facts) -> list[Block]:
+    """Everything in the way: what the scheduler names first, then what waiting will not help against."""
+    if facts.held_by_vigil:
+        kind: Kind = "dependency" if facts.reason.startswith("Waits for #") else "held"
+        text = facts.reason or "Vigil has not handed it to the scheduler yet; it does within seconds."
+        return [Block(kind=kind, text=text, is_said=True)]
+    found = [
+        *_closed(facts),
+        *_limits(facts),
+        *_reservation(facts),
+        *crowded.blocks(facts, said=kind_of(facts.reason) == "nodes"),
+        *_priority(facts),
+    ]
+    if not any(block.is_said for block in found) and (said := _said(facts)):
+        found.append(said)
+    return sorted(found, key=lambda block: (not block.is_said, not block.is_final))
+
+
+def may_change(found: Sequence[Block]) -> bool:
+    """Whether asking differently could help: not while somebody holds it, or another job must end first."""
+    return not any(block.kind in UNCHANGEABLE and block.is_said for block in found)
+
+
+def closed_partition(request: Request, cluster: Cluster) -> bool:
+    """Whether a partition would not take the request as it is."""
+    return next(_of_partition(request, cluster), None) is not None
+
+
+def kind_of(reason: str) -> Kind | None:
+    word = word_of(reason)
+    return next((kind for form, kind in KINDS.items() if fnmatchcase(word, form)), None) if word else None
+
+
+def _said(facts: Facts) -> Block | None:
+    """The scheduler's word alone, where nothing that we count stands for it."""
+    kind, word = kind_of(facts.reason), word_of(facts.reason)
+    if kind is None or word in {"Resources", "Priority"}:
+        return None
+    text = explained(facts.reason)
+    if kind == "dependency" and facts.own and facts.own.dependency:
+        text = f"{text} Slurm writes it as {facts.own.dependency}."
+    if word == "BeginTime" and facts.own and facts.own.starts_at:
+        text = f"It is to start at {clock(facts.own.starts_at, facts.cluster.now)}, not before."
+    final = "never starts" in text or "Cancel it" in text
+    return Block(kind=kind, text=text, name=word, is_said=True, is_final=final)
+
+
+def _closed(facts: Facts) -> Iterator[Block]:
+    for block in _of_partition(facts.request, facts.cluster):
+        said = block.name and word_of(facts.reason) == block.name
+        yield Block(**{**vars(block), "is_said": bool(said)})
+
+
+def _of_partition(request: Request, cluster: Cluster) -> Iterator[Block]:
+    """What the partition does not take; `name` is Slurm's word for it."""
+    partition = cluster.partition(request.partition)
+    if partition is None or "," in request.partition:
+        return
+    where = f"Partition {partition.name}"
+    if partition.state not in {"up", ""}:
+        word = {"down": "PartitionDown", "drain": "PartitionDown", "inactive": "PartitionInactive"}.get(partition.state)
+        text = f"{where} is {partition.state} and starts nothing. A Slurm administrator opens it."
+        yield Block(kind="partition", text=text, name=word or "PartitionDown")
+    if partition.max_time_s is not None and request.time_limit_s > partition.max_time_s:
+        most, wants = words.duration(partition.max_time_s), words.duration(request.time_limit_s)
+        yield Block(
+            kind="time", text=f"{where} lets a job run for {most}; this asks for {wants}.", name="PartitionTimeLimit",
+            amount="seconds", limit=partition.max_time_s, asked=request.time_limit_s, is_final=True,
+        )  # fmt: skip
+    for bound, limit in (("at most", partition.max_nodes), ("at least", partition.min_nodes)):
+        over = limit is not None and (request.min_nodes > limit if bound == "at most" else request.max_nodes < limit)
+        if over and limit is not None:
+            text = f"{where} gives a job {bound} {words.plural(limit, 'node')}; this asks for {request.min_nodes}."
+            yield Block(
+                kind="partition", text=text, name="PartitionNodeLimit", amount="nodes", limit=limit,
+                asked=request.min_nodes, is_final=True,
+            )  # fmt: skip
+    account, qos = limits.account_of(request, cluster), limits.qos_of(request, cluster)
+    for what, name, allowed, denied, word in (
+        ("account", account, partition.allowed_accounts, partition.denied_accounts, "AccountNotAllowed"),
+        ("QOS", qos, partition.allowed_qos, partition.denied_qos, "QOSNotAllowed"),
+    ):
+        if name and ((allowed and name not in allowed) or name in denied):
+            takes = f"It takes {words.listed(list(allowed[:5]))}." if allowed else ""
+            text = f"{where} does not take {what} {name}. {takes}".strip()
+            yield Block(kind="partition", text=text, name=word, is_final=True)
+
+
+def _limits(facts: Facts) -> Iterator[Block]:
+    """Limits that are reached, and the one that the scheduler names whether we count it so or not."""
+    for check in facts.checks:
+        said = limits.is_called(check, facts.reason)
+        if not check.is_over and not said:
+            continue
+        text = limits.sentence(check, you=facts.you)
+        if check.is_final and check.scope != "minutes":
+            text += " It never starts as it is."
+        elif said and not check.is_over and check.scope != "minutes":
+            text += f" {word_of(facts.reason)} is what Slurm says; what runs may have changed since."
+        yield Block(
+            kind="time" if check.scope == "time" else "limit",
+            text=text,
+            name=check.source,
+            amount=check.tres,
+            limit=check.limit,
+            used=check.used,
+            asked=check.asked,
+            is_said=said,
+            is_final=check.is_final and check.scope != "minutes",
+        )
+
+
+def _reservation(facts: Facts) -> Iterator[Block]:
+    """The reservation that it asks for."""
+    request, now = facts.request, facts.cluster.now
+    if not request.reservation:
+        return
+    said = word_of(facts.reason).startswith("Reservation")
+    names = request.reservation.split(",")
+    own = next((r for r in facts.cluster.reservations if r.name in names), None)
+    if own is None:
+        text = f"Reservation {request.reservation} is not there, or not any more. Cancel it and submit it without."
+        yield Block(kind="reservation", text=text, name=request.reservation, is_said=said, is_final=True)
+    elif not may_use(own, user=request.user, account=limits.account_of(request, facts.cluster)):
+        text = f"Reservation {own.name} is for others. Cancel it and submit it without."
+        yield Block(kind="reservation", text=text, name=own.name, is_said=said, is_final=True)
+    elif own.starts_at and own.starts_at > now:
+        text = f"Reservation {own.name} begins at {clock(own.starts_at, now)}."
+        yield Block(kind="reservation", text=text, name=own.name, is_said=said)
+    elif own.ends_at and now + request.time_limit_s > own.ends_at:
+        left = words.duration(own.ends_at - now)
+        text = f"Reservation {own.name} ends in {left}; this asks for {words.duration(request.time_limit_s)}."
+        yield Block(kind="time", text=text, name=own.name, is_said=said)
+
+
+def _priority(facts: Facts) -> Iterator[Block]:
+    """Who gets what is free before it."""
+    ahead, said = facts.ahead, word_of(facts.reason) == "Priority"
+    if not ahead.jobs:
+        if said:
+            yield Block(kind="priority", text=explained(facts.reason), is_said=True)
+        return
+    gpus = f", for {words.plural(ahead.gpus, 'GPU')} in all" if ahead.gpus else ""
+    waits = "waits" if ahead.jobs == 1 else "wait"
+    order = "before it" if facts.cluster.is_one_machine else "with a higher priority"
+    text = f"{words.plural(ahead.jobs, 'job')} {waits} {order}{gpus}"
+    text += f": {words.listed(list(ahead.named))}" if len(ahead.named) == ahead.jobs else ""
+    if facts.fit.starts:
+        room = "There is room for it, but"
+        window = facts.window
+        until = (
+            f"; it may go first only if it is over by {clock(window.until, facts.cluster.now)}"
+            if (window and facts.cluster.now < window.until < inf)
+            else ""
+        )
+        text = f"{room} {text[:1].lower()}{text[1:]}{until}"
+    yield Block(kind="priority", text=f"{text}.", amount="jobs", used=ahead.jobs, is_said=said)

@@ -1,0 +1,321 @@
+"""Why a job waits, and what would start now: facts in, words out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs.limits import Usage, checks
+from jobs.requests import request_of
+from jobs.spec import JobSpec
+from jobs.why import Waiting, Why, explain
+from nodes.capacity import Cluster
+from nodes.schedulers.base import NodeStatus
+from nodes.schedulers.cluster import Association, Limits, Partition, Qos, QueuedJob, Reservation
+from tests.jobs.asking import spec_of
+
+NOW = 1_763_700_000.0
+GPU = "gres/gpu"
+
+
+def node(name: str, used: int = 0, **facts: Any) -> NodeStatus:
+    given = {"state": "idle", "cpus": 64, "gpus": 8, "memory_mib": 512_000, "gpu_type": "h100", "partitions": ("gpu",)}
+    return NodeStatus(name=name, gpus_used=used, cpus_used=used, **{**given, **facts})
+
+
+def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
+    given = {"partitions": (Partition(name="gpu", is_default=True),), "now": NOW}
+    return Cluster(nodes=nodes, **{**given, **facts})
+
+
+def queued(scheduler_id: str, gpus: int = 0, *, state: str = "pending", nodes: int = 1, **facts: Any) -> QueuedJob:
+    given = {"name": "j", "user": "oskar", "partition": "gpu", "account": "vision", "cpus": gpus or 1}
+    return QueuedJob(scheduler_id=scheduler_id, state=state, gpus=gpus, node_count=nodes, **{**given, **facts})
+
+
+def gpu_spec(nodes: int = 1, gpus: int = 8, limit: str = "12:00:00", **run: Any) -> JobSpec:
+    asked = {"nodes": nodes, "gpus_per_node": gpus, "time_limit": limit}
+    return spec_of(resources=asked, run={"global_batch": 32, **run})
+
+
+def why(spec: JobSpec, where: Cluster, reason: str = "Resources", **facts: Any) -> Why:
+    request = request_of(spec, user="oskar", account="vision")
+    return explain(Waiting(spec=spec, request=request, reason=reason, **{"scheduler_id": "77", **facts}), where)
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def texts(found: Why) -> list[str]:
+    return [plain(block.text) for block in found.blocks]
+
+
+def now(found: Why) -> list[dict[str, Any]]:
+    return [variant.changes for variant in found.variants if variant.starts_now]
+
+
+def test_names_nodes_by_state_and_what_is_scattered() -> None:
+    where = cluster(*(node(f"h{i}", 4) for i in range(3)), node("d1", state="drained"), node("x", state="down*"))
+    found = why(gpu_spec(), where)
+    assert [block.kind for block in found.blocks] == ["nodes", "fragmentation"]
+    assert texts(found)[0] == (
+        "It needs 1 node with 8 free GPUs and 8 free CPUs; none has that: 3 have fewer than 8 free GPUs, "
+        "1 is drained, 1 is down."
+    )
+    assert texts(found)[1] == "12 GPUs are free, but spread out: 3 nodes have 4 free GPUs each, none has 8."
+    assert found.meaning.startswith("Resources: ")
+    assert not found.never
+
+
+def test_offers_other_shapes_first_then_less() -> None:
+    where = cluster(*(node(f"h{i}", 4) for i in range(3)))
+    found = why(gpu_spec(), where)
+    assert now(found)[0] == {"resources.nodes": 2, "resources.gpus_per_node": 4}
+    assert plain(found.variants[0].text) == "2 nodes with 4 GPUs each instead of 1 node with 8 GPUs"
+    assert {"resources.gpus_per_node": 4} in now(found)
+    assert len(found.variants) <= 5
+    assert [v.starts_now for v in found.variants] == sorted((v.starts_now for v in found.variants), reverse=True)
+
+
+def test_every_variant_is_a_valid_spec_with_room() -> None:
+    spec = gpu_spec(2, 8, global_batch=48)
+    found = why(spec, cluster(node("a"), node("b", 5), node("c", 5)))
+    assert now(found)
+    for variant in found.variants:
+        asked = {**spec.model_dump(mode="json")["resources"]}
+        asked.update({path.removeprefix("resources."): value for path, value in variant.changes.items()})
+        changed = JobSpec.parse({**spec.model_dump(mode="json"), "resources": asked})
+        assert changed.run is not None
+        assert changed.run.global_batch % changed.world_size == 0
+
+
+def test_never_proposes_what_does_not_divide() -> None:
+    found = why(gpu_spec(1, 7, global_batch=35), cluster(node("a", 4)))
+    assert now(found) == [{"resources.gpus_per_node": 1}]  # 5 of 35 have no room, 6, 4, 3 and 2 do not divide
+
+
+def test_names_the_very_limit() -> None:
+    small = Qos(name="small", limits=Limits(user={GPU: 2}))
+    running = queued("5", 2, state="running", qos="small")
+    where = cluster(node("a"), qos=(small,), queue=(running, queued("77", 2, qos="small")))
+    found = why(gpu_spec(1, 2), where, "QOSMaxGRESPerUser", you="oskar")
+    assert texts(found) == ["QOS small lets each person use 2 GPUs at once; you use 2, this asks for 2."]
+    block = found.blocks[0]
+    assert (block.kind, block.name, block.amount) == ("limit", "QOS small", GPU)
+    assert (block.limit, block.used, block.asked, block.is_said, block.is_final) == (2, 2, 2, True, False)
+    assert now(found) == []  # whatever it asks for, 2 are used
+
+
+def test_less_than_the_limit_leaves_would_start() -> None:
+    small = Qos(name="small", limits=Limits(user={GPU: 4}))
+    queue = (queued("5", 2, state="running", qos="small"), queued("77", 4, qos="small"))
+    found = why(gpu_spec(1, 4), cluster(node("a"), qos=(small,), queue=queue), "QOSMaxGRESPerUser")
+    assert {"resources.gpus_per_node": 2} in now(found)
+    assert "oskar uses 2" in texts(found)[0]
+
+
+def test_warns_when_several_limits_apply() -> None:
+    small = Qos(name="small", limits=Limits(group={GPU: 4}, job={"node": 1}, max_time_s=3600))
+    accounts = (
+        Association(account="root"),
+        Association(account="lab", parent="root", limits=Limits(group={"cpu": 10})),
+        Association(account="vision", parent="lab", limits=Limits(group={GPU: 1})),
+        Association(account="vision", user="oskar", is_default=True, limits=Limits(user_jobs=1)),
+    )
+    queue = (queued("5", 4, state="running", qos="small"), queued("77", 4, nodes=2, qos="small"))
+    found = why(gpu_spec(2, 4), cluster(node("a"), node("b"), qos=(small,), associations=accounts, queue=queue),
+                "AssocGrpCpuLimit")  # fmt: skip
+    names = [(block.name, block.amount) for block in found.blocks if block.kind in {"limit", "time"}]
+    assert names[0] == ("Account lab", "cpu")  # the one that Slurm names
+    assert set(names) == {
+        ("Account lab", "cpu"), ("QOS small", GPU), ("QOS small", "node"), ("QOS small", "time"),
+        ("Account vision", "jobs"),
+    }  # fmt: skip
+    assert found.never
+    final = {plain(block.text) for block in found.blocks if block.is_final}
+    assert "QOS small lets one job use 1 node; this asks for 2. It never starts as it is." in final
+    assert "QOS small lets a job run for 1 h; this asks for 12 h. It never starts as it is." in final
+
+
+@pytest.mark.parametrize(
+    ("limits", "word", "text"),
+    [
+        (Limits(group={GPU: 4}), "QOSGrpGRES", "lets everybody in it together use 4 GPUs at once; 4 in use"),
+        (Limits(account={"cpu": 4}), "MaxCpuPerAccount", "lets each account use 4 CPUs at once; vision uses 4"),
+        (Limits(user={"cpu": 4}), "QOSMaxCpuPerUserLimit", "lets each person use 4 CPUs at once; oskar uses 4"),
+        (Limits(user_jobs=1), "QOSMaxJobsPerUserLimit", "lets each person run 1 job at once; oskar runs 1"),
+        (Limits(group_jobs=1), "QOSGrpJobsLimit", "lets everybody in it together run 1 job at once; there run 1"),
+        (Limits(job={GPU: 4}), "QOSMaxGRESPerJob", "lets one job use 4 GPUs; this asks for 8"),
+        (Limits(node={GPU: 4}), "QOSMaxGRESPerNode", "lets one job use 4 GPUs on each node; this asks for 8"),
+        (Limits(max_time_s=60), "QOSMaxWallDurationPerJobLimit", "lets a job run for 1 min; this asks for 12 h"),
+        (Limits(group={"mem": 1024}), "QOSGrpMemLimit", "use 1 GiB of memory at once; 2 GiB in use"),
+        (Limits(group={"gres/gpu:H100": 4}), "QOSGrpGRES", "use 4 H100 GPUs at once; 4 in use"),
+        (Limits(group_minutes={GPU: 600}), "QOSGrpGRESMinutes", "may use 600 GPU-minutes; they are used up"),
+    ],
+)
+def test_each_limit_has_slurms_word_and_a_sentence(limits: Limits, word: str, text: str) -> None:
+    running = queued("5", 4, state="running", qos="q", gpu_type="h100", memory_mib=2048)
+    where = cluster(node("a", 4), qos=(Qos(name="q", limits=limits),), queue=(running, queued("77", 8, qos="q")))
+    found = why(gpu_spec(), where, word)
+    assert found.blocks[0].is_said
+    assert text in texts(found)[0]
+    assert sum(block.is_said for block in found.blocks) == 1
+
+
+def test_a_qos_goes_before_its_accounts_limit() -> None:
+    qos = (Qos(name="big", limits=Limits(job={GPU: 16})),)
+    accounts = (Association(account="vision", limits=Limits(job={GPU: 4})),)
+    request = request_of(gpu_spec(), user="oskar", account="vision")
+    where = cluster(node("a"), qos=qos, associations=accounts)
+    assert [c.is_over for c in checks(request, where, Usage(where))] == [True]
+    assert [c.source for c in checks(replace(request, qos="big"), where, Usage(where))] == ["QOS big"]
+
+
+def test_a_limit_that_nobody_told_us_is_said_in_slurms_words() -> None:
+    found = why(gpu_spec(), cluster(node("a")), "AssocGrpGRES")
+    assert found.blocks[0].kind == "limit"
+    assert "its account is at its limit" in found.blocks[0].text
+
+
+def test_counts_who_is_ahead_and_names_whom_the_reader_may_see() -> None:
+    queue = (
+        queued("70", 8, priority=9, starts_at=NOW + 3600, nodes=1),
+        queued("71", 8, priority=8, tasks=3),
+        queued("72", 8, priority=9, reason="JobHeldUser"),
+        queued("73", 8, priority=1),
+        queued("77", 4, priority=5, starts_at=NOW + 7200),
+    )
+    where = cluster(node("a", 4), queue=queue)
+    found = why(gpu_spec(1, 4, "01:30:00"), where, "Priority", names={"70": "#12 wren"})
+    assert (found.ahead.jobs, found.ahead.gpus, found.ahead.named) == (4, 32, ("#12 wren",))
+    assert found.starts_at == NOW + 7200
+    assert found.blocks[0].kind == "priority"
+    assert "There is room for it, but 4 jobs wait with a higher priority" in texts(found)[0]
+
+
+def test_shorter_slips_in_before_who_is_planned() -> None:
+    queue = (queued("70", 8, priority=9, starts_at=NOW + 2 * 3600 + 600), queued("77", 4, priority=5))
+    found = why(gpu_spec(1, 4, "12:00:00"), cluster(node("a", 4), queue=queue), "Priority")
+    assert {"resources.time_limit": "02:00:00"} in now(found)
+    variant = next(v for v in found.variants if v.changes == {"resources.time_limit": "02:00:00"})
+    assert plain(variant.text) == "A time limit of 2 h instead of 12 h"
+
+
+def test_what_those_ahead_take_is_not_offered() -> None:
+    queue = (queued("70", 4, priority=9), queued("77", 8, priority=5))
+    found = why(gpu_spec(1, 8), cluster(node("a", 4), queue=queue))
+    assert now(found) == []
+    assert all("ahead" in variant.why for variant in found.variants)
+
+
+def test_a_reservation_ahead_blocks_and_a_shorter_limit_fits_before_it() -> None:
+    soon = Reservation(name="maintenance", nodes=("a",), starts_at=NOW + 4 * 3600 + 180, ends_at=NOW + 90_000)
+    found = why(gpu_spec(), cluster(node("a"), reservations=(soon,)), "ReqNodeNotAvail, Reserved for maintenance")
+    assert "reservation" in [block.kind for block in found.blocks]
+    text = next(plain(block.text) for block in found.blocks if block.kind == "reservation")
+    assert text.startswith("Reservation maintenance takes 1 node at ")
+    assert text.endswith("this asks for 12 h.")
+    assert now(found)[0] == {"resources.time_limit": "04:00:00"}
+
+
+def test_what_never_starts_says_so() -> None:
+    found = why(gpu_spec(4, 8), cluster(node("a"), node("b", gpus=4)))
+    assert found.never
+    assert "It never starts as it is." in texts(found)[0]
+    found = why(gpu_spec(2, 8), cluster(node("a"), node("b", state="drained")))
+    assert not found.never
+    assert "1 is drained" in texts(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("partition", "word", "text", "final"),
+    [
+        ({"state": "down"}, "PartitionDown", "is down and starts nothing", False),
+        ({"max_time_s": 3600}, "PartitionTimeLimit", "lets a job run for 1 h; this asks for 12 h", True),
+        ({"max_nodes": 1}, "PartitionNodeLimit", "at most 1 node; this asks for 2", True),
+        ({"denied_accounts": ("vision",)}, "AccountNotAllowed", "does not take account vision", True),
+    ],
+)
+def test_partitions_refuse_by_name(partition: dict[str, Any], word: str, text: str, final: bool) -> None:
+    where = cluster(node("a"), node("b"), partitions=(Partition(name="gpu", is_default=True, **partition),))
+    found = why(gpu_spec(2, 8), where, word)
+    assert found.blocks[0].is_said
+    assert text in texts(found)[0]
+    assert found.never == final
+
+
+def test_too_long_for_the_partition_is_offered_shorter() -> None:
+    where = cluster(node("a"), partitions=(Partition(name="gpu", is_default=True, max_time_s=14_400),))
+    assert now(why(gpu_spec(), where, "PartitionTimeLimit"))[0] == {"resources.time_limit": "04:00:00"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("Dependency", "dependency"), ("JobHeldUser", "held"), ("JobHeldAdmin", "held"), ("BeginTime", "time"),
+        ("DependencyNeverSatisfied", "dependency"), ("Licenses", "limit"), ("QOSSomethingNew", "limit"),
+    ],
+)  # fmt: skip
+def test_every_word_becomes_a_block(reason: str, kind: str) -> None:
+    found = why(gpu_spec(1, 1), cluster(node("a")), reason)
+    assert found.blocks[0].kind == kind
+    assert found.blocks[0].is_said
+    if kind in {"dependency", "held"}:
+        assert found.variants == ()
+
+
+def test_what_vigil_holds_is_said_in_its_words() -> None:
+    found = why(gpu_spec(), cluster(), "Waits for #12 to complete.", held_by_vigil=True, scheduler_id="")
+    assert [(b.kind, b.text) for b in found.blocks] == [("dependency", "Waits for #12 to complete.")]
+    assert found.sentence == "Waits for #12 to complete."
+    assert found.variants == ()
+
+
+def test_one_machine_says_who_holds_what() -> None:
+    box = NodeStatus(name="box", state="mixed", cpus=8, cpus_used=6, partitions=("local",), plays_many=True)
+    queue = (
+        queued("1", state="running", cpus=4, partition="local"),
+        queued("2", state="running", cpus=2, partition="local"),
+        queued("77", cpus=4, partition="local"),
+    )
+    where = cluster(box, partitions=(Partition(name="local", is_default=True),), queue=queue)
+    spec = spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32})
+    found = why(spec, where, "Waits for 4 CPUs; 2 of 8 are free.", names={"1": "#12 wren"})
+    assert texts(found) == ["It needs 4 CPUs, 2 are free; #12 holds 4, others hold 2."]
+    assert {"resources.ranks_per_node": 2} in now(found)
+
+
+def test_nothing_known_is_nothing_claimed() -> None:
+    found = why(gpu_spec(), cluster(partitions=()), "")
+    assert found.blocks == ()
+    assert found.variants == ()
+
+
+def test_a_large_cluster_is_explained_at_once() -> None:
+    nodes = tuple(
+        node(f"n{i}", i % 9, memory_used_mib=1000 * (i % 97), features=("a",) if i % 2 else ("b",)) for i in range(1000)
+    )
+    queue = tuple(
+        queued(
+            str(i), 1 + i % 8, priority=i % 1000, nodes=1 + i % 3, cpus=8 + i % 60, user=f"u{i % 50}", qos="q",
+            state="running" if i % 4 == 0 else "pending", reason="Priority", starts_at=NOW + 60 * i,
+        )
+        for i in range(5000)
+    ) + (queued("9999", 64, nodes=8, qos="q", priority=3),)  # fmt: skip
+    where = cluster(
+        *nodes, queue=queue, qos=(Qos(name="q", limits=Limits(user={GPU: 500}, group={GPU: 100_000})),),
+        reservations=tuple(
+            Reservation(name=f"r{i}", nodes=tuple(f"n{j}" for j in range(i, 1000, 9)), starts_at=NOW + 3600 * i + 100)
+            for i in range(1, 4)
+        ),
+    )  # fmt: skip
+    best, spec = 9.0, gpu_spec(8, 8, global_batch=64)
+    for _ in range(3):
+        began = time.process_time()
+        why(spec, where, "Priority", scheduler_id="9999")
+        best = min(best, time.process_time() - began)
+    assert best < 0.25  # 50 ms where nothing else runs; this machine may be busy
