@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from django.conf import settings
+from datetime import timedelta
 
-from jobs import upload
+from django.conf import settings
+from django.utils import timezone
+
+from jobs import after, environments, named, upload
 from jobs.errors import Problem, Refused, SpecError
 from jobs.room import misfits
 from jobs.spec import JobSpec
+from jobs.spec.slurm import AHEAD
 from portal.access import can
 from portal.models import Project, User
+
+LATE = timedelta(minutes=10)  # a moment that passed while somebody wrote the rest
 
 
 def check(user: User, spec: JobSpec, *, code: bytes | None, dry: bool = False) -> Project:
     """The project to submit to, if nothing stops this person and this spec. `dry`: without looking into the code."""
     project = project_of(user, spec)
     check_trust(user, spec.kind)
-    if problems := [*([] if dry and code is not None else _code_problems(spec, code)), *misfits(spec)]:
+    check_slurm_user(user)
+    if problems := [*([] if dry and code is not None else _code_problems(spec, code)), *beside(user, spec, project)]:
         raise SpecError(problems)
     return project
+
+
+def beside(user: User, spec: JobSpec, project: Project | None) -> list[Problem]:
+    """What the specification itself cannot know: what there is, what it waits for, what the site runs jobs with."""
+    found = [*misfits(spec), *named.problems(spec), *_begin_problems(spec), *after.problems(user, spec.after)]
+    if project is not None:
+        try:
+            found += environments.misfits(environments.of(spec, project))
+        except SpecError as error:
+            found += error.problems
+    return found
 
 
 def project_of(user: User, spec: JobSpec) -> Project:
@@ -40,6 +58,26 @@ def check_trust(user: User, kind: str) -> None:
             "Not submitted: jobs run as the portal's own Unix user here, so programs are taken from sysadmins only.",
             "A sysadmin can set VIGIL_LOCAL_USER to another Unix user for jobs, or VIGIL_LOCAL_TRUST=everyone.",
         )
+
+
+def check_slurm_user(user: User) -> None:
+    """Slurm runs a job as its owner's own Unix user: whoever has none cannot submit."""
+    if settings.VIGIL_SCHEDULER == "slurm" and not user.slurm_user:
+        raise Refused(
+            f"Not submitted: {user} has no Slurm user yet, so Slurm would not know whose job it is.",
+            "A sysadmin sets it under People in the administration.",
+        )
+
+
+def _begin_problems(spec: JobSpec) -> list[Problem]:
+    """Of a moment: a job of yesterday was meant for another day, and "+2h" is told from now."""
+    now = timezone.now()
+    moment = spec.settled(now=now, zone=timezone.get_default_timezone()).resources.begin_at
+    if moment is not None and moment < now - LATE:
+        return [Problem("resources.begin", f"{spec.resources.begin} has passed. Take begin out, or write a later one.")]
+    if moment is not None and moment > now + AHEAD:
+        return [Problem("resources.begin", f"{spec.resources.begin} is more than a year ahead. Write an earlier one.")]
+    return []
 
 
 def _code_problems(spec: JobSpec, code: bytes | None) -> list[Problem]:

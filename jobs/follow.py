@@ -20,7 +20,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from jobs import ending, handover, lease, live, pins, rundir, tokens
+from jobs import after, ending, handover, lease, live, pins, rundir, tokens
 from jobs.lease import Held, LeaseLost
 from jobs.models import Attempt
 from jobs.restart import Ended, next_attempt
@@ -192,6 +192,7 @@ class Tick:
 
     def submit(self) -> None:
         until = time.monotonic() + SUBMIT_S
+        self._live_through(after.look, "jobs that wait for others")
         for attempt_id in handover.due():
             if time.monotonic() > until:
                 return

@@ -16,10 +16,10 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import live, tokens
+from jobs import after, live, tokens
 from jobs.ending import end
 from jobs.errors import JobError
-from jobs.models import Attempt
+from jobs.models import Attempt, Predecessor
 from jobs.restart import Ended
 from jobs.script import prepare, submission
 from nodes import inventory
@@ -40,6 +40,7 @@ def due() -> list[int]:
     """Attempts that no scheduler has yet: new ones, and those whose submission did not come to an end."""
     return list(
         Attempt.objects.filter(ended_at=None, scheduler_id="")
+        .exclude(cancel_asked_at=None, job__in=Predecessor.objects.filter(met=False).values("job"))
         .filter(Q(submitting_at=None) | Q(submitting_at__lt=timezone.now() - RETRY))
         .order_by("id")
         .values_list("id", flat=True)[:20]
@@ -58,6 +59,8 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
     """Submit one attempt if it is due; twice at once or after a crash is no harm."""
     attempt = Attempt.objects.select_related("job__project", "job__owner", "resume_from").filter(pk=attempt_id).first()
     if attempt is None or attempt.scheduler_id or attempt.ended_at is not None:
+        return
+    if attempt.cancel_asked_at is None and after.is_waiting(attempt.job_id):
         return
     claim = _claim(attempt)
     if claim is None:

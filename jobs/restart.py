@@ -24,6 +24,7 @@ WORDS = {
     "exception": "The program raised an exception.",
     "out_of_memory": "It ran out of memory.",
     "timeout": "It reached its time limit before it could save.",
+    "unmet": "A job that it was to wait for did not complete.",
     "rejected": "The scheduler did not take it.",
     "fenced": "A newer launch of the same job had taken over.",
     "failed": "The program ended with an error.",

@@ -13,7 +13,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import checkpoints, pins, tasks, upload
+from jobs import after, checkpoints, pins, tasks, upload
 from jobs.admission import check, check_trust
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.models import Attempt, Checkpoint, Job, Tag
@@ -40,6 +40,7 @@ def submit(
 
     `code` is a tar.gz of a script job's directory. Raises SpecError, Refused or IdempotencyConflict, changing nothing.
     """
+    spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
     project = check(user, spec, code=code)
     body = sha256(b"\0".join([spec_toml.encode(), str(parent and parent.pk).encode(), code or b""])).hexdigest()
     with _durable():
@@ -49,7 +50,7 @@ def submit(
         try:
             with transaction.atomic():
                 job = _create(user, project, spec, spec_toml, parent)
-                attempt = _first_attempt(job, kept)
+                attempt = _first_attempt(job, kept, reason=after.wait(job, spec.after))
                 _remember(user, "jobs", key, body, job.pk)
                 transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
         except IntegrityError:
@@ -195,8 +196,8 @@ def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent:
     return job
 
 
-def _first_attempt(job: Job, kept: str) -> Attempt:
-    attempt = Attempt(job=job, number=1, steps=(job.spec.get("run") or {}).get("steps"))
+def _first_attempt(job: Job, kept: str, *, reason: str) -> Attempt:
+    attempt = Attempt(job=job, number=1, reason=reason, steps=(job.spec.get("run") or {}).get("steps"))
     if kept:
         attempt.key = kept  # leads the worker to the upload
     attempt.save()

@@ -2,6 +2,6 @@
 
 from jobs.models.attempt import Attempt, Event, Stream
 from jobs.models.checkpoint import Checkpoint
-from jobs.models.job import Job, Tag
+from jobs.models.job import Job, Predecessor, Tag
 
-__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Stream", "Tag"]
+__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Predecessor", "Stream", "Tag"]

@@ -56,3 +56,19 @@ class Tag(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Predecessor(models.Model):
+    """A job waits for another one to complete. `number` outlives that one; `met`: it has completed once."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="predecessors")
+    before = models.ForeignKey(Job, models.SET_NULL, null=True, related_name="followers")
+    number = models.BigIntegerField()
+    met = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["job", "number"], name="waits_once_for_a_job"),)
+        indexes = (models.Index(fields=["job"], condition=models.Q(met=False), name="unmet_predecessors"),)
+
+    def __str__(self) -> str:
+        return f"{self.job} after #{self.number}"

@@ -213,6 +213,7 @@ class LocalScheduler:
                 "cpus": submission.cpus_per_node,
                 "gpus": submission.gpus_per_node,
                 "memory_mib": submission.memory_mib_per_node or 0,
+                "begin_at": submission.begin_at,
                 "min_nodes": submission.min_nodes,
                 "max_nodes": submission.max_nodes,
             },

@@ -5,7 +5,7 @@ Standard library only, and light: every shim imports it, and a job's start waits
     <root>/lock            held for the moment of looking and taking
     <root>/changed         touched whenever something was taken or given back: who waits looks again
     <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} as the last submit saw them
-    <root>/queue/<id>.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes"}: waits or runs; gone when it ended
+    <root>/queue/<id>.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes", "begin_at"}: waits or runs
     <root>/jobs/<id>/slots.json    {"nodes", "cpus", "gpus": [ids], "memory_mib"}: has got them
     <root>/jobs/<id>/shim.lock     held for life by the shim: who has died holds nothing
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -166,8 +167,10 @@ def take(root: str, job_id: int) -> tuple[Facts | None, str]:
             return None, "Resources"
         if not _can_ever_fit(mine, capacity):
             return None, TOO_LARGE
+        if _begins_later(mine):
+            return None, "BeginTime"
         # Who asks for more than there is, since the machine became smaller, waits for it and holds up nobody.
-        waiting = (ticket for other, ticket, slots in jobs if other < job_id and slots is None)
+        waiting = (t for other, t, slots in jobs if other < job_id and slots is None and not _begins_later(t))
         if any(_can_ever_fit(ticket, capacity) for ticket in waiting):
             return None, "Priority"
         room = free(capacity, jobs)
@@ -183,6 +186,10 @@ def take(root: str, job_id: int) -> tuple[Facts | None, str]:
         write_json(os.path.join(folder(root, job_id), "slots.json"), slots)
     touch_changed(root)
     return slots, ""
+
+
+def _begins_later(ticket: Facts) -> bool:
+    return bool((ticket.get("begin_at") or 0.0) > time.time())
 
 
 def give_back(root: str, job_id: int, *, for_good: bool) -> None:
