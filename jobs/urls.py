@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.views import actions, detail, disk, listing, logs, submit
+from jobs.views import actions, detail, disk, listing, logs, nodes, queue, submit
 
 urlpatterns = [
     path("jobs", listing.index, name="jobs"),
@@ -22,6 +22,11 @@ urlpatterns = [
     path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),
     path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
     path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
+    path("nodes", nodes.index, name="nodes"),
+    path("nodes/<str:name>", nodes.one, name="node"),
+    path("nodes/<str:name>/drain", nodes.drain, name="node_drain"),
+    path("nodes/<str:name>/undrain", nodes.undrain, name="node_undrain"),
+    path("queue", queue.index, name="queue"),
     path("disk", disk.page, name="disk"),
     path("disk/<str:slug>/keep", disk.keep, name="disk_keep"),
     path("submit", submit.page, name="submit"),

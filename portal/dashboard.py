@@ -15,6 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.views.life import number, reason
+from jobs.views.places import Place, free_now
 from jobs.views.rows import Row
 from jobs.views.sparks import sparks
 from nodes.models import Node
@@ -25,7 +26,6 @@ FIRST_LOOK = timedelta(days=1)  # how far back the page goes for somebody who ne
 FURTHEST = timedelta(days=14)
 MOST_NEWS = 20
 MOST_ROWS = 10
-MOST_CELLS = 16
 
 
 @dataclass(frozen=True)
@@ -141,57 +141,6 @@ def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[Row]
     others = list(found.exclude(owner=user).order_by("-id")[: MOST_ROWS - len(mine)])
     rows = [Row(job, now) for job in (*mine, *others)]
     return rows, (found.count() - len(rows)) if len(rows) == MOST_ROWS else 0
-
-
-@dataclass(frozen=True)
-class Place:
-    """One node in the drawing of free slots: a cell a GPU, or a CPU where there are no GPUs."""
-
-    node: Node
-
-    @property
-    def unit(self) -> str:
-        return "GPU" if self.node.gpus else "CPU"
-
-    @property
-    def total(self) -> int:
-        return self.node.gpus or self.node.cpus
-
-    @property
-    def used(self) -> int:
-        return min(self.total, self.node.gpus_used if self.node.gpus else self.node.cpus_used)
-
-    @property
-    def free(self) -> int:
-        return self.node.gpus_free if self.node.gpus else self.node.cpus_free
-
-    @property
-    def is_out(self) -> bool:
-        return not self.node.is_in_service
-
-    @property
-    def cells(self) -> list[tuple[int, str]]:
-        """(x, look) of each cell; a cell stands for several where a node has more than fit."""
-        shown = min(self.total, MOST_CELLS)
-        if self.is_out:
-            return [(i * 8, "out") for i in range(shown)]
-        used = round(shown * self.used / self.total) if self.total else 0
-        if self.used and not used:
-            used = 1
-        return [(i * 8, "keep" if i < used else "free") for i in range(shown)]
-
-
-def free_now(nodes: list[Node]) -> str:
-    """ "5 of 64 GPUs. At most 3 on one node can start at once." in words; "" where no node is known."""
-    places = [Place(node) for node in nodes]
-    gpus = [place for place in places if place.unit == "GPU"]
-    counted = gpus or places
-    if not counted:
-        return ""
-    free, total = sum(place.free for place in counted), sum(place.total for place in counted)
-    text = f"{words.count(free)} of {words.plural(total, counted[0].unit)}."
-    most = max(place.free for place in counted)
-    return text + (f" At most {words.count(most)} on one node." if len(counted) > 1 and free else "")
 
 
 def say(news: list[News], running: int, waiting: int, now: datetime) -> tuple[str, str]:

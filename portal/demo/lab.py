@@ -16,8 +16,7 @@ from django.utils import timezone
 from jobs import submit
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
-from nodes import rows
-from nodes.schedulers.base import NodeStatus
+from portal.demo import cluster
 from portal.demo.stories import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.demo.telling import tell
 from portal.models import Membership, Project, User
@@ -28,7 +27,7 @@ TAG = "demo"  # on everything that was made up
 def make() -> list[str]:
     """Make what is missing; answers what was made, in words. Safe to call at every start."""
     people = _people()
-    _nodes()
+    cluster.make(NODES)
     sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     made = []
     known = set(Job.objects.filter(tags__name=TAG).values_list("name", flat=True))
@@ -55,18 +54,6 @@ def _people() -> dict[str, User]:
             Membership.objects.get_or_create(user=user, project=projects[slug], defaults={"role": role})
         people[username] = user
     return people
-
-
-def _nodes() -> None:
-    """What the past jobs ran on. Looking at them is all that they are for: the scheduler knows none of them."""
-    told = [
-        NodeStatus(
-            name=name, state=state, reason=reason, partitions=("demo",), cpus=224, cpus_used=26 * gpus_used,
-            gpus=8, gpus_used=gpus_used, gpu_type="h100", memory_mib=2_064_384,
-        )
-        for name, state, gpus_used, reason in NODES
-    ]  # fmt: skip
-    rows.write(rows.differences(rows.NODES, told, made_up=True))
 
 
 def _tell_job(story: Story, owner: User) -> None:

@@ -1,4 +1,5 @@
 // The list of jobs: rows kept true where they stand, and keys to move in them.
+import "./filters.js";
 import { followRows } from "./rows.js";
 import { count, loss, put } from "./words.js";
 
@@ -100,24 +101,4 @@ document.addEventListener("htmx:afterSwap", (event) => {
     chosen.clear();
     at = null;
   } else showChosen();
-});
-
-// Filters: chips at once, words when the typing pauses.
-const filters = document.getElementById("filters");
-let typing = 0;
-const apply = (wait) => {
-  clearTimeout(typing);
-  typing = setTimeout(() => htmx.trigger(filters, "vigil:filter"), wait);
-};
-filters.addEventListener("input", (event) => event.target.type === "search" && apply(300));
-filters.addEventListener("change", (event) => {
-  if (event.target.type === "search") return; // it has been heard as input
-  if (event.target.matches("select")) event.target.toggleAttribute("data-on", event.target.value !== "");
-  if (event.target.type === "checkbox") event.target.closest(".chip").hidden = !event.target.checked;
-  apply(0);
-});
-// Empty boxes stay out of the address.
-filters.addEventListener("htmx:configRequest", (event) => {
-  for (const [name, value] of [...event.detail.formData.entries()])
-    if (value === "") event.detail.formData.delete(name);
 });

@@ -1,0 +1,101 @@
+"""The page of the scheduler's queue: everybody's jobs that wait or run, Vigil's own among them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from jobs import allocations
+from jobs.queue import STATES, Entry, QueueSearch, described
+from jobs.views.cluster import is_fragment, stale, varied
+from nodes.models import QueuedJob, Reading
+from portal import words
+from portal.asked import plain
+from portal.models import User
+from portal.paging import BadCursor
+
+ROWS = 50
+TABS = (("", "All"), ("pending", "Waiting"), ("running", "Running"))
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    user, now = cast(User, request.user), timezone.now()
+    search = search_of(request.GET)
+    try:
+        page = search.page(user, cursor=request.GET.get("after") or None, limit=ROWS)
+    except BadCursor:
+        page = search.page(user, limit=ROWS)
+    counts = search.counts(user)
+    state = request.GET.get("state", "")
+    context = {
+        "section": "queue",
+        "now": now,
+        "entries": described(user, page.items),
+        "next": page.next,
+        "search": search,
+        "tabs": [
+            {"state": value, "title": title, "count": _count(counts, value), "current": value == state}
+            for value, title in _tabs(state)
+        ],
+        "found": sum(_count(counts, state) for state in search.states) if search.states else sum(counts.values()),
+        "filtered": any(request.GET.get(name) for name in ("q", "state", "partition", "user", "mine")),
+        "partitions": sorted({name for row in _partitions() for name in row.split(",") if name}),
+        "stale": stale(Reading.Part.QUEUE, now),
+        "say": say(user),
+    }
+    return varied(render(request, "nodes/_queue.html" if is_fragment(request) else "nodes/queue.html", context))
+
+
+def search_of(params: QueryDict) -> QueueSearch:
+    """What the address asks for; what it does not understand, it leaves out."""
+    return QueueSearch(
+        text=plain(params.get("q", ""))[:200],
+        states=[state for state in params.getlist("state") if state in STATES],
+        partition=plain(params.get("partition", "")),
+        user=plain(params.get("user", "")),
+        mine=params.get("mine") == "1",
+    )
+
+
+def say(user: User) -> tuple[str, str]:
+    """The sentence that leads the page: how the person's own stand, then everybody's."""
+    rows = allocations.visible_queue(user)
+    waiting, running = rows.filter(state="pending").count(), rows.filter(state="running").count()
+    everything = f"{words.plural(waiting, 'job waits', 'jobs wait')} in all, {words.plural(running, 'runs', 'run')}."
+    if not waiting and not running:
+        return "Nothing waits and nothing runs.", ""
+    next_one = next(iter(_own_waiting(user)), None)
+    if next_one is None:
+        own = rows.filter(allocations.mine(user)).exclude(state="pending").count()
+        return (f"{words.plural(own, 'job')} of yours {'runs' if own == 1 else 'run'}." if own else everything), (
+            everything if own else "None of them is yours."
+        )
+    place = f"{words.count(next_one.position)} of {words.count(next_one.of)}" if next_one.position else "held"
+    starts = f", starts about {words.clock(next_one.row.starts_at)}" if next_one.row.starts_at else ""
+    return f"Your {next_one.name} waits, {place} in {next_one.row.partition or 'the queue'}{starts}.", everything
+
+
+def _own_waiting(user: User) -> list[Entry]:
+    rows = QueuedJob.objects.filter(allocations.mine(user), state="pending").order_by("-priority", "id")[:1]
+    return described(user, list(rows))
+
+
+def _count(counts: dict[str, int], state: str) -> int:
+    return counts.get(state, 0) if state else sum(counts.values())
+
+
+def _tabs(state: str) -> list[tuple[str, str]]:
+    """The usual states; a rarer one that was chosen is a tab of its own."""
+    known = state in dict(TABS) or state not in STATES
+    return list(TABS) if known else [*TABS, (state, words.word(state).capitalize())]
+
+
+def _partitions() -> list[str]:
+    return list(QueuedJob.objects.order_by().values_list("partition", flat=True).distinct())

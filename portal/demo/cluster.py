@@ -1,0 +1,102 @@
+"""The demonstration lab's cluster: nodes, partitions and a queue to look at. The scheduler knows none of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from nodes import rows
+from nodes.models import Node, Partition, QueuedJob
+from nodes.schedulers import cluster
+from nodes.schedulers.base import NodeStatus
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+GPUS = 8
+# Ids that no scheduler of a demonstration comes to.
+_RUNNING = (
+    # id, name, person, nodes with the GPUs held there, hours since its start, hours at most
+    (910_101, "gpt-3b-pretrain", "ada.lindqvist", {"dgx-07": range(8), "dgx-08": range(8)}, 31.0, 48),
+    (910_114, "gpt-760m-context-8k", "jonas.weber", {"dgx-01": range(8)}, 7.4, 12),
+    (910_115, "gpt-760m-seed-2", "kofi.mensah", {"dgx-05": range(8)}, 5.1, 12),
+    (910_120, "vit-l-augment", "mei.tanaka", {"dgx-02": range(4)}, 2.2, 8),
+    (910_123, "notebook", "kofi.mensah", {"dgx-02": (6,)}, 14.0, 24),
+    (910_126, "digits-distill", "mei.tanaka", {"dgx-06": range(4)}, 0.4, 2),
+)
+_WAITING = (
+    # id, name, person, nodes, GPUs, the scheduler's word, priority, hours until it may start, hours since submitted
+    (910_128, "gpt-1b3-two-nodes-long", "jonas.weber", 2, 16, "Resources", 184_220, 5.0, 3.1),
+    (910_130, "vit-h-baseline", "mei.tanaka", 1, 8, "Priority", 171_004, 7.0, 2.4),
+    (910_131, "gpt-760m-sweep", "kofi.mensah", 1, 4, "QOSMaxGRESPerUser", 160_551, None, 1.9),
+    (910_133, "gpt-3b-evaluate", "ada.lindqvist", 1, 8, "Dependency", 150_120, None, 0.6),
+)
+_MADE_UP = (("interactive", ("dgx-04", "dgx-06"), 8, 1), ("h100", tuple(f"dgx-0{n}" for n in range(1, 9)), 48, 4))
+
+
+def make(nodes: tuple[tuple[str, str, int, str], ...]) -> None:
+    """Bring the made-up rows up to this hour; nothing that a scheduler told is touched."""
+    now = time.time()
+    running = [_running(now, *story) for story in _RUNNING]
+    rows.write(
+        rows.differences(rows.NODES, _new(Node, "name", [_node(now, running, *node) for node in nodes]), made_up=True),
+        rows.differences(rows.PARTITIONS, _new(Partition, "name", _partitions()), made_up=True),
+        rows.differences(
+            rows.QUEUE,
+            _new(QueuedJob, "scheduler_id", [*running, *(_waiting(now, *story) for story in _WAITING)]),
+            made_up=True,
+        ),
+    )
+
+
+def _new(model: type[rows.Fact], key: str, made: list[rows.Told]) -> list[rows.Told]:
+    """Without those whose names the scheduler uses for something real."""
+    real = set(model._default_manager.filter(is_made_up=False).values_list(key, flat=True))
+    return [one for one in made if getattr(one, key) not in real]
+
+
+def _node(now: float, running: list[cluster.QueuedJob], name: str, state: str, used: int, reason: str) -> NodeStatus:
+    taken = sorted(index for job in running for index in job.gpu_indices.get(name, ()))
+    node = NodeStatus(
+        name=name, state=state, partitions=tuple(p.name for p in _partitions() if name in p.nodes),
+        features=("h100", "nvlink"), cpus=224, cpus_used=26 * used, gpus=GPUS, gpus_used=used, gpu_type="h100",
+        gpus_allocated=tuple(taken), memory_mib=2_064_384, memory_used_mib=240_000 * used, load=24.5 * used,
+        booted_at=now - 41 * DAY_S,
+    )  # fmt: skip
+    return replace(node, reason=reason, reason_by="root", reason_at=now - 11 * HOUR_S) if reason else node
+
+
+def _partitions() -> list[cluster.Partition]:
+    return [
+        cluster.Partition(name=name, nodes=nodes, max_time_s=hours * 3600, max_nodes=most)
+        for name, nodes, hours, most in _MADE_UP
+    ]
+
+
+def _running(
+    now: float, number: int, name: str, user: str, held: dict[str, range], hours: float, limit: int
+) -> cluster.QueuedJob:
+    gpus = sum(map(len, held.values()))
+    started = now - hours * HOUR_S
+    return cluster.QueuedJob(
+        scheduler_id=str(number), name=name, user=user, state="running", account=_account(user),
+        partition="interactive" if name == "digits-distill" else "h100", qos="normal", priority=200_000,
+        submitted_at=started - 900, started_at=started, ends_at=started + limit * HOUR_S, time_limit_s=limit * 3600,
+        nodes=tuple(held), node_count=len(held), cpus=26 * gpus, gpus=gpus, gpu_type="h100", memory_mib=240_000 * gpus,
+        gpu_indices={node: tuple(indices) for node, indices in held.items()},
+    )  # fmt: skip
+
+
+def _waiting(
+    now: float, number: int, name: str, user: str, nodes: int, gpus: int, reason: str, priority: int,
+    starts_in: float | None, hours: float,
+) -> cluster.QueuedJob:  # fmt: skip
+    return cluster.QueuedJob(
+        scheduler_id=str(number), name=name, user=user, state="pending", account=_account(user),
+        partition="h100", qos="normal", reason=reason, priority=priority, submitted_at=now - hours * HOUR_S,
+        starts_at=None if starts_in is None else now + starts_in * HOUR_S, time_limit_s=12 * 3600, node_count=nodes,
+        cpus=26 * gpus, gpus=gpus, gpu_type="h100", memory_mib=240_000 * gpus,
+        dependency="afterok:910101" if reason == "Dependency" else "",
+    )  # fmt: skip
+
+
+def _account(user: str) -> str:
+    return "vision" if user.startswith("mei") else "language"
