@@ -34,6 +34,11 @@ class Variant:
     why: str
 
 
+def as_options(changes: dict[str, Any]) -> list[str]:
+    """As `vigil submit --set` takes them: resources.nodes=2."""
+    return [f"{path}={value}" for path, value in changes.items()]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a trial: "now", "free" (but others are ahead) or "" (no room); and why."""

@@ -116,6 +116,14 @@ def job(job_id: int, as_json: bool) -> None:
 
 @main.command()
 @job_id
+@as_json
+def why(job_id: int, as_json: bool) -> None:
+    """Say why a job waits, when it should start, and what would start now."""
+    _out(find_portal().get(f"jobs/{job_id}/why"), tables.why, as_json)
+
+
+@main.command()
+@job_id
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
 @click.option("--rank", type=int, default=0, show_default=True, help="Negative: the launcher of node −rank−1.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Its number; default: the latest.")

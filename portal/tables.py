@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,7 +37,7 @@ def jobs(answer: dict[str, Any]) -> list[str]:
 def job(answer: dict[str, Any]) -> list[str]:
     attempt, progress = answer["attempt"], answer["progress"]
     facts = {
-        "state": word(answer["state"]) + (f" ({answer['reason']})" if answer["reason"] else ""),
+        "state": word(answer["state"]) + (f" ({reason})" if (reason := _reason(answer)) else ""),
         "kind": answer["kind"],
         "project": f"{answer['project']}, submitted by {answer['owner']}",
         "attempt": f"{attempt['number']}" + (f" on {', '.join(attempt['nodes'])}" if attempt["nodes"] else ""),
@@ -55,6 +56,35 @@ def job(answer: dict[str, Any]) -> list[str]:
     }
     width = max(map(len, facts))
     return [f"#{answer['id']} {answer['name']}", *(f"  {k.ljust(width)}  {v}" for k, v in facts.items() if v)]
+
+
+def _reason(job: dict[str, Any]) -> str:
+    """With what the scheduler's word means; a portal of before tells but the word."""
+    return str(job.get("explained") or job["reason"])
+
+
+def why(answer: dict[str, Any]) -> list[str]:
+    """The sentence, what else is in the way, when it should start, and what would start now."""
+    lines = [answer["text"]]
+    if answer["said"] and answer["meaning"] != answer["text"]:
+        lines.append(f"  scheduler: {answer['meaning']}")
+    lines += [f"  also: {block['text']}" for block in answer["blocks"] if block["text"] != answer["text"]]
+    if answer["starts_at"]:
+        lines.append(f"  starts: about {local(answer['starts_at'])}, the scheduler estimates")
+    if answer["state"] != "pending":
+        return lines
+    for starts_now, head in ((True, "Would start now:"), (False, "There would be room for:")):
+        found = [variant for variant in answer["variants"] if variant["starts_now"] is starts_now]
+        lines += ["", head] if found else []
+        for variant in found:
+            options = " ".join(f"--set {shlex.quote(option)}" for option in variant["set"])
+            lines += [f"  {variant['text']}. {variant['why']}", f"    {options}"]
+    if answer["variants"]:
+        job = answer["job"]
+        lines += ["", f"vigil spec {job} > again.toml && vigil submit again.toml --set …, then vigil cancel {job}"]
+    if answer["stale"]:
+        lines += ["", f"As of {local(answer['told_at']) or 'never'}: {answer['stale']}"]
+    return lines
 
 
 def checkpoints(answer: dict[str, Any]) -> list[str]:

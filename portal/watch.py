@@ -31,7 +31,7 @@ def words(job: dict[str, Any]) -> str:
     if done["eta_seconds"] is not None and job["state"] == "running":
         parts.append(f"{clock(done['eta_seconds'])} left")
     elif job["reason"]:
-        parts.append(job["reason"])
+        parts.append(job.get("explained") or job["reason"])  # a portal of before has but the reason
     return " · ".join(parts)
 
 

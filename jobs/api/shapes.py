@@ -10,6 +10,7 @@ from django.conf import settings
 from ninja import Schema
 from pydantic import Field
 
+from jobs import waiting
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import progress
 
@@ -20,7 +21,8 @@ class AttemptShape(Schema):
     id: int
     number: int
     state: str = Field(description="Slurm's word, lower-case.")
-    reason: str
+    reason: str = Field(description="Why it waits or ended, in the scheduler's words or Vigil's.")
+    explained: str = Field(description="The reason, and while it waits what it means in plain words.")
     scheduler_id: str
     nodes: list[str]
     exit_code: int | None
@@ -55,7 +57,8 @@ class JobShape(Schema):
     project: str
     owner: str
     state: str = Field(description="Its latest attempt's.")
-    reason: str
+    reason: str = Field(description="Its latest attempt's.")
+    explained: str = Field(description="The reason, and while it waits what it means in plain words.")
     attempt: AttemptShape | None = Field(description="The latest.")
     progress: ProgressShape
     latest: Values = Field(description="Newest values of rank 0.")
@@ -141,12 +144,18 @@ class Events(Schema):
     next: str | None
 
 
-_ATTEMPT = [name for name in AttemptShape.model_fields if name != "resume_from"]
+_ATTEMPT = [name for name in AttemptShape.model_fields if name not in {"resume_from", "explained"}]
 _CHECKPOINT = [name for name in CheckpointShape.model_fields if name != "attempt"]
 
 
 def attempt_shape(attempt: Attempt) -> dict[str, Any]:
-    return {**{name: getattr(attempt, name) for name in _ATTEMPT}, "resume_from": attempt.resume_from_id}
+    shown = {name: getattr(attempt, name) for name in _ATTEMPT}
+    return {**shown, "explained": explained(attempt), "resume_from": attempt.resume_from_id}
+
+
+def explained(attempt: Attempt) -> str:
+    """Its reason; of one that waits with what the scheduler's word means."""
+    return waiting.explained(attempt.reason) if attempt.state == Attempt.State.PENDING else attempt.reason
 
 
 def job_shape(job: Job) -> dict[str, Any]:
@@ -160,6 +169,7 @@ def job_shape(job: Job) -> dict[str, Any]:
         "owner": job.owner.username,
         "state": latest.state if latest else "pending",
         "reason": latest.reason if latest else "",
+        "explained": explained(latest) if latest else "",
         "attempt": attempt_shape(latest) if latest else None,
         "progress": asdict(progress(latest)),
         "latest": latest.latest if latest else {},

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
-from jobs import again
+from jobs import again, pending
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.views import charts, environments
@@ -63,6 +63,7 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
         series=charts.first_paint(page.job, page.life),
         marks=charts.marks(page.life),
         newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
+        waits=_waits(request, page),
     )
     return render(request, "jobs/overview.html", context)
 
@@ -75,7 +76,16 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
     tab = request.GET.get("tab", "overview")
     marks = charts.marks(page.life) if tab == "overview" else None
     newest = page.life.checkpoints[:OVERVIEW_CHECKPOINTS]
-    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks))
+    waits = _waits(request, page) if tab == "overview" else None
+    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks, waits=waits))
+
+
+def _waits(request: HttpRequest, page: Page) -> pending.Told | None:
+    """Why it waits, while it does and nobody has cancelled it."""
+    if page.life.latest.state != Attempt.State.PENDING or page.life.cancelling:
+        return None
+    told = pending.why(cast(User, request.user), page.job, page.life.latest, now=page.life.now)
+    return told if told.why else None
 
 
 @login_required

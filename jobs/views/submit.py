@@ -23,6 +23,7 @@ from jobs.models import Job
 from jobs.room import misfits
 from jobs.spec import MAX_BYTES, JobSpec, read_toml, set_values
 from jobs.spec.mending import mended, standing
+from jobs.spec.model import Resources
 from jobs.upload import MAX_BYTES as MAX_CODE
 from jobs.views import forms
 from jobs.views.lines import line_of, locate
@@ -30,6 +31,7 @@ from portal import words
 from portal.asked import whole
 from portal.models import Project, User
 
+ASKED = frozenset(Resources.model_fields)  # what a link may fill in
 START = """\
 name = "my-first-run"
 kind = "distributed"
@@ -136,7 +138,8 @@ def page(request: HttpRequest) -> HttpResponse:
     user = cast(User, request.user)
     parent = _parent(request, user)
     if request.method == "GET":
-        return _render(request, draft(user, _first_text(user, parent)), parent)
+        text = _changed(_first_text(user, parent), request.GET.getlist("set"))
+        return _render(request, draft(user, text), parent)
     text = _posted_text(request)
     drafted = draft(user, text)
     if request.POST.get("do") == "submit" and drafted.spec is not None:
@@ -217,6 +220,25 @@ def _first_text(user: User, parent: Job | None) -> str:
         return set_values(parent.spec_toml, {"name": _next_name(parent)})
     except SpecError:
         return parent.spec_toml
+
+
+def _changed(text: str, options: list[str]) -> str:
+    """The text as links of "Why it waits" ask for it: `set=resources.nodes=2`, any number of times."""
+    pairs = [option.removeprefix("resources.").partition("=") for option in options[:10]]
+    try:
+        return set_values(text, {f"resources.{name}": _value(name, value) for name, _, value in pairs if name in ASKED})
+    except SpecError:
+        return text
+
+
+def _value(name: str, value: str) -> int | float | str:
+    if name == "memory_gib":
+        try:
+            return float(value[:20])
+        except ValueError:
+            return value
+    number = whole(value) if name in {"nodes", "gpus_per_node", "ranks_per_node"} else None
+    return value if number is None else number
 
 
 def _next_name(parent: Job) -> str:

@@ -1,0 +1,117 @@
+"""Why a person's job waits: the rows that `why.explain` needs, and what it says of one that does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.http import urlencode
+
+from jobs import allocations
+from jobs.errors import SpecError
+from jobs.models import Attempt, Job
+from jobs.requests import request_of
+from jobs.spec import JobSpec
+from jobs.variants import Variant, as_options
+from jobs.views.life import reason
+from jobs.waiting import explained
+from jobs.why import Waiting, Why, explain
+from nodes import cluster, inventory
+from nodes.capacity import Cluster
+from nodes.models import Reading
+from portal import words
+from portal.models import User
+
+
+@dataclass(frozen=True)
+class Told:
+    """Why it waits as of `told_at`, when the scheduler last spoke of its queue and nodes; or that it does not."""
+
+    job: Job
+    attempt: Attempt
+    text: str
+    why: Why | None = None
+    told_at: datetime | None = None
+    stale: str = ""  # why that is long ago
+    now: datetime | None = None
+
+    @property
+    def offers(self) -> list[tuple[Variant, str]]:
+        """Variants, each with the address of the form filled in with it."""
+        return [(variant, form_url(self.job.pk, variant)) for variant in self.why.variants] if self.why else []
+
+    @property
+    def starts_at(self) -> datetime | None:
+        """The scheduler's own guess."""
+        if self.why is None or self.why.starts_at is None:
+            return None
+        return datetime.fromtimestamp(self.why.starts_at, tz=timezone.get_current_timezone())
+
+
+def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime | None = None) -> Told:
+    """Why the job's latest attempt waits, to this person, who may see it. No scheduler is asked."""
+    attempt = attempt or job.latest
+    assert attempt is not None
+    now = now or timezone.now()
+    if attempt.state != Attempt.State.PENDING:
+        return Told(job, attempt, _not_waiting(attempt, now), now=now)
+    try:
+        spec = JobSpec.parse(job.spec)
+    except SpecError:  # one of an older release: nothing can be said of other shapes of it
+        return Told(job, attempt, explained(attempt.reason) or "It is in the queue.", now=now)
+    there = cluster.read(now)
+    found = explain(
+        Waiting(
+            spec=spec,
+            request=request_of(spec, user=attempt.scheduler_user, account=job.project.slurm_account),
+            reason=attempt.reason.strip(),
+            scheduler_id=attempt.scheduler_id,
+            you=user.slurm_user or "",
+            names=names(user, there),
+            held_by_vigil=not attempt.scheduler_id,
+        ),
+        there,
+    )
+    read_at, stale = _readings()
+    text = "It is being cancelled." if attempt.cancel_asked_at else found.sentence
+    return Told(job, attempt, text or "It is in the queue.", found, read_at, stale, now)
+
+
+def names(user: User, there: Cluster) -> Mapping[str, str]:
+    """Jobs of the queue by name, of those that the person may see: "#12 wren" by the scheduler's id."""
+    ids = (job.scheduler_id for job in there.queue)
+    return {known: f"#{job.pk} {job.name}" for known, job in allocations.jobs_of(user, ids).items()}
+
+
+def form_url(job_id: int, variant: Variant) -> str:
+    """The form for a new job like this one, filled in with the variant."""
+    query = [("from", str(job_id)), *(("set", option) for option in as_options(variant.changes))]
+    return f"{reverse('submit')}?{urlencode(query)}"
+
+
+def _readings() -> tuple[datetime | None, str]:
+    """When nodes and queue were last read, the older of both, and what has failed since."""
+    readings = inventory.readings()
+    parts = [readings[Reading.Part.NODES.value], readings[Reading.Part.QUEUE.value]]
+    read = [reading.read_at for reading in parts]
+    return min((at for at in read if at), default=None), next((part.error for part in parts if part.error), "")
+
+
+def _not_waiting(attempt: Attempt, now: datetime) -> str:
+    where = f" on {words.listed([*attempt.nodes][:3])}" if attempt.nodes else ""
+    if attempt.is_alive:
+        state = "running" if attempt.state == Attempt.State.RUNNING else words.word(attempt.state)
+        since = f" since {words.clock(attempt.started_at, now)}" if attempt.started_at else ""
+        return f"It does not wait: it is {state}{since}{where}."
+    at = f" at {words.clock(attempt.ended_at, now)}" if attempt.ended_at else ""
+    ended = f"It does not wait: it ended as {words.word(attempt.state)}{at}."
+    return f"{ended} {_ending(attempt)}".strip()
+
+
+def _ending(attempt: Attempt) -> str:
+    """Why it ended, as its page says it."""
+    text = reason(attempt)
+    return text if not text or text[-1] in ".!?…" else f"{text}."
