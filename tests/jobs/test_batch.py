@@ -1,0 +1,245 @@
+"""batch.sh, run by bash with srun and its like played: hands on exactly what it was made of, and runs nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.batch import Batch
+
+# What is played says what it was called with: words ended by NUL, calls by an empty word.
+STUB = """#!/bin/bash
+printf '%s\\0' "$@" '' >> "$SAID/${0##*/}"
+"""
+PIECES = (
+    "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "\ntouch canary\n",
+    "|touch canary",
+    "\n#SBATCH --account=root\n", "#SBATCH --x", "$HOME", "${run}", "$'\\n'", "\\", "'", '"', "*", "?", "~", "!!", "&",
+    ";", "--", "-c", "%s", "{python}", "}}", " ", "\t", "é", "日本", "\u2028", "=", "a", "Z9",
+)  # fmt: skip
+texts = st.characters(exclude_characters="\0", exclude_categories=("Cs",))
+wild = st.one_of(
+    st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join), st.text(texts, min_size=1, max_size=20)
+)
+names = wild.map(lambda text: "n" + text.replace("/", "_").encode()[:90].decode(errors="ignore"))  # of a file
+numbers = itertools.count()
+
+
+class Played:
+    """One run of a batch script, in a folder of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place / str(next(numbers))
+        self.said = self.place / "said"
+        self.said.mkdir(parents=True)
+        (self.place / "bin").mkdir()
+        for word in ("srun", "scontrol", "module", "conda"):
+            self.play(word, STUB)
+
+    def play(self, word: str, text: str) -> Path:
+        path = self.place / "bin" / word
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def start(self, batch: Batch) -> subprocess.Popen[bytes]:
+        script = self.place / "batch.sh"
+        script.write_text(batch.text())
+        environment = {
+            "PATH": f"{self.place / 'bin'}:/usr/bin:/bin", "SAID": str(self.said), "SLURM_JOB_ID": "7",
+            "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "2",
+        }  # fmt: skip
+        return subprocess.Popen(
+            ["/bin/bash", script], env=environment, cwd=self.place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def run(self, batch: Batch) -> int:
+        process = self.start(batch)
+        output, _ = process.communicate(timeout=30)
+        self.output = output.decode(errors="replace")
+        return process.returncode
+
+    def calls(self, word: str) -> list[list[str]]:
+        """What it was called with."""
+        path = self.said / word
+        words = path.read_bytes().decode().split("\0")[:-1] if path.exists() else []
+        return [list(call) for last, call in itertools.groupby(words, key=lambda w: w == "") if not last]
+
+    def a_run(self, name: str = "run") -> Path:
+        run = self.place / name
+        (run / "portal").mkdir(parents=True)
+        return run
+
+    def a_python(self, name: str = "python") -> str:
+        path = self.place / name
+        path.write_text("")
+        path.chmod(0o755)
+        return str(path)
+
+    def a_batch(self, **fields: object) -> Batch:
+        given = {"run": self.a_run(), "start": Path("/vigil/training/start.py"), "lead": 30, "python": self.a_python()}
+        return Batch(**given | fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Played:
+    return Played(tmp_path)
+
+
+def options_of(call: list[str]) -> tuple[list[str], list[str]]:
+    at = next(index for index, word in enumerate(call) if not word.startswith("-"))
+    return call[:at], call[at:]
+
+
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@quick
+@given(run=names, python=names, start=wild, modules=st.lists(wild, max_size=3), conda=wild)
+def test_whatever_the_texts_are_they_arrive_as_they_are(
+    tmp_path: Path, run: str, python: str, start: str, modules: list[str], conda: str
+) -> None:
+    played = Played(tmp_path)
+    path = played.a_run(run)
+    batch = Batch(run=path, start=Path(start), lead=30, python=played.a_python(f"p{python}"), modules=tuple(modules))
+    assert played.run(batch) == 0, played.output
+    assert played.calls("module") == [["load", module] for module in modules]
+    _, command = options_of(played.calls("srun")[0])
+    assert command == [batch.python, str(batch.start), str(path)]
+    played.play("python", STUB)
+    assert played.run(replace(batch, conda=conda, modules=())) == 0, played.output
+    assert played.calls("conda") == [["shell.bash", "hook"], ["activate", conda]]
+    assert not list(played.place.rglob("canary"))
+
+
+@quick
+@given(image=wild, mounts=st.lists(wild, max_size=3), python=wild, engine=st.sampled_from(["pyxis", "apptainer"]))
+def test_so_do_the_texts_of_a_container(
+    tmp_path: Path, image: str, mounts: list[str], python: str, engine: str
+) -> None:
+    played = Played(tmp_path)
+    batch = played.a_batch(container=image, mounts=tuple(mounts), python=python, engine=engine, gpus=True)
+    assert played.run(batch) == 0, played.output
+    call = played.calls("srun")[0]
+    inside = [python, str(batch.start), str(batch.run)]
+    if engine == "pyxis":
+        assert call[-5:] == [f"--container-image={image}", f"--container-mounts={','.join(mounts)}", *inside]
+    else:
+        binds = [word for mount in mounts for word in ("--bind", mount)]
+        assert call[-len([*binds, image, *inside]) - 3 :] == ["apptainer", "exec", "--nv", *binds, image, *inside]
+    assert not list(played.place.rglob("canary"))
+
+
+@given(nodes=st.lists(wild, min_size=1, max_size=3))
+def test_a_directive_is_one_line_of_plain_characters(nodes: list[str]) -> None:
+    batch = Batch(run=Path("/r"), start=Path("/s"), lead=30, python="p", required_nodes=tuple(nodes))
+    if any(not ("!" <= letter <= "~") for node in nodes for letter in node):
+        with pytest.raises(ValueError, match="cannot stand in a line"):
+            batch.text()
+    else:
+        assert f"#SBATCH --nodelist={','.join(nodes)}" in batch.text().splitlines()
+
+
+def test_srun_is_told_to_start_one_launcher_a_node_with_all_of_it(played: Played) -> None:
+    played.play("srun", STUB + "env | grep -E '^SLURM_(NTASKS|CPUS|TRES)' >&2\nexit 0\n")
+    batch = played.a_batch(elastic=True, required_nodes=("dgx01", "dgx02"), excluded_nodes=("dgx07",))
+    assert played.run(batch) == 0
+    assert played.output == "", "nothing of the batch task's own share is left for the step to inherit"
+    options, _ = options_of(played.calls("srun")[0])
+    wanted = ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--export=ALL", "--no-kill")
+    assert {*options} == {*wanted, "--cpu-bind=none"}
+    lines = [line for line in batch.text().splitlines() if line.startswith("#SBATCH")]
+    assert lines == [
+        "#SBATCH --signal=B:USR1@30", "#SBATCH --open-mode=append", "#SBATCH --no-kill",
+        "#SBATCH --nodelist=dgx01,dgx02", "#SBATCH --exclude=dgx07",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("srun", "told", "code", "requeued"),
+    [
+        (75, "", 75, True),
+        (137, "75", 75, True),
+        (75, "0", 0, False),
+        (3, "", 3, False),
+        (1, "x; touch canary", 1, False),
+    ],
+)
+def test_the_leading_launchers_word_counts_not_the_highest_code(
+    played: Played, srun: int, told: str, code: int, requeued: bool
+) -> None:
+    say = f"printf '%s' '{told}' > {played.place}/run/job/told/7.0/code\n" if told else ""
+    played.play("srun", f"{STUB}{say}exit {srun}\n")
+    assert played.run(played.a_batch()) == code
+    assert played.calls("scontrol") == ([["requeue", "7"]] if requeued else [])
+
+
+def test_a_person_who_wanted_the_end_gets_no_other_turn(played: Played) -> None:
+    played.play("srun", f"{STUB}exit 75\n")
+    batch = played.a_batch()
+    (batch.run / "portal" / "cancelled").touch()
+    assert played.run(batch) == 75
+    assert played.calls("scontrol") == []
+
+
+@pytest.mark.parametrize("word", ["TERM", "USR1"])
+def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: str) -> None:
+    got = f"trap 'echo USR1 > {played.place}/got; exit 75' USR1\ntrap 'exit 9' TERM\n"
+    played.play("srun", f"#!/bin/bash\n{got}touch {played.place}/up\nwhile :; do sleep 0.05; done\n")
+    batch = played.a_batch()
+    process = played.start(batch)
+    until = time.monotonic() + 20
+    while not (played.place / "up").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.Signals[f"SIG{word}"])
+    asked = batch.run / "job" / "told" / "7.0" / "asked"
+    while not asked.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert asked.read_text() == f"{word}\n"
+    assert not (played.place / "got").exists(), "an srun of this moment may not have its handlers yet"
+    while process.poll() is None and time.monotonic() < until:
+        process.send_signal(signal.Signals[f"SIG{word}"])
+        time.sleep(0.2)
+    process.communicate()
+    assert process.returncode == 75
+    assert (played.place / "got").read_text() == "USR1\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"python": "/nowhere/python"}, "/nowhere/python is no interpreter on this node."),
+        ({"modules": ("cuda/99",)}, "environment.modules: cuda/99 cannot be loaded"),
+        ({"conda": "mine"}, "environment.conda: mine cannot be activated"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_sentence(played: Played, fields: dict[str, object], says: str) -> None:
+    played.play("module", "#!/bin/bash\nexit 1\n")
+    played.play("conda", '#!/bin/bash\n[ "$1" != activate ]\n')
+    assert played.run(played.a_batch(**fields)) == 2
+    assert says in played.output
+    assert played.calls("srun") == []
+
+
+def test_what_modules_set_is_passed_on_by_name(played: Played) -> None:
+    init = played.place / "modules" / "init"
+    init.mkdir(parents=True)
+    (init / "bash").write_text('module() { export OF_MODULE="$2" NCCL_X=1; }\n')
+    (played.place / "bin" / "module").unlink()
+    played.play("srun", STUB + 'printf "%s" "$VIGIL_PASS_ON"\n')
+    script = played.a_batch(modules=("hpcx",))
+    text = script.text().replace("/usr/share/modules", str(played.place / "modules"))
+    path = played.place / "with-modules.sh"
+    path.write_text(text)
+    environment = {"PATH": f"{played.place / 'bin'}:/usr/bin:/bin", "SAID": str(played.said), "SLURM_JOB_ID": "7"}
+    environment |= {"SLURM_NNODES": "1"}
+    done = subprocess.run(["/bin/bash", path], env=environment, capture_output=True, text=True, check=False, timeout=30)
+    assert {*done.stdout.split()} >= {"OF_MODULE", "NCCL_X"}, done.stderr
