@@ -18,6 +18,7 @@ from pathlib import Path
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+from nodes.schedulers.slurm_request import NEW, lacks_nodes
 from nodes.schedulers.slurm_rest import JobList, SlurmRest
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_tokens import Tokens
@@ -30,6 +31,7 @@ FIND_BACK_S = 2 * 86_400
 FRESH_S = 15.0  # reasons, priorities and estimates of waiting jobs
 SHARE = 20  # a full list is asked for again only after this many times what it took
 ACCOUNTS_LAG_S = 8.0
+HELD = "JobHeldUser"
 GAP_S = 10.0  # after which a job may have been requeued and started again unseen
 _SIGNALS = frozenset({"TERM", "USR1", "KILL"})
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}\Z")
@@ -89,14 +91,21 @@ class Slurm:
             script = Path(submission.script).read_text()
         except OSError as error:
             raise SchedulerError(f"The batch script cannot be read: {error}") from error
-        return self.rest.submit(submission, script)
+        scheduler_id = self.rest.submit(submission, script)
+        if lacks_nodes(submission, self.rest.version):
+            self._name_nodes(scheduler_id, submission)
+        return scheduler_id
 
     def find(self, key: str, *, user: str = "") -> str | None:
         """In slurmctld, which keeps ended jobs for some minutes, then in the accounts of the last days."""
         listed = self.rest.jobs(user=user)
         for record in listed.records() if listed is not None else ():
-            if record.status.key == key:
-                return record.status.scheduler_id
+            if record.status.key != key:
+                continue
+            if record.status.reason == HELD and self.rest.version < NEW:
+                self.cancel(record.status.scheduler_id, user=user)  # it may lack its nodes: see _name_nodes
+                return None
+            return record.status.scheduler_id
         if not self.rest.has_accounts:
             return None
         found = self.rest.accounted(user=user or self.user, since=time.time() - FIND_BACK_S)
@@ -253,16 +262,28 @@ class Slurm:
         earlier = [one.status for one in told if one.status.restart_count == status.restart_count - 1]
         return earlier[-1].before if earlier and earlier[-1].ended_at else None
 
+    def _name_nodes(self, scheduler_id: str, asked: Submission) -> None:
+        """Of a job that was submitted on hold, as REST v0.0.38 has no words for nodes; then let it go."""
+        wanted = [f"reqnodelist={','.join(asked.required_nodes)}"] if asked.required_nodes else []
+        unwanted = [f"excnodelist={','.join(asked.excluded_nodes)}"] if asked.excluded_nodes else []
+        try:
+            self._call_scontrol("update", f"jobid={scheduler_id}", *wanted, *unwanted, user=asked.user)
+            self._call_scontrol("release", scheduler_id, user=asked.user)
+        except SchedulerError as error:
+            self.cancel(scheduler_id, user=asked.user)
+            raise SchedulerError(f"It could not be told which nodes to use. {error}", permanent=True) from error
+
     def _set_node(self, node: str, state: str, reason: str) -> None:
         if not _NODE.match(node):
             raise SchedulerError(f"{node!r} is not the name of a node.", permanent=True)
         if self.rest.updates_nodes:
             self.rest.update_node(node, state=state, reason=reason)
         else:
-            self._call_scontrol(f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else []))
+            why = [f"reason={reason}"] if reason else []
+            self._call_scontrol("update", f"nodename={node}", f"state={state}", *why, user=self.user)
 
-    def _call_scontrol(self, *words: str) -> None:
-        """As our Slurm user, by token: a Slurm before 23.11 does not change nodes over REST."""
+    def _call_scontrol(self, *words: str, user: str) -> None:
+        """What an old slurmrestd cannot do, in a user's name by token."""
         command = shutil.which(self.scontrol)
         if command is None:
             message = "This Slurm changes nodes by scontrol only, which is not installed beside Vigil's worker."
@@ -270,10 +291,10 @@ class Slurm:
                 f"{message} Install Slurm's client commands there, or use Slurm 23.11.", permanent=True
             )
         kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SLURM_CONF", "LANG"}}
-        environment = {**kept, "SLURM_JWT": self.tokens.of(self.user)}
+        environment = {**kept, "SLURM_JWT": self.tokens.of(user)}
         try:
             done = subprocess.run(
-                [command, "update", *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                [command, *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                 timeout=10, check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -27,7 +27,8 @@ OLDEST = (0, 0, 38)  # Slurm 22.05
 TIMEOUT_S = 10.0
 TRIES = 3
 NEEDED = frozenset({"job/submit", "job/{job_id}", "jobs", "nodes", "partitions"})
-UNKNOWN_JOB = frozenset({2017, 9002})
+NOTHING_FOUND = 9003  # v0.0.38 calls an empty list an error
+UNKNOWN_JOB = frozenset({2017, 9002, NOTHING_FOUND})
 NOT_TAKEN = frozenset({1007, 401, 511})  # authentication
 # Of Slurm's numbers for what it refuses (2000 …) those that tomorrow may be otherwise.
 PASSING = frozenset({2016, 2019, 2020, 2021, 2022, 2027, 2028})

@@ -8,6 +8,7 @@ from typing import Any
 from nodes.schedulers.base import Submission
 from nodes.schedulers.slurm_http import Version
 
+OLD = (0, 0, 38)
 NEW = (0, 0, 39)  # everything inside of `job`, numbers as {set, number}
 SCRIPT_IN_JOB = (0, 0, 40)
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -21,6 +22,11 @@ def job_name(asked: Submission) -> str:
 
 def comment(asked: Submission) -> str:
     return f"vigil:{asked.key}"
+
+
+def lacks_nodes(asked: Submission, version: Version) -> bool:
+    """Whether this version cannot be told which nodes are wanted, or not: the job is changed before it may start."""
+    return version < NEW and bool(asked.required_nodes or asked.excluded_nodes)
 
 
 def request(asked: Submission, script: str, version: Version, *, array: str = "") -> dict[str, Any]:
@@ -56,12 +62,13 @@ def _common(asked: Submission) -> dict[str, Any]:
 
 
 def _old(asked: Submission) -> dict[str, Any]:
-    """v0.0.38. It refuses fields for wanted and unwanted nodes and for the signal: these are #SBATCH lines."""
+    """v0.0.38. It reads no #SBATCH lines, knows no fields for nodes by name, and warns steps (the launchers) alone."""
     job = _common(asked) | {
         "environment": _environment(asked),
-        "nodes": [asked.min_nodes, asked.max_nodes],
+        "nodes": _span(asked),  # of a list, which it takes as well, it makes one node
         "time_limit": minutes(asked.time_limit_s),
         "open_mode": "append",
+        "signal": f"USR1@{asked.grace_s}",
     }
     if asked.gpus_per_node:
         job["gres"] = gres(asked)
@@ -72,7 +79,9 @@ def _old(asked: Submission) -> dict[str, Any]:
     if asked.begin_at is not None:
         job["begin_time"] = f"uts{math.ceil(asked.begin_at)}"
     if asked.max_nodes > asked.min_nodes:
-        job["no_kill"] = True
+        job["no_kill"] = "set"
+    if lacks_nodes(asked, OLD):
+        job["hold"] = True
     return job
 
 
@@ -80,8 +89,6 @@ def _new(asked: Submission) -> dict[str, Any]:
     job = _common(asked) | {
         "environment": [f"{name}={value}" for name, value in _environment(asked).items()],
         "nodes": _span(asked),
-        "minimum_nodes": asked.min_nodes,
-        "maximum_nodes": asked.max_nodes,
         "time_limit": _number(minutes(asked.time_limit_s)),
         "open_mode": ["APPEND"],
         "kill_warning_signal": "USR1",

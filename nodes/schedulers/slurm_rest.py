@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
-from nodes.schedulers.slurm_http import UNKNOWN_JOB, Json, SlurmError, SlurmHttp
+from nodes.schedulers.slurm_http import NOTHING_FOUND, UNKNOWN_JOB, Json, SlurmError, SlurmHttp, Version
 from nodes.schedulers.slurm_request import request
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_words import at, integer, moment, objects, text, words
@@ -47,6 +47,10 @@ class SlurmRest:
         self.http = http
 
     @property
+    def version(self) -> Version:
+        return self.http.served.slurm
+
+    @property
     def tells_states(self) -> bool:
         """Whether it has the short answer to "which job is in which state" (v0.0.40)."""
         return self.http.served.has("jobs/state")
@@ -61,7 +65,7 @@ class SlurmRest:
 
     def submit(self, asked: Submission, script: str, *, array: str = "") -> str:
         """Slurm's id of a new job. What it says beside an id is a remark, not a refusal."""
-        body = request(asked, script, self.http.served.slurm, array=array)
+        body = request(asked, script, self.version, array=array)
         answer = self.http.post("job/submit", body, user=asked.user)
         job_id = integer(answer.get("job_id")) or integer(at(answer, "result", "job_id"))
         if not job_id:
@@ -113,7 +117,7 @@ class SlurmRest:
     def accounted(self, *, user: str, since: float) -> list[Record]:
         """What the accounts keep of one person's jobs that were there since then."""
         query = {"start_time": f"uts{int(since)}", "skip_steps": "true"}
-        if self.http.served.slurm >= (0, 0, 39):
+        if self.version >= (0, 0, 39):
             query["users"] = user
         answer = self.http.get("jobs", query, user=user, service="slurmdb") or {}
         return [found for found in _each(shapes.accounted, _list(answer, "jobs")) if found.user in {user, ""}]
@@ -196,8 +200,9 @@ def _each(read: Callable[[Mapping[str, object]], T], raws: list[Mapping[str, obj
 
 def _list(answer: Json, name: str) -> list[Mapping[str, object]]:
     """The list that an answer is about; an answer of 200 that has errors instead of it is an error."""
-    found = answer.get(name)
-    if not isinstance(found, list) or (not found and objects(answer.get("errors"))):
+    found, errors = answer.get(name), objects(answer.get("errors"))
+    is_empty = found == [] and all(integer(error.get("error_number")) == NOTHING_FOUND for error in errors)
+    if not isinstance(found, list) or not (found or is_empty):
         raise SchedulerError(f"Slurm's answer has no {name}: {_said(answer)}")
     return objects(found)
 

@@ -1,0 +1,53 @@
+"""Slurm as a scheduler: what holds for every one of them, and what only Slurm knows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodes.schedulers.base import Scheduler
+from nodes.schedulers.slurm import Slurm
+from nodes.schedulers.slurm_http import SlurmHttp
+from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm_tokens import KeyFile
+from tests.nodes.scheduler_contract import SchedulerContract
+from tests.slurm.cluster import Cluster
+from tests.slurm.people import ALICE, PORTAL, People
+
+
+@pytest.fixture
+def scheduler(slurm: Cluster) -> Iterator[Slurm]:
+    """One of its own for each test: it remembers nothing of others."""
+    tokens = KeyFile(slurm.layout.jwt_key)
+    http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
+    yield Slurm(SlurmRest(http), tokens=tokens, user=PORTAL)
+    http.close()
+
+
+@pytest.fixture
+def work(slurm: Cluster) -> Iterator[Path]:
+    """A folder that alice's jobs can reach on every node."""
+    folder = Path(tempfile.mkdtemp(prefix="vigil-work-"))
+    people = People()
+    shutil.chown(folder, people.alice.uid, people.alice.gid)
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+class TestSlurm(SchedulerContract):
+    user = ALICE
+    patience_s = 120.0
+    shortest_limit_s, grace_s = 60, 50
+    apart = ""  # without cgroups, as here, Slurm loses sight of other sessions
+
+    def test_refuses_more_than_there_is(self, scheduler: Scheduler, work: Path) -> None:
+        """By default Slurm takes it and lets it wait for better times, saying why."""
+        scheduler_id = scheduler.submit(self.submission(work, "true", cpus_per_node=30_000))
+        assert self.state(scheduler, scheduler_id, "pending").reason == "PartitionConfig"
+        scheduler.cancel(scheduler_id, user=self.user)
+        self.state(scheduler, scheduler_id, "cancelled")
