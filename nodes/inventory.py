@@ -17,6 +17,7 @@ from nodes.models import Reading
 from nodes.rows import Difference
 from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
+from portal.models import User
 
 logger = logging.getLogger(__name__)
 Part = Reading.Part
@@ -41,8 +42,21 @@ def scheduler() -> Scheduler:
             local_cpus=settings.VIGIL_LOCAL_CPUS,
             local_gpus=settings.VIGIL_LOCAL_GPUS,
             local_environment=settings.VIGIL_LOCAL_ENVIRONMENT,
+            slurm_url=settings.VIGIL_SLURM_URL,
+            slurm_key_file=settings.VIGIL_SLURM_KEY_FILE,
+            slurm_token_command=settings.VIGIL_SLURM_TOKEN_COMMAND,
+            slurm_user=_speaker(),
+            slurm_ca_file=settings.VIGIL_SLURM_CA_FILE,
         )
     )
+
+
+def _speaker() -> str:
+    """Whose token polls and drains: the one set, else the first sysadmin's."""
+    if settings.VIGIL_SCHEDULER != "slurm" or settings.VIGIL_SLURM_USER:
+        return str(settings.VIGIL_SLURM_USER)
+    sysadmins = User.objects.filter(is_superuser=True, is_active=True).exclude(slurm_user=None).order_by("pk")
+    return sysadmins.values_list("slurm_user", flat=True).first() or ""
 
 
 _open = lru_cache(maxsize=4)(open_scheduler)

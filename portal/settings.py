@@ -33,6 +33,10 @@ VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
 VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # kept after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
 VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: as where Slurm has PrivateData=jobs
+VIGIL_SLURM_URL = env("VIGIL_SLURM_URL")  # http(s)://host:6820 or unix:/path of slurmrestd
+VIGIL_SLURM_KEY_FILE = env("VIGIL_SLURM_KEY_FILE")  # slurmctld's jwt_hs256.key; the worker alone opens it
+VIGIL_SLURM_TOKEN_COMMAND = env("VIGIL_SLURM_TOKEN_COMMAND")  # instead of the key: prints a token for {user}
+VIGIL_SLURM_CA_FILE = env("VIGIL_SLURM_CA_FILE")  # authorities of an https:// address, where not the system's
 VIGIL_SLURM_USER = env("VIGIL_SLURM_USER")  # also the first sysadmin's Slurm user, until changed
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")

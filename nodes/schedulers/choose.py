@@ -19,6 +19,11 @@ class SchedulerSettings:
     local_cpus: str = ""
     local_gpus: str = ""
     local_environment: str = ""
+    slurm_url: str = ""
+    slurm_key_file: str = ""
+    slurm_token_command: str = ""
+    slurm_user: str = ""
+    slurm_ca_file: str = ""
 
 
 def open_scheduler(settings: SchedulerSettings) -> Scheduler:
@@ -30,7 +35,36 @@ def open_scheduler(settings: SchedulerSettings) -> Scheduler:
             user=settings.local_user,
             pass_on=[name for name in settings.local_environment.split(",") if name],
         )
-    raise SchedulerError(f"VIGIL_SCHEDULER={settings.name} is not known. Set it to local.", permanent=True)
+    if settings.name == "slurm":
+        return _slurm(settings)
+    message = f"VIGIL_SCHEDULER={settings.name} is not known. Set it to local or slurm."
+    raise SchedulerError(message, permanent=True)
+
+
+def _slurm(settings: SchedulerSettings) -> Scheduler:
+    """Nothing is asked yet, and the key is not opened: a web process may hold one of these and never use it."""
+    # Not at the top: httpx takes a tenth of a second that a start without Slurm would feel.
+    from nodes.schedulers.slurm import Slurm
+    from nodes.schedulers.slurm_http import SlurmHttp
+    from nodes.schedulers.slurm_rest import SlurmRest
+    from nodes.schedulers.slurm_tokens import Broker, KeyFile, Tokens
+
+    if not settings.slurm_url:
+        message = "VIGIL_SLURM_URL is not set. Write http://host:6820 or unix:/path, where slurmrestd listens."
+        raise SchedulerError(message, permanent=True)
+    if not settings.slurm_user:
+        message = "Nobody to ask Slurm as: set VIGIL_SLURM_USER, or the first sysadmin's Slurm user."
+        raise SchedulerError(message, permanent=True)
+    tokens: Tokens
+    if settings.slurm_token_command:
+        tokens = Broker(settings.slurm_token_command)
+    elif settings.slurm_key_file:
+        tokens = KeyFile(Path(settings.slurm_key_file))
+    else:
+        message = "Neither VIGIL_SLURM_KEY_FILE nor VIGIL_SLURM_TOKEN_COMMAND is set: Slurm wants tokens."
+        raise SchedulerError(message, permanent=True)
+    http = SlurmHttp(settings.slurm_url, tokens=tokens, user=settings.slurm_user, ca_file=settings.slurm_ca_file)
+    return Slurm(SlurmRest(http), tokens=tokens, user=settings.slurm_user)
 
 
 def _cpus(text: str) -> int | None:
