@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import click
 
-from portal import tables
+from portal import cluster_commands, tables
 from portal.client import Portal, Trouble, find_portal
-from portal.usage import Commands, JobId, say_version
+from portal.usage import Commands, JobId, as_json, say_version
+from portal.usage import out as _out
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 job_id = click.argument("job_id", metavar="ID", type=JobId())
 checkpoint_name = click.argument("name", metavar="CHECKPOINT", callback=lambda context, option, name: _named(name))
 
@@ -243,23 +243,6 @@ def resume(job_id: int, step: int | None, steps: int | None, watch: bool, as_jso
 
 @main.command()
 @as_json
-def nodes(as_json: bool) -> None:
-    """List the nodes."""
-    _out(find_portal().get("nodes"), tables.nodes, as_json)
-
-
-@main.command()
-@click.argument("name")
-@as_json
-def node(name: str, as_json: bool) -> None:
-    """Show one node."""
-    from urllib.parse import quote
-
-    _out(find_portal().get(f"nodes/{quote(name, safe='')}"), tables.node, as_json)
-
-
-@main.command()
-@as_json
 def tokens(as_json: bool) -> None:
     """List your API tokens; they are made on the page /me/."""
     _out(find_portal().get("tokens"), tables.tokens, as_json)
@@ -353,10 +336,6 @@ def _pin(job_id: int, name: str, pinned: bool, as_json: bool) -> None:
     _out(found, lambda checkpoint: [f"{said} {checkpoint['name']} of #{job_id}."], as_json)
 
 
-def _out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:
-    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)))
-
-
 def _complain(trouble: Trouble) -> None:
     """The message, and each field with its fix on a line of its own."""
     errors = trouble.problem.get("errors") or []
@@ -366,6 +345,9 @@ def _complain(trouble: Trouble) -> None:
         where = f"{error['field']}: " if error["field"] else ""
         click.echo(f"vigil: {where}{error['message']}", err=True)
 
+
+for command in cluster_commands.ALL:
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

@@ -155,7 +155,7 @@ def environment(answer: dict[str, Any]) -> list[str]:
 
 
 def nodes(answer: dict[str, Any]) -> list[str]:
-    head = ["NAME", "STATE", "PARTITION", "CPUS>", "GPUS>", "GPU", "REASON"]
+    head = ["NAME", "STATE", "PARTITION", "CPUS>", "GPUS>", "GPU", "MEMORY GIB>", "REASON"]
     rows = [
         [
             n["name"],
@@ -164,7 +164,8 @@ def nodes(answer: dict[str, Any]) -> list[str]:
             f"{n['cpus_used']}/{n['cpus']}",
             f"{n['gpus_used']}/{n['gpus']}",
             n["gpu_type"],
-            n["reason"],
+            f"{n['memory_used_mib'] / 1024:,.0f}/{n['memory_mib'] / 1024:,.0f}",
+            n["reason"] + (f" ({n['reason_by']})" if n["reason_by"] else ""),
         ]
         for n in answer["items"]
     ]
@@ -172,9 +173,49 @@ def nodes(answer: dict[str, Any]) -> list[str]:
 
 
 def node(answer: dict[str, Any]) -> list[str]:
-    facts = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in answer.items()}
+    order = answer["order"]
+    facts = {
+        "state": word(answer["state"]) + ("" if answer["takes_jobs"] else ", takes no jobs"),
+        "reason": answer["reason"],
+        "said by": " ".join(part for part in (answer["reason_by"], local(answer["reason_at"])) if part),
+        "partitions": ", ".join(answer["partitions"]),
+        "features": ", ".join(answer["features"]),
+        "gpus": f"{answer['gpus_used']} of {answer['gpus']} {answer['gpu_type']}".rstrip() if answer["gpus"] else "",
+        "held": ", ".join(map(str, answer["gpus_allocated"])),
+        "cpus": f"{answer['cpus_used']} of {answer['cpus']}",
+        "memory": f"{answer['memory_used_mib'] / 1024:,.0f} of {answer['memory_mib'] / 1024:,.0f} GiB allocated",
+        "load": number(answer["load"]) if answer["load"] is not None else "",
+        "booted": local(answer["booted_at"]),
+        "read": local(answer["reading"]["read_at"]),
+        "order": f"{order['action']} by {order['asked_by']}: {ordered(order)}" if order else "",
+    }
     width = max(map(len, facts))
-    return [f"{name.ljust(width)}  {value}" for name, value in facts.items() if value not in {"", None}]
+    return [answer["name"], *(f"  {name.ljust(width)}  {value}" for name, value in facts.items() if value)]
+
+
+def ordered(order: dict[str, Any]) -> str:
+    """What became of something that was asked to be done to a node."""
+    return f"{order['state']}: {order['outcome']}" if order["outcome"] else str(order["state"])
+
+
+def queue(answer: dict[str, Any]) -> list[str]:
+    head = ["ID>", "STATE", "NAME", "USER", "PARTITION", "NODES>", "GPUS>", "PLACE>", "STARTS/ENDS", "WHY/WHERE"]
+    rows = [
+        [
+            q["scheduler_id"],
+            word(q["state"]),
+            q["name"] + (f" (#{q['job']})" if q["job"] else ""),
+            q["user"],
+            q["partition"],
+            str(q["node_count"]),
+            str(q["gpus"]),
+            f"{q['position']}/{q['waiting']}" if q["position"] else "",
+            local(q["starts_at"] if q["state"] == "pending" else q["ends_at"])[:16],
+            q["why"] if q["state"] == "pending" else ", ".join(q["nodes"]),
+        ]
+        for q in answer["items"]
+    ]
+    return table(head, rows, "The queue is empty.")
 
 
 def tokens(answer: dict[str, Any]) -> list[str]:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import click
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+def out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:
+    """Print an answer: as JSON, or as these lines of text."""
+    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)))
 
 
 class JobId(click.IntRange):

@@ -65,7 +65,8 @@ class Shown:
     @property
     def memory(self) -> str:
         """ "500 of 2,016 GiB": what is allocated."""
-        return f"{words.count(self.node.memory_used_mib // 1024)} of {words.memory(self.node.memory_mib * 2.0**20)}"
+        used, there = (words.count(round(mib / 1024)) for mib in (self.node.memory_used_mib, self.node.memory_mib))
+        return f"{used} of {there}{words.NBSP}GiB"
 
     def _cell(self, index: int) -> Cell:
         holder = next((held for held in self.held if index in held.gpus), None)
@@ -109,7 +110,7 @@ def index(request: HttpRequest) -> HttpResponse:
     queue = allocations.visible_queue(user)
     context = {
         "section": "nodes",
-        "now": now,
+        "fragment": is_fragment(request),
         "stale": stale(Reading.Part.NODES, now),
         "say": say(everything),
         "facts": facts(everything, queue.filter(state="pending").count(), queue.filter(state="running").count()),
@@ -137,7 +138,6 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
     node = _node(name)
     context = {
         "section": "nodes",
-        "now": now,
         "shown": Shown(node, allocations.held_on(user, [node.name])[node.name]),
         "node": node,
         "stale": stale(Reading.Part.NODES, now),

@@ -36,7 +36,6 @@ def index(request: HttpRequest) -> HttpResponse:
     state = request.GET.get("state", "")
     context = {
         "section": "queue",
-        "now": now,
         "entries": described(user, page.items),
         "next": page.next,
         "search": search,

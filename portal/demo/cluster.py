@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nodes import rows
-from nodes.models import Node, Partition, QueuedJob
+from nodes.models import Fact, Node, Partition, QueuedJob
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus
 
@@ -47,7 +48,7 @@ def make(nodes: tuple[tuple[str, str, int, str], ...]) -> None:
     )
 
 
-def _new(model: type[rows.Fact], key: str, made: list[rows.Told]) -> list[rows.Told]:
+def _new(model: type[Fact], key: str, made: Sequence[rows.Told]) -> list[rows.Told]:
     """Without those whose names the scheduler uses for something real."""
     real = set(model._default_manager.filter(is_made_up=False).values_list(key, flat=True))
     return [one for one in made if getattr(one, key) not in real]
