@@ -14,12 +14,17 @@ from django.db.models import Max
 
 from jobs.admission import check
 from jobs.errors import JobError
-from jobs.models import Attempt, Checkpoint, Job
-from jobs.room import free_of, in_service, shortfalls
+from jobs.models import Attempt, Checkpoint, Job, Predecessor
+from jobs.pending import names
+from jobs.requests import request_of
 from jobs.rundir import runs_root
 from jobs.spec import JobSpec
-from nodes.models import Node
-from portal.models import User
+from jobs.variants import as_options
+from jobs.why import Waiting, Why, explain
+from nodes import cluster
+from nodes.capacity import Cluster, is_in_service
+from portal import words
+from portal.models import Project, User
 from training import choices
 
 
@@ -35,10 +40,10 @@ class Finding:
 def dry_run(user: User, spec: JobSpec) -> list[Finding]:
     """What stops this spec, and what it would do."""
     try:
-        check(user, spec, code=b"" if spec.script and spec.script.directory else None, dry=True)
+        project = check(user, spec, code=b"" if spec.script and spec.script.directory else None, dry=True)
     except JobError as error:
         return [Finding("error", "Specification", str(error))]
-    return [_specification(spec), *_start(user, spec), *_data(spec), *_disk(spec)]
+    return [_specification(spec), *_start(user, spec, project), *_data(spec), *_disk(spec)]
 
 
 def _specification(spec: JobSpec) -> Finding:
@@ -50,36 +55,46 @@ def _specification(spec: JobSpec) -> Finding:
     return Finding("ok", "Specification", f"Holds: {what} on {ranks}, {limit} at most for each attempt.")
 
 
-def _start(user: User, spec: JobSpec) -> Iterator[Finding]:
-    """Whether it would start now, or what it would wait for."""
-    nodes = in_service()
-    if not nodes:
+def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
+    """Whether it would start now, or what it would wait for: as `why` tells it of a job that waits."""
+    there = cluster.read()
+    if not any(is_in_service(node.state) for node in there.nodes):
         yield Finding(
             "info", "Start", "The scheduler has not told of its nodes yet; it does within seconds of starting."
         )
         return
-    ahead = Attempt.objects.alive().filter(state=Attempt.State.PENDING).count()
-    local = nodes[0].plays_many
-    times = spec.resources.min_nodes if local else 1
-    free = [node for node in nodes if not list(shortfalls(spec, free_of(node), times=times, where=""))]
-    if len(free) >= (1 if local else spec.resources.min_nodes) and not ahead:
-        names = ", ".join(node.name for node in free[: 1 if local else spec.resources.min_nodes])
-        yield Finding("ok", "Start", f"Starts now on {names}.")
+    if spec.resources.begin_at or spec.after:
+        first = "its time to begin has come" if spec.resources.begin_at else "the jobs before it have completed"
+        yield Finding("info", "Start", f"Waits until {first}.")
         return
-    running = Attempt.objects.filter(state=Attempt.State.RUNNING, job__in=Job.objects.visible_to(user)).order_by(
-        "started_at"
-    )
-    names = ", ".join(f"#{a.job_id} {a.job.name}" for a in running.select_related("job")[:3])
-    waits = f"Waits: {_lacking(spec, nodes, times)}"
-    waits += f"; {ahead} {'job waits' if ahead == 1 else 'jobs wait'} before it" if ahead else ""
-    yield Finding("warn", "Start", f"{waits}." + (f" Running now: {names}." if names else ""))
+    request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
+    found = explain(Waiting(spec=spec, request=request, names=names(user, there), you=user.slurm_user or ""), there)
+    unknown = _not_queued(there)
+    if not found.blocks and not unknown:
+        on = found.starts_on[: 1 if there.is_one_machine else spec.resources.min_nodes]
+        yield Finding("ok", "Start", f"Starts now on {', '.join(on)}.")
+        return
+    waits = " ".join(block.text for block in found.blocks[:2])
+    if unknown:
+        waits += f" {words.plural(unknown, 'job')} {'is' if unknown == 1 else 'are'} just being submitted before it."
+    yield Finding("warn", "Start", f"Waits. {waits.strip()}{_instead(found)}")
 
 
-def _lacking(spec: JobSpec, nodes: list[Node], times: int) -> str:
-    cpus, gpus = spec.resources.cpus_per_node * times, spec.resources.gpus_per_node * times
-    if gpus and all(free_of(node).gpus < gpus for node in nodes):
-        return f"{gpus} GPU{'s' * (gpus > 1)} asked for, {max(free_of(node).gpus for node in nodes)} free"
-    return f"{cpus} CPU{'s' * (cpus > 1)} asked for, {max(free_of(node).cpus for node in nodes)} free"
+def _not_queued(there: Cluster) -> int:
+    """Jobs of Vigil that wait and that the queue, as last read, does not have yet. Nobody waits for those held here."""
+    queued = {job.scheduler_id for job in there.queue}
+    waiting = Attempt.objects.alive().filter(state=Attempt.State.PENDING)
+    held = Predecessor.objects.filter(met=False).values("job")
+    return sum(known not in queued for known in waiting.exclude(job__in=held).values_list("scheduler_id", flat=True))
+
+
+def _instead(found: Why) -> str:
+    """The best of what would start now."""
+    best = next((variant for variant in found.variants if variant.starts_now), None)
+    if best is None:
+        return ""
+    changes = ", ".join(as_options(best.changes))
+    return f" What would start now: {best.text[:1].lower()}{best.text[1:]} (`{changes}`)."
 
 
 def _data(spec: JobSpec) -> Iterator[Finding]:

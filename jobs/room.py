@@ -1,4 +1,4 @@
-"""What nodes have and have free, beside what a spec asks for.
+"""What nodes have, beside what a spec asks for.
 
 Nodes are those that the last tick wrote down: no scheduler is asked inside a request.
 """
@@ -6,20 +6,11 @@ Nodes are those that the last tick wrote down: no scheduler is asked inside a re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jobs.errors import Problem
 from jobs.spec import JobSpec
+from nodes.capacity import Room
 from nodes.models import Node
-
-
-@dataclass(frozen=True)
-class Room:
-    """What a node has, or has free: whole CPUs, GPUs, MiB."""
-
-    cpus: int
-    gpus: int
-    memory_mib: int
 
 
 def misfits(spec: JobSpec) -> list[Problem]:
@@ -66,13 +57,5 @@ def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator
         )
 
 
-def in_service() -> list[Node]:
-    return [node for node in Node.objects.told() if node.is_in_service]
-
-
 def room_of(node: Node) -> Room:
     return Room(node.cpus, node.gpus, node.memory_mib)
-
-
-def free_of(node: Node) -> Room:
-    return Room(node.cpus_free, node.gpus_free, node.memory_free_mib)

@@ -60,6 +60,7 @@ class Why:
     blocks: tuple[Block, ...]
     ahead: Line
     never: bool  # as it is, it cannot start, however long it waits
+    starts_on: tuple[str, ...]  # nodes with room for it, if nothing is in its way
     variants: tuple[Variant, ...]
 
     @property
@@ -100,14 +101,9 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
         blocks=tuple(blocks),
         ahead=_line(board.line, waiting.names),
         never=any(block.is_final for block in blocks),
+        starts_on=board.nodes(request) if not blocks else (),
         variants=variants,
     )
-
-
-def could_start(request: Request, cluster: Cluster) -> bool:
-    """Whether a request that nobody has made yet would start at once, after everybody who waits already."""
-    board = _Board(request, cluster, ahead_of(None, request, cluster))
-    return board.attempt(request).room == "now"
 
 
 def settled(request: Request, own: QueuedJob | None) -> Request:
@@ -168,12 +164,17 @@ class _Board:
         """Whether this would start now, and if not, whether only those ahead are in its way."""
         if any(check.is_over for check in self.checks(request)) or stuck.closed_partition(request, self.cluster):
             return Outcome("")
-        if starts(request, self.open(request, held=True), self.cluster):
-            fit = look(request, self.open(request, held=True), self.cluster)
-            return Outcome("now", _where(request, fit.nodes, self.cluster))
+        if names := self.nodes(request):
+            return Outcome("now", _where(names))
         if self.fits_but_for_others(request):
             return Outcome("free", f"There is room, but {_jobs(len(self.line))} ahead of it may take it.")
         return Outcome("")
+
+    def nodes(self, request: Request) -> tuple[str, ...]:
+        """Where it would start now, once those ahead have; of more than it needs, all. Empty: nowhere."""
+        if not starts(request, self.open(request, held=True), self.cluster):
+            return ()
+        return look(request, self.open(request, held=True), self.cluster).nodes
 
     def fits_but_for_others(self, request: Request) -> bool:
         return starts(request, self.open(request, held=False), self.cluster)
@@ -217,8 +218,8 @@ def _tasks(line: Iterable[QueuedJob]) -> Iterator[QueuedJob]:
             yield job
 
 
-def _where(request: Request, names: tuple[str, ...], cluster: Cluster) -> str:
-    if cluster.is_one_machine or len(names) <= 3:
+def _where(names: tuple[str, ...]) -> str:
+    if len(names) <= 3:
         return f"There is room on {words.listed(list(names))}."
     return f"{words.plural(len(names), 'node')} have room for it."
 

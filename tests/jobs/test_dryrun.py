@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jobs.dryrun import dry_run
 from nodes import inventory
 from nodes.models import Node
+from nodes.schedulers.cluster import QueuedJob
 from portal.models import Project, User
 from tests.jobs.asking import spec_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import DGX_01, Told
 from tests.lab import a_job
 
 pytestmark = pytest.mark.django_db
@@ -25,14 +28,31 @@ def test_says_what_it_would_do(oskar: User) -> None:
 
 
 def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
-    inventory.sync(Told())
-    Node.objects.update(cpus_used=8)
-    a_job(oskar, project, state="running", name="wren")
-    a_job(oskar, project, state="pending")
+    wren = a_job(oskar, project, state="running", name="wren", attempt={"scheduler_id": "5"})
+    full = replace(DGX_01, cpus_used=8, state="allocated")
+    queued = [
+        QueuedJob(scheduler_id="5", name="wren", user="lab", state="running", cpus=6),
+        QueuedJob(scheduler_id="6", name="other", user="lab", state="running", cpus=2),
+        QueuedJob(scheduler_id="7", name="waits", user="lab", state="pending", cpus=2),
+    ]
+    inventory.read(Told(machines=[full], queued=queued))
+    a_job(oskar, project, state="pending")  # not handed over yet
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
     assert start.level == "warn"
-    assert "1 CPU asked for, 0 free; 1 job waits before it" in start.text
-    assert "wren" in start.text
+    said = start.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert f"It needs 1 CPU, 0 are free; #{wren.pk} holds 6, others hold 2." in said
+    assert "1 job waits before it." in said
+    assert "1 job is just being submitted before it." in said
+
+
+def test_says_what_would_start_instead(oskar: User) -> None:
+    halves = [replace(DGX_01, name=f"n{i}", gpus=8, gpus_used=4, plays_many=False) for i in range(3)]
+    inventory.read(Told(machines=halves))
+    spec = spec_of(resources={"gpus_per_node": 8, "time_limit": "12:00:00"})
+    start = next(finding for finding in dry_run(oskar, spec) if finding.title == "Start")
+    said = start.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "none has that: 3 have fewer than 8 free GPUs." in said
+    assert "(`resources.nodes=2, resources.gpus_per_node=4`)" in said
 
 
 def test_nodes_of_the_demonstration_promise_nothing(oskar: User) -> None:
