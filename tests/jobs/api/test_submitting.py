@@ -20,7 +20,8 @@ def test_submit_as_json(client):
     assert answer.headers["Location"] == f"{JOBS}/{job['id']}"
     assert {**job, "attempt": None, "created_at": None} == {
         "id": Job.objects.get().pk, "name": "wren", "kind": "distributed", "project": "default", "owner": "mira",
-        "state": "pending", "reason": "", "explained": "", "attempt": None, "latest": {}, "tags": ["a", "b"], "notes": "first",
+        "state": "pending", "reason": "", "explained": "", "attempt": None, "latest": {},
+            "tags": ["a", "b"], "notes": "first",
         "progress": {"step": None, "steps": 200, "fraction": None, "eta_seconds": None}, "created_at": None,
         "started_at": None, "ended_at": None, "over": False, "parent": None,
         "url": f"http://127.0.0.1:8000/jobs/{job['id']}",
