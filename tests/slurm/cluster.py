@@ -28,12 +28,12 @@ from pathlib import Path
 from portal.supervise import die_with
 from tests.slurm import config, release
 from tests.slurm.config import Layout
-from tests.slurm.people import PORTAL, People
+from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.release import CHECKOUT, Release
 from tests.slurm.room import Room, as_user
 
 PATIENCE_S = 30.0
-MARIADB = ("--no-defaults", "--user=root", "--innodb-log-file-size=8M")
+QOS = ("qos=normal,small", "DefaultQOS=normal")
 ACCOUNTS = ("vision", "speech")
 
 
@@ -110,7 +110,9 @@ class Cluster:
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """Daemons killed, and afterwards started again and well."""
+        """Daemons killed, and afterwards started again and well. Slurm still knows what it knew before."""
+        if "slurmctld" in names:
+            self._let_it_save()
         for name in names:
             self.kill(name)
         try:
@@ -138,7 +140,7 @@ class Cluster:
         """Let a user compute for an account; limits as sacctmgr calls them (MaxJobs=2, GrpTRES="gres/gpu=4")."""
         known = self.run("sacctmgr", "-nP", "show", "assoc", f"user={user}", f"account={account}", "format=user")
         if not known.strip():
-            self.run("sacctmgr", "-i", "add", "user", user, f"account={account}", "qos=normal,small")
+            self.run("sacctmgr", "-i", "add", "user", user, f"account={account}", *QOS)
         if limits:
             words = [f"{name}={value}" for name, value in limits.items()]
             self.run("sacctmgr", "-i", "modify", "user", "where", f"name={user}", f"account={account}", "set", *words)
@@ -172,7 +174,7 @@ class Cluster:
             ]  # fmt: skip
         if name == "mariadbd":
             return [
-                "mariadbd", *MARIADB, f"--datadir={folder}/mysql", "--bind-address=127.0.0.1",
+                "mariadbd", *self._mariadb, "--bind-address=127.0.0.1",
                 f"--port={layout.port_of(name)}", f"--socket={layout.mysql_socket}", "--skip-name-resolve",
                 "--innodb-flush-log-at-trx-commit=0", "--innodb-lock-wait-timeout=900", "--performance-schema=0",
             ]  # fmt: skip
@@ -194,13 +196,26 @@ class Cluster:
             return probe.connect_ex(("127.0.0.1", self.layout.port_of(name))) == 0
 
     def _make_database(self) -> None:
-        folder = self.layout.folder / "mysql"
-        if (folder / "mysql").is_dir():
+        if (self.layout.folder / "mysql" / "mysql").is_dir():
             return
         self.run(
-            "mariadb-install-db", *MARIADB, f"--datadir={folder}", "--skip-test-db",
-            "--auth-root-authentication-method=normal",
+            "mariadb-install-db", *self._mariadb, "--skip-test-db", "--auth-root-authentication-method=normal"
         )  # fmt: skip
+
+    def _let_it_save(self) -> None:
+        """Wait until slurmctld has written what it knows now, within five seconds: jobs that it forgets go on."""
+        state, now = self.layout.folder / "state" / "job_state", time.time()
+        deadline = time.monotonic() + 6
+        while time.monotonic() < deadline and not (state.exists() and state.stat().st_mtime > now):
+            time.sleep(0.05)
+        time.sleep(0.2)  # nodes' and others', right afterwards
+
+    @property
+    def _mariadb(self) -> tuple[str, ...]:
+        # Temporary files of its own: it removes those of another server in /tmp.
+        folder = self.layout.folder
+        files = (f"--datadir={folder}/mysql", f"--tmpdir={folder}/mysql-tmp", "--innodb-log-file-size=8M")
+        return ("--no-defaults", "--user=root", *files)
 
     def _let_slurm_in(self) -> None:
         grant = (
@@ -211,12 +226,12 @@ class Cluster:
 
     def _make_accounts(self) -> None:
         """Two accounts and a second QOS; alice computes for one, bob for the other, the portal looks after nodes."""
-        people = People()
+        People()
         self.run("sacctmgr", "-i", "add", "account", ",".join(ACCOUNTS), "Description=lab", "Organization=lab")
         self.run("sacctmgr", "-i", "add", "qos", "small", "MaxTRESPerUser=gres/gpu=2")
-        for person, account in ((people.portal, "vision"), (people.alice, "vision"), (people.bob, "speech")):
-            self.enroll(person.name, account)
-        self.run("sacctmgr", "-i", "modify", "user", "where", f"name={PORTAL}", "set", "AdminLevel=Operator")
+        # An Operator may not drain nodes.
+        for name, account, level in ((PORTAL, "vision", "Admin"), (ALICE, "vision", "None"), (BOB, "speech", "None")):
+            self.run("sacctmgr", "-i", "add", "user", name, f"account={account}", *QOS, f"AdminLevel={level}")
 
     def _enter(self, *command: str | Path, folder: Path = Path("/")) -> list[str]:
         assert self.room, "the cluster is not up"
@@ -232,6 +247,10 @@ class Cluster:
         return len(states) == len(self.layout.names) and not any(
             state.endswith("*") or state.startswith(("down", "unk")) for state in states
         )
+
+    def state(self, job: str) -> str:
+        """A job's state in Slurm's words, while Slurm itself remembers it."""
+        return self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
 
     def node_states(self) -> list[str]:
         return self.run("sinfo", "--noheader", "--Node", "--partition=batch", "--format=%T").split()

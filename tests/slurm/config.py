@@ -30,9 +30,11 @@ class Layout:
     nodes: int = 4
     gpus: int = 8  # a node; each needs a character device, of which there are 64
     min_job_age_s: int = 60  # for so long Slurm itself remembers a job that has ended; then only its accounting does
-    # A requeued job waits for as long as its credential lived, and a second more.
-    cred_expire_s: int = 15
-    slurmd_timeout_s: int = 20  # a node that is silent for so long is down, and its jobs fail
+    # A requeued job waits for as long as its credential lived, and a second more. Slurm takes 5 and more.
+    cred_expire_s: int = 5
+    # A silent node is down after this and twice the time for a message: 15 s with these.
+    slurmd_timeout_s: int = 5
+    message_timeout_s: int = 5
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +82,7 @@ class Layout:
 def write(layout: Layout, release: Release) -> None:
     """Make the folders, keys and configuration files."""
     folder, etc = layout.folder, layout.folder / "etc"
-    for name in ("bin", "etc", "run", "log", "state", "spool", "mysql", "rest", "scratch"):
+    for name in ("bin", "etc", "run", "log", "state", "spool", "mysql", "mysql-tmp", "rest", "scratch"):
         (folder / name).mkdir(mode=0o755, exist_ok=True)
     for name in layout.names:
         (folder / "spool" / name).mkdir(exist_ok=True)
@@ -157,6 +159,7 @@ MailProg=/bin/true
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout={layout.slurmd_timeout_s}
+MessageTimeout={layout.message_timeout_s}
 InactiveLimit=0
 KillWait=5
 OverTimeLimit=0

@@ -52,7 +52,7 @@ class Room:
         self.keeper.communicate()
 
 
-def members(mark: str, besides: int) -> list[int]:
+def members(mark: str, besides: int = 0) -> list[int]:
     """The processes of the room with that mark."""
     everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in everybody if pid != besides and _namespace(pid) == mark]

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tests.slurm import room
 from tests.slurm.cluster import Cluster
-from tests.slurm.people import ALICE, BOB
+from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.release import CHECKOUT
 
 SERVED = {"22.05": ["v0.0.36", "v0.0.37", "v0.0.38"], "24.11": ["v0.0.40", "v0.0.41", "v0.0.42"]}
+SLEEP = "#!/bin/bash\nsleep 600\n"
+# A cluster of its own with a running job, that ends with its standard input.
+ANOTHER = f"""
+import json, sys
+from tests.slurm.cluster import cluster
+with cluster(sys.argv[1], nodes=1) as slurm:
+    started = slurm.layout.scratch / "started"
+    script = f"#!/bin/bash\\nsetsid sleep 600 & touch {{started}}; wait"
+    slurm.run("sbatch", "--output=/dev/null", stdin=script, user="{ALICE}")
+    slurm.wait_for(started.exists, "a job to run")
+    print(json.dumps([slurm.room.mark, str(slurm.layout.folder)]), flush=True)
+    sys.stdin.read()
+"""
 
 
 def batch(slurm: Cluster, script: str, *options: str, user: str = "") -> str:
     """What a job wrote, after its end."""
     output = slurm.layout.scratch / f"{time.monotonic_ns()}.out"
-    slurm.run(
-        "sbatch", "--wait", "--mem=1000", f"--output={output}", *options, stdin=f"#!/bin/bash\n{script}\n", user=user
-    )
+    words = ["sbatch", "--parsable", "--mem=1000", f"--output={output}", *options]
+    job = slurm.run(*words, stdin=f"#!/bin/bash\n{script}\n", user=user).strip()
+    slurm.wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), f"job {job} to end")
+    assert slurm.state(job) == "COMPLETED"
     return output.read_text()
 
 
@@ -41,13 +61,13 @@ def test_a_job_is_its_owner_and_has_our_python_with_torch(slurm: Cluster) -> Non
     python = CHECKOUT / ".venv" / "bin" / "python"
     script = f"id -un; {python} -c 'import ssl, sqlite3, torch; print(torch.ones(4).sum().item())'"
     assert batch(slurm, script, user=ALICE).splitlines() == [ALICE, "4.0"]
-    assert slurm.run("sacct", "-nX", "-u", ALICE, "--format=account%20").split()[-1] == "vision"
+    slurm.wait_for(lambda: "vision" in slurm.run("sacct", "-nX", "-u", ALICE, "--format=account%20"), "its accounting")
 
 
 def test_limits_hold(slurm: Cluster) -> None:
-    job = slurm.run("sbatch", "--parsable", "--qos=small", "--gres=gpu:h100:3", stdin="#!/bin/bash\ntrue\n", user=BOB)
-    slurm.wait_for(lambda: "QOSMaxGRESPerUser" in slurm.run("squeue", "-h", "-j", job.strip(), "-o%r"), "its limit")
-    slurm.run("scancel", job.strip(), user=BOB)
+    job = slurm.run("sbatch", "--parsable", "--qos=small", "--gres=gpu:h100:3", stdin=SLEEP, user=BOB).strip()
+    slurm.wait_for(lambda: "QOSMaxGRESPerUser" in slurm.run("squeue", "-h", "-j", job, "-o%r"), "its limit")
+    slurm.run("scancel", job, user=BOB)
 
 
 @pytest.mark.parametrize("way", ["TCP", "socket"])
@@ -63,10 +83,75 @@ def test_rest_serves_its_versions_to_whom_it_knows(slurm: Cluster, release: str,
         assert client.get(f"/slurm/{version}/nodes").status_code == 401
 
 
-@pytest.mark.parametrize("name", ["slurmrestd", "slurmdbd", "slurmctld", "dgx02"])
+@pytest.mark.parametrize("name", ["munged", "mariadbd", "slurmrestd", "slurmdbd", "slurmctld", "dgx02"])
 def test_a_daemon_can_be_killed_and_comes_back(slurm: Cluster, name: str) -> None:
     old = slurm.daemons[name].pid
     with slurm.without(name):
         assert not psutil.pid_exists(old)
     assert slurm.daemons[name].pid != old
+    assert batch(slurm, "srun hostname")
     slurm.wait_for(lambda: slurm.idle() == 4, "every node to be idle again")
+
+
+def test_a_job_outlives_its_daemons_and_is_requeued(slurm: Cluster) -> None:
+    job = slurm.run("sbatch", "--parsable", "--output=/dev/null", "--nodelist=dgx03", stdin=SLEEP, user=BOB).strip()
+    slurm.wait_for(lambda: slurm.state(job) == "RUNNING", "the job to run")
+    with slurm.without("dgx03", "slurmctld"):
+        pass
+    assert slurm.state(job) == "RUNNING"
+    slurm.run("scontrol", "requeue", job)
+    slurm.wait_for(lambda: slurm.state(job) == "PENDING", "the job to wait again")
+    slurm.wait_for(lambda: slurm.state(job) == "RUNNING", "the job to run again")
+    slurm.run("scancel", job, user=BOB)
+    slurm.wait_for(lambda: slurm.idle() == 4, "every node to be idle")
+
+
+def test_the_portal_may_drain_a_node(slurm: Cluster) -> None:
+    slurm.run("scontrol", "update", "nodename=dgx04", "state=drain", "reason=fan", user=PORTAL)
+    assert slurm.node_states()[3] == "drained"
+    slurm.run("scontrol", "update", "nodename=dgx04", "state=resume", user=PORTAL)
+    slurm.wait_for(lambda: slurm.idle() == 4, "the node to be back")
+
+
+def test_a_hook_hears_of_a_job_s_end(slurm: Cluster) -> None:
+    hook, heard = slurm.layout.job_ended_hook, slurm.layout.scratch / "heard"
+    hook.write_text(f'#!/bin/sh\necho "$JOBSTATE" >>{heard}\n')
+    hook.chmod(0o755)
+    try:
+        batch(slurm, "true")
+        slurm.wait_for(lambda: heard.exists() and "COMPLETED" in heard.read_text(), "the hook to be called")
+    finally:
+        hook.unlink()
+
+
+def test_people_run_our_python_outside_as_well() -> None:
+    people = People()
+    code = "import os, json; print(json.dumps([os.getuid(), sorted(os.getgroups())]))"
+    output = subprocess.check_output(people.as_user(ALICE, CHECKOUT / ".venv/bin/python", "-c", code), text=True)
+    assert json.loads(output) == [people.alice.uid, sorted([people.alice.gid, people.group])]
+
+
+@pytest.mark.parametrize("end", ["down", "killed"])
+def test_nothing_is_left(release: str, end: str) -> None:
+    command = [sys.executable, "-c", ANOTHER, release]
+    with subprocess.Popen(command, cwd=CHECKOUT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as maker:
+        assert maker.stdout
+        mark, folder = json.loads(maker.stdout.readline())
+        there = {psutil.Process(pid).name() for pid in room.members(mark)}
+        assert {"slurmctld", "slurmd", "munged", "slurmstepd", "sleep"} <= there
+        if end == "killed":
+            maker.send_signal(signal.SIGKILL)
+        maker.communicate()
+    deadline = time.monotonic() + 10
+    while left := room.members(mark) + [process.pid for process in psutil.process_iter() if names(process, folder)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    assert Path(folder).exists() == (end == "killed")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def names(process: psutil.Process, folder: str) -> bool:
+    try:
+        return folder in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
