@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import tomlkit
 from django import forms
+from django.conf import settings
 from tomlkit.exceptions import TOMLKitError
 
 from jobs.errors import Problem, SpecError
 from jobs.spec import JobSpec, read_toml
+from jobs.views.fields import NEAREST, Field, Section
 from training import choices
 from training.config import RunConfig
 
@@ -26,8 +28,14 @@ FIRST = {
     *("run.checkpoint_every", "run.validate_every", "run.seed"),
     *("script.git", "script.ref", "script.directory", "script.entry", "script.python", "script.args", "script.env"),
 }
+# What means something to Slurm alone: a fieldset of its own, where there is one.
+SLURM = (
+    "partition", "qos", "reservation", "gpu_type", "constraint", "exclusive", "require_nodes", "exclude_nodes",
+)  # fmt: skip
 OPTIONS_FIRST = 6  # of a recipe's own options
-_WIDE = {"notes", "script.args", "script.env", "script.python"}
+_WORDS = {"tags", "after", "environment.modules"}
+_HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
+_HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
 _HALF = {
     *("name", "project", "kind", "tags"),
     *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
@@ -38,65 +46,25 @@ _HALF = {
     "script.git",
     "script.ref",
 }
-_NEAREST = re.compile(r"(?:Nearest that do|The nearest that does): ([\d,]+)(?: or ([\d,]+))?\.")
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """One field as it is drawn. `value` is the text in its box, `default` what the spec has without it."""
+def sections(
+    data: Mapping[str, Any],
+    problems: Iterable[Problem] = (),
+    projects: Iterable[str] = (),
+    *,
+    known: Callable[[str], list[str]] | None = None,
+) -> list[Section]:
+    """The whole form for a spec as plain values, which may be wrong in any way.
 
-    path: str
-    title: str
-    kind: str  # text | number | decimal | choice | words | lines | pairs | area
-    value: str = ""
-    default: str = ""
-    hint: str = ""
-    choices: tuple[str, ...] = ()
-    problem: str = ""
-    nearest: tuple[str, ...] = ()
-    required: bool = False
-
-    @property
-    def id(self) -> str:
-        return "f-" + self.path.replace(".", "-")
-
-    @property
-    def lead(self) -> str:
-        """The problem up to the values that would do, which are buttons."""
-        match = _NEAREST.search(self.problem)
-        return self.problem[: match.start(1)] if match else self.problem
-
-    @property
-    def width(self) -> str:
-        return "wide" if self.path in _WIDE else "half" if self.path in _HALF else ""
-
-    @property
-    def changed(self) -> bool:
-        return self.value != self.default
-
-
-@dataclass
-class Section:
-    """A fieldset: what most people set, and the rest."""
-
-    title: str
-    fields: list[Field] = field(default_factory=list)
-    more: list[Field] = field(default_factory=list)
-
-    @property
-    def open(self) -> bool:
-        """Whether the rest must be seen: something in it is set or wrong."""
-        return any(f.changed or f.problem for f in self.more)
-
-
-def sections(data: Mapping[str, Any], problems: Iterable[Problem] = (), projects: Iterable[str] = ()) -> list[Section]:
-    """The whole form for a spec as plain values, which may be wrong in any way."""
+    `known`: what there is to name, by the name of a field of [resources].
+    """
     wrong = {problem.field: problem.message for problem in map(placed, problems)}
     schema = _schema()
     properties = schema["properties"]
     what = Section("What")
-    for name in ("name", "project", "kind", "tags", "notes"):
+    for name in ("name", "project", "kind", "tags", "notes", "after"):
         drawn = _field(name, properties[name], data.get(name), wrong)
         if name == "project":
             drawn = _choose(drawn, [*projects])
@@ -111,7 +79,11 @@ def sections(data: Mapping[str, Any], problems: Iterable[Problem] = (), projects
         recipe = str(run.get("recipe", RunConfig.model_fields["recipe"].default))
         if options := _options("recipes", recipe, run, wrong):
             found.insert(3, Section(f"{recipe.capitalize()} recipe", options[:OPTIONS_FIRST], options[OPTIONS_FIRST:]))
-    return found
+    if fields := [f for f in found[1].more if f.path.partition(".")[2] in SLURM]:
+        found[1].more = [f for f in found[1].more if f not in fields]
+        if slurm := [f for f in fields if settings.VIGIL_SCHEDULER == "slurm" or f.changed or f.problem]:
+            found.insert(2, Section("Slurm", more=[replace(f, known=_known(known, f)) for f in slurm]))
+    return [*found, _section("environment", schema, _table(data, "environment"), wrong)]
 
 
 def placed(problem: Problem) -> Problem:
@@ -128,7 +100,7 @@ def merged(text: str, posted: Mapping[str, str]) -> str:
     data = read_toml(text)
     changes: dict[str, Any] = {}
     for section in sections(data, projects=[posted.get("project", "")]):
-        for drawn in (*section.fields, *section.more):
+        for drawn in section.all:
             raw = posted.get(drawn.path)
             if raw is not None and _same(raw) != _same(drawn.value):
                 changes[drawn.path] = _typed(drawn, raw)
@@ -178,7 +150,14 @@ def _typed(drawn: Field, raw: str) -> Any:
     """The text of a box as the value it means; what cannot be read stays text, for the spec to refuse."""
     raw = _same(raw)
     if drawn.kind == "words":
-        return [word for word in re.split(r"[\s,]+", raw) if word] or None
+        words = [word for word in re.split(r"[\s,]+", raw) if word]
+        return (
+            [_numeric(word.lstrip("#"), whole=True) for word in words] or None
+            if drawn.path == "after"
+            else words or None
+        )
+    if drawn.kind == "hosts":
+        return _HOST.findall(raw) or None
     if drawn.kind == "lines":
         return raw.split("\n") if raw else None
     if drawn.kind == "pairs":
@@ -209,6 +188,15 @@ def _numeric(raw: str, *, whole: bool) -> int | float | str:
 
 # Drawing
 
+_MODELS = {
+    "resources": "Resources", "restart": "Restart", "run": "RunConfig", "script": "Script",
+    "environment": "Environment",
+}  # fmt: skip
+_TITLES = {
+    "resources": "Resources", "restart": "If it fails", "run": "Run", "script": "Your program",
+    "environment": "Environment",
+}  # fmt: skip
+
 
 @cache
 def _schema() -> dict[str, Any]:
@@ -221,10 +209,8 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _section(part: str, schema: dict[str, Any], values: Mapping[str, Any], wrong: dict[str, str]) -> Section:
-    models = {"resources": "Resources", "restart": "Restart", "run": "RunConfig", "script": "Script"}
-    titles = {"resources": "Resources", "restart": "If it fails", "run": "Run", "script": "Your program"}
-    section = Section(titles[part])
-    for name, described in schema["$defs"][models[part]]["properties"].items():
+    section = Section(_TITLES[part])
+    for name, described in schema["$defs"][_MODELS[part]]["properties"].items():
         path = f"{part}.{name}"
         if path == "run.options" or "const" in described:
             continue
@@ -269,14 +255,14 @@ def _field(path: str, described: dict[str, Any], value: object, wrong: dict[str,
         value=default if value is None else _shown(value, "\n" if kind == "lines" else " "),
         default=default,
         hint=_brief(described.get("description", "")),
-        choices=tuple(map(str, described.get("enum", ()))),
+        choices=_choices(described),
         **_trouble(wrong.get(path, "")),
     )
 
 
 def _trouble(message: str) -> dict[str, Any]:
     """The message, and the values that it says would do."""
-    nearest = _NEAREST.search(message)
+    nearest = NEAREST.search(message)
     values = tuple(v.replace(",", "") for v in nearest.groups() if v) if nearest else ()
     return {"problem": message, "nearest": values}
 
@@ -284,17 +270,33 @@ def _trouble(message: str) -> dict[str, Any]:
 def _kind(path: str, described: dict[str, Any]) -> str:
     if path == "notes":
         return "area"
-    if "enum" in described:
+    if _choices(described):
         return "choice"
     variants = [v for v in described.get("anyOf", [described]) if v.get("type") != "null"]
     kinds = {variant.get("type") for variant in variants}
     if kinds == {"array"}:
-        return "words" if path == "tags" else "lines"
+        return "words" if path in _WORDS else "hosts" if path in _HOSTS else "lines"
     if kinds == {"object"}:
         return "pairs"
     if kinds == {"integer"}:
         return "number"
     return "decimal" if kinds == {"number"} else "text"
+
+
+def _choices(described: dict[str, Any]) -> tuple[str, ...]:
+    """What a field can be at all; "" where it may be left unsaid."""
+    if described.get("type") == "boolean":
+        return ("false", "true")
+    if "enum" in described:
+        return tuple(map(str, described["enum"]))
+    for variant in described.get("anyOf", ()):
+        if "enum" in variant:
+            return ("", *map(str, variant["enum"]))
+    return ()
+
+
+def _known(known: Callable[[str], list[str]] | None, drawn: Field) -> tuple[str, ...]:
+    return tuple(known(drawn.path.partition(".")[2])[:200]) if known is not None else ()
 
 
 def _choose(drawn: Field, names: list[str]) -> Field:

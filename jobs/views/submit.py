@@ -15,12 +15,12 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
+from jobs import named
 from jobs import submit as jobs_submit
-from jobs.admission import project_of
+from jobs.admission import beside, project_of
 from jobs.dryrun import Finding, dry_run
 from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job
-from jobs.room import misfits
 from jobs.spec import MAX_BYTES, JobSpec, read_toml, set_values
 from jobs.spec.mending import mended, standing
 from jobs.spec.model import Resources
@@ -72,7 +72,7 @@ class Draft:
     @property
     def elsewhere(self) -> list[dict[str, object]]:
         """Problems that no field of the form can show."""
-        shown = {f.path for section in forms.sections(self.data) for f in (*section.fields, *section.more)}
+        shown = {f.path for section in forms.sections(self.data, self.problems) for f in section.all}
         return [mark for mark in self.marks if mark["field"] not in shown]
 
     @property
@@ -81,7 +81,7 @@ class Draft:
         if not any(problem.field for problem in self.problems):
             return []
         wrong = {problem.field for problem in self.problems}
-        drawn = [f for section in forms.sections(self.data) for f in (*section.fields, *section.more)]
+        drawn = [f for section in forms.sections(self.data, self.problems) for f in section.all]
         named = [(f.title, f.id) for f in drawn if f.path in wrong]
         return named + [(str(mark["field"] or "the specification"), "marks") for mark in self.elsewhere]
 
@@ -123,12 +123,12 @@ def draft(user: User, text: str) -> Draft:
 
 
 def _beside(user: User, spec: JobSpec) -> list[Problem]:
-    """What the specification itself cannot know: whose project it is, and what the nodes have."""
+    """What the specification itself cannot know: whose project it is, and what there is."""
     try:
-        project_of(user, spec)
+        project = project_of(user, spec)
     except SpecError as error:
-        return [*error.problems, *misfits(spec)]
-    return misfits(spec)
+        return [*error.problems, *beside(user, spec, None)]
+    return beside(user, spec, project)
 
 
 @login_required
@@ -170,7 +170,7 @@ def sync(request: HttpRequest) -> HttpResponse:
     text = _posted_text(request)
     drafted = draft(user, text)
     side = "toml" if request.POST.get("side") == "toml" else "form"
-    shape = [f.path for section in _sections(user, drafted) for f in (*section.fields, *section.more)]
+    shape = [f.path for section in _sections(user, drafted) for f in section.all]
     reshaped = side == "form" and set(shape) != {name for name in request.POST if name in _names(request.POST)}
     context = _context(user, drafted, _parent(request, user)) | {"side": side, "reshaped": reshaped}
     return render(request, "jobs/_submit_sync.html", context)
@@ -254,7 +254,7 @@ def _next_name(parent: Job) -> str:
 
 def _sections(user: User, drafted: Draft) -> list[forms.Section]:
     projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
-    return forms.sections(drafted.data, drafted.problems, projects)
+    return forms.sections(drafted.data, drafted.problems, projects, known=named.known)
 
 
 def _context(user: User, drafted: Draft, parent: Job | None) -> dict[str, Any]:
