@@ -6,6 +6,16 @@ import re
 from dataclasses import dataclass, field
 
 NEAREST = re.compile(r"(?:Nearest that do|The nearest that does): ([\d,]+)(?: or ([\d,]+))?\.")
+_HALF = {
+    *("name", "project", "kind", "tags"),
+    *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
+    "restart.max_restarts",
+    "restart.in_place",
+    "script.entry",
+    "script.directory",
+    "script.git",
+    "script.ref",
+}
 _WIDE = {
     *("notes", "script.args", "script.env", "script.python", "resources.require_nodes", "resources.exclude_nodes"),
     *("environment.container", "environment.env", "environment.mounts", "environment.modules"),

@@ -36,16 +36,6 @@ OPTIONS_FIRST = 6  # of a recipe's own options
 _WORDS = {"tags", "after", "environment.modules"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
-_HALF = {
-    *("name", "project", "kind", "tags"),
-    *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
-    "restart.max_restarts",
-    "restart.in_place",
-    "script.entry",
-    "script.directory",
-    "script.git",
-    "script.ref",
-}
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
 
 

@@ -26,6 +26,7 @@ from jobs.spec.mending import mended, standing
 from jobs.spec.model import Resources
 from jobs.upload import MAX_BYTES as MAX_CODE
 from jobs.views import forms
+from jobs.views.fields import Section
 from jobs.views.lines import line_of, locate
 from portal import words
 from portal.asked import whole
@@ -252,7 +253,7 @@ def _next_name(parent: Job) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _sections(user: User, drafted: Draft) -> list[forms.Section]:
+def _sections(user: User, drafted: Draft) -> list[Section]:
     projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
     return forms.sections(drafted.data, drafted.problems, projects, known=named.known)
 
