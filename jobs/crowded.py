@@ -130,7 +130,8 @@ def _one_machine(facts: Facts) -> Iterator[Block]:
         if want <= free:
             continue
         final = want > there
-        text = f"It needs {words.plural(want, unit)}, {free} {are(free)} free; {_holders(facts, unit)}."
+        holders = _holders(facts, unit)
+        text = f"It needs {words.plural(want, unit)}, {free} {are(free)} free{'; ' + holders if holders else ''}."
         if final:
             text = f"It needs {words.plural(want, unit)}, this machine has {there}. It never starts as it is."
         yield Block(
@@ -159,7 +160,7 @@ def _holders(facts: Facts, unit: str) -> str:
             named.append(f"{facts.names[job.scheduler_id].partition(' ')[0]} holds {many}")
         else:
             rest += many
-    return ", ".join([*named, *([f"others hold {rest}"] if rest else [])]) or "others hold the rest"
+    return ", ".join([*named, *([f"others hold {rest}"] if rest else [])])
 
 
 def _size(request: Request, *, free: bool) -> str:

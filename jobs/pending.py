@@ -39,9 +39,12 @@ class Told:
     now: datetime | None = None
 
     @property
-    def offers(self) -> list[tuple[Variant, str]]:
-        """Variants, each with the address of the form filled in with it."""
-        return [(variant, form_url(self.job.pk, variant)) for variant in self.why.variants] if self.why else []
+    def offers(self) -> list[tuple[str, list[tuple[Variant, str]]]]:
+        """Variants by what they promise, each with the address of the form filled in with it."""
+        found = self.why.variants if self.why else ()
+        parts = (("What would start now", True), ("There would be room for", False))
+        told = [(head, [(v, form_url(self.job.pk, v)) for v in found if v.starts_now is now]) for head, now in parts]
+        return [(head, variants) for head, variants in told if variants]
 
     @property
     def starts_at(self) -> datetime | None:

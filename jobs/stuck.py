@@ -166,7 +166,8 @@ def _priority(facts: Facts) -> Iterator[Block]:
     ahead, said = facts.ahead, word_of(facts.reason) == "Priority"
     if not ahead.jobs:
         if said:
-            yield Block(kind="priority", text=explained(facts.reason), is_said=True)
+            text = "Jobs ahead of it start first; which ones, the scheduler has not told yet."
+            yield Block(kind="priority", text=text, is_said=True)
         return
     gpus = f", for {words.plural(ahead.gpus, 'GPU')} in all" if ahead.gpus else ""
     waits = "waits" if ahead.jobs == 1 else "wait"

@@ -13,11 +13,11 @@ from typing import Any
 
 from jobs.errors import SpecError
 from jobs.spec import JobSpec, limit_of
-from nodes.capacity import Cluster, Request
+from nodes.capacity import Cluster, Request, of_partition
 from portal import words
 
 MOST = 5
-ALIKE = 2  # of a kind
+ALIKE = 2  # of a kind that start now
 TRIED = 8  # of each way to change it
 LEAST_TIME_S = 600
 MARGIN_S = 120  # between its end and what comes then: starting takes a moment
@@ -164,27 +164,33 @@ def _shape_text(nodes: int, local: int, unit: str) -> str:
 def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]:
     """Another type of GPU, another partition."""
     if request.gpus and request.gpu_type:
-        kinds = {n.gpu_type.lower(): n.gpu_type for n in cluster.nodes if n.gpu_type}
-        for name in sorted(set(kinds) - {request.gpu_type.lower()}):
-            other = replace(request, gpu_type=kinds[name])
-            text = f"{kinds[name]} GPUs instead of {request.gpu_type}"
-            yield _Idea(OTHER, 1, text, {"resources.gpu_type": kinds[name]}, other)
+        known = {n.gpu_type.lower(): n.gpu_type for n in cluster.nodes if n.gpu_type}
+        for name in sorted(set(known) - {request.gpu_type.lower()}):
+            other = replace(request, gpu_type=known[name])
+            text = f"{known[name]} GPUs instead of {request.gpu_type}"
+            yield _Idea(OTHER, 1, text, {"resources.gpu_type": known[name]}, other)
     now_in = cluster.partition(request.partition)
     for partition in cluster.partitions:
         if now_in is None or partition.name in {now_in.name, *request.partition.split(",")}:
             continue
         other = replace(request, partition=partition.name)
         text = f"Partition {partition.name} instead of {request.partition or now_in.name}"
+        kinds = {n.gpu_type for n in of_partition(partition.name, cluster) if n.gpu_type} if request.gpus else set()
+        text += f", with {words.listed(sorted(kinds))} GPUs" if kinds else ""
         yield _Idea(OTHER, 0, text, {"resources.partition": partition.name}, other)
 
 
 def _allowed(spec: JobSpec, found: list[tuple[_Idea, Outcome]]) -> Iterator[tuple[_Idea, Outcome]]:
-    """Those that the specification allows, two of a kind: so that none crowds out another."""
+    """Those that the specification allows, few of a kind: so that none crowds out another."""
     plain = spec.model_dump(mode="json")
     chosen: Counter[tuple[str, int]] = Counter()
     for idea, outcome in found:
         kind = (outcome.room, idea.tier)
-        if chosen[kind] < ALIKE and chosen.total() < MOST and _is_allowed(plain, idea.changes):
+        if (
+            chosen[kind] < (ALIKE if outcome.room == "now" else 1)
+            and chosen.total() < MOST
+            and _is_allowed(plain, idea.changes)
+        ):
             chosen[kind] += 1
             yield idea, outcome
 
