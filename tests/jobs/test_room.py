@@ -1,0 +1,59 @@
+"""What no node has is refused when it is asked for; what one has that is out of service now is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.room import misfits
+from nodes import inventory
+from nodes.schedulers.base import NodeStatus
+from nodes.schedulers.cluster import Partition
+from tests.jobs.asking import spec_of
+from tests.jobs.schedulers import Told
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def cluster() -> Told:
+    told = Told(
+        machines=[
+            NodeStatus(
+                name=f"dgx-{n}", state=state, partitions=("gpu",), gpus=8, gpu_type="h100", cpus=128,
+                features=("nvlink", f"rack{n % 2}"),
+            )
+            for n, state in enumerate(("idle", "drained", "down"))
+        ]
+        + [NodeStatus(name="old-1", state="idle", partitions=("old",), gpus=4, gpu_type="v100", cpus=64)],
+        divided=[Partition(name="gpu", is_default=True), Partition(name="old")],
+    )  # fmt: skip
+    inventory.read(told)
+    return told
+
+
+def told(**resources: Any) -> dict[str, str]:
+    spec = spec_of(resources={"gpus_per_node": 1, **resources}, run={"global_batch": 3360})
+    return {problem.field.removeprefix("resources."): problem.message for problem in misfits(spec)}
+
+
+def test_what_only_nodes_out_of_service_have_may_wait_for_them(cluster: Told) -> None:
+    assert told(nodes=3, gpus_per_node=8) == {}
+    assert told(nodes=4, gpus_per_node=8) == {
+        "nodes": "4 nodes are more than the 3 that have what is asked for. Take at most 3."
+    }
+
+
+def test_the_partition_decides_which_nodes_count(cluster: Told) -> None:
+    assert told(partition="old", gpus_per_node=4) == {}
+    assert "the largest node that would do, old-1, has 4" in told(partition="old", gpus_per_node=8)["gpus_per_node"]
+    assert told(partition="nowhere") == {}, "that is told as an unknown name"
+
+
+def test_gpu_type_and_features(cluster: Told) -> None:
+    assert told(gpu_type="H100", constraint="nvlink&rack1") == {}
+    assert told(gpu_type="v100") == {"gpu_type": "No node that the job may use has GPUs of type v100. There are: h100."}
+    assert told(partition="old", gpu_type="v100") == {}
+    assert told(constraint="rack7")["constraint"].endswith("There are: nvlink, rack0, rack1.")
+    assert told(constraint="rack1", nodes=2)["nodes"].endswith("Take at most 1.")
