@@ -33,6 +33,7 @@ MEANINGS = {
     "AccountNotAllowed": "its partition does not take its account. Cancel it and ask a Slurm administrator.",
     "QOSNotAllowed": "its partition does not take its QOS. Cancel it and ask a Slurm administrator.",
     "QOSMax*PerJob*": "it asks for more than its QOS allows a job. Cancel it and ask for less.",
+    "QOSMax*PerNode*": "it asks for more on each node than its QOS allows. Cancel it and ask for less.",
     "QOSMaxWallDurationPerJobLimit": "its time limit is longer than its QOS allows. Cancel it and ask for less.",
     "QOSMax*PerUser*": "its owner runs as much as the QOS allows one person.",
     "QOSMax*PerAccount*": "its account runs as much as the QOS allows one account.",
@@ -41,6 +42,7 @@ MEANINGS = {
     "QOS*": "its QOS is at a limit.",
     "AssocGrp*": "its account is at its limit, all its people together.",
     "AssocMax*PerJob*": "it asks for more than the account allows a job. Cancel it and ask for less.",
+    "AssocMax*PerNode*": "it asks for more on each node than the account allows. Cancel it and ask for less.",
     "AssocMax*": "its owner runs as much as the account allows one person.",
     "Max*PerAccount": "its account runs as much as allowed.",
 }
