@@ -58,15 +58,19 @@ class Stack:
     def prepare(self) -> None:
         """Only make the database and the static files, as a first start would."""
         environment = {**self.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
-        command = [sys.executable, "manage.py", "prepare"]
+        command = self.command("manage.py", "prepare")
         subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, timeout=120)
+
+    def command(self, *words: str) -> list[str]:
+        """The command line of a Python program of this portal's."""
+        return [sys.executable, *words]
 
     # its life
 
     def start(self, *arguments: str, timeout_s: float = 60.0) -> None:
         """Start it and wait until it says that it is ready; on the port it had before, if there was one."""
         self.output.write_bytes(b"")
-        command = [sys.executable, "-m", "portal.up", "--port", str(self.port), "--with-parent", *arguments]
+        command = self.command("-m", "portal.up", "--port", str(self.port), "--with-parent", *arguments)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=REPOSITORY, env=self.environment, stdin=subprocess.DEVNULL,
@@ -205,7 +209,7 @@ class Stack:
     def vigil(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run the command line against this portal."""
         return subprocess.run(
-            [sys.executable, "-m", "portal.cli", *arguments], cwd=REPOSITORY, env=self.environment,
+            self.command("-m", "portal.cli", *arguments), cwd=REPOSITORY, env=self.environment,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 

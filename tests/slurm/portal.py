@@ -1,0 +1,142 @@
+"""A whole Vigil in front of a private Slurm: the portal an unprivileged Unix user, alice and bob two others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.people import ALICE, BOB, PORTAL, People
+from tests.stack import REPOSITORY, Stack, wait_for
+
+ENDED = frozenset(
+    {"completed", "cancelled", "failed", "timeout", "node_fail", "preempted", "out_of_memory", "boot_fail", "deadline"}
+)
+_MAKE_PEOPLE = """
+import json, sys
+from portal.models import Membership, Project, Token, User
+secrets = {}
+for name, account in json.loads(sys.argv[1]).items():
+    project, _ = Project.objects.get_or_create(slug=account, defaults={"slurm_account": account})
+    user, _ = User.objects.get_or_create(username=name, defaults={"slurm_user": "vigil-" + name})
+    Membership.objects.get_or_create(user=user, project=project)
+    secrets[name] = Token.issue(user, "test")[1]
+print(json.dumps(secrets))
+"""
+
+
+class Portal(Stack):
+    """`vigil up` as the portal's Unix user. `alice` computes for the project vision, `bob` for speech."""
+
+    def __init__(self, slurm: Cluster, **environment: str) -> None:
+        self.slurm, self.people = slurm, People()
+        self.runs = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
+        key_folder = Path(tempfile.mkdtemp(prefix="vigil-key-"))
+        self.key = key_folder / "jwt.key"
+        shutil.copyfile(slurm.layout.jwt_key, self.key)
+        super().__init__(
+            VIGIL_RUNS=str(self.runs), VIGIL_SCHEDULER="slurm", VIGIL_SLURM_URL=slurm.url,
+            VIGIL_SLURM_KEY_FILE=str(self.key), VIGIL_SLURM_USER=PORTAL, VIGIL_NETWORK_INTERFACE="lo",
+            SLURM_CONF=str(slurm.layout.slurm_conf), **environment,
+        )  # fmt: skip
+        self.environment["HOME"] = str(self.home)
+        self.environment["PATH"] = f"{slurm.layout.folder / 'bin'}:{self.environment['PATH']}"
+        portal = self.people.portal
+        for path, group, mode in (
+            (self.home, portal.gid, 0o700), (key_folder, portal.gid, 0o700), (self.key, portal.gid, 0o600),
+            (self.runs, self.people.group, 0o2710),
+        ):  # fmt: skip
+            os.chown(path, portal.uid, group)
+            path.chmod(mode)
+        self._secrets: dict[str, str] = {}
+
+    def command(self, *words: str) -> list[str]:
+        return self.people.as_user(PORTAL, sys.executable, *words)
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.runs, ignore_errors=True)
+        shutil.rmtree(self.key.parent, ignore_errors=True)
+
+    def make_people(self) -> None:
+        """Alice and bob with tokens of their own; the portal's own user may use every project."""
+        accounts = json.dumps({"alice": "vision", "bob": "speech"})
+        program = f"import django; django.setup()\n{_MAKE_PEOPLE}"
+        done = subprocess.run(
+            self.command("-c", program, accounts), cwd=REPOSITORY, text=True, check=True, stdout=subprocess.PIPE,
+            env={**self.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"},
+        )  # fmt: skip
+        self._secrets = json.loads(done.stdout)
+
+    def as_person(self, name: str) -> Person:
+        headers = {"Authorization": f"Bearer {self._secrets[name]}"}
+        return Person(self, httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, trust_env=False))
+
+
+class Person:
+    """Somebody who uses the portal over REST."""
+
+    def __init__(self, portal: Portal, client: httpx.Client) -> None:
+        self.portal, self.client = portal, client
+
+    def submit(self, spec: Mapping[str, Any]) -> int:
+        answer = self.client.post("/jobs", json={"spec": dict(spec)})
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["id"])
+
+    def job(self, job_id: int) -> dict[str, Any]:
+        answer = self.client.get(f"/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def attempts(self, job_id: int) -> list[dict[str, Any]]:
+        return list(self.client.get(f"/jobs/{job_id}/attempts").json()["items"])
+
+    def wait(self, job_id: int, *states: str, timeout_s: float = 120.0) -> dict[str, Any]:
+        """The job, once it is in one of these states (default: once it has ended)."""
+        wanted = frozenset(states) or ENDED
+
+        def look() -> dict[str, Any] | None:
+            found = self.job(job_id)
+            return found if found["state"] in wanted else None
+
+        try:
+            found = wait_for(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout_s, every_s=0.2)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {json.dumps(self.job(job_id), indent=1)}") from None
+        assert found is not None
+        return found
+
+    def wait_for_step(self, job_id: int, step: int, timeout_s: float = 90.0) -> dict[str, Any]:
+        """The job, once it has reported this step."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.job(job_id)
+            assert found["state"] not in ENDED, f"it has ended: {found}"
+            return found if (found["progress"]["step"] or 0) >= step else None
+
+        found = wait_for(look, f"step {step} of job {job_id}", timeout_s, every_s=0.1)
+        assert found is not None
+        return found
+
+    def losses(self, job_id: int) -> dict[int, float]:
+        """The line of record of rank 0."""
+        answer = self.client.get(f"/jobs/{job_id}/series", params={"name": "loss", "points": 20_000}).json()
+        item = answer["items"][0]
+        return dict(zip(item["step"], item["value"], strict=True))
+
+    def cancel(self, job_id: int) -> None:
+        answer = self.client.post(f"/jobs/{job_id}/cancel")
+        assert answer.status_code < 300, answer.text
+
+
+__all__ = ["ALICE", "BOB", "PORTAL", "Person", "Portal"]
