@@ -34,10 +34,10 @@ SLURM = (
 )  # fmt: skip
 # What scripts of jobs expect in /usr, and the libraries of this machine's Python and of torch.
 BASE = (
-    "bash", "coreutils", "dash", "findutils", "gawk", "grep", "gzip", "hostname", "libc-bin", "mount", "ncurses-base",
-    "procps", "sed", "tar", "tzdata", "util-linux",
+    "bash", "coreutils", "dash", "debianutils", "findutils", "gawk", "grep", "gzip", "hostname", "libc-bin", "mount",
+    "ncurses-base", "procps", "sed", "tar", "tzdata", "util-linux",
 )  # fmt: skip
-LIBRARIES = ("libc6", "libc-bin", "libgomp1", "libpython3-stdlib", "libstdc++6")
+LIBRARIES = ("libc6", "libc-bin", "libexpat1", "libgomp1", "libpython3-stdlib", "libstdc++6")
 # Depended on, never used here, and a third of the whole.
 UNUSED = re.compile(r"(perl|perl-base|perl-modules-.*|libperl5.*|systemd|udev|dbus.*|debconf|adduser|libx11-data)$")
 LAYOUT = 1  # raise it when what is made of the packages changes
@@ -111,7 +111,18 @@ def prepare(release: Release) -> None:
                 release.folder.rename(aside / "old")
             (aside / "new").rename(release.folder)
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            for left in CACHE.glob(f".{release.name}-*"):
+                if not _is_in_use(left):
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Whether a cluster that is up has it as its /usr, wherever it has been moved since."""
+    for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
+        with suppress(OSError):
+            if f"{folder}/" in mounts.read_text():
+                return True
+    return False
 
 
 def _unpack(release: Release, aside: Path) -> None:
