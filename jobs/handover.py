@@ -71,10 +71,12 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
     except SchedulerError as error:
         _not_taken(attempt, claim, error)
         return
-    except (OSError, JobError) as error:
+    except JobError as error:  # as a project's environment that somebody has spoilt since
+        _not_taken(attempt, claim, SchedulerError(str(error), permanent=True))
+        return
+    except OSError as error:
         problem = f"The run directory cannot be written: {error}"
-        permanent = not (isinstance(error, OSError) and error.errno in PASSING)
-        _not_taken(attempt, claim, SchedulerError(problem, permanent=permanent))
+        _not_taken(attempt, claim, SchedulerError(problem, permanent=error.errno not in PASSING))
         return
     if scheduler_id is not None:
         _taken(attempt, scheduler_id, source)

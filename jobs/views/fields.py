@@ -15,10 +15,19 @@ _HALF = {
     "script.directory",
     "script.git",
     "script.ref",
+    *("environment.python", "environment.conda", "environment.container", "environment.engine"),
 }
 _WIDE = {
-    *("notes", "script.args", "script.env", "script.python", "resources.require_nodes", "resources.exclude_nodes"),
-    *("environment.container", "environment.env", "environment.mounts", "environment.modules"),
+    *(
+        "notes",
+        "after",
+        "script.args",
+        "script.env",
+        "script.python",
+        "resources.require_nodes",
+        "resources.exclude_nodes",
+    ),
+    *("environment.env", "environment.mounts", "environment.modules"),
 }
 
 
