@@ -1,7 +1,8 @@
 """Slurm's expressions of node features: "h100&nvlink", "a|b", "[rack1|rack2]", "graphics*4". Pure.
 
-As Slurm reads them: from left to right, without precedence of "&" over "|"; in brackets "|" means all nodes the same.
-A counted feature ("graphics*4") is needed on so many of the nodes, a plain one on each.
+As Slurm 22.05 was seen to read them: from left to right, without precedence of "&" over "|"; in brackets "|" means all
+nodes the same. A counted feature ("graphics*4") is needed on so many of the nodes, a plain one on each; counted ones in
+brackets are all that there may be. Plain and counted ones together we don't read: Slurm then leaves the plain ones out.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def _part(tokens: list[str]) -> tuple[tuple[Way, ...], list[str]]:
     """A name, a group in parentheses, or one in brackets, perhaps counted."""
     token, rest = tokens[0], tokens[1:]
     if token == "[":
-        return _series(rest, "]")
+        ways, rest = _series(rest, "]")
+        return tuple(_only(way) for way in ways), rest
     if token == "(":
         ways, rest = _series(rest, ")")
     elif token in "&|*)]":
@@ -113,6 +115,9 @@ def _part(tokens: list[str]) -> tuple[tuple[Way, ...], list[str]]:
 
 
 def _join(left: tuple[Way, ...], sign: str, right: tuple[Way, ...], *, same: bool) -> tuple[Way, ...]:
+    plain = any(way.every != ANY for way in (*left, *right))
+    if plain and any(way.counted for way in (*left, *right)):
+        raise ValueError("plain and counted")
     if sign == "&":
         found = tuple(Way(_both(a.every, b.every), a.counted + b.counted) for a in left for b in right)
     elif sign == "|" and same:
@@ -124,6 +129,11 @@ def _join(left: tuple[Way, ...], sign: str, right: tuple[Way, ...], *, same: boo
     if len(found) > MOST_WAYS or any(len(way.counted) > 6 or len(way.every) > 64 for way in found):
         raise ValueError("too many ways")
     return found
+
+
+def _only(way: Way) -> Way:
+    """Counted features in brackets: every node has one of them."""
+    return Way(frozenset().union(*(test for test, _ in way.counted)), way.counted) if way.counted else way
 
 
 def _both(left: Test, right: Test) -> Test:
