@@ -12,6 +12,7 @@ from nodes import inventory, orders
 from nodes.models import Association, Node, NodeOrder, Partition, Qos, Reading, Reservation
 from portal.access import CLUSTER, can
 from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
+from portal.models import Token
 from portal.paging import BadCursor, Order, page
 from portal.problems import Problem
 
@@ -272,6 +273,8 @@ def _node(name: str) -> Node:
 def _ask(request: ApiRequest, name: str, action: NodeOrder.Action, reason: str = "") -> Status[dict[str, Any]]:
     if not can(request.auth, "change", CLUSTER):
         raise Problem(403, f"Only sysadmins {action} nodes. Ask one of them.")
+    if request.token_scope not in {None, Token.Scope.ADMIN}:
+        raise Problem(403, f"The token may not {action} nodes. Make one with scope admin.", kind="scope")
     node = _node(name)
     if node.is_made_up:
         raise Problem(409, f"{name} is made up by `vigil up --demo`: the scheduler knows nothing of it.")

@@ -10,7 +10,8 @@ from tests.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
-PAGES = ["/", "/jobs", "/jobs?state=bad", "/jobs?q=nothing-like-it&since=7d", "/submit", "/me/"]
+CLUSTER = ["/nodes", "/nodes/dgx-02", "/queue"]
+PAGES = ["/", "/jobs", "/jobs?state=bad", "/jobs?q=nothing-like-it&since=7d", "/submit", "/me/", *CLUSTER]
 TABS = ["", "/logs", "/checkpoints", "/attempts", "/spec"]
 
 # What a reader of the page would trip over. Hidden things are not read.

@@ -13,7 +13,7 @@ from nodes.models import Node, NodeOrder
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
 from tests.jobs.schedulers import Told
-from tests.lab import person, signed_in, sysadmin
+from tests.lab import bearer, person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
 
@@ -121,6 +121,13 @@ def test_sysadmins_alone(told: Told) -> None:
     assert "sysadmins" in answer.json()["detail"]
     assert not NodeOrder.objects.exists()
     assert not AuditEntry.objects.exists()
+
+
+def test_a_token_needs_the_scope_for_it(ops: User, told: Told) -> None:
+    for scope, status in (("write", 403), ("admin", 202)):
+        client = bearer(ops, scope)
+        answer = client.post("/api/v1/nodes/dgx-01/drain", {"reason": "fan"}, content_type="application/json")
+        assert answer.status_code == status
 
 
 def test_only_what_is_there(ops: User, told: Told) -> None:

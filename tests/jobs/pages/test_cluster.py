@@ -23,11 +23,12 @@ HOUR_S = 3600
 
 
 def node(name: str, state: str = "mixed", **facts: Any) -> NodeStatus:
-    return NodeStatus(**{"name": name, "state": state, "partitions": ("gpu",), "gpus": 8, "cpus": 128} | facts)
+    own: dict[str, Any] = {"name": name, "state": state, "partitions": ("gpu",), "gpus": 8, "cpus": 128}
+    return NodeStatus(**own | facts)
 
 
 def queued(number: int, **facts: Any) -> QueuedJob:
-    own = {"scheduler_id": str(number), "name": f"slurm-{number}", "user": "other", "state": "pending"}
+    own: dict[str, Any] = {"scheduler_id": str(number), "name": f"slurm-{number}", "user": "other", "state": "pending"}
     return QueuedJob(**own | {"partition": "gpu", "gpus": 8} | facts)
 
 
