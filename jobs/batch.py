@@ -37,9 +37,9 @@ claim="$run/job/claimed/${{VIGIL_SUBMISSION:-$SLURM_JOB_ID}}"
 mkdir -p "$run/job/claimed"
 ln -sT "$SLURM_JOB_ID" "$claim" 2>/dev/null || [ "$(readlink "$claim")" = "$SLURM_JOB_ID" ] || exit 0
 told="$run/job/told/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
-mkdir -p "$told" && rm -f "$told/asked" "$told/code"
+mkdir -p "$told" && rm -f "$told/asked" "$told/code" "$told/failed"
 
-fail() {{ printf 'batch.sh: %s\\n' "$*" >&2; exit 2; }}
+fail() {{ printf '%s\\n' "$*" | tee "$told/failed" >&2; exit 2; }}
 
 asked=
 pass_on() {{

@@ -76,9 +76,22 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
     if cause == "cancelled":
         who = attempt.cancel_asked_by
         return f"Cancelled by {who}." if who is not None else "Cancelled."
-    error = failure.get("error", "")
+    error = failure.get("error", "") or (_said_before_launch(attempt) if cause == "failed" else "")
     rank = f"Rank {failure['rank']}: " if "rank" in failure else ""
     return f"{rank}{error}" if error else WORDS.get(cause, "")
+
+
+def _said_before_launch(attempt: Attempt) -> str:
+    """Why batch.sh could start no launcher: a module, an environment, a package that is not there."""
+    root = root_of(attempt)
+    if root is None or not attempt.scheduler_id.isdecimal():
+        return ""
+    told = f"job/told/{attempt.scheduler_id}.{attempt.scheduler_restart_count}/failed"
+    try:
+        text = rundir.read_under(root, told, limit=4096).decode(errors="replace")
+    except OSError:
+        return ""
+    return "".join(c for c in text.strip()[:500] if c.isprintable())
 
 
 def root_of(attempt: Attempt) -> Path | None:

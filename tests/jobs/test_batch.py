@@ -226,6 +226,7 @@ def test_what_is_not_there_is_said_in_a_sentence(played: Played, fields: dict[st
     played.play("conda", '#!/bin/bash\n[ "$1" != activate ]\n')
     assert played.run(played.a_batch(**fields)) == 2
     assert says in played.output
+    assert says in (played.place / "run" / "job" / "told" / "7.0" / "failed").read_text(), "for the portal to tell"
     assert played.calls("srun") == []
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -238,3 +240,24 @@ def test_the_time_limit_is_a_requeue_that_goes_on(sam: User, scheduler: LocalSch
 def checkpoint_on_disk(attempt: Attempt) -> bool:
     root = rundir.path_of(attempt.job.directory)
     return any(name.startswith("step-") for name in rundir.names_under(root, "job/checkpoints"))
+
+
+def test_a_python_that_lacks_something_says_which(sam: User, scheduler: LocalScheduler, settings: Any) -> None:
+    bare = Path(settings.VIGIL_RUNS).parent / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    settings.VIGIL_JOB_ENVIRONMENT = f'python = "{bare}"'
+    start(sam, 20, 0.01)
+    follow_until(scheduler, lambda: newest().ended_at)
+    assert (newest().state, newest().cause, newest().exit_code) == ("failed", "failed", 2)
+    assert newest().reason.startswith(f"The job's Python, {bare}/bin/python, has no ")
+    assert "Install torch, numpy, psutil and pydantic there." in newest().reason
+
+
+def test_what_the_environment_sets_is_seen_by_every_rank(sam: User, scheduler: LocalScheduler, settings: Any) -> None:
+    settings.VIGIL_JOB_ENVIRONMENT = 'env = { MY_OWN = "$(date) two  words" }'
+    program = 'import os\nprint(os.environ["MY_OWN"], flush=True)\n'
+    spec = JobSpec.parse({"name": "env", "kind": "script", "script": {"directory": "."}})
+    submit(sam, spec, spec_toml=write_toml(spec), code=packed(program))
+    follow_until(scheduler, lambda: newest().ended_at)
+    assert newest().state == "completed"
+    assert said(newest()) == ["$(date) two  words"]
