@@ -134,6 +134,9 @@ class Person:
         item = answer["items"][0]
         return dict(zip(item["step"], item["value"], strict=True))
 
+    def checkpoints(self, job_id: int) -> list[dict[str, Any]]:
+        return list(self.client.get(f"/jobs/{job_id}/checkpoints").json()["items"])
+
     def cancel(self, job_id: int) -> None:
         answer = self.client.post(f"/jobs/{job_id}/cancel")
         assert answer.status_code < 300, answer.text

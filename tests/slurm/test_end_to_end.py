@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.slurm.cluster import Cluster
+from tests.slurm.people import ALICE
 from tests.slurm.portal import Person, Portal
-from tests.stack import REPOSITORY
+from tests.stack import REPOSITORY, wait_for
 
 LANGUAGE = tomllib.loads((REPOSITORY / "examples" / "language.toml").read_text())
 SMALL = {"layers": 1, "heads": 2, "head_width": 8, "context": 32}
@@ -86,6 +90,126 @@ def test_a_run_is_its_owner_s_alone(portal: Portal, alice: Person) -> None:
         command = portal.people.as_user(person.name, "ls", str(run / "job" / "checkpoints"))
         assert (os.spawnvp(os.P_WAIT, command[0], command) == 0) is may
     assert portal.key.read_bytes() not in b"".join(path.read_bytes() for path in _files(run))
+
+
+def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, alice: Person) -> None:
+    waiting = alice.submit(language(resources={"begin": "+2h"}))
+    alice.wait(waiting, "pending")
+    wait_for(lambda: alice.job(waiting)["attempt"]["scheduler_id"], "Slurm to have it")
+    assert "BeginTime" in wait_for(lambda: alice.job(waiting)["reason"], "the reason")
+    alice.cancel(waiting)
+    assert alice.wait(waiting)["state"] == "cancelled"
+
+    running = alice.submit(language(steps=100_000))
+    alice.wait_for_step(running, 5)
+    alice.cancel(running)
+    done = alice.wait(running)
+    assert (done["state"], done["attempt"]["cause"]) == ("cancelled", "cancelled")
+    step = done["progress"]["step"]
+    saved = wait_for(lambda: alice.checkpoints(running), "its checkpoints")
+    assert max(one["step"] for one in saved) == step, "it saved before it went"
+    assert slurm.run("squeue", "--noheader", f"--user={ALICE}").strip() == ""
+
+
+def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
+    """Slurm looks at limits twice a minute and may warn a minute early."""
+    job_id = alice.submit(language(steps=1_000_000, resources={"time_limit": "00:02:00"}))
+    alice.wait_for_step(job_id, 5)
+    wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 180, every_s=1)
+    first, second = alice.attempts(job_id)
+    assert first["cause"] == "stopped"
+    assert second["scheduler_id"] == first["scheduler_id"], "Slurm requeued it"
+    assert max(one["step"] for one in alice.checkpoints(job_id)) == first["step"], "it saved before it went"
+    reached = alice.wait_for_step(job_id, first["step"] + 1, 120)["progress"]["step"]
+    assert reached < first["step"] + 1_000, "it did not begin anew"
+    alice.cancel(job_id)
+    alice.wait(job_id)
+
+
+def test_preempted_it_goes_on_with_the_same_losses(slurm: Cluster, alice: Person) -> None:
+    alone = alice.submit(language(steps=120))
+    preempted = alice.submit(language(steps=120, resources={"require_nodes": ["dgx02"], "exclusive": True}))
+    alice.wait_for_step(preempted, 15)
+    wants_all = ("sbatch", "--partition=urgent", "--nodelist=dgx02", "--exclusive", "--time=1", "--wrap=sleep 2")
+    slurm.run(*wants_all, user=ALICE)
+    wait_for(lambda: len(alice.attempts(preempted)) == 2, "a second attempt", 60)
+    assert alice.attempts(preempted)[0]["state"] == "preempted"
+    for job_id in (alone, preempted):
+        assert alice.wait(job_id)["state"] == "completed"
+    assert alice.losses(preempted) == alice.losses(alone)
+
+
+def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, slurm: Cluster, alice: Person) -> None:
+    job_id = alice.submit(language(steps=100_000, checkpoint_every=20, resources={"nodes": 2}))
+    alice.wait_for_step(job_id, 25)
+    (first,) = alice.attempts(job_id)
+    lost = first["nodes"][0]
+    with slurm.without(lost):  # its ranks live on: only the daemon is gone
+        wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 120, every_s=0.5)
+        assert alice.attempts(job_id)[0]["state"] == "node_fail"
+        alice.wait_for_step(job_id, alice.attempts(job_id)[0]["step"] + 40, 120)
+        second = alice.attempts(job_id)[1]
+        assert lost not in second["nodes"]
+    manifests = [
+        json.loads(path.read_text())
+        for path in (portal.runs / "vision").glob(f"{job_id}-*/job/checkpoints/*/COMMITTED")
+    ]
+    started = datetime.fromisoformat(second["started_at"]).timestamp()
+    late = [one for one in manifests if one["time"] > started + 5]
+    assert late
+    assert {one["generation"] for one in late} == {max(one["generation"] for one in manifests)}
+    alice.cancel(job_id)
+    alice.wait(job_id)
+
+
+@pytest.mark.parametrize("daemon", ["slurmrestd", "slurmdbd", "slurmctld"])
+def test_a_daemon_that_is_away_ends_nothing(slurm: Cluster, alice: Person, daemon: str) -> None:
+    job_id = alice.submit(language(steps=100_000))
+    alice.wait_for_step(job_id, 5)
+    with slurm.without(daemon):
+        step = alice.job(job_id)["progress"]["step"]
+        alice.wait_for_step(job_id, step + 200)
+    alice.wait_for_step(job_id, alice.job(job_id)["progress"]["step"] + 50)
+    alice.cancel(job_id)
+    done = alice.wait(job_id)
+    assert (done["state"], done["attempt"]["number"]) == ("cancelled", 1)
+
+
+def test_over_the_limit_it_says_which(alice: Person) -> None:
+    job_id = alice.submit(language(resources={"qos": "small", "gpus_per_node": 4, "ranks_per_node": 1}))
+    reason = wait_for(lambda: "QOS" in alice.job(job_id)["reason"] and alice.job(job_id)["reason"], "Slurm's reason")
+    assert "QOSMaxGRESPerUser" in reason or "QOSMaxGRESPerJob" in reason
+    why = wait_for(lambda: alice.client.get(f"/jobs/{job_id}/why").json(), "why")
+    assert "small" in json.dumps(why)
+    assert "2" in json.dumps(why)
+    alice.cancel(job_id)
+    alice.wait(job_id)
+
+
+def test_the_portal_away_for_a_job_s_whole_life(portal: Portal, alice: Person) -> None:
+    job_id = alice.submit(language(steps=60, resources={"begin": "+5s"}))
+    wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
+    portal.stop()
+    (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
+    wait_for(lambda: (run / "job" / "attempt-1" / "result.json").exists(), "the run's end", 90)
+    portal.start()
+    done = alice.wait(job_id)
+    assert (done["state"], done["progress"]["step"], done["attempt"]["number"]) == ("completed", 60, 1)
+    wait_for(lambda: sorted(alice.losses(job_id)) == list(range(1, 61)), "every step of it")
+
+
+def test_two_followers_do_nothing_twice(portal: Portal, slurm: Cluster, alice: Person) -> None:
+    command = portal.command("-m", "portal.worker", "follow")
+    with subprocess.Popen(command, cwd=REPOSITORY, env=portal.environment, stderr=subprocess.DEVNULL) as second:
+        try:
+            before = len(slurm.run("sacct", "-nX", "--allusers", "--format=jobid").split())
+            jobs = [alice.submit(language(steps=5)) for _ in range(5)]
+            for job_id in jobs:
+                assert alice.wait(job_id)["attempt"]["number"] == 1
+            after = len(slurm.run("sacct", "-nX", "--allusers", "--format=jobid").split())
+            assert after - before == len(jobs)
+        finally:
+            second.terminate()
 
 
 def _files(folder: Path) -> list[Path]:
