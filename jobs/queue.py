@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from django.db.models import BigIntegerField, Case, Count, F, Q, QuerySet, Value, When
+from django.db.models import BigIntegerField, Case, Count, ExpressionWrapper, F, Q, QuerySet, Value, When
 from django.db.models.functions import Cast
 
 from jobs import allocations
@@ -73,7 +73,8 @@ class QueueSearch:
             default=Value(3),
             output_field=BigIntegerField(),
         )
-        place = Cast(group, BigIntegerField()) * Value(_GROUP, output_field=BigIntegerField()) - F("priority")
+        # Told to be wide: of two wide numbers Django makes a narrow one, and PostgreSQL's ends at 2^31.
+        place = ExpressionWrapper(Cast(group, BigIntegerField()) * _GROUP - F("priority"), BigIntegerField())
         return page(rows.annotate(place=place), _ORDER, cursor=cursor, limit=limit)
 
     def counts(self, user: User) -> dict[str, int]:
