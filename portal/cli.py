@@ -118,7 +118,7 @@ def job(job_id: int, as_json: bool) -> None:
 @job_id
 @as_json
 def why(job_id: int, as_json: bool) -> None:
-    """Say why a job waits, when it should start, and what would start now."""
+    """Say why a job waits, and what would start now."""
     _out(find_portal().get(f"jobs/{job_id}/why"), tables.why, as_json)
 
 
