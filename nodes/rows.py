@@ -1,8 +1,8 @@
-"""Between what a scheduler says and its rows. Only what changed is written, in one short transaction a kind."""
+"""Between what a scheduler says and its rows. Only what changed is written, in short transactions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -13,6 +13,7 @@ from django.db import transaction
 
 from nodes.models import Association, Fact, Node, Partition, Qos, QueuedJob, Reservation
 
+AT_ONCE = 1000  # rows a transaction, when there are many: a first look at a large cluster
 BATCH = 200  # rows a statement; a driver may allow but so many values
 FORM = "1"  # raised when the same words are to be written otherwise: then every row is
 
@@ -46,6 +47,12 @@ class Difference:
     kind: Kind
     changed: list[Fact]
     gone: list[int]
+
+    def pieces(self) -> Iterator[Difference]:
+        """The same in parts of AT_ONCE rows; what is gone goes with the first."""
+        yield Difference(self.kind, self.changed[:AT_ONCE], self.gone)
+        for start in range(AT_ONCE, len(self.changed), AT_ONCE):
+            yield Difference(self.kind, self.changed[start : start + AT_ONCE], [])
 
     def write(self) -> None:
         """Inside the caller's transaction."""
@@ -81,9 +88,16 @@ def differences(kind: Kind, told: Iterable[Told], *, made_up: bool = False) -> D
 
 
 def write(*found: Difference, also: Callable[[], object] | None = None) -> None:
-    """All of them or nothing."""
+    """All of it in one transaction, but for so much that others would wait long to write: that comes in pieces."""
+    rest = list(found)
+    if sum(len(difference.changed) for difference in found) > AT_ONCE:
+        pieces = [piece for difference in found for piece in difference.pieces()]
+        rest = pieces[-1:]
+        for piece in pieces[:-1]:
+            with transaction.atomic():
+                piece.write()
     with transaction.atomic():
-        for difference in found:
+        for difference in rest:
             difference.write()
         if also is not None:
             also()
