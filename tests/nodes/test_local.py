@@ -74,6 +74,15 @@ class TestLocal(SchedulerContract):
         assert until(lambda: self.status(scheduler, third).reason) == "Priority"
         node = scheduler.nodes()[0]
         assert (node.state, node.cpus, node.cpus_used) == ("allocated", 2, 2)
+        assert node.plays_many
+        told = {job.scheduler_id: job for job in scheduler.queue()}
+        assert [told[job].state for job in (first, second, third)] == ["running", "pending", "pending"]
+        assert (told[first].nodes, told[first].cpus, told[first].reason) == ((node.name,), 2, "")
+        started, ends = told[first].started_at, told[first].ends_at
+        assert started
+        assert ends == pytest.approx(started + 60)
+        assert (told[second].cpus, told[third].reason) == (2, "Priority")
+        assert {job.partition for job in told.values()} == {scheduler.partitions()[0].name}
         scheduler.cancel(first)
         self.state(scheduler, second, "running")
         assert self.status(scheduler, third).state == "pending"
@@ -97,6 +106,9 @@ class TestLocal(SchedulerContract):
         folder = Path(asked.directory)
         assert [(folder / f"gpus-{node}").read_text().strip() for node in range(3)] == ["1", "2", "3"]
         until(lambda: scheduler.nodes()[0].gpus_used == 1)  # free once its last word is on disk
+        node = scheduler.nodes()[0]
+        assert node.gpus_allocated == (0,)
+        assert [job.gpu_indices for job in scheduler.queue()] == [{node.name: (0,)}]
         assert (scheduler.nodes()[0].gpus, scheduler.nodes()[0].gpu_type) == (4, "H100")
         scheduler.cancel(holder)
 
