@@ -68,7 +68,7 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
         yield Finding("info", "Start", f"Waits until {first}.")
         return
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
-    found = explain(Waiting(spec=spec, request=request, names=names(user, there), you=user.slurm_user or ""), there)
+    found = explain(Waiting(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
     unknown = _not_queued(there)
     if not found.blocks and not unknown:
         on = found.starts_on[: 1 if there.is_one_machine else spec.resources.min_nodes]

@@ -10,7 +10,6 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
-from jobs import allocations
 from jobs.errors import SpecError
 from jobs.models import Attempt, Job
 from jobs.requests import request_of
@@ -20,7 +19,6 @@ from jobs.views.life import reason
 from jobs.waiting import explained
 from jobs.why import Waiting, Why, explain
 from nodes import cluster, inventory
-from nodes.capacity import Cluster
 from nodes.models import Reading
 from portal import words
 from portal.models import User
@@ -73,7 +71,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
             reason=attempt.reason.strip(),
             scheduler_id=attempt.scheduler_id,
             you=user.slurm_user or "",
-            names=names(user, there),
+            names=names(user),
             held_by_vigil=not attempt.scheduler_id,
         ),
         there,
@@ -83,10 +81,11 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
     return Told(job, attempt, text or "It is in the queue.", found, read_at, stale, now)
 
 
-def names(user: User, there: Cluster) -> Mapping[str, str]:
-    """Jobs of the queue by name, of those that the person may see: "#12 wren" by the scheduler's id."""
-    ids = (job.scheduler_id for job in there.queue)
-    return {known: f"#{job.pk} {job.name}" for known, job in allocations.jobs_of(user, ids).items()}
+def names(user: User) -> Mapping[str, str]:
+    """Jobs in the scheduler's hands by name, of those that the person may see: "#12 wren" by the scheduler's id."""
+    known = Attempt.objects.alive().exclude(scheduler_id="").filter(job__in=Job.objects.visible_to(user))
+    rows = known.values_list("scheduler_id", "job_id", "job__name")
+    return {scheduler_id: f"#{number} {name}" for scheduler_id, number, name in rows}
 
 
 def form_url(job_id: int, variant: Variant) -> str:

@@ -18,16 +18,32 @@ _INDICES = "gpu_indices"
 
 
 def read(now: datetime | None = None) -> Cluster:
-    """Everything that the scheduler last told."""
+    """Everything that the scheduler last told; from memory what has not been read anew since."""
+    read_at = dict(models.Reading.objects.values_list("part", "read_at"))
+    part = models.Reading.Part
     return Cluster(
         now=(now or timezone.now()).timestamp(),
-        nodes=_read(models.Node, NodeStatus),
-        partitions=_read(models.Partition, told.Partition),
-        qos=_read(models.Qos, told.Qos),
-        associations=_read(models.Association, told.Association),
-        reservations=_read(models.Reservation, told.Reservation),
-        queue=_read(models.QueuedJob, told.QueuedJob),
+        nodes=_kept(models.Node, NodeStatus, read_at.get(part.NODES)),
+        partitions=_kept(models.Partition, told.Partition, read_at.get(part.PARTITIONS)),
+        qos=_kept(models.Qos, told.Qos, read_at.get(part.ACCOUNTS)),
+        associations=_kept(models.Association, told.Association, read_at.get(part.ACCOUNTS)),
+        reservations=_kept(models.Reservation, told.Reservation, read_at.get(part.RESERVATIONS)),
+        queue=_kept(models.QueuedJob, told.QueuedJob, read_at.get(part.QUEUE)),
     )
+
+
+_last: dict[type[models.Fact], tuple[datetime, tuple[Any, ...]]] = {}
+
+
+def _kept(model: type[models.Fact], kind: type[Told], read_at: datetime | None) -> tuple[Told, ...]:
+    """From memory if that is of the same reading: rows change with none but theirs, in its transaction."""
+    known = _last.get(model)
+    if known is not None and known[0] == read_at:
+        return known[1]
+    rows = _read(model, kind)
+    if read_at is not None:
+        _last[model] = (read_at, rows)
+    return rows
 
 
 def _read(model: type[models.Fact], kind: type[Told]) -> tuple[Told, ...]:

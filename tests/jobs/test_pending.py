@@ -197,6 +197,16 @@ def test_reads_back_what_was_told() -> None:
     assert found.reservations == (reservation,)
 
 
+@pytest.mark.django_db
+def test_rows_are_taken_once_a_reading(django_assert_num_queries: Any) -> None:
+    told(queued("5"))
+    assert len(cluster.read().nodes) == 3
+    with django_assert_num_queries(1):
+        assert len(cluster.read().queue) == 1
+    told(queued("5"), queued("6"))
+    assert len(cluster.read().queue) == 2
+
+
 WHY = {
     "job": 7, "state": "pending", "text": "It needs 8 free GPUs.", "said": "Resources",
     "told_at": "2026-01-31T12:00:00Z",
