@@ -5,6 +5,7 @@
     3. write the run directory, ask the scheduler, write down its id
 An unknown outcome leaves the claim: after RETRY, longer than any request may take, the next tick begins at 2.
 A worker that slept that long finds another claim in the row: it changes nothing, and what it submitted is cancelled.
+What ends here while an outcome is unknown is looked out for a while longer (jobs.strays).
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import errno
 import logging
 from datetime import datetime, timedelta
 
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import after, live, tokens
+from jobs import after, live, strays, tokens
 from jobs.ending import end
 from jobs.errors import JobError
 from jobs.models import Attempt, Predecessor
@@ -90,7 +92,7 @@ def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
             return known
     if attempt.cancel_asked_at is not None:
         cancelled = Ended("cancelled", cancelled=True)
-        end(attempt, cancelled, reason="Cancelled before it was submitted.", only=_under(claim))
+        _end(attempt, claim, cancelled, reason="Cancelled before it was submitted.")
         return None
     if not _may_start(attempt, claim, source):
         return None
@@ -140,8 +142,7 @@ def _taken(attempt: Attempt, scheduler_id: str, source: Scheduler) -> None:
     rows = Attempt.objects.filter(pk=attempt.pk, scheduler_id="", ended_at=None)
     if rows.update(scheduler_id=scheduler_id, submitted_at=timezone.now(), reason="") != 1:
         if not Attempt.objects.filter(pk=attempt.pk, scheduler_id=scheduler_id).exists():
-            logger.warning("attempt %s: %s came too late and is cancelled", attempt.pk, scheduler_id)
-            source.cancel(scheduler_id, user=attempt.scheduler_user)
+            strays.found(attempt, scheduler_id, source)
         return
     attempt.scheduler_id = scheduler_id
     logger.info("attempt %s: submitted as %s", attempt.pk, scheduler_id)
@@ -152,8 +153,16 @@ def _taken(attempt: Attempt, scheduler_id: str, source: Scheduler) -> None:
 def _not_taken(attempt: Attempt, claim: datetime, error: SchedulerError) -> None:
     """Refused: the attempt has failed. Not reached: it stays due, and the page says why."""
     if error.permanent:
-        end(attempt, Ended("failed"), cause="rejected", reason=str(error), only=_under(claim))
+        _end(attempt, claim, Ended("failed"), cause="rejected", reason=str(error))
         return
     logger.warning("attempt %s: not submitted, tried again: %s", attempt.pk, error)
     Attempt.objects.filter(_under(claim), pk=attempt.pk).update(reason=f"Not submitted yet: {error}")
     live.announce(attempt.pk)
+
+
+def _end(attempt: Attempt, claim: datetime, ended: Ended, *, reason: str, cause: str = "") -> None:
+    """It ends without a job in the scheduler, unless an earlier request is still on its way there."""
+    with transaction.atomic():
+        is_over = end(attempt, ended, cause=cause, reason=reason, only=_under(claim))
+        if is_over and attempt.submitting_at is not None:
+            strays.feared(attempt)

@@ -95,6 +95,12 @@ def read(source: Scheduler, *parts: Part) -> None:
             rows.write(*found, also=partial(_note_success, part))
 
 
+def miss(error: SchedulerError) -> None:
+    """The scheduler has just not answered something else: what is due was not asked for, and says why."""
+    for part in _due(timezone.now()):
+        _note_failure(part, str(error))
+
+
 def hurry(part: Part) -> None:
     """Something was done to it: let the next tick look, whenever it looked last."""
     Reading.objects.filter(part=part).update(asked_at=None)

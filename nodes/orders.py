@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from nodes import inventory
@@ -42,11 +42,21 @@ def ask(user: User, node: Node, action: NodeOrder.Action, reason: str = "") -> N
 def carry_out(scheduler: Scheduler) -> None:
     """Whatever is asked for and due; oldest first, within a tick's budget."""
     until = time.monotonic() + BUDGET_S
-    due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN)
-    for order in NodeOrder.objects.open().filter(due).select_related("asked_by").order_by("id")[:50]:
+    for order in _due():
         if time.monotonic() > until:
             return
         _carry_out(order, scheduler)
+
+
+def put_off(error: SchedulerError) -> None:
+    """The scheduler has just not answered something else: they are as if it had been asked."""
+    for order in _due():
+        _note_failure(order, error)
+
+
+def _due() -> QuerySet[NodeOrder]:
+    due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN)
+    return NodeOrder.objects.open().filter(due).select_related("asked_by").order_by("id")[:50]
 
 
 def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:

@@ -30,6 +30,10 @@ VIGIL_RUNS = Path(env("VIGIL_RUNS", str(VIGIL_HOME / "runs"))).resolve()
 VIGIL_PUBLIC_URL = env("VIGIL_PUBLIC_URL", f"http://127.0.0.1:{VIGIL_PORT}").rstrip("/")
 # Where the shippers of jobs post: nodes may know the portal by another name than browsers do.
 VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
+# How reports travel: "post" to that address, or "tail": the worker reads the spools, where nodes cannot reach the portal.
+VIGIL_REPORTS = env("VIGIL_REPORTS", "post")
+if VIGIL_REPORTS not in {"post", "tail"}:
+    raise SystemExit(f"VIGIL_REPORTS={VIGIL_REPORTS} is not known: use post or tail.")
 VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # kept after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
 VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: as where Slurm has PrivateData=jobs
@@ -38,6 +42,7 @@ VIGIL_SLURM_KEY_FILE = env("VIGIL_SLURM_KEY_FILE")  # slurmctld's jwt_hs256.key;
 VIGIL_SLURM_TOKEN_COMMAND = env("VIGIL_SLURM_TOKEN_COMMAND")  # instead of the key: prints a token for {user}
 VIGIL_SLURM_CA_FILE = env("VIGIL_SLURM_CA_FILE")  # authorities of an https:// address, where not the system's
 VIGIL_SLURM_USER = env("VIGIL_SLURM_USER")  # also the first sysadmin's Slurm user, until changed
+VIGIL_PUSH_SECRET = env("VIGIL_PUSH_SECRET")  # with which Slurm's hooks may wake the follower; empty: they may not
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
 VIGIL_LOCAL_CPUS = env("VIGIL_LOCAL_CPUS")  # CPU slots; more than the cores oversubscribes them

@@ -3,5 +3,6 @@
 from jobs.models.attempt import Attempt, Event, Stream
 from jobs.models.checkpoint import Checkpoint
 from jobs.models.job import Job, Predecessor, Tag
+from jobs.models.stray import Stray
 
-__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Predecessor", "Stream", "Tag"]
+__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Predecessor", "Stray", "Stream", "Tag"]

@@ -86,6 +86,9 @@ class Attempt(models.Model):
     unknown_since = models.DateTimeField(
         null=True, blank=True, help_text="Since when the scheduler's answers have been without it; null: it is known."
     )
+    untold_since = models.DateTimeField(
+        null=True, blank=True, help_text="Since when the scheduler has not been able to tell its state."
+    )
     nodes = models.JSONField(default=list, blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     cause = models.CharField(
@@ -99,6 +102,12 @@ class Attempt(models.Model):
         help_text="The launcher's first failure: rank, incarnation, exit_code, signal, kind, error.",
     )
     signal = models.PositiveIntegerField(null=True, blank=True)
+    slurm_steps = models.JSONField(
+        default=list, blank=True, help_text="What the accounts say of its steps: number, name, exit_code, signal …"
+    )
+    slurm_steps_at = models.DateTimeField(
+        null=True, blank=True, help_text="When they were told, or no longer waited for."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     submitted_at = models.DateTimeField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
@@ -133,13 +142,20 @@ class Attempt(models.Model):
     version = models.BigIntegerField(default=0, help_text="Raised by every change that a page shows.")
     last_report_at = models.DateTimeField(null=True, blank=True)
     token_digest = models.CharField(max_length=64, blank=True, db_index=True)
+    tailed = models.BooleanField(
+        default=False, help_text="Its shippers were told not to post: the worker reads its spools as they grow."
+    )
 
     objects = AttemptQuerySet.as_manager()
 
     class Meta:
         ordering = ("job_id", "number")
         constraints = (models.UniqueConstraint(fields=["job", "number"], name="one_attempt_a_number"),)
-        indexes = (models.Index(fields=["ended_at", "state"], name="attempts_by_end"),)
+        indexes = (
+            models.Index(fields=["ended_at", "state"], name="attempts_by_end"),
+            # Of all that ever were, the few that every tick looks through.
+            models.Index(fields=["id"], condition=models.Q(closed_at=None), name="attempts_open"),
+        )
 
     def __str__(self) -> str:
         return f"#{self.job_id}.{self.number}"

@@ -16,6 +16,7 @@ ENDED = frozenset(
     }
 )  # fmt: skip
 UNKNOWN = "unknown"
+_STATES = ALIVE | ENDED | {UNKNOWN}
 
 
 class SchedulerError(Exception):
@@ -79,7 +80,7 @@ class JobStatus:
     before: str = ""  # why the run before the last restart ended, of ENDED; "" where that is not told
 
     def __post_init__(self) -> None:
-        if self.state not in ALIVE | ENDED | {UNKNOWN}:
+        if self.state not in _STATES:
             raise ValueError(f"{self.state!r} is no state of a job")
 
 
@@ -140,6 +141,10 @@ class Scheduler(Protocol):
 
         An id that is missing from the answer is unknown to the scheduler. One that could not be asked about raises.
         """
+        ...
+
+    def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
+        """The steps of a run that has ended, as the accounts tell them: none while, or where, these have none."""
         ...
 
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:

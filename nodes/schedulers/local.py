@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nodes.schedulers import local_queue, processes, shim, slots
-from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
+from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 
 # A job's environment is built from these and what the submission says, never inherited.
@@ -93,6 +93,10 @@ class LocalScheduler:
             if scheduler_id.isdecimal() and (status := self._status(int(scheduler_id))) is not None:
                 found[scheduler_id] = status
         return found
+
+    def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
+        """Nothing is accounted here."""
+        return ()
 
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         if name not in {"TERM", "USR1", "KILL"}:

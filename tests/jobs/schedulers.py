@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, Submission
+from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 
 DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_536, gpu_type="h100", plays_many=True)
@@ -20,6 +20,7 @@ class Told:
     signals: list[tuple[str, str]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     broken: SchedulerError | None = None
+    refuses_submissions: SchedulerError | None = None
     loses_answers: bool = False  # takes a submission, but its answer does not arrive
     meanwhile: Callable[[], object] | None = None  # happens once, while the next status is on its way
     machines: list[NodeStatus] = field(default_factory=lambda: [DGX_01])
@@ -30,12 +31,17 @@ class Told:
     broken_parts: dict[str, SchedulerError] = field(default_factory=dict)  # by method: "queue", "accounts", "drain" …
     asked: list[str] = field(default_factory=list)  # parts of the cluster that were asked for
     drained: dict[str, str] = field(default_factory=dict)
+    stepped: dict[tuple[str, int], tuple[SlurmStep, ...]] = field(default_factory=dict)  # by id and restart count
+    calls: int = 0
+    refuses: Callable[[str, str], SchedulerError | None] | None = None  # (what, scheduler id) that signal, cancel raise
 
     def say(self, scheduler_id: str, **changes: object) -> None:
         self.jobs[scheduler_id] = replace(self.jobs[scheduler_id], **changes)  # type: ignore[arg-type]
 
     def submit(self, submission: Submission) -> str:
         self._answer()
+        if self.refuses_submissions is not None:
+            raise self.refuses_submissions
         self.submissions.append(submission)
         scheduler_id = str(100 + len(self.submissions))
         self.jobs[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state="pending", key=submission.key)
@@ -54,12 +60,18 @@ class Told:
             happens()
         return {known: self.jobs[known] for known in scheduler_ids if known in self.jobs}
 
+    def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
+        self._answer()
+        return self.stepped.get((scheduler_id, restart_count), ())
+
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         self._answer()
+        self._refuse("signal", scheduler_id)
         self.signals.append((scheduler_id, name))
 
     def cancel(self, scheduler_id: str, *, user: str = "") -> None:
         self._answer()
+        self._refuse("cancel", scheduler_id)
         self.cancelled.append(scheduler_id)
 
     def nodes(self) -> list[NodeStatus]:
@@ -103,6 +115,11 @@ class Told:
         if name in self.broken_parts:
             raise self.broken_parts[name]
 
+    def _refuse(self, what: str, scheduler_id: str) -> None:
+        if self.refuses is not None and (error := self.refuses(what, scheduler_id)) is not None:
+            raise error
+
     def _answer(self) -> None:
+        self.calls += 1
         if self.broken is not None:
             raise self.broken

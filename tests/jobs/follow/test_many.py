@@ -1,0 +1,173 @@
+"""Thousands of attempts at once, and schedulers that take their time: no part of a tick keeps the others waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from jobs import cancels, follow, poll
+from jobs.models import Attempt, Job
+from jobs.submit import submit
+from nodes.models import Node, NodeOrder, Reading
+from nodes.schedulers.base import JobStatus, SchedulerError
+from portal.models import Project, User
+from tests.jobs.asking import spec_of
+from tests.jobs.follow.launchers import newest
+from tests.jobs.schedulers import Told
+from tests.lab import a_job
+
+pytestmark = pytest.mark.django_db
+
+SILENT = SchedulerError("slurmrestd did not answer in time")
+
+
+def many(count: int, owner: User, project: Project, told: Told, *, state: str = "running", **fields: Any) -> Job:
+    """So many attempts that the scheduler has, in step with it; of one job, as rows of attempts are what counts."""
+    job = a_job(owner, project, state=state, attempt={"scheduler_id": "1000", "token_digest": "x", **fields})
+    first = job.latest
+    assert first is not None
+    given = {"state": state, "started_at": first.started_at, "token_digest": "x", "directory": "attempt-1", **fields}
+    more = [Attempt(job=job, number=n + 1, scheduler_id=str(1000 + n), **given) for n in range(1, count)]
+    Attempt.objects.bulk_create(more, batch_size=500)
+    Attempt.objects.filter(pk=first.pk).update(**given)
+    started = first.started_at.timestamp() if first.started_at else None
+    for key, scheduler_id in Attempt.objects.values_list("key", "scheduler_id"):
+        told.jobs[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=state, key=key, started_at=started)
+    return job
+
+
+class Clock:
+    """Time that passes only when a test says so; stands in for a module's `time`."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_what_does_not_change_costs_no_query(oskar: User, project: Project, told: Told) -> None:
+    """Two ticks over 1,500 attempts cost what they cost over 10, and 20 changes what they cost among 10."""
+    costs = []
+    for count in (20, 1_500):
+        Attempt.objects.all().delete()
+        told.jobs.clear()
+        many(count, oskar, project, told)
+        follow.tick(told)
+        with CaptureQueriesContext(connection) as still:
+            follow.tick(told)
+        for n in range(20):
+            told.say(str(1000 + n), nodes=("dgx-01",))
+        with CaptureQueriesContext(connection) as changed:
+            follow.tick(told)
+        assert Attempt.objects.filter(nodes=["dgx-01"]).count() == 20
+        costs.append((len(still), len(changed)))
+    assert costs[0] == costs[1]
+
+
+def test_a_change_of_anything_is_seen(oskar: User, project: Project, told: Told) -> None:
+    many(5, oskar, project, told)
+    told.say("1000", state="suspended")
+    told.say("1001", reason="Suspended by root")
+    told.say("1002", nodes=("dgx-02", "dgx-01"))
+    told.say("1003", started_at=1_700_000_000.0)
+    told.say("1004", restart_count=1)
+    follow.tick(told)
+    rows = {row.scheduler_id: row for row in Attempt.objects.alive()}
+    assert (rows["1000"].state, rows["1001"].reason) == ("suspended", "Suspended by root")
+    assert rows["1002"].nodes == ["dgx-02", "dgx-01"]
+    assert rows["1003"].started_at is not None
+    assert rows["1003"].started_at.timestamp() == 1_700_000_000.0
+    assert rows["1004"].scheduler_restart_count == 1
+
+
+def test_more_changes_than_a_tick_has_time_for(
+    oskar: User, project: Project, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one goes on with the rest."""
+    many(9, oskar, project, told)
+    for n in range(9):
+        told.say(str(1000 + n), state="completing")
+    clock = Clock()
+    monkeypatch.setattr(poll, "time", clock)
+    apply = poll.Poll.apply
+
+    def slow(self: poll.Poll, attempt: Attempt, status: JobStatus | None) -> None:
+        clock.now += 1.0
+        apply(self, attempt, status)
+
+    monkeypatch.setattr(poll.Poll, "apply", slow)
+    for done in (4, 8, 9):
+        follow.tick(told)
+        assert Attempt.objects.filter(state="completing").count() == done
+
+
+def test_a_hundred_cancels_that_time_out_hold_up_nobody(
+    oskar: User, project: Project, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes ten seconds; still another job is submitted in the same tick, and one that can be cancelled is."""
+    many(100, oskar, project, told, cancel_asked_at=timezone.now())
+    clock = Clock()
+    monkeypatch.setattr(cancels, "time", clock)
+
+    def times_out(what: str, scheduler_id: str) -> SchedulerError | None:
+        if scheduler_id == "1042":
+            return None
+        clock.now += 10.0
+        return SILENT
+
+    told.refuses = times_out
+    submit(oskar, spec_of(name="other"), spec_toml="")
+    began = clock.now
+    follow.tick(told)
+    assert clock.now - began <= 10.0
+    assert len(told.submissions) == 1
+    for _ in range(2_000):
+        if told.signals:
+            break
+        cancels.advance(_round(told))
+    assert told.signals == [("1042", "TERM")]
+
+
+def _round(told: Told) -> follow.Tick:
+    held = follow.lease.take("follow")
+    assert held is not None
+    held.release()
+    return follow.Tick(held, told)
+
+
+def test_ten_minutes_away(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call a tick, nothing fails, what is asked for meanwhile waits, and the pages say since when."""
+    told.say("101", state="running")
+    tick()
+    other, _ = submit(oskar, spec_of(name="other"), spec_toml="")
+    Attempt.objects.filter(pk=newest().pk).update(cancel_asked_at=timezone.now())
+    node = Node.objects.get()
+    order = NodeOrder.objects.create(node=node.name, action="drain", reason="fan", asked_by=oskar)
+    Reading.objects.update(asked_at=timezone.now() - timedelta(minutes=1))
+    told.broken, told.calls = SILENT, 0
+    before = list(Attempt.objects.order_by("id").values("state", "reason", "ended_at", "unknown_since", "version"))
+    for _ in range(5):
+        assert tick()
+    assert told.calls == 5
+    assert list(Attempt.objects.order_by("id").values(*before[0])) == before
+    reading = Reading.objects.get(part="nodes")
+    assert reading.error == str(SILENT)
+    assert reading.failing_since is not None
+    order.refresh_from_db()
+    assert (order.state, order.outcome) == ("asked", str(SILENT))
+    told.broken = None
+    NodeOrder.objects.update(tried_at=None)
+    tick()
+    assert told.signals == [("101", "TERM")]
+    assert other.attempts.get().scheduler_id == "102"
+    assert told.drained

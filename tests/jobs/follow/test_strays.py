@@ -1,0 +1,159 @@
+"""Jobs that the scheduler got of attempts that do not want them any more: each is cancelled until it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from jobs import handover
+from jobs.models import Attempt, Job, Stray
+from jobs.submit import cancel, delete
+from nodes.schedulers.base import JobStatus, SchedulerError, Submission
+from portal.models import User
+from tests.jobs.asking import ask
+from tests.jobs.follow.launchers import newest
+from tests.jobs.schedulers import Told
+
+pytestmark = pytest.mark.django_db
+
+SILENT = SchedulerError("no answer within 10 s")
+
+
+@pytest.fixture
+def asked(oskar: User) -> Job:
+    """A job that no scheduler has yet."""
+    return ask(oskar)[0]
+
+
+def later(**ago: float) -> None:
+    """So much time has passed since anybody touched these rows."""
+    moment = timezone.now() - timedelta(**ago)
+    Attempt.objects.filter(ended_at=None).update(submitting_at=moment)
+    Stray.objects.update(tried_at=moment)
+
+
+def lost(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> Submission:
+    """A request whose answer never came and which the scheduler has not got yet; then the person cancels."""
+    told.loses_answers = True
+    tick()
+    told.loses_answers = False
+    told.jobs.clear()
+    cancel(oskar, asked)
+    later(seconds=31)
+    tick()
+    assert (newest().state, newest().scheduler_id) == ("cancelled", "")
+    return told.submissions[0]
+
+
+def test_one_that_turns_up_after_its_cancel_is_cancelled(
+    oskar: User, asked: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    submission = lost(oskar, asked, told, tick)
+    tick()
+    assert not told.cancelled
+    told.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)
+    later(seconds=16)
+    tick()
+    assert told.cancelled == ["101"]
+    tick()
+    assert told.cancelled == ["101"]  # it has ten seconds to end
+    told.say("101", state="cancelled")
+    tick()
+    assert list(Stray.objects.values_list("scheduler_id", flat=True)) == [""]
+    assert len(told.submissions) == 1
+
+
+def test_ten_minutes_are_enough(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+    lost(oskar, asked, told, tick)
+    Stray.objects.update(since=timezone.now() - timedelta(minutes=9))
+    later(seconds=16)
+    tick()
+    assert Stray.objects.count() == 1
+    Stray.objects.update(since=timezone.now() - timedelta(minutes=11))
+    later(seconds=16)
+    tick()
+    assert Stray.objects.count() == 0
+
+
+def test_looking_is_not_repeated_in_every_tick(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+    lost(oskar, asked, told, tick)
+    tick()
+    told.calls = 0
+    for _ in range(3):
+        tick()
+    assert told.calls == 0  # nodes were just read, nothing else is alive
+
+
+def test_what_is_refused_after_a_lost_answer_is_looked_out_for(
+    asked: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    told.loses_answers = True
+    tick()
+    told.loses_answers = False
+    told.jobs.clear()
+    later(seconds=31)
+    told.refuses_submissions = SchedulerError("Its account is closed.", permanent=True)
+    tick()
+    assert newest().cause == "rejected"
+    assert Stray.objects.get().key == newest().key
+
+
+def test_a_cancel_that_fails_is_repeated_until_it_is_confirmed(
+    oskar: User, asked: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker wakes after its attempt was cancelled, and submits; just then the scheduler takes no cancel."""
+    submit_now = told.submit
+
+    def slow(submission: Submission) -> str:
+        later(seconds=40)
+        cancel(oskar, asked)
+        handover.hand_over(newest().pk, told)
+        return submit_now(submission)
+
+    monkeypatch.setattr(told, "submit", slow)
+    told.refuses = lambda what, scheduler_id: SILENT
+    handover.hand_over(newest().pk, told)
+    assert (newest().state, told.cancelled) == ("cancelled", [])
+    assert Stray.objects.get(scheduler_id="101").tried_at is None
+    tick()
+    assert told.cancelled == []
+    told.refuses = None
+    tick()
+    assert told.cancelled == ["101"]
+    later(seconds=11)
+    tick()
+    assert told.cancelled == ["101", "101"]  # it lives on
+    told.jobs.clear()
+    tick()
+    assert not Stray.objects.exclude(scheduler_id="").exists()
+
+
+def test_a_scheduler_that_no_longer_knows_it_confirms(asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+    Stray.objects.create(key=newest().key, scheduler_id="77")
+    told.refuses = lambda what, scheduler_id: SchedulerError("Invalid job id specified", permanent=True)
+    tick()
+    assert Stray.objects.get().tried_at is not None
+    tick()
+    assert not Stray.objects.exists()
+
+
+def test_anothers_job_of_the_same_id_is_left_alone(asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+    Stray.objects.create(key="0123456789abcdef", scheduler_id="77")
+    told.jobs["77"] = JobStatus(scheduler_id="77", state="running", key="anothers")
+    tick()
+    assert not told.cancelled
+    assert not Stray.objects.exists()
+
+
+def test_it_outlives_its_job(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+    """Deleted or not, what still runs of it is to end."""
+    submission = lost(oskar, asked, told, tick)
+    tick()
+    delete(oskar, Job.objects.get())
+    told.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)
+    later(seconds=16)
+    tick()
+    assert told.cancelled == ["101"]
