@@ -53,7 +53,8 @@ def _advance(turn: Round, attempt: Attempt) -> None:
         root = ending.root_of(attempt)
         if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
             rundir.write(root / "portal" / "cancelled", now.isoformat())
-        turn.scheduler.signal(attempt.scheduler_id, "TERM", user=attempt.scheduler_user)
+        # Not TERM: Slurm gives that to the srun in the script as well, which then kills its tasks at once.
+        turn.scheduler.signal(attempt.scheduler_id, "USR1", user=attempt.scheduler_user)
         turn.note(attempt, cancel_signalled_at=now)
     elif attempt.cancel_killed_at is None:
         grace = timedelta(seconds=grace_of(attempt)) + LAUNCHER_WAIT

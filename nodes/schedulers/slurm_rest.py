@@ -65,8 +65,9 @@ class SlurmRest:
 
     def submit(self, asked: Submission, script: str, *, array: str = "") -> str:
         """Slurm's id of a new job. What it says beside an id is a remark, not a refusal."""
-        body = request(asked, script, self.version, array=array)
-        answer = self.http.post("job/submit", body, user=asked.user)
+        answer = self.http.post(
+            "job/submit", lambda version: request(asked, script, version, array=array), user=asked.user
+        )
         job_id = integer(answer.get("job_id")) or integer(at(answer, "result", "job_id"))
         if not job_id:
             raise SlurmError(f"Slurm took the job and gave it no id: {_said(answer)}")
@@ -126,7 +127,9 @@ class SlurmRest:
         self._end(job_id, user, {})
 
     def signal(self, job_id: str, name: str, *, user: str) -> None:
-        self._end(job_id, user, {"signal": name})
+        """To the batch script; up to v0.0.39 to everything that it started, too."""
+        flags = {"flags": "BATCH_JOB"} if self.version >= (0, 0, 40) else {}
+        self._end(job_id, user, {"signal": name, **flags})
 
     def clock(self) -> float:
         """What time it is for slurmctld."""
@@ -156,7 +159,7 @@ class SlurmRest:
         body: dict[str, Any] = {"state": [state]}
         if reason:
             body["reason"] = reason
-        self.http.post(f"node/{name}", body)
+        self.http.post(f"node/{name}", lambda _: body)
 
     def _end(self, job_id: str, user: str, query: dict[str, str]) -> None:
         try:

@@ -25,7 +25,7 @@ def test_term_then_grace_then_kill(oskar: User, job: Job, told: Told, tick: Call
     cancel(oskar, job)
     tick()
     tick()
-    assert told.signals == [("101", "TERM")]
+    assert told.signals == [("101", "USR1")]
     assert (rundir.path_of(newest().job.directory) / "portal" / "cancelled").exists()
     assert not told.cancelled
     Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(seconds=46))
@@ -64,7 +64,7 @@ def test_a_requeue_in_between_is_cancelled_too(oskar: User, job: Job, told: Told
     told.say("101", state="running", restart_count=1)
     tick()
     assert newest().number == 2
-    assert told.signals == [("101", "TERM")]
+    assert told.signals == [("101", "USR1")]
 
 
 def test_asked_for_while_a_requeue_is_being_noticed(
@@ -77,7 +77,7 @@ def test_asked_for_while_a_requeue_is_being_noticed(
     told.meanwhile = lambda: cancel(oskar, job)
     tick()
     assert (newest().number, newest().cancel_asked_by) == (2, oskar)
-    assert told.signals == [("101", "TERM")]
+    assert told.signals == [("101", "USR1")]
 
 
 def test_asked_for_while_the_restart_is_being_decided(

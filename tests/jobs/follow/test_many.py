@@ -133,7 +133,7 @@ def test_a_hundred_cancels_that_time_out_hold_up_nobody(
         if told.signals:
             break
         cancels.advance(_round(told))
-    assert told.signals == [("1042", "TERM")]
+    assert told.signals == [("1042", "USR1")]
 
 
 def _round(told: Told) -> follow.Tick:
@@ -168,6 +168,6 @@ def test_ten_minutes_away(
     told.broken = None
     NodeOrder.objects.update(tried_at=None)
     tick()
-    assert told.signals == [("101", "TERM")]
+    assert told.signals == [("101", "USR1")]
     assert other.attempts.get().scheduler_id == "102"
     assert told.drained
