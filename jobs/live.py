@@ -172,7 +172,8 @@ _silent_until = 0.0
 
 
 @cache
-def _redis() -> redis.Redis:
+def connection() -> redis.Redis:
+    """Redis, for what may as well be lost."""
     return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
 
@@ -182,7 +183,7 @@ def _send(messages: dict[str, bytes]) -> None:
     if time.monotonic() < _silent_until:
         return
     try:
-        with _redis().pipeline(transaction=False) as pipe:
+        with connection().pipeline(transaction=False) as pipe:
             for topic, message in messages.items():
                 pipe.publish(topic, message)
             pipe.execute()

@@ -42,6 +42,17 @@ def follow() -> None:
     tick()
 
 
+@shared_task(name="jobs.tasks.wake", expires=5)
+def wake(echo: int = 0) -> None:
+    """A tick because Slurm said that something happened, and some more right after it."""
+    from jobs import wake as waking
+    from jobs.follow import tick
+
+    waking.begin()
+    tick()
+    waking.echo(echo, wake)
+
+
 @shared_task(name="jobs.tasks.verify", expires=30)
 def verify() -> None:
     """Look through the newest checkpoint that nobody has verified yet."""

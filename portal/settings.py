@@ -30,7 +30,7 @@ VIGIL_RUNS = Path(env("VIGIL_RUNS", str(VIGIL_HOME / "runs"))).resolve()
 VIGIL_PUBLIC_URL = env("VIGIL_PUBLIC_URL", f"http://127.0.0.1:{VIGIL_PORT}").rstrip("/")
 # Where the shippers of jobs post: nodes may know the portal by another name than browsers do.
 VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
-# How reports travel: "post" to that address, or "tail": the worker reads the spools, where nodes cannot reach the portal.
+# How reports travel: "post" to that address; or "tail", where nodes cannot reach it: the worker reads the spools.
 VIGIL_REPORTS = env("VIGIL_REPORTS", "post")
 if VIGIL_REPORTS not in {"post", "tail"}:
     raise SystemExit(f"VIGIL_REPORTS={VIGIL_REPORTS} is not known: use post or tail.")
@@ -43,6 +43,8 @@ VIGIL_SLURM_TOKEN_COMMAND = env("VIGIL_SLURM_TOKEN_COMMAND")  # instead of the k
 VIGIL_SLURM_CA_FILE = env("VIGIL_SLURM_CA_FILE")  # authorities of an https:// address, where not the system's
 VIGIL_SLURM_USER = env("VIGIL_SLURM_USER")  # also the first sysadmin's Slurm user, until changed
 VIGIL_PUSH_SECRET = env("VIGIL_PUSH_SECRET")  # with which Slurm's hooks may wake the follower; empty: they may not
+if 0 < len(VIGIL_PUSH_SECRET) < 16:
+    raise SystemExit("VIGIL_PUSH_SECRET is too short to be one: use 16 characters or more (openssl rand -hex 32).")
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
 VIGIL_LOCAL_CPUS = env("VIGIL_LOCAL_CPUS")  # CPU slots; more than the cores oversubscribes them
@@ -255,7 +257,10 @@ CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TASK_DEFAULT_QUEUE = "work"
-CELERY_TASK_ROUTES = {"jobs.tasks.submit": {"queue": "follow"}, "jobs.tasks.follow": {"queue": "follow"}}
+CELERY_TASK_ROUTES = {
+    **{f"jobs.tasks.{name}": {"queue": "follow"} for name in ("submit", "follow", "wake")},
+    "jobs.tasks.tail": {"queue": "tail"},
+}
 CELERY_TIMEZONE = "UTC"
 
 LOGGING = {

@@ -17,6 +17,7 @@ from jobs.api import logs as logs_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
 from jobs.api import series as series_api
+from jobs.api import wake as wake_api
 from jobs.api import why as why_api
 from nodes import api as nodes_api
 from portal import dashboard, people, person, problems, shell
@@ -37,6 +38,7 @@ api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
 api.add_router("/v1", nodes_api.cluster)
 api.add_router("/v1", queue_api.router)
+api.add_router("/v1/scheduler", wake_api.router)
 
 
 def no_such_endpoint(request: HttpRequest, rest: str) -> HttpResponse:

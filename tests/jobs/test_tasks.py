@@ -22,8 +22,9 @@ def test_every_tick_is_a_task_and_expires() -> None:
 
 def test_following_has_a_queue_of_its_own() -> None:
     route = app.amqp.router.route
-    assert {route({}, f"jobs.tasks.{name}")["queue"].name for name in ("submit", "follow")} == {"follow"}
+    assert {route({}, f"jobs.tasks.{name}")["queue"].name for name in ("submit", "follow", "wake")} == {"follow"}
     assert {route({}, f"jobs.tasks.{name}")["queue"].name for name in ("verify", "compact")} == {"work"}
+    assert route({}, "jobs.tasks.tail")["queue"].name == "tail"
 
 
 def test_a_broker_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,9 +18,9 @@ def server(tmp_path: Path, settings: LazySettings, monkeypatch: pytest.MonkeyPat
     with redis_up(tmp_path / "redis") as server:
         settings.REDIS_URL = server.url
         monkeypatch.setattr(live, "_silent_until", 0.0)
-        live._redis.cache_clear()
+        live.connection.cache_clear()
         yield server
-    live._redis.cache_clear()
+    live.connection.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""POST /api/v1/scheduler/wake: Slurm's hooks say that something happened (docs/slurm/jobcomp.sh)."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+from ninja import Router, Schema, Status
+from pydantic import Field
+
+from jobs import tasks, wake
+
+router = Router(tags=["scheduler"])
+
+
+class Woken(Schema):
+    woken: bool = Field(description="It looks at once. False: Redis is away, and it looks in two seconds.")
+
+
+@router.post(
+    "/wake",
+    auth=None,
+    throttle=[],
+    response={202: Woken},
+    summary="Have Vigil look at the scheduler at once",
+    openapi_extra={"security": [{"Bearer": []}]},
+)
+def wake_follower(request: HttpRequest) -> Status[dict[str, bool]]:
+    """For the scheduler's hooks: the bearer is VIGIL_PUSH_SECRET. Asking often costs nothing: of many, one look comes
+    of them. Nothing in the request is read, so nothing false can be told by it."""
+    wake.admit(request.headers.get("Authorization", ""))
+    return Status(202, {"woken": wake.ask(tasks.wake)})

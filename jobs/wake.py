@@ -1,0 +1,100 @@
+"""Waking the follower when Slurm says by itself that something happened. It only asks sooner what it always asks.
+
+However many ask, one wake is on its way at a time, and no two begin within SPACING_S. A wake that begins makes room for
+the next one before it looks, so what happened after that look is seen by another. Redis holds these marks, which run
+out by themselves: without it, or with a lost task, the tick of every two seconds goes on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from hashlib import sha256
+
+import redis
+from celery import Task
+from django.conf import settings
+from django.core.cache import cache
+
+from jobs import live
+from jobs.tasks import queue
+from portal.problems import Problem
+
+logger = logging.getLogger(__name__)
+
+ON_ITS_WAY, JUST_BEGUN, ECHOING = "vigil:wake", "vigil:wake:begun", "vigil:wake:echo"
+LOST_S = 5  # a wake that has not begun by then is taken for lost
+SPACING_S = 0.25
+# Looked again: Slurm calls its hooks some moments before the job's new state can be read.
+ECHOES_S = (0.3, 0.7)
+GUESSES = 30  # wrong secrets a minute and web process
+
+
+def admit(authorization: str) -> None:
+    """Raises Problem for anybody but who holds VIGIL_PUSH_SECRET."""
+    wanted = settings.VIGIL_PUSH_SECRET
+    if not wanted:
+        raise Problem(404, "Nobody may wake the follower here: VIGIL_PUSH_SECRET is not set.", kind="push-off")
+    scheme, _, secret = authorization.partition(" ")
+    # Of equal length, whatever was sent, so that the time tells nothing.
+    is_right = hmac.compare_digest(
+        sha256(secret.strip().encode("utf-8", "surrogatepass")).digest(), sha256(wanted.encode()).digest()
+    )
+    if is_right and scheme.lower() == "bearer":
+        return
+    if _guesses() > GUESSES:
+        raise Problem(429, "Too many wrong secrets: try again in a minute.", headers={"Retry-After": "60"})
+    headers = {"WWW-Authenticate": 'Bearer realm="Vigil"'}
+    raise Problem(401, "This is not what VIGIL_PUSH_SECRET says.", kind="unauthorized", headers=headers)
+
+
+def ask(task: Task) -> bool:
+    """Have the follower look at once; whether it will, be it by somebody else's wake."""
+    try:
+        with live.connection().pipeline(transaction=False) as pipe:
+            pipe.set(ON_ITS_WAY, 1, nx=True, ex=LOST_S)
+            pipe.exists(JUST_BEGUN)
+            is_first, is_soon = pipe.execute()
+    except (redis.RedisError, OSError) as error:
+        logger.warning("the follower is not woken, its next tick comes anyway: %s", error)
+        return False
+    if is_first:
+        queue(task, countdown=SPACING_S if is_soon else None)
+    return True
+
+
+def begin() -> None:
+    """The follower looks from now on: what happens later is another wake's."""
+    _mark(JUST_BEGUN, SPACING_S)
+    try:
+        live.connection().delete(ON_ITS_WAY)
+    except (redis.RedisError, OSError):
+        logger.warning("Redis does not answer: the next wake may be %s s late", LOST_S)
+
+
+def echo(number: int, task: Task) -> None:
+    """Have the follower look again shortly: one row of echoes at a time, begun by the first wake."""
+    if number < len(ECHOES_S) and (number > 0 or _mark(ECHOING, sum(ECHOES_S))):
+        queue(task, number + 1, countdown=ECHOES_S[number])
+
+
+def _mark(name: str, seconds: float) -> bool:
+    """Whether it was not there yet; it goes by itself."""
+    try:
+        return bool(live.connection().set(name, 1, nx=True, px=int(seconds * 1000)))
+    except (redis.RedisError, OSError):
+        return False
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _guesses() -> int:
+    key = f"push-guesses:{int(time.time() // 60)}"
+    cache.add(key, 0, timeout=120)
+    try:
+        return cache.incr(key)
+    except ValueError:  # evicted in between
+        return 0

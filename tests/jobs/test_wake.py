@@ -1,0 +1,228 @@
+"""Slurm's hooks wake the follower: whoever has the secret, however often, and it never takes more than one look."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache
+from django.test import Client
+
+from jobs import follow, live, tasks, wake
+from tests.redis import Server, redis_up
+from tests.stack import wait_for
+
+SECRET = "a secret of the lab's own Slurm"
+ADDRESS = "/api/v1/scheduler/wake"
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "slurm" / "jobcomp.sh"
+
+
+class Queued:
+    """What was put into the queue: (task, arguments, seconds to wait)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[tuple[object, ...], float | None]] = []
+        monkeypatch.setattr(wake, "queue", self)
+
+    def __call__(self, task: object, *arguments: object, countdown: float | None = None) -> None:
+        assert task is tasks.wake
+        self.calls.append((arguments, countdown))
+
+
+@pytest.fixture
+def server(tmp_path: Path, settings: Any) -> Iterator[Server]:
+    with redis_up(tmp_path / "redis") as made:
+        settings.REDIS_URL = made.url
+        live.connection.cache_clear()
+        yield made
+    live.connection.cache_clear()
+
+
+@pytest.fixture
+def queued(server: Server, monkeypatch: pytest.MonkeyPatch) -> Queued:
+    return Queued(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _secret(settings: Any) -> Iterator[None]:
+    settings.VIGIL_PUSH_SECRET = SECRET
+    cache.clear()
+    yield
+    cache.clear()
+
+
+def push(authorization: str = f"Bearer {SECRET}", **more: Any) -> Any:
+    return Client().post(ADDRESS, headers={"Authorization": authorization} if authorization else {}, **more)
+
+
+@pytest.mark.django_db
+def test_the_secret_wakes_it(queued: Queued) -> None:
+    answer = push()
+    assert (answer.status_code, answer.json()) == (202, {"woken": True})
+    assert queued.calls == [((), None)]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Basic {SECRET}",
+        f"Bearer {SECRET}x",
+        f"Bearer {SECRET[:-1]}",
+        SECRET,
+        "Bearer ä\udcff",
+    ],
+)
+def test_nobody_else_does(authorization: str, queued: Queued) -> None:
+    assert push(authorization).status_code == 401
+    assert not queued.calls
+
+
+@pytest.mark.django_db
+def test_guessing_is_bounded_and_keeps_nobody_out(queued: Queued) -> None:
+    answers = [push("Bearer guess").status_code for _ in range(wake.GUESSES + 5)]
+    assert set(answers[: wake.GUESSES]) == {401}
+    assert answers[-1] == 429
+    assert push().status_code == 202
+
+
+@pytest.mark.django_db
+def test_without_a_secret_there_is_nothing_here(queued: Queued, settings: Any) -> None:
+    settings.VIGIL_PUSH_SECRET = ""
+    for authorization in ("", "Bearer ", f"Bearer {SECRET}"):
+        assert push(authorization).status_code == 404
+    assert not queued.calls
+
+
+@pytest.mark.django_db
+def test_a_session_needs_no_csrf_and_any_body_is_ignored(queued: Queued) -> None:
+    client = Client(enforce_csrf_checks=True)
+    answer = client.post(
+        ADDRESS, b"\xff{", content_type="application/json", headers={"Authorization": f"Bearer {SECRET}"}
+    )
+    assert answer.status_code == 202
+
+
+def test_of_many_one_look_comes(queued: Queued) -> None:
+    assert all(wake.ask(tasks.wake) for _ in range(500))
+    assert len(queued.calls) == 1
+
+
+def test_what_happens_during_a_look_is_looked_at_again(queued: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no two looks begin right after each other."""
+    monkeypatch.setattr(follow, "tick", lambda: wake.ask(tasks.wake))
+    tasks.wake()
+    assert queued.calls[0] == ((), wake.SPACING_S)
+
+
+def test_echoes_follow_and_are_one_row_at_a_time(queued: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "tick", lambda: True)
+    tasks.wake()
+    tasks.wake()
+    assert queued.calls == [((1,), wake.ECHOES_S[0])]
+    tasks.wake(1)
+    assert queued.calls[1:] == [((2,), wake.ECHOES_S[1])]
+    tasks.wake(2)
+    assert len(queued.calls) == 2
+
+
+def test_a_lost_wake_does_not_keep_others_away(queued: Queued, server: Server) -> None:
+    wake.ask(tasks.wake)
+    with redis.Redis.from_url(server.url) as client:
+        assert 0 < client.pttl(wake.ON_ITS_WAY) <= wake.LOST_S * 1000
+
+
+@pytest.mark.django_db
+def test_without_redis_the_tick_goes_on(queued: Queued, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.kill()
+    assert push().json() == {"woken": False}
+    ticks: list[int] = []
+    monkeypatch.setattr(follow, "tick", lambda: ticks.append(1))
+    tasks.wake()
+    assert ticks == [1]
+
+
+# The script that Slurm calls.
+
+
+class Listener(http.server.BaseHTTPRequestHandler):
+    heard: list[tuple[str, str | None]]
+
+    def do_POST(self) -> None:
+        self.heard.append((self.path, self.headers["Authorization"]))
+        self.send_response(202)
+        self.end_headers()
+        self.wfile.write(b'{"woken":true}')
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def configured(folder: Path, port: int) -> dict[str, str]:
+    conf = folder / "push.conf"
+    conf.write_text(f'url = "http://127.0.0.1:{port}{ADDRESS}"\nheader = "Authorization: Bearer {SECRET}"\n')
+    conf.chmod(0o600)
+    return {"PATH": "", "VIGIL_PUSH_CONF": str(conf)}  # Slurm calls it with next to no environment
+
+
+@pytest.mark.slow
+def test_the_script_pushes(tmp_path: Path) -> None:
+    heard: list[tuple[str, str | None]] = []
+    handler = type("Here", (Listener,), {"heard": heard})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as portal:
+        threading.Thread(target=portal.serve_forever, daemon=True).start()
+        environment = configured(tmp_path, portal.server_port)
+        done = subprocess.run(["/bin/sh", SCRIPT], env=environment, capture_output=True, timeout=10, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        wait_for(lambda: heard == [(ADDRESS, f"Bearer {SECRET}")], "the push")
+        shown = subprocess.run(["/bin/sh", SCRIPT, "--test"], env=environment, capture_output=True, check=False)
+        assert json.loads(shown.stdout) == {"woken": True}
+        portal.shutdown()
+
+
+@pytest.mark.slow
+def test_the_script_waits_for_nobody_and_never_fails(tmp_path: Path) -> None:
+    """Whether nothing listens, nobody answers, or there is no file: slurmctld and the job go on at once."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        for environment in (
+            configured(tmp_path, deaf.getsockname()[1]),
+            configured(tmp_path, 9),
+            {"PATH": "", "VIGIL_PUSH_CONF": str(tmp_path / "missing")},
+        ):
+            began = time.monotonic()
+            done = subprocess.run(["/bin/sh", SCRIPT], env=environment, capture_output=True, timeout=10, check=False)
+            assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+            assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.slow
+def test_what_the_script_started_outlives_its_process_group(tmp_path: Path) -> None:
+    """Slurm kills the group of a hook that has ended."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        environment = configured(tmp_path, listener.getsockname()[1])
+        hook = subprocess.Popen(["/bin/sh", SCRIPT], env=environment, start_new_session=True)
+        hook.wait(10)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(hook.pid, 9)
+        listener.settimeout(5)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(4096).startswith(f"POST {ADDRESS}".encode())
+
+
+def test_the_script_may_be_run() -> None:
+    assert SCRIPT.stat().st_mode & stat.S_IXOTH
