@@ -34,8 +34,8 @@ SLURM = (
 )  # fmt: skip
 # What scripts of jobs expect in /usr, and the libraries of this machine's Python and of torch.
 BASE = (
-    "bash", "coreutils", "curl", "dash", "debianutils", "findutils", "gawk", "grep", "gzip", "hostname", "libc-bin", "mount",
-    "ncurses-base", "procps", "sed", "tar", "tzdata", "util-linux",
+    "bash", "coreutils", "curl", "dash", "debianutils", "findutils", "gawk", "grep", "gzip", "hostname", "libc-bin",
+    "mount", "ncurses-base", "procps", "sed", "tar", "tzdata", "util-linux",
 )  # fmt: skip
 LIBRARIES = ("libc6", "libc-bin", "libexpat1", "libgomp1", "libpython3-stdlib", "libstdc++6")
 # Depended on, never used here, and a third of the whole.

@@ -1,0 +1,183 @@
+"""Handing jobs over to a real Slurm by a way that loses answers and delays requests: exactly one runs, or none."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs import follow, handover, strays
+from jobs.models import Attempt, Job, Stray
+from jobs.submit import cancel
+from nodes.schedulers.slurm import Slurm
+from nodes.schedulers.slurm_http import SlurmHttp
+from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm_tokens import KeyFile
+from portal.models import Project, User
+from tests.jobs.asking import ask, spec_of
+from tests.lab import person
+from tests.slurm.cluster import Cluster
+from tests.slurm.people import ALICE, PORTAL, People
+from tests.slurm.wire import Wire, wire
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def way(slurm: Cluster) -> Iterator[Wire]:
+    with wire(slurm.layout.port_of("slurmrestd")) as made:
+        yield made
+
+
+@pytest.fixture
+def scheduler(slurm: Cluster, way: Wire) -> Iterator[Slurm]:
+    tokens = KeyFile(slurm.layout.jwt_key)
+    http = SlurmHttp(way.url, tokens=tokens, user=PORTAL, timeout_s=5.0)
+    yield Slurm(SlurmRest(http), tokens=tokens, user=PORTAL)
+    http.close()
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Path]:
+    """Run directories whose batch script notes that it ran, and then waits."""
+    made = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
+    people = People()
+    shutil.chown(made, people.alice.uid, people.group)
+    made.chmod(0o777)
+    settings.VIGIL_RUNS = made
+
+    def prepare(attempt: Attempt) -> Path:
+        root = made / "default" / f"{attempt.job_id}-aaaaaa"
+        for name in ("portal", "job"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        (root / "job").chmod(0o777)
+        (root / "portal" / "batch.sh").write_text("#!/bin/bash\ntouch job/ran.$SLURM_JOB_ID\nexec sleep 300\n")
+        Job.objects.filter(pk=attempt.job_id).update(directory=f"default/{root.name}")
+        attempt.job.directory = f"default/{root.name}"
+        return root
+
+    monkeypatch.setattr(handover, "prepare", prepare)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def alice() -> User:
+    project = Project.objects.create(slug="default", slurm_account="vision")
+    return person("alice", project, slurm_user=ALICE)
+
+
+@pytest.fixture
+def job(alice: User, folder: Path) -> Job:
+    return ask(alice, spec_of(name="lost", resources={"time_limit": "00:05:00"}))[0]
+
+
+def jobs_of(slurm: Cluster, job: Job) -> list[tuple[str, str]]:
+    """Every job that Slurm has of it, and its state."""
+    key = job.attempts.get().key
+    rows = slurm.run("squeue", "--noheader", "--states=all", "--format=%i %T %j").splitlines()
+    return [(found[0], found[1]) for found in (row.split(maxsplit=2) for row in rows) if found[2].endswith(key)]
+
+
+def ran(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("default/*/job/ran.*"))
+
+
+def later() -> None:
+    """Longer than any request takes."""
+    moment = timezone.now() - timedelta(seconds=31)
+    Attempt.objects.filter(ended_at=None).update(submitting_at=moment)
+    Stray.objects.update(tried_at=moment)
+
+
+@pytest.fixture
+def end(slurm: Cluster, job: Job) -> Iterator[Callable[[], None]]:
+    def ending() -> None:
+        for scheduler_id, _ in jobs_of(slurm, job):
+            slurm.run("scancel", scheduler_id)
+        done = {"CANCELLED", "COMPLETED", "FAILED"}
+        slurm.wait_for(lambda: {state for _, state in jobs_of(slurm, job)} <= done, "its jobs to end")
+
+    yield ending
+    ending()
+
+
+def test_a_lost_answer_leaves_one_job(
+    slurm: Cluster, way: Wire, scheduler: Slurm, job: Job, folder: Path, end: Callable[[], None]
+) -> None:
+    way.cut = True
+    follow.tick(scheduler)
+    attempt = job.attempts.get()
+    assert (attempt.scheduler_id, attempt.ended_at, way.posts) == ("", None, 1)
+    assert "broke" in attempt.reason
+    slurm.wait_for(lambda: len(ran(folder)) == 1, "the job to run, unknown to us")
+    follow.tick(scheduler)
+    assert way.posts == 1  # not before any request must have ended
+    later()
+    follow.tick(scheduler)
+    attempt.refresh_from_db()
+    ((scheduler_id, state),) = jobs_of(slurm, job)
+    assert (attempt.scheduler_id, state, way.posts) == (scheduler_id, "RUNNING", 1)
+    assert ran(folder) == [f"ran.{scheduler_id}"]
+    follow.tick(scheduler)
+    attempt.refresh_from_db()
+    assert attempt.state == "running"
+
+
+def test_a_lost_answer_and_a_cancel_leave_none(
+    slurm: Cluster, way: Wire, scheduler: Slurm, alice: User, job: Job, folder: Path, end: Callable[[], None]
+) -> None:
+    way.cut = True
+    follow.tick(scheduler)
+    cancel(alice, job)
+    later()
+    follow.tick(scheduler)
+    slurm.wait_for(lambda: _ticked(scheduler, job), "the job to be cancelled")
+    assert {state for _, state in jobs_of(slurm, job)} == {"CANCELLED"}
+    assert way.posts == 1
+
+
+def test_a_request_that_arrives_after_its_cancel_is_hunted_down(
+    slurm: Cluster, way: Wire, scheduler: Slurm, alice: User, job: Job, folder: Path, end: Callable[[], None]
+) -> None:
+    way.late = True
+    follow.tick(scheduler)
+    assert way.holds
+    cancel(alice, job)
+    later()
+    follow.tick(scheduler)
+    assert job.attempts.get().state == "cancelled"
+    assert jobs_of(slurm, job) == []
+    way.let_through()
+    assert len(jobs_of(slurm, job)) == 1
+
+    def hunted() -> bool:
+        later()
+        strays.pursue(_turn(scheduler))
+        return not Stray.objects.exclude(scheduler_id="").exists() and _states(slurm, job) == {"CANCELLED"}
+
+    slurm.wait_for(hunted, "what came late to be cancelled and gone")
+    assert way.posts == 1
+
+
+def _ticked(scheduler: Slurm, job: Job) -> bool:
+    Attempt.objects.update(cancel_killed_at=None, cancel_signalled_at=timezone.now() - timedelta(minutes=5))
+    follow.tick(scheduler)
+    return job.attempts.get().ended_at is not None
+
+
+def _turn(scheduler: Slurm) -> follow.Tick:
+    held = follow.lease.take("follow")
+    assert held is not None
+    held.release()
+    return follow.Tick(held, scheduler)
+
+
+def _states(slurm: Cluster, job: Job) -> set[str]:
+    return {state for _, state in jobs_of(slurm, job)}
