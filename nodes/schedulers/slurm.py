@@ -13,13 +13,14 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm_request import NEW, lacks_nodes
-from nodes.schedulers.slurm_rest import JobList, SlurmRest
+from nodes.schedulers.slurm_rest import JobList, Run, SlurmRest
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_tokens import Tokens
 
@@ -31,6 +32,8 @@ FIND_BACK_S = 2 * 86_400
 FRESH_S = 15.0  # reasons, priorities and estimates of waiting jobs
 SHARE = 20  # a full list is asked for again only after this many times what it took
 ACCOUNTS_LAG_S = 8.0
+AGAIN_S = 10.0  # until the accounts are asked again about a job whose end they do not tell
+AWAY_S = 5.0  # for so long they are left alone after they did not answer: each question may take a time-out
 HELD = "JobHeldUser"
 GAP_S = 10.0  # after which a job may have been requeued and started again unseen
 _SIGNALS = frozenset({"TERM", "USR1", "KILL"})
@@ -51,14 +54,18 @@ class Memory:
     asked_at: float = float("-inf")
     before: dict[tuple[str, int], str] = field(default_factory=dict)  # (id, restart count) → why the run before ended
     wondered: dict[tuple[str, int], float] = field(default_factory=dict)  # since when we wait to be told
-    clock: float | None = None  # Slurm's, when it was last asked for everything
+    clock: float | None = None  # Slurm's, when it last told everything
+    told: dict[str, tuple[float, JobStatus | None]] = field(default_factory=dict)  # of accounts, without an end; when
+    away_until: float = float("-inf")  # the accounts
+    default_partition: str = ""
 
     def take(self, found: JobList, *, is_all: bool) -> None:
         if is_all:
             self.records.clear()
             self.queue.clear()
             self.places.clear()
-        for record, job in zip(list(found.records()), found.queue(), strict=False):
+        self.default_partition = found.default_partition() or self.default_partition
+        for record, job in found.both():
             self.records[record.own_id] = record
             if record.status.state in ENDED:
                 self.queue.pop(record.own_id, None)
@@ -68,8 +75,18 @@ class Memory:
                 self.places[record.status.scheduler_id] = record.own_id
 
     def forget(self, own_id: str) -> None:
+        if (record := self.records.get(own_id)) is not None:
+            self.places.pop(record.status.scheduler_id, None)
         for kept in (self.records, self.queue, self.words):
             kept.pop(own_id, None)
+
+    def keep_only(self, wanted: Set[str]) -> None:
+        """Nobody asks any more about the others: weeks go by, and an id may be given to another job."""
+        self.ended = {known: status for known, status in self.ended.items() if known in wanted}
+        self.told = {known: told for known, told in self.told.items() if known in wanted}
+        self.before = {place: word for place, word in self.before.items() if place[0] in wanted}
+        long_ago = time.monotonic() - 3600
+        self.wondered = {place: since for place, since in self.wondered.items() if since > long_ago}
 
     def find(self, scheduler_id: str) -> Record | None:
         own_id = self.places.get(scheduler_id, scheduler_id)
@@ -88,8 +105,8 @@ class Slurm:
 
     def submit(self, submission: Submission) -> str:
         try:
-            script = Path(submission.script).read_text()
-        except OSError as error:
+            script = Path(submission.script).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise SchedulerError(f"The batch script cannot be read: {error}") from error
         scheduler_id = self.rest.submit(submission, script)
         if lacks_nodes(submission, self.rest.version):
@@ -99,28 +116,26 @@ class Slurm:
     def find(self, key: str, *, user: str = "") -> str | None:
         """In slurmctld, which keeps ended jobs for some minutes, then in the accounts of the last days."""
         listed = self.rest.jobs(user=user)
-        for record in listed.records() if listed is not None else ():
-            if record.status.key != key:
-                continue
-            if record.status.reason == HELD and self.rest.version < NEW:
-                self.cancel(record.status.scheduler_id, user=user)  # it may lack its nodes: see _name_nodes
-                return None
-            return record.status.scheduler_id
-        if not self.rest.has_accounts:
+        known = _newest(listed.records() if listed is not None else (), key)
+        if known is None and self.rest.has_accounts:
+            since = time.time() - FIND_BACK_S
+            known = _newest(self.rest.accounted(user=user or self.user, since=since), key)
+        if known is not None and known.reason == HELD and self.rest.version < NEW:
+            self.cancel(known.scheduler_id, user=user)  # it may lack its nodes: see _name_nodes
             return None
-        found = self.rest.accounted(user=user or self.user, since=time.time() - FIND_BACK_S)
-        return next((record.status.scheduler_id for record in found if record.status.key == key), None)
+        return None if known is None else known.scheduler_id
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
         memory = self._memory
-        wanted = [known for known in scheduler_ids if known not in memory.ended]
-        has_looked = self._look(wanted)
-        answer = {known: memory.ended[known] for known in scheduler_ids if known in memory.ended}
-        forgotten = []
-        for scheduler_id in wanted:
+        has_looked = self._look()
+        memory.keep_only(set(scheduler_ids))
+        answer, forgotten = {}, []
+        for scheduler_id in scheduler_ids:
             record = memory.find(scheduler_id)
             if record is not None:
                 answer[scheduler_id] = replace(record.status, scheduler_id=scheduler_id)
+            elif scheduler_id in memory.ended:
+                answer[scheduler_id] = memory.ended[scheduler_id]
             elif has_looked:
                 forgotten.append(scheduler_id)
             else:
@@ -155,7 +170,12 @@ class Slurm:
         return list(memory.queue.values())
 
     def partitions(self) -> list[Partition]:
-        return self.rest.partitions()
+        """Since v0.0.40 Slurm does not say which is the default: its jobs do, of those that named none."""
+        found = self.rest.partitions()
+        known = found[0].name if len(found) == 1 else self._memory.default_partition
+        if any(one.is_default for one in found):
+            return found
+        return [replace(one, is_default=one.name == known) for one in found]
 
     def reservations(self) -> list[Reservation]:
         return self.rest.reservations()
@@ -169,25 +189,24 @@ class Slurm:
     def undrain(self, node: str) -> None:
         self._set_node(node, "RESUME", "")
 
-    def _look(self, wanted: list[str]) -> bool:
+    def _look(self) -> bool:
         """Bring the memory in step with slurmctld; whether it was asked at all."""
         if self.rest.tells_states:
-            self._look_at_states(wanted)
+            self._look_at_states()
             return True
         return self._look_for_changes()
 
-    def _look_at_states(self, wanted: list[str]) -> None:
+    def _look_at_states(self) -> None:
         memory, states = self._memory, self.rest.states()
         was_away = time.monotonic() - memory.asked_at > GAP_S
         said = {_own_id(listed): words for listed, words in states.items()}
         for own_id in [known for known in memory.records if known not in said]:
             memory.forget(own_id)
         changed = [own_id for own_id, words in said.items() if was_away or memory.words.get(own_id) != words]
-        unknown = [known for known in wanted if memory.find(known) is None and _own_id(known) not in changed]
-        if len(changed) + len(unknown) > SINGLY:
+        if len(changed) > SINGLY:
             self._list_all()
         else:
-            for own_id in dict.fromkeys([*changed, *(known.partition("_")[0] for known in unknown)]):
+            for own_id in changed:
                 memory.take(self.rest.details(own_id), is_all=False)
         memory.words = said
 
@@ -196,8 +215,9 @@ class Slurm:
         memory, now = self._memory, time.monotonic()
         if now - memory.listed_at < 4 * memory.took_s:
             return False
-        since, memory.clock = memory.clock, self.rest.clock()
-        found = self.rest.jobs(since=None if since is None else since - 1)
+        clock = self.rest.clock()  # before the list: what changes in between is told twice
+        found = self.rest.jobs(since=None if memory.clock is None else memory.clock - 1)
+        memory.clock = clock
         if found is not None:
             memory.take(found, is_all=True)
             memory.listed_at, memory.took_s = time.monotonic(), time.monotonic() - now
@@ -213,30 +233,48 @@ class Slurm:
 
     def _from_accounts(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
         """Those that slurmctld has forgotten. What cannot be asked now is UNKNOWN, what accounts lack is left out."""
+        if not self.rest.has_accounts:
+            return {}
+        memory, now = self._memory, time.monotonic()
+        never = (float("-inf"), None)
+        due = [known for known in scheduler_ids if now - memory.told.get(known, never)[0] > AGAIN_S]
+        due.sort(key=lambda known: memory.told.get(known, never)[0])  # so that none waits for others without end
+        for scheduler_id in due[:ACCOUNTS_AT_ONCE]:
+            try:
+                found = self._accounted(scheduler_id)
+            except SchedulerError as error:
+                logger.warning("job %s: the accounts do not answer: %s", scheduler_id, error)
+                break
+            if found is not None and found.state in ENDED:
+                memory.ended[scheduler_id] = found
+            else:
+                memory.told[scheduler_id] = now, found
         answer = {}
-        for place, scheduler_id in enumerate(scheduler_ids):
-            if not self.rest.has_accounts:
-                continue
-            found: JobStatus | None = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
-            if place < ACCOUNTS_AT_ONCE:
-                try:
-                    found = self._accounted(scheduler_id)
-                except SchedulerError as error:
-                    logger.warning("job %s: the accounts do not answer: %s", scheduler_id, error)
-            if found is not None:
-                answer[scheduler_id] = found
-                if found.state in ENDED:
-                    self._memory.ended[scheduler_id] = found
+        for scheduler_id in scheduler_ids:
+            unknown = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
+            told = memory.ended.get(scheduler_id) or memory.told.get(scheduler_id, (now, unknown))[1]
+            if told is not None:
+                answer[scheduler_id] = told
         return answer
 
     def _accounted(self, scheduler_id: str) -> JobStatus | None:
-        runs = [run for run in self.rest.runs(scheduler_id.partition("_")[0]) if run.record.has(scheduler_id)]
+        runs = [run.record.status for run in self._runs(scheduler_id) if run.record.has(scheduler_id)]
         if not runs:
             return None
-        last = runs[-1].record.status
+        last = runs[-1]
         if last.state not in ENDED:  # slurmctld does not know it, the accounts have not heard of its end: not yet told
             return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key)
-        return replace(last, scheduler_id=scheduler_id)
+        return replace(last, scheduler_id=scheduler_id, before=_before(runs, last.restart_count) or "")
+
+    def _runs(self, scheduler_id: str) -> list[Run]:
+        memory = self._memory
+        if time.monotonic() < memory.away_until:
+            raise SchedulerError("The accounts (slurmdbd) did not answer just now; they are asked again soon.")
+        try:
+            return self.rest.runs(scheduler_id.partition("_")[0])
+        except SchedulerError:
+            memory.away_until = time.monotonic() + AWAY_S
+            raise
 
     def _with_before(self, status: JobStatus) -> JobStatus:
         """With the end of the run before a restart. UNKNOWN until the accounts have heard of it."""
@@ -255,12 +293,11 @@ class Slurm:
     def _ask_before(self, status: JobStatus) -> str | None:
         """A word of ENDED, "" for a plain requeue, None where the accounts do not tell yet."""
         try:
-            runs = self.rest.runs(status.scheduler_id.partition("_")[0])
+            runs = self._runs(status.scheduler_id)
         except SchedulerError:
             return None
-        told = [run.record for run in runs if run.record.has(status.scheduler_id)]
-        earlier = [one.status for one in told if one.status.restart_count == status.restart_count - 1]
-        return earlier[-1].before if earlier and earlier[-1].ended_at else None
+        told = [run.record.status for run in runs if run.record.has(status.scheduler_id)]
+        return _before(told, status.restart_count)
 
     def _name_nodes(self, scheduler_id: str, asked: Submission) -> None:
         """Of a job that was submitted on hold, as REST v0.0.38 has no words for nodes; then let it go."""
@@ -295,9 +332,9 @@ class Slurm:
         try:
             done = subprocess.run(
                 [command, *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=10, check=False,
+                errors="replace", timeout=10, check=False,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise SchedulerError(f"scontrol did not answer: {error}") from None
         if done.returncode:
             raise SchedulerError(f"scontrol: {done.stderr.strip() or done.stdout.strip()}", permanent=True)
@@ -306,3 +343,15 @@ class Slurm:
 def _own_id(listed: str) -> str:
     """Of "17" and of "17_3", in which Slurm writes either the array's id or, once it runs, the task's own."""
     return listed.partition("_")[0]
+
+
+def _newest(records: Iterable[Record], key: str) -> JobStatus | None:
+    """Of the jobs with this key the one that lives, else the last one."""
+    ours = [record.status for record in records if record.status.key == key]
+    return max(ours, key=lambda one: (one.state not in ENDED, one.submitted_at or 0.0), default=None)
+
+
+def _before(runs: list[JobStatus], restart_count: int) -> str | None:
+    """Why the run before this one ended: a word of ENDED, "" for a plain requeue, None where that is not told yet."""
+    earlier = [run for run in runs if run.restart_count == restart_count - 1]
+    return earlier[-1].before if earlier and earlier[-1].ended_at else None

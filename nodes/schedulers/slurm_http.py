@@ -9,8 +9,9 @@ import json
 import logging
 import random
 import re
+import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -26,14 +27,15 @@ logger = logging.getLogger(__name__)
 OLDEST = (0, 0, 38)  # Slurm 22.05
 TIMEOUT_S = 10.0
 TRIES = 3
+WHOLE = 2  # time-outs until the last byte of an answer must be there: 15 MB of jobs take their time
+LONGEST_ANSWER = 256 * 1024**2  # bytes; 30,000 jobs
 NEEDED = frozenset({"job/submit", "job/{job_id}", "jobs", "nodes", "partitions"})
 NOTHING_FOUND = 9003  # v0.0.38 calls an empty list an error
 UNKNOWN_JOB = frozenset({2017, 9002, NOTHING_FOUND})
-NOT_TAKEN = frozenset({1007, 401, 511})  # authentication
+NOT_TAKEN = frozenset({1007, 401, 403, 511})  # authentication
 # Of Slurm's numbers for what it refuses (2000 …) those that tomorrow may be otherwise.
 PASSING = frozenset({2016, 2019, 2020, 2021, 2022, 2027, 2028})
 _PATH = re.compile(r"/(slurm|slurmdb)/v(\d+)\.(\d+)\.(\d+)/(.+?)/?\Z")
-_NODE_OR_USER = re.compile(r"\{[^}]*\}")
 
 Service = Literal["slurm", "slurmdb"]
 Version = tuple[int, int, int]
@@ -42,6 +44,10 @@ Json = Mapping[str, Any]
 
 class SlurmError(SchedulerError):
     """slurmrestd answered with an error of Slurm's: its `number` and words are kept."""
+
+
+class NotTaken(SlurmError):
+    """Slurm does not take the token."""
 
 
 class NoAnswer(SchedulerError):
@@ -70,6 +76,17 @@ class Served:
         return "v" + ".".join(map(str, version))
 
 
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    kind: str  # its content type
+    content: bytes
+
+    @property
+    def is_json(self) -> bool:
+        return "json" in self.kind
+
+
 class SlurmHttp:
     """One slurmrestd, at http(s)://host:port or unix:/path/to/socket."""
 
@@ -83,7 +100,7 @@ class SlurmHttp:
         timeout_s: float = TIMEOUT_S,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url, self.tokens, self.user = url, tokens, user
+        self.url, self.tokens, self.user, self.timeout_s = url, tokens, user, timeout_s
         self.calls = 0  # how often slurmrestd was asked: it is slow, and shared with everybody
         base, own = _transport(url, ca_file)
         self._client = httpx.Client(
@@ -109,8 +126,8 @@ class SlurmHttp:
         """The answer; None where nothing has changed since the `update_time` of the query."""
         return self._ask("GET", path, user=user, service=service, query=query, may_repeat=True)
 
-    def post(self, path: str, body: object, *, user: str = "", service: Service = "slurm") -> Json:
-        """Sent once: what it asks for might be done twice."""
+    def post(self, path: str, body: Callable[[Version], object], *, user: str = "", service: Service = "slurm") -> Json:
+        """Sent once: what it asks for might be done twice. The body is made for the version that is served now."""
         return self._ask("POST", path, user=user, service=service, body=body, may_repeat=False) or {}
 
     def delete(self, path: str, query: Mapping[str, str] | None = None, *, user: str = "") -> Json:
@@ -128,30 +145,40 @@ class SlurmHttp:
         service: Service,
         may_repeat: bool,
         query: Mapping[str, str] | None = None,
-        body: object = None,
+        body: Callable[[Version], object] | None = None,
     ) -> Json | None:
         answer = None
+        who = user or self.user
         for _ in range(2):
             url = f"/{service}/{self.served.version_of(service)}/{path}"
-            answer = self._send(method, url, user or self.user, query or {}, body, may_repeat=may_repeat)
-            if answer.status_code != 404 or _is_json(answer):
+            told = None if body is None else body(self.served.slurm)
+            answer = self._send(method, url, who, query or {}, told, may_repeat=may_repeat)
+            if answer.status != 404 or answer.is_json:
                 break
             logger.info("slurmrestd does not serve %s any more: asked again what it serves", url)
             self._served = None
         assert answer is not None
-        if answer.status_code == 304:
+        if answer.status == 304:
             return None
-        return _read(answer, self.url, user or self.user)
+        return self._read(answer, who)
+
+    def _read(self, answer: Answer, user: str) -> Json:
+        try:
+            return _read(answer, self.url, user)
+        except SlurmError as error:
+            if isinstance(error, NotTaken) or not error.number or error.number < 0:  # v0.0.38 does not say why
+                self.tokens.forget(user)
+            raise
 
     def _discover(self) -> Json:
         problem: SchedulerError | None = None
         for path in ("/openapi/v3", "/openapi.json", "/openapi"):
             answer = self._send("GET", path, self.user, {}, None, may_repeat=True)
             try:
-                document = _read(answer, self.url, self.user)
+                document = self._read(answer, self.user)
             except SchedulerError as error:
                 problem = problem or error
-                if answer.status_code in {401, 403, 511}:
+                if isinstance(error, NotTaken):
                     break
                 continue
             if mapping(document.get("paths")):
@@ -161,24 +188,41 @@ class SlurmHttp:
 
     def _send(
         self, method: str, url: str, user: str, query: Mapping[str, str], body: object, *, may_repeat: bool
-    ) -> httpx.Response:
-        until = time.monotonic() + float(self._client.timeout.read or TIMEOUT_S)
+    ) -> Answer:
+        until = time.monotonic() + self.timeout_s
         for left in reversed(range(TRIES if may_repeat else 1)):
             token = self.tokens.of(user)  # read anew each time: it may have been about to end
             headers = {"X-SLURM-USER-NAME": user, "X-SLURM-USER-TOKEN": token, "Accept": "application/json"}
             self.calls += 1
             try:
-                answer = self._client.request(method, url, params=dict(query), json=body, headers=headers)
+                answer = self._receive(method, url, dict(query), body, headers)
             except httpx.HTTPError as error:
                 problem = _no_answer(self.url, error)
             else:
-                if answer.status_code not in {502, 503, 504}:
+                if answer.status not in {502, 503, 504} or answer.is_json:  # slurmrestd itself: slurmdbd is away
                     return answer
-                problem = NoAnswer(f"{self.url} answers {answer.status_code}: no slurmrestd behind it.", sent=False)
+                problem = NoAnswer(f"{self.url} answers {answer.status}: no slurmrestd behind it.", sent=False)
             if not left or time.monotonic() > until:
                 raise problem
             time.sleep(random.uniform(0.05, 0.2) * (TRIES - left))
         raise AssertionError("unreachable")
+
+    def _receive(self, method: str, url: str, query: dict[str, str], body: object, headers: dict[str, str]) -> Answer:
+        """One answer, whole: neither without end nor without size."""
+        until = time.monotonic() + WHOLE * self.timeout_s
+        content = None if body is None else json.dumps(body).encode()
+        if content is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        found = bytearray()
+        with self._client.stream(method, url, params=query, content=content, headers=headers) as answer:
+            for piece in answer.iter_bytes():
+                found += piece
+                if len(found) > LONGEST_ANSWER:
+                    message = f"{self.url} answered with more than {LONGEST_ANSWER // 1024**2} MiB. Lower MaxJobCount."
+                    raise SchedulerError(message)
+                if time.monotonic() > until:
+                    raise httpx.ReadTimeout("not whole in time")
+            return Answer(answer.status_code, answer.headers.get("content-type", ""), bytes(found))
 
 
 def served_by(document: Json) -> Served:
@@ -206,13 +250,31 @@ def served_by(document: Json) -> Served:
 
 def _transport(url: str, ca_file: str) -> tuple[str, httpx.BaseTransport]:
     """The base of URLs, and what carries them. Certificates are verified, by the system's or the given authorities."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, half an IPv6 address
+        raise _no_address("") from None
+    if parts.scheme == "unix" and parts.path.startswith("/"):
         return "http://localhost", httpx.HTTPTransport(uds=parts.path)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise SchedulerError(f"VIGIL_SLURM_URL={url} is no address. Write http(s)://host:port or unix:/path.")
-    verify: Any = httpx.create_ssl_context(verify=ca_file) if ca_file else True
-    return url.rstrip("/"), httpx.HTTPTransport(verify=verify)
+    if "@" in parts.netloc:  # a password would stand in every error
+        raise _no_address(" without a name or password")
+    if not is_address or parts.query or parts.fragment:
+        raise _no_address("")
+    if parts.scheme == "http":
+        return url.rstrip("/"), httpx.HTTPTransport()
+    try:
+        return url.rstrip("/"), httpx.HTTPTransport(verify=ssl.create_default_context(cafile=ca_file or None))
+    except OSError as error:  # an SSLError as well
+        raise SchedulerError(
+            f"VIGIL_SLURM_CA_FILE={ca_file} cannot be read as certificates (PEM): {error.strerror or error}.",
+            permanent=True,
+        ) from None
+
+
+def _no_address(more: str) -> SchedulerError:
+    message = f"VIGIL_SLURM_URL is no address. Write http(s)://host:port or unix:/path{more}."
+    return SchedulerError(message, permanent=True)
 
 
 def _no_answer(url: str, error: httpx.HTTPError) -> NoAnswer:
@@ -225,26 +287,22 @@ def _no_answer(url: str, error: httpx.HTTPError) -> NoAnswer:
     return NoAnswer(f"The connection to slurmrestd at {url} broke: {type(error).__name__} {error}".strip(), sent=True)
 
 
-def _is_json(answer: httpx.Response) -> bool:
-    return "json" in answer.headers.get("content-type", "")
-
-
-def _read(answer: httpx.Response, url: str, user: str) -> Json:
+def _read(answer: Answer, url: str, user: str) -> Json:
     """The JSON object of an answer, or an error with Slurm's own number and words."""
-    if answer.status_code in {401, 403}:
-        raise _refused(user, f"HTTP {answer.status_code}")
     try:
-        found = json.loads(answer.content)
+        found = json.loads(answer.content.decode(errors="replace"))  # somebody's job may be named in Latin-1
     except (ValueError, RecursionError):
-        kind = answer.headers.get("content-type", "something") or "something"
+        if answer.status in {401, 403}:
+            raise _refused(user, f"HTTP {answer.status}") from None
+        kind = answer.kind.split(";")[0] or "something"
         raise SchedulerError(
-            f"{url} answered HTTP {answer.status_code} with {kind.split(';')[0]} that is not Slurm's JSON."
+            f"{url} answered HTTP {answer.status} with {kind} that is not Slurm's JSON."
             " Is another program listening there, or a proxy in between?"
         ) from None
     if not isinstance(found, Mapping):
-        raise SchedulerError(f"{url} answered HTTP {answer.status_code} with JSON that is not Slurm's.")
-    if answer.status_code >= 400:
-        raise error_of(found, status=answer.status_code, user=user)
+        raise SchedulerError(f"{url} answered HTTP {answer.status} with JSON that is not Slurm's.")
+    if answer.status >= 400:
+        raise error_of(found, status=answer.status, user=user)
     return found
 
 
@@ -253,7 +311,7 @@ def error_of(document: Json, *, status: int, user: str) -> SchedulerError:
     told = objects(document.get("errors"))
     first = next((error for error in told if _number(error)), told[0] if told else {})
     number = _number(first)
-    if number in NOT_TAKEN or status in NOT_TAKEN:
+    if number in NOT_TAKEN or (status in NOT_TAKEN and not is_permanent(number)):
         return _refused(user, _words(first) or f"HTTP {status}", number)
     said = "; ".join(dict.fromkeys(filter(None, (_words(error) for error in told)))) or f"HTTP {status}"
     where = f"Slurm error {number}: " if number and number > 0 else "Slurm: "
@@ -278,8 +336,8 @@ def _words(error: Json) -> str:
     return f"{short} ({long})" if short and long and long != short else short or long
 
 
-def _refused(user: str, said: str, number: int | None = None) -> SlurmError:
-    return SlurmError(
+def _refused(user: str, said: str, number: int | None = None) -> NotTaken:
+    return NotTaken(
         f"Slurm does not take the token of {user} ({said}). Is VIGIL_SLURM_KEY_FILE the key that slurmctld has, does"
         " this user exist there, and do the clocks agree?",
         number=number or 1007,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
-from nodes.schedulers.slurm_http import NOTHING_FOUND, UNKNOWN_JOB, Json, SlurmError, SlurmHttp, Version
+from nodes.schedulers.slurm_http import NOTHING_FOUND, UNKNOWN_JOB, Json, SlurmError, SlurmHttp, Version, is_permanent
 from nodes.schedulers.slurm_request import request
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_words import at, integer, moment, objects, text, words
 
 T = TypeVar("T")
+_ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,15 @@ class JobList:
 
     def queue(self) -> list[QueuedJob]:
         return list(_each(shapes.queued, self._jobs))
+
+    def default_partition(self) -> str:
+        """Where Slurm put one that named no partition; "" where none tells."""
+        put = (job.get("partition") for job in self._jobs if "USING_DEFAULT_PARTITION" in words(job.get("flags")))
+        return next((name for name in map(text, put) if name and "," not in name), "")
+
+    def both(self) -> Iterator[tuple[Record, QueuedJob]]:
+        """The two of one job together."""
+        return _each(lambda raw: (shapes.record(raw), shapes.queued(raw)), self._jobs)
 
 
 @dataclass(frozen=True)
@@ -131,10 +141,10 @@ class SlurmRest:
         flags = {"flags": "BATCH_JOB"} if self.version >= (0, 0, 40) else {}
         self._end(job_id, user, {"signal": name, **flags})
 
-    def clock(self) -> float:
-        """What time it is for slurmctld."""
+    def clock(self) -> float | None:
+        """What time it is for slurmctld, if it says."""
         answer = self.http.get("diag") or {}
-        return moment(at(answer, "statistics", "req_time")) or time.time()
+        return moment(at(answer, "statistics", "req_time"))
 
     def nodes(self) -> list[NodeStatus]:
         return list(_each(shapes.node, _list(self.http.get("nodes") or {}, "nodes")))
@@ -162,8 +172,14 @@ class SlurmRest:
         self.http.post(f"node/{name}", lambda _: body)
 
     def _end(self, job_id: str, user: str, query: dict[str, str]) -> None:
+        if not _ID.match(job_id):  # "17_3" is 17 to an old slurmrestd: the whole array
+            raise SchedulerError(f"{job_id!r} is not the id of a Slurm job.", permanent=True)
         try:
-            self.http.delete(f"job/{job_id}", query, user=user)
+            answer = self.http.delete(f"job/{job_id}", query, user=user)
+            for told in objects(answer.get("status")):  # v0.0.42 refuses with HTTP 200
+                if number := integer(at(told, "error", "code")):
+                    said = text(at(told, "error", "message")) or text(at(told, "error", "string"))
+                    raise SlurmError(f"Slurm error {number}: {said}", permanent=is_permanent(number), number=number)
         except SlurmError as error:
             if error.number not in {*UNKNOWN_JOB, 2021}:  # 2021: it has already ended
                 raise
@@ -175,10 +191,15 @@ def _in_order(jobs: list[Mapping[str, object]]) -> list[Run]:
     told.sort(key=lambda run: (run[0].own_id, run[0].status.submitted_at or 0, run[0].status.started_at or 0))
     runs: list[Run] = []
     for found, ended_steps in told:
-        earlier = runs[-1].record if runs and runs[-1].record.own_id == found.own_id else None
+        earlier = runs[-1].record if runs and _is_same(runs[-1].record, found) else None
         count = max(found.status.restart_count, earlier.status.restart_count + 1 if earlier else 0)
         runs.append(Run(replace(found, status=replace(found.status, restart_count=count)), ended_steps))
     return runs
+
+
+def _is_same(one: Record, other: Record) -> bool:
+    """Of one job: a Slurm that was set up anew counts from 1 again, and gives ids to others."""
+    return one.own_id == other.own_id and one.status.key == other.status.key
 
 
 def _with_shares(
@@ -197,7 +218,7 @@ def _each(read: Callable[[Mapping[str, object]], T], raws: list[Mapping[str, obj
     for raw in raws:
         try:
             yield read(raw)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             continue
 
 
@@ -216,5 +237,4 @@ def _said(answer: Json) -> str:
 
 
 def _is_unchanged(answer: Json) -> bool:
-    told = " ".join(text(one.get("description")) for one in objects(answer.get("warnings")))
-    return "No job changes" in told or not objects(answer.get("errors"))
+    return any("No job changes" in text(one.get("description")) for one in objects(answer.get("warnings")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nodes.schedulers.base import ENDED, JobStatus, NodeStatus, SlurmStep
@@ -66,11 +66,14 @@ def record(raw: Raw) -> Record:
     """One of /jobs or /job/ID."""
     told = words(raw.get("job_state"))
     state = job_state(told)
-    own_id = str(integer(raw.get("job_id")))
+    own_id = _own_id(raw)
     array, task = integer(raw.get("array_job_id")), number(raw.get("array_task_id"))
     waits, is_over = state == "pending", state in ENDED
-    code, died_of = _exit(raw.get("exit_code")) if is_over else (None, None)
-    reason = text(raw.get("state_reason"))
+    nodes, reason = hosts(raw.get("nodes")), text(raw.get("state_reason"))
+    # Of one that never started Slurm says 1, as if by signal 1.
+    code, died_of = _exit(raw.get("exit_code")) if is_over and nodes else (None, None)
+    if reason == "JobLaunchFailure" and died_of not in {None, signal.SIGHUP}:
+        reason = ""  # 22.05's word for a script that died of a signal; what cannot be launched ends with 1
     if is_over and reason not in NOTABLE:
         reason = ""
     return Record(
@@ -87,7 +90,7 @@ def record(raw: Raw) -> Record:
             submitted_at=moment(raw.get("submit_time")),
             started_at=None if waits else moment(raw.get("start_time")),
             ended_at=moment(raw.get("end_time")) if is_over else None,
-            nodes=() if waits else hosts(raw.get("nodes")),
+            nodes=() if waits else nodes,
             restart_count=integer(raw.get("restart_cnt")),
         ),
     )
@@ -97,7 +100,7 @@ def accounted(raw: Raw, *, restart_count: int = 0) -> Record:
     """One of the accounts' jobs (slurmdb): what is left of one that slurmctld has forgotten."""
     told = words(at(raw, "state", "current"))
     state, before = job_state(told), ended_before(told)
-    own_id = str(integer(raw.get("job_id")))
+    own_id = _own_id(raw)
     array, task = integer(at(raw, "array", "job_id")), number(at(raw, "array", "task_id"))
     is_over = state in ENDED
     code, died_of = _exit(raw.get("exit_code")) if is_over else (None, None)
@@ -114,7 +117,7 @@ def accounted(raw: Raw, *, restart_count: int = 0) -> Record:
             signal=died_of,
             submitted_at=moment(at(raw, "time", "submission")),
             started_at=moment(at(raw, "time", "start")),
-            ended_at=moment(at(raw, "time", "end")) if is_over or before else None,
+            ended_at=moment(at(raw, "time", "end")) if is_over or before or _is_requeued(told) else None,
             nodes=hosts(raw.get("nodes")) if state != "pending" or before else (),
             restart_count=integer(raw.get("restart_cnt"), default=restart_count),
             before=before,
@@ -311,6 +314,17 @@ def shares(raw: Raw) -> dict[tuple[str, str], tuple[float | None, float | None]]
     return found
 
 
+def _own_id(raw: Raw) -> str:
+    found = integer(raw.get("job_id"))
+    if not found:
+        raise ValueError("a job without an id")
+    return str(found)
+
+
+def _is_requeued(told: Sequence[str]) -> bool:
+    return "REQUEUED" in {word.upper() for word in told}
+
+
 def _count(value: object) -> int | None:
     found = number(value)
     return None if found is None else int(found)
@@ -341,8 +355,8 @@ def _task_numbers(line: str) -> tuple[int, ...]:
     for piece in line.partition("%")[0].strip("[]").split(","):
         first, dash, rest = piece.partition("-")
         last, _, step = rest.partition(":")
-        if first.isdecimal() and not dash:
+        if first.isdecimal() and not dash and len(first) < 8:
             found.append(int(first))
-        elif first.isdecimal() and last.isdecimal() and int(last) - int(first) < 1_000_000:
+        elif first.isdecimal() and last.isdecimal() and len(last) < 8:
             found += range(int(first), int(last) + 1, int(step) if step.isdecimal() and int(step) else 1)
     return tuple(found)

@@ -11,10 +11,12 @@ import json
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -55,7 +57,8 @@ class KeyFile:
 
     def _key(self) -> bytes:
         try:
-            with open(self.path, "rb") as file:
+            # Not to wait for a writer, should it be a pipe.
+            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise SchedulerError(f"VIGIL_SLURM_KEY_FILE={self.path} is not a regular file.")
@@ -82,7 +85,14 @@ class Broker:
     """A command of the site that prints a token for the user whose name it gets as `{user}`, or as last argument."""
 
     def __init__(self, command: str) -> None:
-        self.command = shlex.split(command)
+        try:
+            self.command = shlex.split(command)
+        except ValueError as error:
+            raise SchedulerError(f"VIGIL_SLURM_TOKEN_COMMAND cannot be read: {error}.", permanent=True) from None
+        if not self.command:
+            raise SchedulerError(
+                "VIGIL_SLURM_TOKEN_COMMAND is empty. Name a program that prints a token.", permanent=True
+            )
         self._known: dict[str, tuple[str, float]] = {}
 
     def of(self, user: str) -> str:
@@ -99,22 +109,35 @@ class Broker:
         words = [word.replace("{user}", user) for word in self.command]
         if words == self.command:
             words.append(user)
-        name = f"VIGIL_SLURM_TOKEN_COMMAND ({self.command[0] if self.command else 'empty'})"
+        name = f"VIGIL_SLURM_TOKEN_COMMAND ({self.command[0]})"
         try:
-            done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BROKER_S, check=False
-            )
-        except (OSError, IndexError) as error:
+            code, printed = _run(words)
+        except (OSError, ValueError) as error:
             raise SchedulerError(f"{name} cannot be run: {error}") from None
         except subprocess.TimeoutExpired:
             raise SchedulerError(f"{name} gave no token for {user} within {BROKER_S} s.") from None
-        if done.returncode:  # what it printed might hold a token
-            raise SchedulerError(f"{name} gave no token for {user}: it ended with exit code {done.returncode}.")
-        lines = done.stdout.strip().splitlines()
+        if code:  # what it printed might hold a token
+            raise SchedulerError(f"{name} gave no token for {user}: it ended with exit code {code}.")
+        lines = printed.strip().splitlines()
         token = lines[-1].strip().removeprefix("SLURM_JWT=") if lines else ""
         if token.count(".") != 2 or not token.isascii() or any(letter.isspace() for letter in token):
             raise SchedulerError(f"What {name} printed for {user} is not a token.")
         return token
+
+
+def _run(words: list[str]) -> tuple[int, str]:
+    """Exit code and output of a command that has BROKER_S; then it ends, and whatever it started."""
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        encoding="utf-8", errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            printed, _ = process.communicate(timeout=BROKER_S)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return process.returncode, printed
 
 
 def checked(user: str) -> str:
@@ -129,8 +152,10 @@ def expiry_of(token: str) -> float:
     middle = token.split(".")[1]
     try:
         claims = json.loads(urlsafe_b64decode(middle + "=" * (-len(middle) % 4)))
-        return float(claims["exp"])
-    except (ValueError, KeyError, TypeError):
+        if (end := float(claims["exp"])) == end:  # JSON may say NaN
+            return end
+        raise ValueError("no time")
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return time.time() + RENEW_S + 60
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 
 UNSET = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})
 MOST_HOSTS = 100_000
+LATEST = 253_402_300_799  # the end of the year 9999: no calendar goes further
+_NOTHING = frozenset({"(null)", "N/A", "None", "None assigned"})
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}  # memory in MiB
 _RANGE = re.compile(r"(\d+)-(\d+)\Z")
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:=(]+?))?[:=](?P<count>\d+)(?:\((?P<more>[^)]*)\))?\Z")
@@ -38,20 +42,23 @@ def integer(value: object, default: int = 0) -> int:
 
 def moment(value: object) -> float | None:
     """Unix seconds; 0 is Slurm's "never"."""
-    return number(value) or None
+    found = number(value)
+    return found if found and found <= LATEST else None
 
 
 def text(value: object) -> str:
-    """A string; Slurm writes absent ones as null, (null) or N/A."""
-    return value.strip() if isinstance(value, str) and value not in {"(null)", "N/A", "None"} else ""
+    """A string; Slurm writes absent ones as null, (null) or N/A. Half a character (a lone surrogate) becomes "?"."""
+    if not isinstance(value, str) or value in _NOTHING:
+        return ""
+    return value.encode(errors="replace").decode().replace("\0", "").strip()
 
 
 def words(value: object) -> tuple[str, ...]:
     """A list of words, one word, or words with commas between them."""
     if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
+        return tuple(word.strip() for word in text(value).split(",") if word.strip())
     if isinstance(value, list | tuple):
-        return tuple(word for word in value if isinstance(word, str) and word)
+        return tuple(word for item in value if (word := text(item)))
     return ()
 
 
@@ -73,16 +80,17 @@ def at(value: object, *path: str) -> object:
 
 
 def hosts(value: object) -> tuple[str, ...]:
-    """ "dgx[01-03,07],login" is dgx01 dgx02 dgx03 dgx07 login; a list is taken as it is."""
-    if isinstance(value, list | tuple):
-        return tuple(name for item in value for name in hosts(item) if isinstance(item, str))
-    found: list[str] = []
-    for part in _split(text(value)):
-        for name in _expand(part):
-            found.append(name)
-            if len(found) > MOST_HOSTS:
-                raise ValueError(f"{part!r} names more than {MOST_HOSTS:,} hosts")
-    return tuple(found)
+    """ "dgx[01-03,07],login" is dgx01 dgx02 dgx03 dgx07 login; a list is of such. Nonsense without end is nobody."""
+    lines = value if isinstance(value, list | tuple) else [value]
+    try:
+        return tuple(islice((name for line in lines for name in _hosts(text(line))), MOST_HOSTS))
+    except (ValueError, RecursionError):
+        return ()
+
+
+def _hosts(line: str) -> Iterator[str]:
+    for part in _split(line):
+        yield from _expand(part)
 
 
 def _split(line: str) -> Iterator[str]:
@@ -139,7 +147,8 @@ def gpu_indices(value: object) -> tuple[int, ...]:
         more = match["more"] if match else None
         if more and more.startswith("IDX:"):
             for piece in more.removeprefix("IDX:").split(","):
-                found += [int(index) for index in _numbers(piece) if index.isdecimal()]
+                with suppress(ValueError):
+                    found += [int(index) for index in _numbers(piece) if index.isdecimal()]
     return tuple(sorted(set(found)))
 
 
