@@ -113,6 +113,7 @@ class Stream:
         self._refused: set[str] = set()
         # Only the writer touches these.
         self._file = -1
+        self._is_on_nfs = False
         self._segment = self._offset = self._seq = 0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="vigil-report", daemon=True)
@@ -229,7 +230,7 @@ class Stream:
             self._write(points, events)
             if last:
                 self._line({"end": True, "seq": self._seq, "time": time.time()})
-            if events or asked > self._done or last:
+            if events or asked > self._done or last or (points and self._is_on_nfs):
                 self._sync()
             with self._lock:
                 self._done, self._closed = asked, last
@@ -299,6 +300,8 @@ class Stream:
                 self._file, self._segment = -1, 0
                 raise
             self._offset = len(data)
+            # There other machines see what is written only once it is flushed, which may take half a minute.
+            self._is_on_nfs = _filesystem(file).startswith("nfs")
 
     def _sync(self) -> None:
         try:
@@ -306,6 +309,18 @@ class Stream:
                 os.fsync(self._file)
         except OSError:
             pass
+
+
+def _filesystem(file: int) -> str:
+    """The type of file system that an open file lies on, such as ext4 or nfs4; "" where that cannot be told."""
+    device = os.fstat(file).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo") as mounts:
+            found = [line.partition(" - ")[2].split() for line in mounts if line.split()[2] == number]
+    except (OSError, IndexError):
+        return ""
+    return found[-1][0] if found and found[-1] else ""
 
 
 def _short(data: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +99,24 @@ def take(attempt_id: int, post: Post) -> Answer:
         return Answer(intake.cursors, attempt.version, bool(intake.accepted))
 
 
-def sweep(attempt: Attempt, root: Path, *, until: float = math.inf) -> int:
+def sweep(
+    attempt: Attempt,
+    root: Path,
+    *,
+    until: float = math.inf,
+    streams: Callable[[int], Iterable[str]] = spool.spool_names,
+) -> int:
     """Take from an attempt's spools in run directory `root` what was never posted; answers how many batches.
 
-    Stops at `until` (monotonic seconds): the next sweep goes on from the cursors.
+    Stops at `until` (monotonic seconds): the next sweep goes on from the cursors. `streams` names those in an open
+    spool folder that are worth a look, each when the one before has been read.
     """
     taken = 0
     if not attempt.directory:
         return taken
     try:
         with rundir.folder_under(root, f"job/{attempt.directory}/spool") as folder:
-            for name in spool.spool_names(folder)[:STREAMS]:
+            for name in islice(streams(folder), STREAMS):
                 if time.monotonic() >= until:
                     break
                 try:

@@ -53,6 +53,14 @@ def wake(echo: int = 0) -> None:
     waking.echo(echo, wake)
 
 
+@shared_task(name="jobs.tasks.tail", expires=2)
+def tail() -> None:
+    """Read what running attempts have spooled since, where their shippers do not post."""
+    from jobs.tail import tick
+
+    tick()
+
+
 @shared_task(name="jobs.tasks.verify", expires=30)
 def verify() -> None:
     """Look through the newest checkpoint that nobody has verified yet."""

@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from celery import Celery
+from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
@@ -23,6 +24,8 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "empty-trash": {"task": "jobs.tasks.empty_trash", "schedule": 3600.0, "options": {"expires": 3600}},
     "tidy": {"task": "portal.tasks.tidy", "schedule": 24 * 3600.0, "options": {"expires": 24 * 3600}},
 }
+if settings.VIGIL_REPORTS == "tail":
+    SCHEDULE["tail"] = {"task": "jobs.tasks.tail", "schedule": 1.0, "options": {"expires": 1}}
 
 app = Celery("vigil", fixups=[])
 app.config_from_object("django.conf:settings", namespace="CELERY")

@@ -25,7 +25,7 @@ START_PATIENCE_S = 60.0
 # A child that dies this often before anything was ready will not come up by trying again.
 HOPELESS_AFTER = 4
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
-STOP_ORDER = ((("beat", "work", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
+STOP_ORDER = ((("beat", "work", "tail", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
 
 
 def say(text: str) -> None:
@@ -139,6 +139,8 @@ class Up:
     def _start_background(self) -> None:
         """What nobody waits for: what it does is there to be done whenever it comes."""
         self._start_worker("work", niceness=10)  # merging and verifying must not slow what people wait for
+        if self.settings.VIGIL_REPORTS == "tail":
+            self._start_worker("tail")
         (self.home / "beat").mkdir(mode=0o700, exist_ok=True)
         schedule = str(self.home / "beat" / "schedule")
         beat = [

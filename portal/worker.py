@@ -1,4 +1,4 @@
-"""One worker process, for one queue: `follow` for what somebody waits for, `work` for the rest.
+"""One worker process, for one queue: `follow` for what somebody waits for, `work` for the rest; `tail` reads spools.
 
     python -m portal.worker QUEUE [more of `celery worker`'s options]
 
@@ -27,7 +27,7 @@ def collect_again(**about: object) -> None:
 
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        sys.exit("a worker needs its queue: follow or work")
+        sys.exit("a worker needs its queue: follow, work or tail")
     queue, *more = arguments
     app.worker_main(["--quiet", "worker", f"--queues={queue}", f"--hostname={queue}@%h", *OPTIONS, *more])
 

@@ -3,6 +3,8 @@
 A process of its own beside the ranks, standard library only, so that it starts in milliseconds and outlives them. The
 spool is the truth and the portal's answer is the cursor: whatever is lost on the way, answered late or said twice, the
 next post goes on where the portal says. It ends when its stdin does: after a bounded moment to post the rest.
+Where nodes cannot reach the portal its token says so ("reports": "tail"): then the portal reads the spools by itself,
+and this process waits for another word.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from training.rendezvous import read_json
 from training.spool import Batch, Spool, open_folder, spool_names
 
 POLL_SECONDS = 0.05
+IDLE_SECONDS = 1.0  # between two looks at the token, where it says that nothing is to be posted
 GAP_SECONDS = 0.15  # between two posts, so that the flushes of several ranks travel together
 POINTS = 20_000  # a post; the portal takes 50,000
 BATCHES = 2_000
@@ -52,6 +55,7 @@ class Shipper:
         self._others: set[str] = set()  # streams of other nodes, or of nobody
         self._listed = self._token_seen = -1
         self._portal: Portal | None = None
+        self._is_tailed = False
         self._pending: list[Portion] = []
         self._failures = 0
         self._next_post = 0.0
@@ -59,8 +63,11 @@ class Shipper:
 
     def work(self) -> bool:
         """One round: notice what has grown, post it if it is time. True if there may be more to do at once."""
+        has_portal = self._find_portal()
+        if self._is_tailed:
+            return False
         self._notice()
-        if not self._find_portal() or time.monotonic() < self._next_post:
+        if not has_portal or time.monotonic() < self._next_post:
             return False
         self._pending = self._pending or self._gather()
         if not self._pending:
@@ -72,6 +79,11 @@ class Shipper:
     def is_done(self) -> bool:
         """Everything on disk is posted."""
         return not self._pending and not any(source.more for source in self._sources.values())
+
+    @property
+    def pause(self) -> float:
+        """Seconds until something may be to do again."""
+        return IDLE_SECONDS if self._is_tailed else POLL_SECONDS
 
     @property
     def patience(self) -> float:
@@ -164,7 +176,11 @@ class Shipper:
             self._token_seen = seen
             told = read_json(self._token_file) or {}
             if all(told.get(key) == self._owner.get(key) for key in ("scheduler_id", "restart_count")):
-                self._open_portal(told)
+                self._is_tailed = told.get("reports") == "tail"
+                if self._is_tailed:
+                    self._leave_portal()
+                else:
+                    self._open_portal(told)
         return self._portal is not None
 
     def _open_portal(self, told: dict[str, object]) -> None:
@@ -176,6 +192,16 @@ class Shipper:
         if self._portal:
             self._portal.close()
         self._portal, self._failures, self._next_post = portal, 0, 0.0
+
+    def _leave_portal(self) -> None:
+        """Post nothing more. Should it be asked for again, the portal says where each stream goes on."""
+        if self._portal:
+            self._portal.close()
+        self._portal = None
+        self._sources.clear()
+        self._pending = []
+        self._listed = -1
+        self._say("the portal reads the spools by itself")
 
     def _post(self) -> None:
         assert self._portal is not None
@@ -257,7 +283,7 @@ def run(shipper: Shipper, *, drain: float) -> None:
     while True:
         busy = shipper.work()
         if ending is None:
-            readable, _, _ = select.select([sys.stdin], [], [], 0 if busy else POLL_SECONDS)
+            readable, _, _ = select.select([sys.stdin], [], [], 0 if busy else shipper.pause)
             if readable and not os.read(sys.stdin.fileno(), 64):
                 ending = time.monotonic()
             continue

@@ -84,12 +84,19 @@ class Server:
             self._server = None
 
     def leave_token(
-        self, run_dir: Path, *, scheduler_id: str = "1", restart_count: int = 0, token: str = TOKEN
+        self,
+        run_dir: Path,
+        *,
+        scheduler_id: str = "1",
+        restart_count: int = 0,
+        token: str = TOKEN,
+        reports: str = "post",
     ) -> None:
-        told = {"attempt": 7, "number": 1, "scheduler_id": scheduler_id, "restart_count": restart_count}
+        told: dict[str, Any] = {"attempt": 7, "number": 1, "scheduler_id": scheduler_id, "restart_count": restart_count}
+        told["reports"] = reports
         (run_dir / "portal").mkdir(exist_ok=True)
         path = run_dir / "portal" / ".token"
-        path.write_text(json.dumps({**told, "url": self.url, "token": token}))
+        path.write_text(json.dumps({**told, "url": self.url, "token": token, "reports": reports}))
         path.rename(run_dir / "portal" / "token")
 
 

@@ -334,3 +334,38 @@ def test_without_a_portal_it_does_not_hold_up_the_end(server: Server, attempt: P
     server.stop()
     assert Process(attempt).end() < 8
     assert Process(attempt, drain=0.5).end() < 3
+
+
+def test_one_that_is_told_not_to_post_does_not(server: Server, attempt: Path) -> None:
+    """Where nodes cannot reach the portal; at the end it keeps nobody waiting."""
+    server.leave_token(attempt.parent.parent, reports="tail")
+    reporter = _reporter(attempt)
+    reporter.log(1, loss=1.0)
+    reporter.close()
+    shipper = _shipper(attempt)
+    for _ in range(5):
+        assert not shipper.work()
+    assert shipper.is_done
+    assert shipper.pause == shipping.IDLE_SECONDS
+    assert server.intake.posts == []
+
+
+def test_the_portal_may_change_its_mind(server: Server, attempt: Path) -> None:
+    """Each way, while the rank goes on; every point is taken once, whoever takes it."""
+    server.leave_token(attempt.parent.parent)
+    reporter, shipper = _reporter(attempt), _shipper(attempt)
+    reporter.log(1, loss=1.0)
+    reporter.flush()
+    _ship(shipper)
+    server.leave_token(attempt.parent.parent, reports="tail")
+    reporter.log(2, loss=2.0)
+    reporter.flush()
+    assert not shipper.work()
+    posts = len(server.intake.posts)
+    shipper.work()
+    assert len(server.intake.posts) == posts
+    server.leave_token(attempt.parent.parent)
+    reporter.log(3, loss=3.0)
+    reporter.close()
+    _ship(shipper)
+    assert _losses(server) == [(0, step, float(step)) for step in (1, 2, 3)]
