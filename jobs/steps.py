@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.utils import timezone
@@ -14,29 +13,40 @@ from django.utils import timezone
 from jobs import live
 from jobs.models import Attempt
 from jobs.round import Round
-from nodes.schedulers.base import ENDED, SlurmStep
+from nodes.schedulers.base import ENDED, SchedulerError, SlurmStep
 
 WAIT = timedelta(minutes=2)  # for the accounts, which hear of things later than slurmctld
 LOOK_BACK = timedelta(days=1)
+PAUSE_S = 15.0  # after accounts that did not answer: each such call may take as long as a whole tick
 AT_ONCE = 10  # a tick
 BUDGET_S = 1.0
-MOST = 100  # steps kept: a script may call srun in a loop
+MOST = 40  # steps kept: a script may call srun in a loop
+
+
+_silent_until = 0.0
 
 
 def ask(turn: Round) -> None:
     """Ask for those of attempts that have just ended, and keep them once all have."""
+    global _silent_until
+    if time.monotonic() < _silent_until:
+        return
     until = time.monotonic() + BUDGET_S
     ended = Attempt.objects.filter(ended_at__gt=timezone.now() - LOOK_BACK, slurm_steps_at=None)
     for attempt in ended.exclude(scheduler_id="").order_by("?")[:AT_ONCE]:
         if time.monotonic() > until:
             return
-        turn.live_through(partial(_ask, turn, attempt), f"attempt {attempt.pk}")
+        try:
+            told = turn.scheduler.steps(attempt.scheduler_id, attempt.scheduler_restart_count)
+        except SchedulerError:
+            _silent_until = time.monotonic() + PAUSE_S
+            raise
+        _keep(turn, attempt, told)
 
 
-def _ask(turn: Round, attempt: Attempt) -> None:
+def _keep(turn: Round, attempt: Attempt, told: tuple[SlurmStep, ...]) -> None:
     assert attempt.ended_at is not None
     now = timezone.now()
-    told = turn.scheduler.steps(attempt.scheduler_id, attempt.scheduler_restart_count)
     is_whole = bool(told) and all(step.state in ENDED for step in told)
     if not is_whole and now - attempt.ended_at < WAIT:
         return

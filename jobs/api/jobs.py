@@ -23,6 +23,7 @@ from jobs.api.shapes import (
     Jobs,
     JobShape,
     SpecShape,
+    attempt_detail,
     attempt_shape,
     checkpoint_shape,
     event_shape,
@@ -221,7 +222,7 @@ def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[st
 @router.get("/{int:job_id}/attempts", response=Attempts, summary="Its attempts, oldest first")
 def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     found = Attempt.objects.filter(job=job_of(request, job_id))
-    return _page(found, Order("number"), wanted, attempt_shape)
+    return _page(found, Order("number"), wanted, attempt_detail)
 
 
 @router.get("/{int:job_id}/checkpoints", response=Checkpoints, summary="Its checkpoints, newest step first")

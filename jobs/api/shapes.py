@@ -43,6 +43,23 @@ class AttemptShape(Schema):
     decided_at: datetime | None = Field(description="When Vigil decided what comes after it: nothing, or another one.")
 
 
+class SlurmStepShape(Schema):
+    """One `srun` of an attempt, its batch script or what came from outside, by Slurm's accounts."""
+
+    number: str = Field(description="batch, extern, interactive, 0, 1 …")
+    name: str
+    state: str
+    exit_code: int | None
+    signal: int | None
+    nodes: list[str]
+    started_at: float | None = Field(description="Unix seconds.")
+    ended_at: float | None
+
+
+class AttemptDetail(AttemptShape):
+    slurm_steps: list[SlurmStepShape] = Field(description="Once Slurm's accounts have told them, after its end.")
+
+
 class ProgressShape(Schema):
     step: int | None
     steps: int | None
@@ -130,7 +147,7 @@ class Jobs(Schema):
 
 
 class Attempts(Schema):
-    items: list[AttemptShape]
+    items: list[AttemptDetail]
     next: str | None = None
 
 
@@ -151,6 +168,10 @@ _CHECKPOINT = [name for name in CheckpointShape.model_fields if name != "attempt
 def attempt_shape(attempt: Attempt) -> dict[str, Any]:
     shown = {name: getattr(attempt, name) for name in _ATTEMPT}
     return {**shown, "explained": explained(attempt), "resume_from": attempt.resume_from_id}
+
+
+def attempt_detail(attempt: Attempt) -> dict[str, Any]:
+    return {**attempt_shape(attempt), "slurm_steps": attempt.slurm_steps}
 
 
 def explained(attempt: Attempt) -> str:

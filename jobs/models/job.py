@@ -16,7 +16,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self if user.is_sysadmin else self.filter(project__in=user.memberships.values("project"))
 
     def with_latest_attempt(self) -> Self:
-        return self.select_related("latest", "project", "owner")
+        return self.select_related("latest", "project", "owner").defer("latest__slurm_steps")
 
 
 class Job(models.Model):

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from jobs import again, pending
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
-from jobs.views import charts, environments
+from jobs.views import charts, environments, steps
 from jobs.views import life as lives
 from portal.access import can
 from portal.models import User
@@ -116,12 +116,14 @@ class Told:
     ran_s: float | None
     restarts: list[tuple[datetime, str]]
     environment: environments.Shown | None
+    steps: steps.Shown | None
 
 
 def _told(attempt: Attempt, life: lives.Life, environment: environments.Shown | None) -> Told:
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
-    return Told(attempt, lives.reason(attempt), ran, life.restarts.get(attempt.pk, []), environment)
+    restarts = life.restarts.get(attempt.pk, [])
+    return Told(attempt, lives.reason(attempt), ran, restarts, environment, steps.shown(attempt))
 
 
 @login_required

@@ -61,7 +61,7 @@ class Told:
         return {known: self.jobs[known] for known in scheduler_ids if known in self.jobs}
 
     def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
-        self._answer()
+        self._part("steps")
         return self.stepped.get((scheduler_id, restart_count), ())
 
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:

@@ -1,0 +1,53 @@
+"""An attempt's steps by Slurm's accounts, in words: what each `srun` of it ended with."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.models import Attempt
+
+_NAMES = {"batch": "the batch script", "extern": "what came from outside", "interactive": "the shell"}
+
+
+@dataclass
+class Shown:
+    """`wrong`: whether one of them ended badly, which the summary then says."""
+
+    summary: str
+    lines: list[str]
+    wrong: bool
+
+
+def shown(attempt: Attempt) -> Shown | None:
+    """None where Slurm told none."""
+    steps = [step for step in attempt.slurm_steps if isinstance(step, dict)]
+    if not steps:
+        return None
+    wrong = [step for step in steps if step.get("state") != "completed"]
+    total = f"{len(steps)} Slurm step{'s' * (len(steps) != 1)}"
+    if not wrong:
+        return Shown(f"{total}, all completed", [_line(step) for step in steps], wrong=False)
+    first = _line(wrong[0]) + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
+    return Shown(f"{total}: {first}", [_line(step) for step in steps], wrong=True)
+
+
+def _line(step: dict[str, Any]) -> str:
+    number, name = str(step.get("number", "")), str(step.get("name", ""))
+    what = _NAMES.get(number) or f"step {number}" + (f" ({name})" if name else "")
+    parts = [f"{what} {str(step.get('state', '')).replace('_', ' ')}"]
+    if (code := step.get("exit_code")) or step.get("state") == "failed":
+        parts.append(f"exit {code}" if code is not None else "no exit code told")
+    if number_of := step.get("signal"):
+        parts.append(_signal(number_of))
+    if nodes := step.get("nodes"):
+        parts.append(f"on {', '.join(nodes[:8])}" + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""))
+    return ", ".join(parts)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,112 @@
+"""What Slurm's accounts say of an attempt's steps: asked for after its end, kept, and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from jobs import steps
+from jobs.models import Attempt, Job
+from nodes.schedulers.base import SchedulerError, SlurmStep
+from portal.models import User
+from tests.jobs.follow.launchers import newest
+from tests.jobs.pages.reading import text
+from tests.jobs.schedulers import Told
+from tests.lab import bearer, signed_in
+
+pytestmark = pytest.mark.django_db
+
+BATCH = SlurmStep(number="batch", name="batch", state="failed", exit_code=1, nodes=("dgx-01",), started_at=1.0)
+KILLED = SlurmStep(number="0", name="python", state="failed", signal=9, nodes=("dgx-01", "dgx-02"), started_at=2.0)
+FINE = SlurmStep(number="extern", name="extern", state="completed", exit_code=0, started_at=1.0)
+
+
+@pytest.fixture
+def failed(job: Job, told: Told, tick: Callable[[], bool]) -> Attempt:
+    """It has ended, and the accounts know nothing yet."""
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    return newest()
+
+
+def told_of(attempt: Attempt) -> tuple[list[str], bool]:
+    """The states of what is kept, and whether it is still waited for."""
+    attempt.refresh_from_db()
+    return [step["state"] for step in attempt.slurm_steps], attempt.slurm_steps_at is None
+
+
+def test_they_are_waited_for_and_kept_whole(failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+    assert told_of(failed) == ([], True)
+    running = SlurmStep(number="0", name="python", state="running")
+    told.stepped["101", 0] = (BATCH, running)
+    tick()
+    assert told_of(failed) == ([], True)
+    told.stepped["101", 0] = (BATCH, KILLED)
+    tick()
+    assert told_of(failed) == (["failed", "failed"], False)
+    version = failed.version
+    told.stepped.clear()
+    tick()
+    failed.refresh_from_db()
+    assert (len(failed.slurm_steps), failed.version) == (2, version)
+
+
+def test_two_minutes_are_enough(failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+    """Then what there is is kept."""
+    told.stepped["101", 0] = (FINE, SlurmStep(number="0", name="python", state="running"))
+    Attempt.objects.update(ended_at=timezone.now() - timedelta(seconds=121))
+    tick()
+    assert told_of(failed) == (["completed", "running"], False)
+
+
+def test_accounts_that_do_not_answer_are_asked_again(
+    failed: Attempt, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_silent_until", 0.0)
+    told.broken_parts["steps"] = SchedulerError("slurmdbd is away")
+    Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=5))
+    tick()
+    assert told_of(failed) == ([], True)
+    told.asked.clear()
+    tick()
+    assert "steps" not in told.asked  # not in every tick: each such call may take ten seconds
+    del told.broken_parts["steps"]
+    told.stepped["101", 0] = (BATCH,)
+    monkeypatch.setattr(steps, "_silent_until", 0.0)
+    tick()
+    assert told_of(failed) == (["failed"], False)
+
+
+def test_each_run_has_its_own(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    told.say("101", state="running", restart_count=1)
+    told.stepped = {("101", 0): (KILLED,), ("101", 1): (FINE,)}
+    tick()
+    told.say("101", state="completed", exit_code=0)
+    tick()
+    kept = [[step["number"] for step in attempt.slurm_steps] for attempt in Attempt.objects.order_by("number")]
+    assert kept == [["0"], ["extern"]]
+
+
+def test_a_script_with_many_keeps_what_went_wrong() -> None:
+    many = [SlurmStep(number=str(n), name="srun", state="completed", started_at=float(n)) for n in range(500)]
+    many[450] = SlurmStep(number="450", name="srun", state="failed", exit_code=3, started_at=450.0)
+    kept = steps.kept(many)
+    assert len(kept) == steps.MOST
+    assert kept[-1]["number"] == "450"
+
+
+def test_rest_and_the_page_tell_them(oskar: User, failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+    told.stepped["101", 0] = (FINE, KILLED, BATCH)
+    tick()
+    (attempt,) = bearer(oskar).get(f"/api/v1/jobs/{failed.job_id}/attempts").json()["items"]
+    assert [step["number"] for step in attempt["slurm_steps"]] == ["extern", "0", "batch"]
+    assert attempt["slurm_steps"][1] == {
+        "number": "0", "name": "python", "state": "failed", "exit_code": None, "signal": 9,
+        "nodes": ["dgx-01", "dgx-02"], "started_at": 2.0, "ended_at": None,
+    }  # fmt: skip
+    page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
+    assert "3 Slurm steps: step 0 (python) failed, no exit code told, SIGKILL, on dgx-01, dgx-02, and 1 more" in page
+    assert "the batch script failed, exit 1, on dgx-01" in page
