@@ -1,0 +1,159 @@
+"""One tick of the follower with thousands of jobs known to a real Slurm, and a few of them changed.
+
+    python -m bench.follow [--release 24.11] [--jobs 5000]
+
+A private slurmctld (tests/slurm, as root) holds the jobs, the database has an attempt for each. In every round twenty
+are let go and start, then one whole tick runs: the poll, everything else that a tick looks after, and the queue where
+it is due. Counted are the worker's own CPU time, the time that passed, and the calls to slurmrestd. Bars, on Slurm
+24.11: ≤ 1 s of worker time, ≤ 25 calls. On 22.05, which has no short list of states, the same is shown beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from bench import stage
+
+JOBS = 5_000
+CHANGED = 20
+ROUNDS = 8
+BAR_S, BAR_CALLS = 1.0, 25
+BARRED = "24.11"
+_SUBMIT = (
+    'for key in $KEYS; do sbatch --parsable --hold --mem=10 --output=/dev/null --comment=vigil:$key "$0" & done; wait'
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.follow")
+    parser.add_argument("--release", choices=["22.05", "24.11"])
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    options = parser.parse_args()
+    if options.release is None:
+        found = [stage.in_child("bench.follow", "--release", name, "--jobs", str(options.jobs)) for name in _releases()]
+        return stage.result("follow", bars={k: v for one in found for k, v in one["bars"].items()}, releases=found)
+    print(stage.machine())
+    with stage.site() as place, ExitStack() as stack:
+        stage.django(place)
+        from tests.slurm.cluster import cluster
+
+        slurm = stack.enter_context(cluster(options.release, min_job_age_s=600))
+        return _measure(slurm, options.release, options.jobs)
+
+
+def _releases() -> list[str]:
+    from tests.slurm.release import RELEASES
+
+    return [release.name for release in RELEASES]
+
+
+def _measure(slurm: Any, release: str, count: int) -> int:
+    from jobs import follow
+    from jobs.models import Attempt
+    from nodes.schedulers.slurm import Slurm
+    from nodes.schedulers.slurm_http import SlurmHttp
+    from nodes.schedulers.slurm_rest import SlurmRest
+    from nodes.schedulers.slurm_tokens import KeyFile
+    from tests.slurm.people import PORTAL
+
+    began = time.monotonic()
+    waiting = _submitted(slurm, _attempts(count))
+    print(f"Slurm {release}: {len(waiting):,} jobs held after {time.monotonic() - began:.0f} s")
+    tokens = KeyFile(slurm.layout.jwt_key)
+    http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
+    scheduler = Slurm(SlurmRest(http), tokens=tokens, user=PORTAL)
+    first = _tick(http, lambda: follow.tick(scheduler))
+    print(
+        f"  the first tick, which reads everything: {first[0]:.2f} s of worker time, {first[1]:.2f} s, {first[2]} calls"
+    )
+    still, changed = [], []
+    for number in range(ROUNDS):
+        _let_go(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
+        changed.append(_tick(http, lambda: follow.tick(scheduler)))
+        seen = Attempt.objects.filter(state="running").count()
+        if seen != (number + 1) * CHANGED and release == BARRED:
+            raise SystemExit(f"{seen} are running after round {number + 1}")
+        still.append(_tick(http, lambda: follow.tick(scheduler)))
+    for label, ticks in (("20 changed", changed), ("nothing changed", still)):
+        for part, unit, values in zip(("worker time", "time", "calls"), (" s", " s", ""), zip(*ticks, strict=True)):
+            print(
+                f"  {label:16} {part:12} median {statistics.median(values):6.2f}{unit}, most {max(values):6.2f}{unit}"
+            )
+    worker_s, calls = max(one[0] for one in changed), max(one[2] for one in changed)
+    bars = {}
+    if release == BARRED:
+        bars["worker_time"] = stage.bar("worker time of a tick", worker_s, BAR_S, at_least=False, unit=" s")
+        bars["calls"] = stage.bar("calls of a tick", calls, BAR_CALLS, at_least=False)
+    figures = {"worker_s": worker_s, "wall_s": max(one[1] for one in changed), "calls": calls, "first_s": first[1]}
+    stage.result("follow", bars=bars, release=release, jobs=count, **figures)
+    return 0 if all(bars.values()) else 1
+
+
+def _tick(http: Any, tick: Any) -> tuple[float, float, int]:
+    """Seconds of our CPU, seconds that passed, calls to slurmrestd."""
+    calls, cpu, began = http.calls, time.process_time(), time.perf_counter()
+    tick()
+    return time.process_time() - cpu, time.perf_counter() - began, http.calls - calls
+
+
+def _attempts(count: int) -> list[str]:
+    """So many attempts that Slurm is to have, of as many jobs; their keys."""
+    from jobs.models import Attempt, Job
+    from jobs.spec import JobSpec
+    from portal.models import Project, User
+    from tests.slurm.people import PORTAL
+
+    owner = User.objects.create(username="sam", is_superuser=True, slurm_user=PORTAL)
+    project = Project.objects.create(slug="vision", slurm_account="vision")
+    spec = JobSpec.parse({"name": "held", "project": "vision"}).model_dump(mode="json")
+    jobs = [Job(project=project, owner=owner, kind="distributed", spec=spec, name=f"held-{n}") for n in range(count)]
+    Job.objects.bulk_create(jobs, batch_size=500)
+    given = {"number": 1, "state": "pending", "token_digest": "x", "directory": "attempt-1", "scheduler_user": PORTAL}
+    Attempt.objects.bulk_create([Attempt(job=job, scheduler_id="?", **given) for job in jobs], batch_size=500)
+    return list(Attempt.objects.order_by("id").values_list("key", flat=True))
+
+
+def _submitted(slurm: Any, keys: list[str]) -> list[str]:
+    """Every key a job of Slurm's, held; their ids, written down."""
+    from jobs.models import Attempt
+    from tests.slurm.people import PORTAL
+
+    script = slurm.layout.scratch / "sleep.sh"
+    script.write_text("#!/bin/sh\nexec sleep 3600\n")
+    script.chmod(0o755)
+    for start in range(0, len(keys), 50):
+        some = " ".join(keys[start : start + 50])
+        slurm.run("bash", "-c", _SUBMIT, script, user=PORTAL, environment={"KEYS": some})
+    rows = slurm.run("squeue", "--noheader", "--format=%i %k").split("\n")
+    ids = {key.removeprefix("vigil:"): number for number, _, key in (row.partition(" ") for row in rows) if key}
+    if set(ids) != set(keys):
+        raise SystemExit(f"Slurm has {len(ids)} of {len(keys)} jobs")
+    found = list(Attempt.objects.all())
+    for attempt in found:
+        attempt.scheduler_id = ids[attempt.key]
+    Attempt.objects.bulk_update(found, ["scheduler_id"], batch_size=300)
+    return [ids[key] for key in keys]
+
+
+def _let_go(slurm: Any, ids: list[str]) -> None:
+    """Release these and wait until Slurm itself says that they run."""
+    slurm.run("scontrol", "release", ",".join(ids))
+
+    def run() -> bool:
+        states = slurm.run("squeue", "--noheader", f"--jobs={','.join(ids)}", "--format=%T").split()
+        return bool(states == ["RUNNING"] * len(ids))
+
+    slurm.wait_for(run, "the jobs to start")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except subprocess.TimeoutExpired as error:
+        sys.exit(str(error))
