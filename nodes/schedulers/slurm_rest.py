@@ -188,13 +188,19 @@ class SlurmRest:
 def _in_order(jobs: list[Mapping[str, object]]) -> list[Run]:
     """The runs of one job: v0.0.38 does not number them, but tells when each was submitted and began."""
     told = [(found, shapes.steps(raw)) for raw in jobs for found in _each(shapes.accounted, [raw])]
-    told.sort(key=lambda run: (run[0].own_id, run[0].status.submitted_at or 0, run[0].status.started_at or 0))
+    told.sort(key=lambda run: _place(run[0]))
     runs: list[Run] = []
     for found, ended_steps in told:
         earlier = runs[-1].record if runs and _is_same(runs[-1].record, found) else None
         count = max(found.status.restart_count, earlier.status.restart_count + 1 if earlier else 0)
         runs.append(Run(replace(found, status=replace(found.status, restart_count=count)), ended_steps))
     return runs
+
+
+def _place(one: Record) -> tuple[str, float, int, float]:
+    """In order of time; of two in the same second the one that has not started is the later one."""
+    status = one.status
+    return one.own_id, status.submitted_at or 0, status.restart_count, status.started_at or float("inf")
 
 
 def _is_same(one: Record, other: Record) -> bool:

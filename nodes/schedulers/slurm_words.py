@@ -31,7 +31,7 @@ def number(value: object) -> float | None:
             return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
         return None
-    return None if value in UNSET or value < 0 else value
+    return None if value in UNSET or not 0 <= value < 2**64 else value
 
 
 def integer(value: object, default: int = 0) -> int:

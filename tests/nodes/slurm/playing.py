@@ -1,0 +1,84 @@
+"""A slurmrestd that is not there: recorded answers, or made-up ones, behind httpx.MockTransport."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from nodes.schedulers.slurm import Slurm
+from nodes.schedulers.slurm_http import SlurmHttp
+from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm_tokens import Tokens
+
+RECORDED = Path(__file__).parent / "recorded"
+VERSIONS = sorted(folder.name for folder in RECORDED.iterdir())
+TOKEN = "eyJhbGciOi.a-secret-that-nobody-may-see.c2lnbmF0dXJl"
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+class OneToken:
+    """Always the same, and who was not believed."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[str] = []
+
+    def of(self, user: str) -> str:
+        return TOKEN
+
+    def forget(self, user: str) -> None:
+        self.forgotten.append(user)
+
+
+def load(version: str, name: str) -> httpx.Response:
+    """A recorded answer: "busy/slurm-jobs"."""
+    told = json.loads((RECORDED / version / f"{name}.json").read_text())
+    if isinstance(told["body"], str):
+        return httpx.Response(told["status"], text=told["body"], headers={"Content-Type": told["type"]})
+    return httpx.Response(told["status"], json=told["body"])
+
+
+def body(version: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = load(version, name).json()
+    return found
+
+
+def paths(version: str) -> httpx.Response:
+    """What a slurmrestd of this version alone would say that it serves."""
+    found = body(version, "openapi")["paths"]
+    return httpx.Response(200, json={"paths": {path: found[path] for path in found if f"/{version}/" in path}})
+
+
+class Played:
+    """Answers with what was recorded of one version at one moment; `answers` go first, by the end of a path."""
+
+    def __init__(self, version: str, moment: str = "busy", **options: Any) -> None:
+        self.version, self.moment = version, moment
+        self.answers: dict[str, httpx.Response | Handler] = {}
+        self.requests: list[httpx.Request] = []
+        self.tokens: Tokens = options.pop("tokens", OneToken())
+        self.http = SlurmHttp(
+            "http://slurm.test:6820", tokens=self.tokens, user="portal", transport=httpx.MockTransport(self), **options
+        )
+        self.rest = SlurmRest(self.http)
+        self.slurm = Slurm(self.rest, tokens=self.tokens, user="portal")
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        path = request.url.path
+        for end, answer in self.answers.items():
+            if path.endswith(end):
+                return answer if isinstance(answer, httpx.Response) else answer(request)
+        if path.startswith("/openapi"):
+            return paths(self.version)
+        _, service, version, *rest = path.split("/")
+        name = "-".join([service, *rest])
+        if version != self.version or not (RECORDED / version / self.moment / f"{name}.json").exists():
+            return httpx.Response(404, text="Unable find requested URL.", headers={"Content-Type": "text/plain"})
+        return load(version, f"{self.moment}/{name}")
+
+    def asked(self, end: str = "") -> list[httpx.Request]:
+        return [request for request in self.requests if request.url.path.endswith(end)]

@@ -1,0 +1,306 @@
+"""Record what real slurmrestds answer, for the tests beside this file: every REST version of both releases.
+
+    python -m tests.nodes.slurm.record [22.05 24.11]      as root, some three minutes each; writes recorded/
+
+Each file is one answer: {"status", "type", "body"}, in recorded/<version>/<moment>/<path>.json. Jobs are known by
+their names. No request is kept, so no token either; the machine's own name reads "head".
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import shutil
+import socket
+import sys
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from nodes.schedulers.base import Submission
+from nodes.schedulers.slurm_http import OLDEST
+from nodes.schedulers.slurm_request import request
+from tests.slurm import release as releases
+from tests.slurm.cluster import Cluster, cluster
+from tests.slurm.people import ALICE, BOB, PORTAL
+
+FOLDER = Path(__file__).parent / "recorded"
+KEY = "00c0ffee00c0ffee"
+SLEEP = "#!/bin/sh\nsleep 900\n"
+STUBBORN = "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1; done\n"
+# What everybody can ask at any moment; {name} stands for the id of the job of that name.
+BUSY = (
+    "slurm/jobs", "slurm/jobs/state", "slurm/job/{gpus}", "slurm/job/{array}", "slurm/job/{finished-array}",
+    "slurm/nodes", "slurm/partitions", "slurm/reservations", "slurm/shares", "slurm/diag", "slurm/ping",
+    "slurmdb/qos", "slurmdb/associations", "slurmdb/job/{requeued}",
+)  # fmt: skip
+ENDED = ("slurm/jobs", "slurm/jobs/state", "slurmdb/jobs", "slurmdb/job/{requeued}", "slurmdb/job/{steps}")
+OLD, NEWEST = "v0.0.38", "v0.0.42"
+FOR_SOME = {  # of the oldest and the newest version alone: they are long, and the same in between
+    *ENDED, "slurm/diag", "slurm/ping", "slurm/shares", "slurm/reservations", "slurm/job/{gpus}", "slurm/job/{array}",
+    "slurm/job/{finished-array}", "slurmdb/qos", "slurmdb/associations",
+} - {"slurm/jobs", "slurm/jobs/state"}  # fmt: skip
+
+
+class Recorder:
+    """Writes down what one cluster answers, in every version that it serves."""
+
+    def __init__(self, slurm: Cluster) -> None:
+        self.slurm, self.ids = slurm, dict[str, str]()
+        self.client = httpx.Client(base_url=slurm.url, trust_env=False, timeout=30)
+        self.document = self.client.get("/openapi/v3", headers=self.who()).json()
+        served = {path.split("/")[2] for path in self.document["paths"] if path.startswith("/slurm/v")}
+        self.versions = sorted(version for version in served if _number(version) >= OLDEST)
+        for version in self.versions:
+            shutil.rmtree(FOLDER / version, ignore_errors=True)
+            self.write(version, "openapi", 200, "application/json", {"paths": _paths_of(self.document)})
+
+    def who(self, token: str = "") -> dict[str, str]:
+        return {"X-SLURM-USER-NAME": PORTAL, "X-SLURM-USER-TOKEN": token or self.slurm.token(PORTAL)}
+
+    def write(self, version: str, name: str, status: int, kind: str, body: Any) -> None:
+        path = FOLDER / version / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = _lines({"status": status, "type": kind, "body": body})
+        assert "eyJ" not in text, f"{path} would hold a token"
+        path.write_text(text.replace(socket.gethostname(), "head").replace(str(self.slurm.layout.folder), "/slurm"))
+
+    def ask(
+        self, moment: str, path: str, *, name: str = "", method: str = "GET", token: str = "", query: str = "",
+        body: Callable[[tuple[int, int, int]], object] | None = None, headers: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """One request to every version that has such a path."""
+        service, _, rest = path.partition("/")
+        filled = rest.format(**self.ids)
+        for version in self.versions:
+            is_between = version not in {OLD, NEWEST}
+            if is_between and (moment == "ended" or path in FOR_SOME):
+                continue
+            if method == "GET" and f"/{service}/{version}/{_template(rest, service)}" not in _plain(self.document):
+                continue
+            answer = self.client.request(
+                method, f"/{service}/{version}/{filled}{query}", headers=headers or self.who(token),
+                json=body(_number(version)) if body else None,
+            )  # fmt: skip
+            kind = answer.headers.get("content-type", "")
+            told = answer.json() if "json" in kind else answer.text
+            plain = (name or path).replace("/", "-").replace("{", "").replace("}", "")
+            self.write(version, f"{moment}/{plain}", answer.status_code, kind, told)
+
+    def batch(self, name: str, *options: str, script: str = SLEEP, user: str = ALICE) -> str:
+        words = ("sbatch", "--parsable", f"--job-name={name}", f"--comment=vigil:{KEY}", "--output=/dev/null")
+        self.ids[name] = self.slurm.run(*words, *options, stdin=script, user=user).strip()
+        return self.ids[name]
+
+    def wait(self, name: str, *states: str) -> None:
+        def is_there() -> bool:
+            line = self.slurm.run("squeue", "-h", "-t", "all", "-j", self.ids[name], "-o", "%T").split()
+            return set(line) <= set(states)
+
+        self.slurm.wait_for(is_there, f"{name} to be {states}")
+
+    def control(self, *words: str) -> None:
+        self.slurm.run("scontrol", *words)
+
+
+def record(name: str) -> None:
+    with cluster(name, nodes=8, min_job_age_s=900) as slurm:
+        tell = Recorder(slurm)
+        _nothing(tell)
+        _refused(tell)
+        _limits(slurm)
+        _busy(tell)
+        for path in BUSY:
+            tell.ask("busy", path)
+        tell.ask("busy", "slurm/jobs", name="unchanged", query=f"?update_time={int(time.time()) + 60}")
+        tell.ask("busy", "slurm/job/{held}", name="signalled-pending", method="DELETE", query="?signal=USR1")
+        bobs = {"X-SLURM-USER-NAME": BOB, "X-SLURM-USER-TOKEN": slurm.token(BOB)}
+        tell.ask("refused", "slurm/job/{held}", name="cancel-of-others", method="DELETE", headers=bobs)
+        slurm.start("dgx06")
+        _end(tell)
+        for path in ENDED:
+            tell.ask("ended", path)
+        tell.ask("ended", "slurm/job/{failed}", name="cancel-ended", method="DELETE")
+        with slurm.without("slurmdbd"):
+            tell.ask("away", "slurmdb/jobs", name="slurmdbd")
+        with slurm.without("slurmctld"):
+            tell.ask("away", "slurm/jobs", name="slurmctld")
+
+
+def _nothing(tell: Recorder) -> None:
+    """Before the first job."""
+    for path in ("slurm/jobs", "slurm/jobs/state", "slurm/nodes", "slurm/reservations", "slurmdb/jobs"):
+        tell.ask("nothing", path)
+
+
+def _refused(tell: Recorder) -> None:
+    for name in ("slurm/job/{unknown}", "slurmdb/job/{unknown}"):
+        tell.ids["unknown"] = "987654"
+        tell.ask("refused", name)
+    tell.ask("refused", "slurm/job/{unknown}", name="cancel-unknown", method="DELETE")
+    wrong, expired = _token(b"another key, not this cluster's one", 600), tell.slurm.token(PORTAL, life_s=-60)
+    for name, token in (("wrong-token", wrong), ("expired-token", expired), ("no-jwt", "rubbish")):
+        tell.ask("refused", "slurm/jobs", name=name, token=token)
+        tell.ask("refused", "slurmdb/jobs", name=f"{name}-accounts", token=token)
+    tell.ask("refused", "slurm/jobs", name="no-token", headers={"X-SLURM-USER-NAME": PORTAL})
+    requests: dict[str, dict[str, Any]] = {
+        "submitted": {},
+        "account": {"account": "speech-lab"},
+        "partition": {"partition": "moon"},
+        "qos": {"qos": "gold"},
+        "gpus": {"gpus_per_node": 64},
+        "gpu-type": {"gpus_per_node": 1, "gpu_type": "b200"},
+        "cpus": {"cpus_per_node": 100_000},
+        "constraint": {"constraint": "a100"},
+        "node": {"required_nodes": ("dgx99",)},
+        "reservation": {"reservation": "none-such"},
+    }
+    for name, options in requests.items():
+        asked = Submission(
+            key=KEY, name=name, user=ALICE, script="/x/batch.sh", directory="/tmp", output="/dev/null",
+            time_limit_s=3600, grace_s=30, begin_at=time.time() + 86_400, **options,
+        )  # fmt: skip
+        body = lambda version, asked=asked: request(asked, "#!/bin/sh\nexit 0\n", version)  # noqa: E731
+        tell.ask("refused" if options else "taken", "slurm/job/submit", name=f"submit-{name}", method="POST", body=body)
+    for version in tell.versions:
+        answer = tell.client.get(f"/slurm/{version[:-2]}99/jobs", headers=tell.who())
+        tell.write(
+            version, "refused/other-version", answer.status_code, answer.headers.get("content-type", ""), answer.text
+        )
+    tell.slurm.run("scancel", f"--user={PORTAL}", f"--user={ALICE}")
+
+
+def _limits(slurm: Cluster) -> None:
+    slurm.run("sacctmgr", "-i", "modify", "qos", "small", "set", "MaxWall=2:00:00", "MaxJobsPerUser=3",
+              "MaxSubmitJobsPerUser=9", "GrpTRES=gres/gpu=16,cpu=512", "MaxTRESPerJob=gres/gpu=8",
+              "MaxTRESPerNode=gres/gpu=4", "MaxTRESPerAccount=gres/gpu=12", "GrpTRESMins=gres/gpu=60000",
+              "Priority=50", "Preempt=normal")  # fmt: skip
+    slurm.enroll(BOB, "speech", MaxJobs=5, MaxSubmitJobs=20, MaxWall="1-0", GrpTRES="gres/gpu=10", GrpJobs=7,
+                 MaxTRESPerJob="gres/gpu=4,node=2", GrpTRESMins="gres/gpu=1000", Fairshare=4)  # fmt: skip
+
+
+def _busy(tell: Recorder) -> None:
+    """Jobs in every state that can be had, most of them staying there."""
+    batch, wait, control = tell.batch, tell.wait, tell.control
+    batch("gpus", "-N2", "-w", "dgx01,dgx03", "--ntasks-per-node=1", "--gres=gpu:h100:3", "-t", "90")
+    batch("completed", script="#!/bin/sh\nexit 0\n")
+    batch("failed", script="#!/bin/sh\nexit 3\n")
+    batch("signalled", script="#!/bin/sh\nkill -9 $$\n")
+    batch("steps", "-N2", script="#!/bin/sh\nsrun -N2 -n2 true\nsrun -J two -N1 -n1 sh -c 'exit 5'\nexit 5\n")
+    batch("timeout", "-t", "1")
+    batch("cancelled")
+    batch("cancelled-pending", "--hold")
+    batch("requeued", "-w", "dgx02")
+    batch("requeued-held", "-w", "dgx02")
+    batch("finished-array", "--array=0-2", script='#!/bin/sh\nexit "$SLURM_ARRAY_TASK_ID"\n')
+    wait("cancelled", "RUNNING")
+    tell.slurm.run("scancel", tell.ids["cancelled"], user=ALICE)
+    tell.slurm.run("scancel", tell.ids["cancelled-pending"], user=ALICE)
+    for name in ("requeued", "requeued-held"):
+        wait(name, "RUNNING")
+    control("requeue", tell.ids["requeued"])
+    control("requeuehold", tell.ids["requeued-held"])
+    batch("preempted", "-w", "dgx04", "--exclusive")
+    wait("preempted", "RUNNING")
+    batch("urgent", "-p", "urgent", "-w", "dgx04", "--exclusive")
+    wait("urgent", "RUNNING")
+    wait("requeued", "RUNNING")
+    batch("array", "--array=0-9%2", "-w", "dgx02")
+    tell.slurm.wait_for(lambda: "RUNNING" in tell.slurm.state(tell.ids["array"]), "a task to run")
+    batch("held", "--hold")
+    batch("held-array", "--hold", "--array=1-7:3")
+    batch("dependency", f"--dependency=afterok:{tell.ids['gpus']}")
+    batch("begin", "--begin=now+2hours")
+    batch("too-long", "-p", "short", "-t", "30")
+    batch("small", "-q", "small", "--gres=gpu:2", "-w", "dgx02")
+    wait("small", "RUNNING")
+    batch("qos-limit", "-q", "small", "--gres=gpu:1")
+    batch("features", "--hold", "-C", "h100", "--mem=4G", "-c", "16", "-t", "1-0")
+    for node, reason in (("dgx05", "fan 3 is loud"), ("dgx02", "after this job")):
+        tell.slurm.run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}", user=PORTAL)
+    tell.slurm.kill("dgx06")
+    control("create", "reservation", "reservationname=upkeep", "starttime=now", "duration=600", "nodes=dgx07",
+            "flags=maint,ignore_jobs", "users=root")  # fmt: skip
+    control("create", "reservation", "reservationname=course", "starttime=now+3hours", "duration=120",
+            "nodes=dgx01,dgx03", f"users={ALICE}")  # fmt: skip
+    control("create", "reservation", "reservationname=kept", "starttime=now", "duration=120", "nodes=dgx08",
+            "accounts=speech")  # fmt: skip
+    batch("resources", "-N3", "--exclusive", "-w", "dgx01")
+    time.sleep(8)  # until the scheduler has thought about all of them
+    tell.slurm.wait_for(lambda: "down" in tell.slurm.node_states()[5], "a node to be down")
+    batch("completing", "-w", "dgx03", script=STUBBORN)
+    wait("completing", "RUNNING")
+    time.sleep(1)
+    tell.slurm.run("scancel", tell.ids["completing"], user=ALICE)
+    wait("completing", "COMPLETING", "CANCELLED")
+
+
+def _end(tell: Recorder) -> None:
+    deadline = time.monotonic() + 150
+    while tell.slurm.state(tell.ids["timeout"]) != "TIMEOUT":
+        assert time.monotonic() < deadline, "the time limit passes"
+        time.sleep(1)
+    tell.slurm.run("scancel", f"--user={ALICE}", f"--user={BOB}")
+    tell.slurm.run("scancel", f"--user={ALICE}")
+    tell.slurm.run("scancel", f"--user={BOB}")
+    time.sleep(10)  # for the accounts
+
+
+def _token(key: bytes, life_s: int) -> str:
+    now = int(time.time())
+    parts = [{"alg": "HS256", "typ": "JWT"}, {"exp": now + life_s, "iat": now, "sun": PORTAL}]
+    text = b".".join(_base64url(json.dumps(part).encode()) for part in parts)
+    return (text + b"." + _base64url(hmac.digest(key, text, "sha256"))).decode()
+
+
+def _base64url(data: bytes) -> bytes:
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def _paths_of(document: Any) -> dict[str, dict[str, dict[str, str]]]:
+    return {path: {method: {} for method in methods} for path, methods in document["paths"].items()}
+
+
+def _plain(document: Any) -> set[str]:
+    return {path.rstrip("/") for path in document["paths"]}
+
+
+def _template(rest: str, service: str) -> str:
+    if rest.startswith("job/{"):
+        return "job/{job_id}"
+    return rest
+
+
+def _number(version: str) -> tuple[int, int, int]:
+    first, second, third = version.removeprefix("v").split(".")
+    return int(first), int(second), int(third)
+
+
+def _lines(answer: dict[str, Any]) -> str:
+    """Compact, but with every job or node on a line of its own: what changes between recordings can be read."""
+    body = answer["body"]
+    if not isinstance(body, dict):
+        return json.dumps(answer) + "\n"
+    rows = []
+    for name, value in body.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            inside = ",\n".join(json.dumps(item, separators=(",", ":")) for item in value)
+            rows.append(f"{json.dumps(name)}:[\n{inside}]")
+        else:
+            rows.append(f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}")
+    head = json.dumps({"status": answer["status"], "type": answer["type"]})[:-1]
+    return head + ', "body": {\n' + ",\n".join(rows) + "}}\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    for name in arguments or [known.name for known in releases.RELEASES]:
+        record(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

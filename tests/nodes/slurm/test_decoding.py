@@ -1,0 +1,242 @@
+"""What is read of the answers that real Slurms gave: the same from every version, except where one does not tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.slurm_shapes import Record
+from tests.nodes.slurm.playing import VERSIONS, Played, body, load
+from tests.slurm.people import ALICE, BOB, PORTAL
+
+KEY = "00c0ffee00c0ffee"
+# state, reason, exit code, signal, nodes, restart count
+BUSY = {
+    "gpus": ("running", "", None, None, ("dgx01", "dgx03"), 0),
+    "completed": ("completed", "", 0, None, ("dgx01",), 0),
+    "failed": ("failed", "", 3, None, ("dgx01",), 0),
+    "signalled": ("failed", "", None, 9, ("dgx01",), 0),
+    "steps": ("failed", "", 5, None, ("dgx01", "dgx02"), 0),
+    "timeout": ("running", "", None, None, ("dgx01",), 0),
+    "cancelled": ("cancelled", "", None, 15, ("dgx01",), 0),
+    "cancelled-pending": ("cancelled", "", None, None, (), 0),
+    "requeued": ("running", "", None, None, ("dgx02",), 1),
+    "preempted": ("pending", "Resources", None, None, (), 1),
+    "urgent": ("running", "", None, None, ("dgx04",), 0),
+    "held": ("pending", "JobHeldUser", None, None, (), 0),
+    "dependency": ("pending", "Dependency", None, None, (), 0),
+    "begin": ("pending", "BeginTime", None, None, (), 0),
+    "too-long": ("pending", "PartitionTimeLimit", None, None, (), 0),
+    "small": ("running", "", None, None, ("dgx02",), 0),
+    "qos-limit": ("pending", "QOSMaxGRESPerUser", None, None, (), 0),
+    "completing": ("completing", "", None, None, ("dgx03",), 0),
+    f"gpus.{KEY}": ("failed", "BadConstraints", None, None, (), 0),
+}
+some_versions = pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
+every_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def records(version: str, moment: str) -> dict[str, list[Record]]:
+    listed = Played(version, moment).rest.jobs()
+    assert listed is not None
+    raws = body(version, f"{moment}/slurm-jobs")["jobs"]
+    found: dict[str, list[Record]] = {}
+    for raw, record in zip(raws, listed.records(), strict=True):
+        found.setdefault(raw["name"], []).append(record)
+    return found
+
+
+def queue(version: str) -> dict[str, QueuedJob]:
+    return {job.name: job for job in Played(version).slurm.queue()}
+
+
+@every_version
+def test_jobs_in_every_state(version: str) -> None:
+    found = records(version, "busy")
+    for name, expected in BUSY.items():
+        status = found[name][0].status
+        told = (status.state, status.reason, status.exit_code, status.signal, status.nodes, status.restart_count)
+        if name == "cancelled":  # the shell may have died of the signal, or have ended by itself with 143
+            assert {told[2], told[3]} & {143, 15}
+            told = (*told[:2], *expected[2:4], *told[4:])
+        assert told == expected, name
+        assert status.key == KEY
+        assert found[name][0].user == (PORTAL if KEY in name else ALICE)
+        assert status.submitted_at is not None
+        assert (status.started_at is None) == (status.state == "pending"), name
+        assert (status.ended_at is None) == (status.state not in {"completed", "failed", "cancelled"}), name
+
+
+@every_version
+def test_a_job_held_after_its_requeue_says_so(version: str) -> None:
+    status = records(version, "busy")["requeued-held"][0].status
+    assert (status.state, status.restart_count) == ("pending", 1)
+    assert status.reason.startswith("JobHeldUser")
+
+
+@some_versions
+def test_ends(version: str) -> None:
+    found = records(version, "ended")
+    assert {name: jobs[0].status.state for name, jobs in found.items() if name in ("timeout", "gpus", "held")} == {
+        "timeout": "timeout",
+        "gpus": "cancelled",
+        "held": "cancelled",
+    }
+    status = found["timeout"][0].status
+    assert status.started_at
+    assert status.ended_at
+    assert 60 <= status.ended_at - status.started_at <= 100
+
+
+@every_version
+def test_tasks_of_an_array_by_either_id(version: str) -> None:
+    found = records(version, "busy")
+    array, *_ = [one.own_id for one in found["array"] if one.tasks]
+    waiting = {one.own_id: one.tasks for one in found["array"] if one.tasks}
+    assert waiting == {array: (2, 3, 4, 5, 6, 7, 8, 9)}
+    assert {one.status.scheduler_id for one in found["array"]} == {array, f"{array}_0", f"{array}_1"}
+    assert [one.tasks for one in found["held-array"]] == [(1, 4, 7)]
+    assert {one.status.exit_code for one in found["finished-array"]} == {0, 1, 2}
+    slurm = Played(version).slurm
+    asked = [f"{array}_{task}" for task in range(10)]
+    told = slurm.status(asked)
+    assert [told[one].state for one in asked] == ["running"] * 2 + ["pending"] * 8
+    assert [told[one].scheduler_id for one in asked] == asked
+
+
+@every_version
+def test_the_queue(version: str) -> None:
+    found = queue(version)
+    assert not {"completed", "failed", "cancelled"} & set(found)
+    gpus = found["gpus"]
+    assert (gpus.gpus, gpus.gpu_type, gpus.cpus, gpus.memory_mib, gpus.node_count) == (6, "h100", 2, 2000, 2)
+    assert gpus.gpu_indices == {"dgx01": (0, 1, 2), "dgx03": (0, 1, 2)}
+    assert (gpus.account, gpus.partition, gpus.qos, gpus.time_limit_s) == ("vision", "batch", "normal", 5400)
+    assert gpus.started_at
+    assert gpus.ends_at == gpus.started_at + 5400
+    features = found["features"]
+    assert (features.features, features.cpus, features.memory_mib, features.time_limit_s) == ("h100", 16, 4096, 86_400)
+    assert found["begin"].starts_at is not None
+    assert found["begin"].started_at is None
+    assert found["dependency"].dependency.startswith("afterok:")
+    assert found["held"].priority == 0
+    assert found["held-array"].tasks == 3
+    assert {"pending", "running", "completing"} == {job.state for job in found.values()}
+
+
+@every_version
+def test_nodes(version: str) -> None:
+    nodes = {node.name: node for node in Played(version).slurm.nodes()}
+    assert {name: node.state for name, node in nodes.items() if name not in ("dgx01", "dgx03")} == {
+        "dgx02": "draining", "dgx04": "allocated", "dgx05": "drained", "dgx06": "down", "dgx07": "maintenance",
+        "dgx08": "reserved",
+    }  # fmt: skip
+    assert {nodes["dgx01"].state, nodes["dgx03"].state} <= {"mixed", "completing"}
+    fan = nodes["dgx05"]
+    assert (fan.reason, fan.reason_by) == ("fan 3 is loud", PORTAL)
+    assert fan.reason_at is not None
+    assert (nodes["dgx06"].reason, nodes["dgx01"].reason) == ("Not responding", "")
+    one = nodes["dgx01"]
+    assert (one.gpus, one.gpus_used, one.gpu_type, one.gpus_allocated) == (8, 3, "h100", (0, 1, 2))
+    assert (one.cpus, one.memory_mib) == (128, 2_000_000)
+    assert one.cpus_used >= 1
+    assert one.memory_used_mib >= 1000
+    assert set(one.partitions) == {"batch", "urgent", "short"}
+    assert one.features == ("h100",)
+    assert one.booted_at is not None
+    assert nodes["dgx05"].gpus_allocated == ()
+
+
+@every_version
+def test_partitions(version: str) -> None:
+    slurm = Played(version).slurm
+    slurm.queue()
+    found = {partition.name: partition for partition in slurm.partitions()}
+    batch, urgent, short, debug = (found[name] for name in ("batch", "urgent", "short", "debug"))
+    assert (batch.state, batch.is_default, len(batch.nodes)) == ("up", True, 8)
+    assert (batch.max_time_s, batch.default_time_s, batch.priority_tier) == (7 * 86_400, 3600, 1)
+    assert (urgent.is_default, urgent.priority_tier, urgent.max_time_s) == (False, 10, 86_400)
+    assert (short.max_time_s, short.default_time_s, debug.nodes) == (600, 300, ("dgx08",))
+    assert (batch.max_nodes, batch.allowed_accounts, batch.qos) == (None, (), "")
+
+
+@some_versions
+def test_reservations(version: str) -> None:
+    found = {one.name: one for one in Played(version).slurm.reservations()}
+    assert found["course"].nodes == ("dgx01", "dgx03")
+    assert found["course"].users == (ALICE,)
+    assert found["course"].starts_at
+    assert found["course"].ends_at == found["course"].starts_at + 2 * 3600
+    assert found["kept"].accounts == ("speech",)
+    assert "MAINT" in found["upkeep"].flags
+
+
+@some_versions
+def test_limits_and_shares(version: str) -> None:
+    accounts = Played(version).slurm.accounts()
+    small = next(qos for qos in accounts.qos if qos.name == "small")
+    assert (small.priority, small.preempts) == (50, ("normal",))
+    limits = small.limits
+    assert limits.max_time_s == 7200
+    assert (limits.user_jobs, limits.user_submitted) == (3, 9)
+    assert dict(limits.group) == {"gres/gpu": 16, "cpu": 512}
+    assert dict(limits.job) == {"gres/gpu": 8}
+    assert dict(limits.node) == {"gres/gpu": 4}
+    assert dict(limits.user) == {"gres/gpu": 2}
+    assert dict(limits.account) == {"gres/gpu": 12}
+    bob = next(one for one in accounts.associations if (one.user, one.account) == (BOB, "speech"))
+    assert (bob.shares, bob.limits.max_time_s, bob.limits.user_jobs, bob.limits.user_submitted) == (4, 86_400, 5, 20)
+    assert dict(bob.limits.group) == {"gres/gpu": 10}
+    assert dict(bob.limits.job) == {"gres/gpu": 4, "node": 2}
+    assert bob.is_default
+    speech = next(one for one in accounts.associations if (one.user, one.account) == ("", "speech"))
+    assert speech.parent == "root"
+    shown = bob.fair_share is not None
+    assert shown == (version != "v0.0.38")
+
+
+@every_version
+def test_an_empty_cluster(version: str) -> None:
+    played = Played(version, "nothing")
+    assert played.slurm.queue() == []
+    assert len(played.slurm.nodes()) == 8
+    if version in (VERSIONS[0], VERSIONS[-1]):
+        assert played.slurm.reservations() == []
+
+
+@some_versions
+def test_runs_of_a_requeued_job(version: str) -> None:
+    played = Played(version, "ended")
+    listed = body(version, "ended/slurmdb-job-requeued")["jobs"]
+    job_id = str(listed[0]["job_id"])
+    played.answers[f"slurmdb/{version}/job/{job_id}"] = lambda _: load(version, "ended/slurmdb-job-requeued")
+    first, second = played.rest.runs(job_id)
+    assert (first.record.status.restart_count, second.record.status.restart_count) == (0, 1)
+    assert first.record.status.ended_at is not None
+    assert (first.record.status.before, second.record.status.state) == ("", "cancelled")
+
+
+@some_versions
+def test_steps(version: str) -> None:
+    played = Played(version, "ended")
+    job_id = str(body(version, "ended/slurmdb-job-steps")["jobs"][0]["job_id"])
+    played.answers[f"slurmdb/{version}/job/{job_id}"] = lambda _: load(version, "ended/slurmdb-job-steps")
+    steps = played.slurm.steps(job_id)
+    assert [(step.number, step.name) for step in steps] == [("batch", "batch"), ("0", "true"), ("1", "two")]
+    assert [step.state for step in steps] == ["failed", "completed", "failed"]
+    assert steps[1].nodes == ("dgx01", "dgx02")
+    assert (steps[1].exit_code, steps[2].exit_code) == (0, None if version == "v0.0.38" else 5)
+
+
+@some_versions
+def test_accounts_of_jobs_that_never_started(version: str) -> None:
+    """Slurm writes their nodes as "None assigned"."""
+    found = {one.own_id: one.status for one in Played(version, "ended").rest.accounted(user=ALICE, since=0)}
+    names = {str(raw["job_id"]): raw["name"] for raw in body(version, "ended/slurmdb-jobs")["jobs"]}
+    told = {names[own_id]: status for own_id, status in found.items()}
+    assert told["resources"].nodes == ()
+    assert told["gpus"].nodes == ("dgx01", "dgx03")
+    assert told["signalled"].signal == 9
+    assert told["failed"].exit_code == (None if version == "v0.0.38" else 3)
+    assert told["timeout"].state == "timeout"
+    assert {one.key for one in told.values()} == {KEY}

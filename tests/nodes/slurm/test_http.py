@@ -1,0 +1,399 @@
+"""Speaking with slurmrestd when things go wrong: discovery, repeats, odd answers, upgrades, and secrets kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from nodes.schedulers import slurm_http
+from nodes.schedulers.base import SchedulerError
+from nodes.schedulers.slurm import Slurm
+from nodes.schedulers.slurm_http import NoAnswer, NotTaken, SlurmError, SlurmHttp
+from nodes.schedulers.slurm_rest import SlurmRest
+from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, body, load, paths
+from tests.nodes.slurm.test_request import asked
+
+NEWEST = VERSIONS[-1]
+
+
+def named(version: str, **more: str) -> dict[str, Any]:
+    """What a slurmrestd would say that serves the newest recorded paths under other numbers."""
+    found = paths(NEWEST).json()["paths"]
+    return {path.replace(NEWEST, version): methods for path, methods in found.items()}
+
+
+def serving(*versions: str) -> Played:
+    played = Played(NEWEST)
+    document = {"paths": {path: how for version in versions for path, how in named(version).items()}}
+    played.answers["/openapi/v3"] = httpx.Response(200, json=document)
+    return played
+
+
+@pytest.mark.parametrize(
+    ("served", "chosen"),
+    [
+        (("v0.0.38",), (0, 0, 38)),
+        (("v0.0.36", "v0.0.38", "v0.0.37"), (0, 0, 38)),
+        (("v0.0.40", "v0.0.41", "v0.0.42"), (0, 0, 42)),
+        (("v0.0.42", "v0.0.100"), (0, 0, 100)),
+        (("v0.0.45", "v0.1.0"), (0, 1, 0)),
+        (("v1.0.0", "v0.9.9"), (1, 0, 0)),
+    ],
+)
+def test_the_newest_version_is_spoken(served: tuple[str, ...], chosen: tuple[int, int, int]) -> None:
+    assert serving(*served).rest.version == chosen
+
+
+def test_a_version_that_lacks_what_we_need_is_passed_over() -> None:
+    played = serving("v0.0.42")
+    document = {"paths": {**named("v0.0.42"), "/slurm/v0.0.43/jobs/": {"get": {}}}}
+    played.answers["/openapi/v3"] = httpx.Response(200, json=document)
+    assert played.rest.version == (0, 0, 42)
+
+
+@pytest.mark.parametrize("served", [("v0.0.36", "v0.0.37"), ()])
+def test_too_old_a_slurm(served: tuple[str, ...]) -> None:
+    played = serving(*served) if served else Played(NEWEST)
+    played.answers.setdefault("/openapi/v3", httpx.Response(200, json={"paths": {"/other/thing": {}}}))
+    with pytest.raises(
+        SchedulerError, match=r"Vigil needs v0\.0\.38 or later: Slurm 22\.05\. Upgrade Slurm"
+    ) as refused:
+        played.slurm.nodes()
+    assert refused.value.permanent
+    assert ("v0.0.36, v0.0.37" if served else "nothing of Slurm's") in str(refused.value)
+
+
+def test_a_newer_version_with_the_new_shapes_is_read() -> None:
+    played = serving("v0.1.0")
+    for name in ("jobs", "jobs/state", "nodes", "partitions"):
+        told = load(NEWEST, f"busy/slurm-{name.replace('/', '-')}")
+        played.answers[f"/slurm/v0.1.0/{name}"] = told
+    assert len(played.slurm.nodes()) == 8
+    assert {job.name for job in played.slurm.queue()} >= {"gpus", "held"}
+
+
+def test_what_is_served_is_asked_once() -> None:
+    played = Played(NEWEST)
+    for _ in range(3):
+        played.slurm.nodes()
+    assert len(played.asked("/openapi/v3")) == 1
+
+
+@pytest.mark.parametrize("old", [version for version in VERSIONS if version != NEWEST])
+def test_an_upgrade_mid_flight(old: str) -> None:
+    """The old version's paths are gone of a sudden, with a plain-text 404: what it serves now is asked anew."""
+    played = Played(old)
+    assert len(played.slurm.nodes()) == 8
+    played.version = NEWEST
+    assert len(played.slurm.nodes()) == 8
+    assert played.rest.version == tuple(map(int, NEWEST[1:].split(".")))
+    assert len(played.asked("/openapi/v3")) == 2
+
+
+def test_a_submission_during_an_upgrade_is_worded_for_the_new_version(tmp_path: Any) -> None:
+    """The old form in the new path would be taken, without the GPUs."""
+    played = Played("v0.0.38")
+    played.answers["job/submit"] = _only_new
+    assert played.rest.version == (0, 0, 38)
+    played.version = NEWEST
+    assert played.rest.submit(asked(tmp_path, gpus_per_node=2), "#!/bin/sh\n") == "77"
+    first, second = (json.loads(request.content) for request in played.asked("job/submit"))
+    assert (first["job"]["gres"], "script" in first) == ("gpu:2", True)
+    assert (second["job"]["tres_per_node"], "script" in second) == ("gres/gpu:2", False)
+
+
+def _only_new(request: httpx.Request) -> httpx.Response:
+    if f"/{NEWEST}/" in request.url.path:
+        return httpx.Response(200, json={"job_id": 77, "errors": []})
+    return httpx.Response(404, text="Unable find requested URL.")
+
+
+class Failing:
+    """Fails some times and then lets the recorded answer through."""
+
+    def __init__(self, *failures: Callable[[httpx.Request], httpx.Response]) -> None:
+        self.failures, self.calls = list(failures), 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.calls += 1
+        if self.failures:
+            return self.failures.pop(0)(request)
+        return load(NEWEST, "busy/slurm-nodes") if request.method != "POST" else httpx.Response(200, json={"job_id": 1})
+
+
+def refuse(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("Connection refused", request=request)
+
+
+def reset(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("Connection reset by peer", request=request)
+
+
+def halfway(request: httpx.Request) -> httpx.Response:
+    def pieces() -> Iterator[bytes]:
+        yield b'{"nodes": ['
+        raise httpx.RemoteProtocolError("peer closed connection", request=request)
+
+    return httpx.Response(200, content=pieces())
+
+
+def slow(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadTimeout("", request=request)
+
+
+def status(code: int) -> Callable[[httpx.Request], httpx.Response]:
+    return lambda request: httpx.Response(code, text="<html>Bad Gateway</html>", headers={"Content-Type": "text/html"})
+
+
+@pytest.mark.parametrize("failure", [refuse, reset, halfway, status(502), status(503), status(504)])
+def test_what_does_no_harm_is_repeated(failure: Callable[[httpx.Request], httpx.Response]) -> None:
+    played = Played(NEWEST)
+    played.answers["/nodes"] = failing = Failing(failure, failure)
+    assert len(played.slurm.nodes()) == 8
+    assert failing.calls == 3
+    played.answers["/nodes"] = failing = Failing(failure, failure, failure)
+    with pytest.raises(NoAnswer) as refused:
+        played.slurm.nodes()
+    assert failing.calls == 3
+    assert not refused.value.permanent
+    played.answers["/job/7"] = failing = Failing(failure, status(200))
+    with pytest.raises(SchedulerError, match="not Slurm's JSON"):
+        played.slurm.cancel("7")
+    assert failing.calls == 2
+
+
+@pytest.mark.parametrize("failure", [refuse, reset, halfway, slow, status(502), status(503)])
+def test_a_submission_is_never_repeated(failure: Callable[[httpx.Request], httpx.Response], tmp_path: Any) -> None:
+    played = Played(NEWEST)
+    played.answers["job/submit"] = failing = Failing(failure)
+    with pytest.raises(NoAnswer) as refused:
+        played.rest.submit(asked(tmp_path), "#!/bin/sh\n")
+    assert failing.calls == 1
+    assert refused.value.sent == (failure in (reset, halfway, slow))
+    assert not refused.value.permanent
+
+
+def test_no_repeats_after_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+
+    def late(request: httpx.Request) -> httpx.Response:
+        nonlocal now
+        now += 10.5
+        raise httpx.ReadTimeout("", request=request)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    played = Played(NEWEST)
+    played.answers["/nodes"] = failing = Failing(late, late)
+    with pytest.raises(NoAnswer, match="did not answer in time"):
+        played.slurm.nodes()
+    assert failing.calls == 1
+
+
+def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+
+    def trickle(request: httpx.Request) -> httpx.Response:
+        def pieces() -> Iterator[bytes]:
+            nonlocal now
+            while True:
+                now += 5
+                yield b" "
+
+        return httpx.Response(200, content=pieces())
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    played = Played(NEWEST)
+    played.answers["/nodes"] = Failing(trickle, trickle)
+    with pytest.raises(NoAnswer, match="did not answer in time"):
+        played.slurm.nodes()
+    assert now < 1040
+
+
+def test_an_answer_may_be_long_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = body(NEWEST, "busy/slurm-jobs")
+    jobs["jobs"] *= 40
+    told = json.dumps(jobs).encode()
+    assert len(told) > 5_000_000
+    played = Played(NEWEST)
+    played.answers["/jobs"] = lambda _: httpx.Response(200, content=told)
+    assert len(played.slurm.queue()) > 10
+    monkeypatch.setattr(slurm_http, "LONGEST_ANSWER", 5_000_000)
+    with pytest.raises(SchedulerError, match="more than 4 MiB"):
+        played.rest.jobs()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (httpx.Response(200, html="<h1>It works!</h1>"), "HTTP 200 with text/html that is not Slurm's JSON"),
+        (httpx.Response(500, html="<h1>Oh no</h1>"), "HTTP 500 with text/html"),
+        (httpx.Response(200, content=b'{"nodes": [{"name": "dg'), "not Slurm's JSON"),
+        (httpx.Response(200, content=b""), "HTTP 200 with something that is not"),
+        (httpx.Response(200, json=[1, 2]), "JSON that is not Slurm's"),
+        (httpx.Response(200, content=b"null"), "JSON that is not Slurm's"),
+        (httpx.Response(200, content=b"[" * 100_000), "not Slurm's JSON"),
+        (httpx.Response(200, json={}), "Slurm's answer has no nodes: it gave no reason"),
+        (httpx.Response(200, json={"nodes": {}}), "has no nodes"),
+        (httpx.Response(200, json={"nodes": None, "errors": [{"error": "Broken"}]}), "has no nodes: Broken"),
+        (httpx.Response(301, headers={"Location": "https://elsewhere"}), "HTTP 301"),
+        (httpx.Response(200, json={"nodes": [], "errors": [{"error": "x", "error_number": 1800}]}), "has no nodes: x"),
+    ],
+)
+def test_answers_that_are_no_answers(answer: httpx.Response, said: str) -> None:
+    played = Played(NEWEST)
+    played.answers["/nodes"] = answer
+    with pytest.raises(SchedulerError, match=said) as refused:
+        played.slurm.nodes()
+    assert not refused.value.permanent
+    assert len(played.asked("/nodes")) == 1
+
+
+def test_a_name_in_latin_1_hides_nobody() -> None:
+    """Slurm hands on whatever bytes a person has named a job with."""
+    told = load(NEWEST, "busy/slurm-jobs").content.replace(b'"name":"gpus"', b'"name":"caf\xe9"')
+    played = Played(NEWEST)
+    played.answers["/jobs"] = httpx.Response(200, content=told)
+    assert "caf�" in {job.name for job in played.slurm.queue()}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_slurm_s_own_numbers_and_words(version: str) -> None:
+    told = {
+        "submit-account": (2045, True), "submit-partition": (2000, True), "submit-qos": (2066, True),
+        "submit-reservation": (2053, True),
+    }  # fmt: skip
+    for name, (number, permanent) in told.items():
+        played = Played(version)
+        played.answers["/job/9"] = load(version, f"refused/{name}")
+        with pytest.raises(SlurmError, match=f"^Slurm error {number}: [A-Z].*") as refused:
+            played.rest.http.delete("job/9")
+        assert (refused.value.number, refused.value.permanent) == (number, permanent), name
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_unknown_jobs(version: str) -> None:
+    played = Played(version)
+    played.answers[f"/slurm/{version}/job/987654"] = lambda request: load(
+        version, "refused/cancel-unknown" if request.method == "DELETE" else "refused/slurm-job-unknown"
+    )
+    played.answers[f"/slurmdb/{version}/job/987654"] = load(version, "refused/slurmdb-job-unknown")
+    assert played.rest.job("987654") == []
+    assert played.rest.runs("987654") == []
+    assert played.slurm.status(["987654"]) == {}
+    played.slurm.cancel("987654")
+    played.slurm.signal("987654", "TERM")
+
+
+@pytest.mark.parametrize("version", [VERSIONS[0], NEWEST])
+def test_to_end_one_that_has_ended_is_no_error(version: str) -> None:
+    played = Played(version)
+    played.answers["/job/18"] = load(version, "ended/cancel-ended")
+    played.slurm.cancel("18")
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version not in ("v0.0.40", "v0.0.41")])
+def test_somebody_else_s_job_cannot_be_ended(version: str) -> None:
+    """v0.0.42 refuses with HTTP 200 and no errors; v0.0.40 and 41 do not say it at all."""
+    played = Played(version)
+    played.answers["/job/34"] = load(version, "refused/cancel-of-others")
+    with pytest.raises(SlurmError, match="denied") as refused:
+        played.slurm.cancel("34", user="bob")
+    assert (refused.value.number, refused.value.permanent) == (2002, True)
+
+
+@pytest.mark.parametrize("odd", ["17_3", "", "17/../../../node/dgx01", "1 2", "１７", "17\n", "-1"])
+def test_only_ids_are_ended(odd: str) -> None:
+    played = Played(NEWEST)
+    with pytest.raises(SchedulerError, match="is not the id of a Slurm job"):
+        played.slurm.cancel(odd)
+    assert not [request for request in played.requests if request.method == "DELETE"]
+
+
+@pytest.mark.parametrize("name", ["wrong-token", "expired-token", "no-jwt", "no-token"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_tokens_that_slurm_does_not_take(version: str, name: str) -> None:
+    tokens = OneToken()
+    played = Played(version, tokens=tokens)
+    played.answers["/jobs"] = load(version, f"refused/{name}")
+    with pytest.raises(SchedulerError, match="token of portal") as refused:
+        played.rest.jobs()
+    assert not refused.value.permanent
+    assert tokens.forgotten == ["portal"]
+    assert isinstance(refused.value, NotTaken) or (version == "v0.0.38" and name != "no-token")
+
+
+@pytest.mark.parametrize("code", [401, 403, 511])
+def test_a_refusal_before_anything_else(code: int) -> None:
+    played = Played(NEWEST)
+    for path in ("/openapi/v3", "/openapi.json", "/openapi"):
+        played.answers[path] = httpx.Response(code, text="Authentication failure")
+    with pytest.raises(SchedulerError):
+        played.slurm.nodes()
+    assert len(played.requests) == (1 if code != 511 else 3)
+
+
+@pytest.mark.parametrize("version", [VERSIONS[0], NEWEST])
+def test_daemons_that_are_away(version: str) -> None:
+    played = Played(version)
+    played.answers[f"/slurm/{version}/jobs"] = load(version, "away/slurmctld")
+    played.answers[f"/slurmdb/{version}/jobs"] = load(version, "away/slurmdbd")
+    with pytest.raises(SchedulerError, match="slurmctld may be away|Unable to contact slurm controller"):
+        played.rest.jobs()
+    with pytest.raises(SchedulerError, match="Unable to connect to database") as refused:
+        played.rest.accounted(user="alice", since=0)
+    assert not refused.value.permanent
+    assert "no slurmrestd behind it" not in str(refused.value)
+
+
+def test_nothing_is_told_of_tokens(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+    """In no error, its causes, its traceback with all that it holds, and no log of any library."""
+    caplog.set_level(logging.DEBUG)
+    answers: list[Any] = [
+        refuse, reset, halfway, slow, status(502), status(500), lambda _: httpx.Response(401, text=TOKEN[:0]),
+        lambda _: httpx.Response(500, json={"errors": [{"error": "x", "error_number": 1007}]}),
+    ]  # fmt: skip
+    told = []
+    for answer in answers:
+        played = Played(NEWEST)
+        played.answers["/nodes"] = played.answers["job/submit"] = answer
+        for call in (played.slurm.nodes, lambda played=played: played.rest.submit(asked(tmp_path), "#!/bin/sh")):
+            with pytest.raises(SchedulerError) as refused:
+                call()
+            told += traceback.format_exception(refused.value)
+            told += [repr(refused.value), repr(refused.value.__context__), repr(vars(refused.value))]
+        told += [repr(played.slurm), repr(played.http), repr(played.rest), repr(played.http.served)]
+    everything = "\n".join([*told, *(record.getMessage() for record in caplog.records), caplog.text])
+    assert "slurm.test" in everything
+    assert TOKEN not in everything
+    assert "X-SLURM-USER-TOKEN" not in everything.upper()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "slurm", "ftp://slurm", "http://", "http://host:99999", "http://[::1", "unix:", "unix:relative",
+        "https://portal:secret@slurm:6820", "http://slurm:6820/?a=1",
+    ],
+)  # fmt: skip
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(SchedulerError, match="VIGIL_SLURM_URL") as refused:
+        SlurmHttp(url, tokens=OneToken(), user="portal")
+    assert refused.value.permanent
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpcore leaves the socket open
+def test_nobody_there(tmp_path: Any) -> None:
+    for url in ("http://127.0.0.1:9", f"unix:{tmp_path}/none.sock"):
+        http = SlurmHttp(url, tokens=OneToken(), user="portal", timeout_s=2)
+        with pytest.raises(NoAnswer, match="cannot be reached at .*Is it running") as refused:
+            Slurm(SlurmRest(http), tokens=OneToken(), user="portal").nodes()
+        assert not refused.value.sent
+        http.close()

@@ -1,0 +1,292 @@
+"""Random walks of a whole Slurm: whatever happens, `status` tells the truth, or that it does not know."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
+from nodes.schedulers.slurm import SINGLY, Slurm
+from nodes.schedulers.slurm_http import SlurmHttp
+from nodes.schedulers.slurm_rest import SlurmRest
+from tests.nodes.slurm.model import NEW, OLD, Job, Model
+from tests.nodes.slurm.playing import OneToken
+
+STEPS = 100
+
+
+class Walk:
+    def __init__(self, seed: int, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.chance = random.Random(seed)
+        self.model = Model(version, skew=self.chance.choice([0.0, -300.0, 300.0]))
+        monkeypatch.setattr(time, "monotonic", lambda: self.model.now)
+        http = SlurmHttp(
+            "http://slurm.test", tokens=OneToken(), user="portal", transport=httpx.MockTransport(self.model)
+        )
+        self.slurm = Slurm(SlurmRest(http), tokens=OneToken(), user="portal")
+        self.following: dict[str, JobStatus | None] = {}  # as the follower does: until their end
+        self.ended: dict[str, JobStatus] = {}
+        self.log: list[str] = []
+
+    def step(self) -> None:
+        acts: list[tuple[int, Callable[[], None]]] = [
+            (6, self.submit), (2, self.submit_array), (8, self.start), (8, self.end), (4, self.requeue),
+            (1, self.break_one), (4, self.mend), (1, self.upgrade), (1, self.wait_long), (1, self.drop_lists),
+            (2, self.queue),
+        ]  # fmt: skip
+        act = self.chance.choices([act for _, act in acts], [weight for weight, _ in acts])[0]
+        self.log.append(act.__name__)
+        act()
+        self.model.pass_time(self.chance.choice([0.5, 2.0, 2.0, 2.0, 4.0]))
+
+    def pick(self, *states: str) -> Job | None:
+        up = self.model.is_up["slurmctld"]
+        found = [job for job in self.model.live.values() if job.state in states and job.begin <= self.model.now]
+        return self.chance.choice(found) if found and up else None
+
+    def submit(self) -> None:
+        if all(self.model.is_up.values()) and len(self.following) < 40:
+            self.following[self.model.submit().name] = None
+
+    def submit_array(self) -> None:
+        if all(self.model.is_up.values()) and len(self.following) < 40:
+            job = self.model.submit(tasks=self.chance.randint(1, 4))
+            self.following |= {f"{job.own_id}_{task}": None for task in job.waiting}
+
+    def start(self) -> None:
+        if job := self.pick("PENDING"):
+            self.model.start(job)
+
+    def end(self) -> None:
+        if job := self.pick("RUNNING"):
+            state = self.chance.choice(["COMPLETED", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"])
+            self.model.end(job, state, 3 if state == "FAILED" else 0)
+
+    def requeue(self) -> None:
+        if job := self.pick("RUNNING"):
+            self.model.requeue(job, self.chance.choice(["", "PREEMPTED", "NODE_FAIL"]))
+
+    def break_one(self) -> None:
+        self.model.is_up[self.chance.choice(list(self.model.is_up))] = False
+
+    def mend(self) -> None:
+        for name in self.model.is_up:
+            self.model.is_up[name] = True
+        self.model.drops_lists = False
+
+    def upgrade(self) -> None:
+        self.model.version = NEW
+
+    def wait_long(self) -> None:
+        self.model.pass_time(self.chance.choice([12.0, 65.0, 200.0]))
+
+    def drop_lists(self) -> None:
+        self.model.drops_lists = True
+
+    def queue(self) -> None:
+        try:
+            jobs = self.slurm.queue()
+        except SchedulerError:
+            return
+        live = {str(job.own_id) for job in self.model.live.values() if not job.is_over}
+        if self.slurm._memory.listed_at == self.model.now and self.model.is_up["slurmctld"]:
+            assert len(jobs) == len(live)
+
+    def check(self) -> None:
+        before = len(self.model.calls)
+        try:
+            told = self.slurm.status(list(self.following))
+        except SchedulerError:
+            assert not all(self.model.is_up.values()) or self.model.drops_lists, self.log
+            return
+        calls = self.model.calls[before:]
+        for scheduler_id in list(self.following):
+            self.compare(scheduler_id, told.get(scheduler_id))
+        changes = len(self.following) + 3 * SINGLY
+        assert len(calls) <= 8 + changes, calls
+
+    def compare(self, scheduler_id: str, status: JobStatus | None) -> None:
+        truth = self.model.all[scheduler_id]
+        assert status is not None or not truth.runs[-1].is_told, (scheduler_id, truth, self.log)
+        assert status is not None or not truth.is_over or truth.own_id not in self.model.live, (scheduler_id, self.log)
+        if status is None or status.state == UNKNOWN:
+            return
+        told = (status.scheduler_id, status.state, status.restart_count)
+        where = (scheduler_id, truth, status, self.model.version, self.log[-20:])
+        if told != (
+            scheduler_id,
+            truth.state.lower(),
+            truth.restart,
+        ):  # an older truth, where Slurm cannot be asked yet
+            assert status.state not in ENDED, where
+            raise AssertionError(where)
+        assert status.key == truth.key
+        if truth.is_over and status.exit_code is not None:
+            assert status.exit_code == truth.exit_code, where
+        assert status.before in {"", truth.before}, where
+        if status.state in ENDED:
+            self.ended[scheduler_id] = status
+            del self.following[scheduler_id]
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_walk(seed: int, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(seed, version, monkeypatch)
+    for _ in range(STEPS):
+        walk.step()
+        walk.check()
+    walk.mend()
+    for _ in range(30):  # once all is well, every end is told
+        walk.model.pass_time(4.0)
+        walk.check()
+    left = {known for known in walk.following if walk.model.all[known].is_over}
+    assert not left
+    assert walk.ended
+    memory = walk.slurm._memory
+    assert len(memory.ended) + len(memory.told) + len(memory.before) <= 3 * len(walk.following)
+    assert set(memory.records) == set(map(str, walk.model.live)) or walk.model.version == OLD
+    assert len(memory.places) <= len(memory.records)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Walk:
+    return Walk(0, NEW, monkeypatch)
+
+
+def test_when_nothing_changes_one_call_is_made(quiet: Walk) -> None:
+    ids = [quiet.model.submit().name for _ in range(15)]
+    assert {one.state for one in quiet.slurm.status(ids).values()} == {"pending"}
+    quiet.model.calls.clear()
+    for _ in range(10):
+        quiet.model.pass_time(2)
+        quiet.slurm.status(ids)
+    assert len(quiet.model.calls) == 10
+    quiet.model.start(quiet.model.live[3])
+    quiet.model.pass_time(2)
+    quiet.model.calls.clear()
+    assert quiet.slurm.status(ids)["3"].state == "running"
+    assert quiet.model.calls == [f"/slurm/{NEW}/jobs/state", f"/slurm/{NEW}/job/3"]
+
+
+def test_of_many_changes_one_list_is_read(quiet: Walk) -> None:
+    ids = [quiet.model.submit().name for _ in range(200)]
+    quiet.slurm.status(ids)
+    for job in list(quiet.model.live.values())[:100]:
+        quiet.model.start(job)
+    quiet.model.pass_time(2)
+    quiet.model.calls.clear()
+    assert [one.state for one in quiet.slurm.status(ids).values()].count("running") == 100
+    assert quiet.model.calls == [f"/slurm/{NEW}/jobs/state", f"/slurm/{NEW}/jobs"]
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_many_forgotten_jobs_are_not_asked_about_all_at_once(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(1, version, monkeypatch)
+    jobs = [walk.model.submit() for _ in range(100)]
+    ids = [job.name for job in jobs]
+    for job in jobs[50:]:
+        walk.model.end(walk.model.start(job), "COMPLETED")
+    walk.model.pass_time(1)
+    walk.model.live.clear()  # slurmctld has lost its state: fifty of them never end for the accounts
+    walk.model._touch()
+    found: dict[str, JobStatus] = {}
+    for _ in range(12):
+        walk.model.pass_time(2)
+        walk.model.calls.clear()
+        found = walk.slurm.status(ids)
+        assert len(walk.model.calls) <= 24
+    assert set(found) == set(ids)
+    assert [found[one].state for one in ids] == [UNKNOWN] * 50 + ["completed"] * 50
+
+
+def test_slurmdbd_away_costs_one_call(quiet: Walk) -> None:
+    jobs = [quiet.model.submit() for _ in range(60)]
+    quiet.slurm.status([job.name for job in jobs])
+    quiet.model.live.clear()
+    quiet.model.is_up["slurmdbd"] = False
+    quiet.model.pass_time(2)
+    quiet.model.calls.clear()
+    told = quiet.slurm.status([job.name for job in jobs])
+    assert {one.state for one in told.values()} == {UNKNOWN}
+    assert len(told) == 60
+    assert len(quiet.model.calls) == 2
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+@pytest.mark.parametrize("why", ["PREEMPTED", "NODE_FAIL", ""])
+def test_why_the_run_before_ended(version: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where the accounts know, a plain requeue included; also of one that slurmctld has forgotten."""
+    walk = Walk(0, version, monkeypatch)
+    job = walk.model.start(walk.model.submit())
+    walk.model.requeue(job, why)
+    walk.model.pass_time(1)
+    status = walk.slurm.status(["1"])["1"]
+    assert (status.state, status.restart_count, status.before) == ("pending", 1, why.lower())
+    walk.model.pass_time(20)
+    walk.model.end(walk.model.start(job), "FAILED", 3)
+    walk.model.pass_time(2)
+    walk.model.pass_time(200)
+    for slurm in (walk.slurm, Slurm(walk.slurm.rest, tokens=OneToken(), user="portal")):
+        status = slurm.status(["1"])["1"]
+        assert (status.state, status.restart_count, status.before) == ("failed", 1, why.lower())
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_one_that_failed_was_not_restarted(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(0, version, monkeypatch)
+    walk.model.end(walk.model.start(walk.model.submit()), "FAILED", 3)
+    walk.model.pass_time(1)
+    walk.model.pass_time(100)
+    status = walk.slurm.status(["1"])["1"]
+    assert (status.state, status.restart_count, status.before) == ("failed", 0, "")
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_a_slurm_set_up_anew_gives_ids_to_others(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(0, version, monkeypatch)
+    walk.model.end(walk.model.start(walk.model.submit()), "FAILED", 3)
+    walk.model.pass_time(1)
+    walk.model.pass_time(100)
+    assert walk.slurm.status(["1"])["1"].state == "failed"
+    walk.slurm.status([])
+    walk.model.next_id = 1
+    job = walk.model.submit()
+    job.key = "f" * 16
+    walk.model.pass_time(2)
+    assert walk.slurm.status(["1"])["1"].state == "pending"
+    walk.model.end(walk.model.start(job), "COMPLETED")
+    walk.model.pass_time(1)
+    walk.model.pass_time(100)
+    status = walk.slurm.status(["1"])["1"]
+    assert (status.state, status.key, status.restart_count) == ("completed", "f" * 16, 0)
+
+
+def test_a_list_that_failed_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of v0.0.38: what changed since the last list that arrived, not since the last question."""
+    walk = Walk(0, OLD, monkeypatch)
+    job = walk.model.submit()
+    walk.slurm.status(["1"])
+    walk.model.pass_time(10)
+    walk.model.start(job)
+    walk.model.pass_time(3)
+    walk.model.drops_lists = True
+    with pytest.raises(SchedulerError):
+        walk.slurm.status(["1"])
+    walk.model.drops_lists = False
+    walk.model.pass_time(30)
+    assert walk.slurm.status(["1"])["1"].state == "running"
+
+
+def test_without_slurm_s_clock_everything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(0, OLD, monkeypatch)
+    monkeypatch.setattr(walk.slurm.rest, "clock", lambda: None)
+    job = walk.model.submit()
+    walk.slurm.status(["1"])
+    walk.model.pass_time(3)
+    walk.model.start(job)
+    assert walk.slurm.status(["1"])["1"].state == "running"
