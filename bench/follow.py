@@ -25,9 +25,9 @@ CHANGED = 20
 ROUNDS = 8
 BAR_S, BAR_CALLS = 1.0, 25
 BARRED = "24.11"
-_SUBMIT = (
-    'for key in $KEYS; do sbatch --parsable --hold --mem=10 --output=/dev/null --comment=vigil:$key "$0" & done; wait'
-)
+_SBATCH = 'sbatch --parsable --hold --mem=10 --output=/dev/null --comment=vigil:$key "$0"'
+_SUBMIT = f"for key in $KEYS; do {_SBATCH} & done; wait"
+_PARTS = (("worker time", " s"), ("time", " s"), ("calls", ""))
 
 
 def main() -> int:
@@ -81,10 +81,9 @@ def _measure(slurm: Any, release: str, count: int) -> int:
             raise SystemExit(f"{seen} are running after round {number + 1}")
         still.append(_tick(http, lambda: follow.tick(scheduler)))
     for label, ticks in (("20 changed", changed), ("nothing changed", still)):
-        for part, unit, values in zip(("worker time", "time", "calls"), (" s", " s", ""), zip(*ticks, strict=True)):
-            print(
-                f"  {label:16} {part:12} median {statistics.median(values):6.2f}{unit}, most {max(values):6.2f}{unit}"
-            )
+        for (part, unit), values in zip(_PARTS, zip(*ticks, strict=True), strict=True):
+            median, most = statistics.median(values), max(values)
+            print(f"  {label:16} {part:12} median {median:6.2f}{unit}, most {most:6.2f}{unit}")
     worker_s, calls = max(one[0] for one in changed), max(one[2] for one in changed)
     bars = {}
     if release == BARRED:
