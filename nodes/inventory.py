@@ -45,13 +45,13 @@ def scheduler() -> Scheduler:
             slurm_url=settings.VIGIL_SLURM_URL,
             slurm_key_file=settings.VIGIL_SLURM_KEY_FILE,
             slurm_token_command=settings.VIGIL_SLURM_TOKEN_COMMAND,
-            slurm_user=_speaker(),
+            slurm_user=speaker(),
             slurm_ca_file=settings.VIGIL_SLURM_CA_FILE,
         )
     )
 
 
-def _speaker() -> str:
+def speaker() -> str:
     """Whose token polls and drains: the one set, else the first sysadmin's."""
     if settings.VIGIL_SCHEDULER != "slurm" or settings.VIGIL_SLURM_USER:
         return str(settings.VIGIL_SLURM_USER)

@@ -21,11 +21,9 @@ from django.core.checks import CheckMessage, Error, Warning, register
 
 from jobs import rundir, sharing
 from portal import redis_server
+from portal.file_systems import NETWORK_FILE_SYSTEMS, file_system
 
 TAG = "vigil"
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs"}
-)
 ROOM_BYTES = 2 * 1024**3
 
 
@@ -80,6 +78,25 @@ def _runs_are_shared() -> bool:
 
 
 @register(TAG)
+def slurm_is_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """What Slurm cannot be spoken with without; nothing is asked of it here. `vigil check slurm` asks everything."""
+    if settings.VIGIL_SCHEDULER != "slurm":
+        return []
+    from jobs.checking import here
+    from jobs.checking import settings as asked
+
+    site = here.settings_only()
+    found = [one for one in (asked.url(site), asked.tokens(site)) if one.level == "error"]
+    if found:
+        message = " ".join(f"{one.detail}. {one.remedy}" for one in found)
+        return [Error(f"VIGIL_SCHEDULER=slurm, and {message}", id="vigil.E005")]
+    mentioned = asked.key_mode(site) if site.key_file and not site.token_command else None
+    if mentioned is None:
+        return []
+    return [Warning(f"{mentioned.detail[:1].upper()}{mentioned.detail[1:]}.", hint=mentioned.remedy, id="vigil.W006")]
+
+
+@register(TAG)
 def people_can_sign_in(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
     """Off loopback the cookies are sent over TLS only."""
     url = urlsplit(settings.VIGIL_PUBLIC_URL)
@@ -105,19 +122,3 @@ def redis_answers(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[Che
         hint = "Start it (`vigil up` starts a private one), or set REDIS_URL."
         return [Error(f"Redis does not answer: {problem}.", hint=hint, id="vigil.E004")]
     return []
-
-
-def file_system(path: Path) -> str:
-    """The type of the file system that holds this path, as the kernel calls it; empty where it does not say."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    kind, longest = "", -1
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        mount = before.split()[4].replace("\\040", " ")
-        # Later mounts cover earlier ones at the same place.
-        if len(mount) >= longest and path.resolve().is_relative_to(mount):
-            kind, longest = after.split()[0], len(mount)
-    return kind

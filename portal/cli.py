@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from portal import cluster_commands, tables
+from portal import check_commands, cluster_commands, tables
 from portal.client import Portal, Trouble, find_portal
 from portal.usage import Commands, JobId, as_json, say_version
 from portal.usage import out as _out
@@ -346,7 +346,7 @@ def _complain(trouble: Trouble) -> None:
         click.echo(f"vigil: {where}{error['message']}", err=True)
 
 
-for command in cluster_commands.ALL:
+for command in (*cluster_commands.ALL, check_commands.check):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""The site that this process belongs to: Django's settings and the people in its database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.conf import settings
+from django.db import DatabaseError
+
+from jobs.checking.site import Site, Who
+from nodes import inventory
+from portal.access import can
+from portal.models import Project, User
+
+
+def site() -> Site:
+    """Nothing is asked of the network."""
+    found = settings_only()
+    found.open = inventory.scheduler
+    try:
+        found.user = found.user or inventory.speaker()
+        users = list(User.objects.filter(is_active=True).exclude(slurm_user=None).exclude(slurm_user="").order_by("pk"))
+        projects = list(Project.objects.order_by("pk"))
+        people = [who for user in users for who in _places(user, projects)]
+        found.accounts_of_projects = {project.slug: project.slurm_account for project in projects}
+    except DatabaseError:
+        found.people = None
+        return found
+    placed = {who.slurm_user for who in people}
+    found.people = people
+    found.without_project = [str(user.slurm_user) for user in users if user.slurm_user not in placed]
+    return found
+
+
+def settings_only() -> Site:
+    """For start-up: without people, and without the scheduler."""
+    return Site(
+        home=Path(settings.VIGIL_HOME),
+        runs=Path(settings.VIGIL_RUNS),
+        scheduler_name=settings.VIGIL_SCHEDULER,
+        url=settings.VIGIL_SLURM_URL,
+        key_file=settings.VIGIL_SLURM_KEY_FILE,
+        token_command=settings.VIGIL_SLURM_TOKEN_COMMAND,
+        user=settings.VIGIL_SLURM_USER,
+        ca_file=settings.VIGIL_SLURM_CA_FILE,
+        report_url=settings.VIGIL_REPORT_URL,
+        reports=settings.VIGIL_REPORTS,
+    )
+
+
+def _places(user: User, projects: list[Project]) -> list[Who]:
+    """Where this person may submit to; of their own projects first."""
+    mine = set(Project.objects.filter(memberships__user=user).values_list("pk", flat=True))
+    places = [project for project in projects if project.pk in mine and can(user, "submit", project)]
+    return [Who(user.username, str(user.slurm_user), project.slug, project.slurm_account) for project in places]

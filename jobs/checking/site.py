@@ -1,0 +1,134 @@
+"""What the checks look at: the settings, the cluster behind them, the people. Read once, and only when asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
+from nodes.schedulers.cluster import Accounts, Partition
+from nodes.schedulers.slurm import Slurm
+from nodes.schedulers.slurm_http import SlurmHttp
+from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm_tokens import Broker, KeyFile, Tokens
+from nodes.schedulers.slurm_words import at, mapping, objects, text, words
+
+SCONTROL_S = 10
+
+
+@dataclass(frozen=True)
+class Who:
+    """A person in a project, as Slurm would know them: whom jobs may be submitted as."""
+
+    name: str
+    slurm_user: str
+    project: str
+    account: str = ""  # "": Slurm's default
+
+
+@dataclass
+class Site:
+    """One that the checks are about. `people`: None where the portal has no database yet."""
+
+    home: Path
+    runs: Path
+    scheduler_name: str = "slurm"
+    url: str = ""
+    key_file: str = ""
+    token_command: str = ""
+    user: str = ""
+    ca_file: str = ""
+    report_url: str = ""
+    reports: str = "post"
+    people: Sequence[Who] | None = ()
+    without_project: Sequence[str] = ()  # Slurm users of people who belong to no project
+    accounts_of_projects: Mapping[str, str] = field(default_factory=dict)
+    open: Callable[[], Scheduler] | None = None  # the worker's way to its scheduler
+    scontrol: str = "scontrol"
+    told_by_node: dict[str, str] = field(default_factory=dict)  # slurm.conf, as a job saw it
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        if self.open is None:
+            raise SchedulerError("No scheduler can be opened here. Set VIGIL_SCHEDULER=slurm.")
+        return self.open()
+
+    @property
+    def rest(self) -> SlurmRest:
+        if not isinstance(self.scheduler, Slurm):
+            raise SchedulerError(f"VIGIL_SCHEDULER={self.scheduler_name}. Set it to slurm.")
+        return self.scheduler.rest
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.rest.http.tokens
+
+    def rest_with(self, tokens: Tokens) -> SlurmRest:
+        """Another client of the same slurmrestd, which shows other tokens."""
+        return SlurmRest(SlurmHttp(self.url, tokens=tokens, user=self.user, ca_file=self.ca_file))
+
+    def own_tokens(self) -> Tokens:
+        """Made without asking anything."""
+        return Broker(self.token_command) if self.token_command else KeyFile(Path(self.key_file))
+
+    @cached_property
+    def release(self) -> str:
+        """Slurm's own, "24.11.5", as its answers say."""
+        told = mapping((self.rest.http.get("diag") or {}).get("meta"))
+        return text(at(told, "slurm", "release")) or text(at(told, "Slurm", "release"))
+
+    @cached_property
+    def partitions(self) -> list[Partition]:
+        return self.rest.partitions()
+
+    @cached_property
+    def nodes(self) -> list[NodeStatus]:
+        return self.rest.nodes()
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        return self.rest.accounts()
+
+    @cached_property
+    def admin_level(self) -> str:
+        """Of our Slurm user in the accounts: none, operator, administrator; "" where they know no such user."""
+        answer = self.rest.http.get(f"user/{self.user}", service="slurmdb") or {}
+        found = next((one for one in objects(answer.get("users")) if text(one.get("name")) == self.user), None)
+        return "" if found is None else (words(found.get("administrator_level")) or ("None",))[0].lower()
+
+    @cached_property
+    def conf(self) -> Mapping[str, str]:
+        """slurm.conf as `scontrol show config` tells it with our token; SchedulerError where it does not."""
+        return conf_of(self.ask_scontrol("show", "config", token=self.tokens.of(self.user)))
+
+    def ask_scontrol(self, *words: str, token: str) -> str:
+        command = shutil.which(self.scontrol)
+        if command is None:
+            raise SchedulerError("scontrol is not installed beside the worker. Install Slurm's client commands there.")
+        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SLURM_CONF", "LANG"}}
+        try:
+            done = subprocess.run(
+                [command, *words], env={**kept, "SLURM_JWT": token}, stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, errors="replace", timeout=SCONTROL_S, check=False,
+            )  # fmt: skip
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise SchedulerError(f"scontrol did not answer: {type(error).__name__}.") from None
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
+            raise SchedulerError(f"scontrol: {said}. Does SLURM_CONF, or /etc/slurm, name this cluster?")
+        return done.stdout
+
+
+def conf_of(printed: str) -> dict[str, str]:
+    """ "MinJobAge = 60 sec" by name; what is (null) or N/A is ""."""
+    found = {}
+    for line in printed.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name.strip().replace("_", "").isalnum():
+            found[name.strip()] = "" if value.strip() in {"(null)", "N/A"} else value.strip()
+    return found
