@@ -75,7 +75,7 @@ def _old(asked: Submission) -> dict[str, Any]:
     if asked.memory_mib_per_node:
         job["memory_per_node"] = asked.memory_mib_per_node
     if asked.exclusive:
-        job["exclusive"] = "true"
+        job["exclusive"] = "exclusive"  # and neither "true" nor true
     if asked.begin_at is not None:
         job["begin_time"] = f"uts{math.ceil(asked.begin_at)}"
     if asked.max_nodes > asked.min_nodes:

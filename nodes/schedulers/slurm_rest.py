@@ -16,7 +16,7 @@ from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_words import at, integer, moment, objects, text, words
 
 T = TypeVar("T")
-_ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
+_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?\Z")
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class SlurmRest:
         self.http.post(f"node/{name}", lambda _: body)
 
     def _end(self, job_id: str, user: str, query: dict[str, str]) -> None:
-        if not _ID.match(job_id):  # "17_3" is 17 to an old slurmrestd: the whole array
+        if not _ID.match(job_id):
             raise SchedulerError(f"{job_id!r} is not the id of a Slurm job.", permanent=True)
         try:
             answer = self.http.delete(f"job/{job_id}", query, user=user)

@@ -61,7 +61,7 @@ def test_the_old_form(tmp_path: Path) -> None:
         | {
             "environment": {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "de_DE.UTF-8", "A": "1=2"},
             "nodes": "2-4", "time_limit": 61, "open_mode": "append", "signal": "USR1@90", "gres": "gpu:h100:8",
-            "memory_per_node": 64_000, "exclusive": "true", "begin_time": "uts1700000001", "no_kill": "set",
+            "memory_per_node": 64_000, "exclusive": "exclusive", "begin_time": "uts1700000001", "no_kill": "set",
             "hold": True,
         },
     }  # fmt: skip
