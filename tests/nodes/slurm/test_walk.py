@@ -187,21 +187,21 @@ def test_of_many_changes_one_list_is_read(quiet: Walk) -> None:
 @pytest.mark.parametrize("version", [OLD, NEW])
 def test_many_forgotten_jobs_are_not_asked_about_all_at_once(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(1, version, monkeypatch)
-    jobs = [walk.model.submit() for _ in range(100)]
+    jobs = [walk.model.submit() for _ in range(200)]
     ids = [job.name for job in jobs]
-    for job in jobs[50:]:
+    for job in jobs[150:]:
         walk.model.end(walk.model.start(job), "COMPLETED")
     walk.model.pass_time(1)
-    walk.model.live.clear()  # slurmctld has lost its state: fifty of them never end for the accounts
+    walk.model.live.clear()  # slurmctld has lost its state: most of them never end for the accounts
     walk.model._touch()
     found: dict[str, JobStatus] = {}
-    for _ in range(12):
+    for _ in range(11):
         walk.model.pass_time(2)
         walk.model.calls.clear()
         found = walk.slurm.status(ids)
         assert len(walk.model.calls) <= 24
     assert set(found) == set(ids)
-    assert [found[one].state for one in ids] == [UNKNOWN] * 50 + ["completed"] * 50
+    assert [found[one].state for one in ids] == [UNKNOWN] * 150 + ["completed"] * 50
 
 
 def test_slurmdbd_away_costs_one_call(quiet: Walk) -> None:
@@ -290,3 +290,58 @@ def test_without_slurm_s_clock_everything_is_read(monkeypatch: pytest.MonkeyPatc
     walk.model.pass_time(3)
     walk.model.start(job)
     assert walk.slurm.status(["1"])["1"].state == "running"
+
+
+def test_an_old_slurm_tells_only_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(0, OLD, monkeypatch)
+    walk.model.submit()
+    for _ in range(2):  # what changed in the second of the first list is told twice
+        walk.slurm.status(["1"])
+        walk.model.pass_time(5)
+    listed_at = walk.slurm._memory.listed_at
+    walk.model.calls.clear()
+    walk.slurm.status(["1"])
+    assert walk.model.calls == [f"/slurm/{OLD}/diag", f"/slurm/{OLD}/jobs"]
+    assert walk.slurm._memory.listed_at == listed_at
+
+
+def test_places_of_tasks_are_forgotten_with_them(quiet: Walk) -> None:
+    for _ in range(5):
+        array = quiet.model.submit(tasks=3)
+        while array.state == "PENDING":
+            quiet.model.end(quiet.model.start(array), "COMPLETED")
+            quiet.slurm.status([])
+        quiet.model.pass_time(100)
+        quiet.slurm.status([])
+    memory = quiet.slurm._memory
+    assert (memory.places, memory.records, memory.words) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_a_restart_is_not_told_before_its_reason(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the accounts stay silent: then without one."""
+    walk = Walk(0, version, monkeypatch)
+    job = walk.model.start(walk.model.submit())
+    walk.model.pass_time(2)
+    walk.slurm.status(["1"])
+    walk.model.is_up["slurmdbd"] = False
+    walk.model.requeue(job, "PREEMPTED")
+    walk.model.pass_time(1)
+    assert walk.slurm.status(["1"])["1"].state == UNKNOWN
+    walk.model.calls.clear()
+    walk.model.pass_time(1)
+    assert walk.slurm.status(["1"])["1"].state == UNKNOWN
+    assert not [path for path in walk.model.calls if "slurmdb" in path]  # it did not answer a second ago
+    walk.model.is_up["slurmdbd"] = True
+    walk.model.pass_time(5)
+    status = walk.slurm.status(["1"])["1"]
+    assert (status.state, status.before) == ("pending", "preempted")
+    walk.model.pass_time(20)
+    walk.model.is_up["slurmdbd"] = False
+    walk.model.requeue(walk.model.start(job), "NODE_FAIL")
+    told = []
+    for _ in range(6):
+        walk.model.pass_time(2)
+        told.append(walk.slurm.status(["1"])["1"])
+    assert [one.state for one in told] == [UNKNOWN] * 4 + ["pending"] * 2
+    assert (told[-1].restart_count, told[-1].before) == (2, "")
