@@ -35,6 +35,8 @@ def main() -> int:
     parser.add_argument("--release", choices=["22.05", "24.11"])
     parser.add_argument("--jobs", type=int, default=JOBS)
     options = parser.parse_args()
+    if not all(map(stage.has_slurm, [options.release] if options.release else _releases())):
+        return 0
     if options.release is None:
         found = [stage.in_child("bench.follow", "--release", name, "--jobs", str(options.jobs)) for name in _releases()]
         return stage.result("follow", bars={k: v for one in found for k, v in one["bars"].items()}, releases=found)

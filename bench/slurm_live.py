@@ -35,6 +35,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.slurm_live")
     parser.add_argument("--release", default="24.11", choices=["22.05", "24.11"])
     options = parser.parse_args()
+    if not stage.has_slurm(options.release):
+        return 0
     print(stage.machine())
     from tests.slurm.cluster import cluster
     from tests.slurm.portal import Portal

@@ -166,6 +166,18 @@ def site(database: str = "sqlite") -> Iterator[Site]:
         yield Site(home, environment)
 
 
+def has_slurm(name: str) -> bool:
+    """Whether that release can be started here; says why if not."""
+    from tests.slurm import release
+
+    try:
+        release.find(name)
+    except release.NoSlurm as error:
+        print(f"not measured: {error}")
+        return False
+    return True
+
+
 def django(place: Site) -> None:
     """Be a process of this site."""
     os.environ.update(place.environment)

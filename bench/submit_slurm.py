@@ -31,6 +31,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.submit_slurm")
     parser.add_argument("--release", default="24.11", choices=["22.05", "24.11"])
     options = parser.parse_args()
+    if not stage.has_slurm(options.release):
+        return 0
     print(stage.machine())
     with stage.site() as place, ExitStack() as stack:
         from tests.slurm.cluster import cluster
