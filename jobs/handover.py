@@ -25,7 +25,7 @@ from jobs.models import Attempt, Predecessor
 from jobs.restart import Ended
 from jobs.script import prepare, submission
 from nodes import inventory
-from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError, Submission
+from nodes.schedulers.base import ENDED, JobStatus, Scheduler, SchedulerError, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,8 @@ def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
     """Not while the scheduler still has an earlier attempt of this job alive or requeued (PROTOCOLS §1)."""
     before = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).exclude(scheduler_id="")
     ids = sorted(set(before.values_list("scheduler_id", flat=True)))
-    if ids and any(status.state in Attempt.ALIVE and is_of(attempt, status) for status in source.status(ids).values()):
+    # UNKNOWN is as good as alive: nothing is started beside what the scheduler cannot tell of just now.
+    if ids and any(status.state not in ENDED and is_of(attempt, status) for status in source.status(ids).values()):
         rows = Attempt.objects.filter(_under(claim), pk=attempt.pk)
         again = timezone.now() - RETRY + WAIT  # not at once: others are due, too
         rows.update(submitting_at=again, reason="Waits until the attempt before it has ended.")

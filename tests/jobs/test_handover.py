@@ -17,7 +17,7 @@ from django.utils import timezone
 from jobs import handover, rundir, sharing, upload
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.submit import cancel, resume
-from nodes.schedulers.base import SchedulerError, Submission
+from nodes.schedulers.base import UNKNOWN, SchedulerError, Submission
 from portal.models import Project, User
 from tests.jobs.asking import ask, packed, spec_of
 from tests.jobs.schedulers import Told
@@ -170,10 +170,12 @@ def test_the_run_directory_is_shared_with_the_jobs_user(oskar: User, told: Told,
     assert (token.owner, dict(token.users), token.mask, token.group, token.other) == (6, {uid: 5}, 4, 0, 0)
 
 
-def test_not_while_the_attempt_before_is_alive(oskar: User, told: Told, project: Project) -> None:
+@pytest.mark.parametrize("state", ["running", UNKNOWN])
+def test_not_while_the_attempt_before_may_be_alive(oskar: User, told: Told, project: Project, state: str) -> None:
     job, _ = ask(oskar)
     assert job.latest_id is not None
     handover.hand_over(job.latest_id, told)
+    told.say("101", state=state)
     Attempt.objects.update(ended_at=timezone.now(), decided_at=timezone.now(), state="node_fail")
     following = resume(oskar, job)
     handover.hand_over(following.pk, told)
