@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import dataclass
 from difflib import unified_diff
@@ -50,6 +51,9 @@ steps = 200
 """
 
 
+_CODE = re.compile(r" \(`[^`]*`\)")  # in a headline; the finding below has it
+
+
 @dataclass
 class Draft:
     """A spec on its way: its text, what it says, and what is wrong with it."""
@@ -91,7 +95,7 @@ class Draft:
         """The sentence: what stops it, then what it would do. `fixes` come between."""
         if doubts := [finding for finding in self.findings if finding.level == "error"]:
             lead = "One thing looks wrong." if len(doubts) == 1 else f"{words.count(len(doubts))} things look wrong."
-            return lead, doubts[0].text
+            return lead, _CODE.sub("", doubts[0].text)
         many = len(self.problems)
         if not many:
             return "Ready to submit.", self.outlook
