@@ -95,7 +95,7 @@ class Draft:
         """The sentence: what stops it, then what it would do. `fixes` come between."""
         if doubts := [finding for finding in self.findings if finding.level == "error"]:
             lead = "One thing looks wrong." if len(doubts) == 1 else f"{words.count(len(doubts))} things look wrong."
-            return lead, _CODE.sub("", doubts[0].text)
+            return lead, doubts[0].text
         many = len(self.problems)
         if not many:
             return "Ready to submit.", self.outlook
@@ -107,7 +107,7 @@ class Draft:
     @property
     def outlook(self) -> str:
         """When it would start: the dry run's finding of that name."""
-        return next((finding.text for finding in self.findings if finding.title == "Start"), "")
+        return next((_CODE.sub("", finding.text) for finding in self.findings if finding.title == "Start"), "")
 
 
 def draft(user: User, text: str) -> Draft:
