@@ -115,7 +115,15 @@ def _attempts(count: int) -> list[str]:
     spec = JobSpec.parse({"name": "held", "project": "vision"}).model_dump(mode="json")
     jobs = [Job(project=project, owner=owner, kind="distributed", spec=spec, name=f"held-{n}") for n in range(count)]
     Job.objects.bulk_create(jobs, batch_size=500)
-    given = {"number": 1, "state": "pending", "token_digest": "x", "directory": "attempt-1", "scheduler_user": PORTAL}
+    # As after some ticks: what Slurm says of a held job is known.
+    given = {
+        "number": 1,
+        "state": "pending",
+        "reason": "JobHeldUser",
+        "token_digest": "x",
+        "directory": "attempt-1",
+        "scheduler_user": PORTAL,
+    }
     Attempt.objects.bulk_create([Attempt(job=job, scheduler_id="?", **given) for job in jobs], batch_size=500)
     return list(Attempt.objects.order_by("id").values_list("key", flat=True))
 
