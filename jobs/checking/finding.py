@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["ok", "warn", "error", "skip"]
-_SENTENCE = re.compile(r"(?<=[.?!:]) (?=[A-Z])")
+_SENTENCE = re.compile(r"(?<=[.?!]) (?=[A-Z])")
 
 
 @dataclass(frozen=True)

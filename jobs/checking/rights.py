@@ -100,7 +100,7 @@ def _person(site: Site, user: str) -> Iterator[Finding]:
         yield bad(title, "this machine knows no such Unix user, so no run directory can be shared with them", remedy)
     yield from _associations(site, user)
     try:
-        site.rest.http.get("partitions", user=user)
+        site.rest.http.get("diag", user=user)
     except NoAnswer:
         raise
     except SchedulerError as error:

@@ -6,30 +6,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from jobs.checking import conf, rights, runs, settings, slurmrestd, trial
-from jobs.checking.finding import Finding, bad, of_error, ok, skip, warn
+from jobs.checking import cluster, conf, rights, runs, settings, slurmrestd, trial
+from jobs.checking.finding import Finding, bad, of_error, skip
 from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
 
 logger = logging.getLogger(__name__)
-
-
-def _gpus(site: Site) -> Iterator[Finding]:
-    """By type, as Slurm tells them, and which nodes are not there."""
-    counted: dict[str, int] = {}
-    for node in site.nodes:
-        if node.gpus:
-            kind = node.gpu_type or "GPUs without a type"
-            counted[kind] = counted.get(kind, 0) + node.gpus
-    seen = ", ".join(f"{count} × {kind}" for kind, count in sorted(counted.items())) or "no GPUs"
-    away = [node.name for node in site.nodes if node.state.startswith(("down", "drain", "fail", "unknown"))]
-    if away:
-        remedy = "sinfo -R says why; scontrol update NodeName=… State=RESUME brings one back."
-        yield warn("Nodes", f"{len(site.nodes)} with {seen}; {len(away)} away: {', '.join(away[:8])}", remedy)
-    elif not site.nodes:
-        yield bad("Nodes", "Slurm names none", "See slurm.conf.")
-    else:
-        yield ok("Nodes", f"{len(site.nodes)} with {seen}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +36,8 @@ CHECKS = (
     Check("rights", rights.level, ("accounts",)),
     Check("people", rights.people, ("token",)),
     Check("projects", rights.projects, ("accounts",)),
-    Check("nodes", _gpus, ("token",)),
+    Check("nodes", cluster.nodes, ("token",)),
+    Check("partitions", cluster.partitions, ("token",)),
     Check("run root", runs.there),
     Check("run root's mode", runs.mode, ("run root",)),
     Check("run root's group", runs.group, ("run root",)),
@@ -83,7 +66,7 @@ def look(site: Site, wishes: trial.Wishes | None, tell: trial.Tell) -> Iterator[
 
 
 def _jobs(wishes: trial.Wishes, tell: trial.Tell) -> Check:
-    return Check("jobs", lambda site: trial.look(site, wishes, tell), ("token", "run root"))
+    return Check("jobs", lambda site: trial.look(site, wishes, tell), ("token", "partitions", "run root"))
 
 
 def _safely(check: Check, site: Site) -> Iterator[Finding]:

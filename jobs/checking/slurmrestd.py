@@ -42,12 +42,12 @@ def believed(site: Site) -> Iterator[Finding]:
     """By a question that only somebody who is believed gets answered: a ping is answered to everybody."""
     title = f"Slurm believes {site.user}"
     try:
-        found = site.partitions
+        site.rest.clock()
     except SlurmError as error:
         remedy = "Is the key that of AuthAltParameters=jwt_key=… in slurm.conf? Do the clocks agree? Is slurmctld up?"
         yield of_error(title, error, remedy)
         return
-    yield ok(title, f"a token of {site.user} was taken; partitions: {', '.join(one.name for one in found)}")
+    yield ok(title, f"a token of {site.user} was taken")
 
 
 def speaks(site: Site) -> Iterator[Finding]:
@@ -84,7 +84,7 @@ def disbelieves(site: Site) -> Iterator[Finding]:
     title = "Slurm refuses a forged token"
     rest = site.rest_with(Forged(site.tokens))
     try:
-        rest.partitions()
+        rest.clock()
     except NoAnswer as error:
         yield of_error(title, error)
     except SchedulerError:
