@@ -15,12 +15,12 @@ from django.db.models import Max
 from jobs.admission import check
 from jobs.errors import JobError
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
-from jobs.pending import names
-from jobs.requests import request_of
 from jobs.rundir import runs_root
 from jobs.spec import JobSpec
-from jobs.variants import as_options
-from jobs.why import Waiting, Why, explain
+from jobs.why.explain import Waiting, Why, explain
+from jobs.why.pending import names
+from jobs.why.requests import request_of
+from jobs.why.variants import as_options
 from nodes import cluster
 from nodes.capacity import Cluster, is_in_service
 from portal import words

@@ -11,7 +11,7 @@ from django.db.models.functions import Cast
 
 from jobs import allocations
 from jobs.models import Job
-from jobs.waiting import explained
+from jobs.why.reasons import explained
 from nodes.models import QueuedJob
 from portal.asked import whole
 from portal.models import User

@@ -10,9 +10,9 @@ from django.conf import settings
 from ninja import Schema
 from pydantic import Field
 
-from jobs import waiting
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import progress
+from jobs.why import reasons
 
 Values = dict[str, float | str | None]
 
@@ -176,7 +176,7 @@ def attempt_detail(attempt: Attempt) -> dict[str, Any]:
 
 def explained(attempt: Attempt) -> str:
     """Its reason; of one that waits with what the scheduler's word means."""
-    return waiting.explained(attempt.reason) if attempt.state == Attempt.State.PENDING else attempt.reason
+    return reasons.explained(attempt.reason) if attempt.state == Attempt.State.PENDING else attempt.reason
 
 
 def job_shape(job: Job) -> dict[str, Any]:

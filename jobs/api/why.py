@@ -8,9 +8,9 @@ from django.conf import settings
 from ninja import Router, Schema
 from pydantic import Field
 
-from jobs import pending
 from jobs.api.asking import job_of
-from jobs.variants import Variant, as_options
+from jobs.why import pending
+from jobs.why.variants import Variant, as_options
 from portal.api import ApiRequest
 
 router = Router(tags=["jobs"])

@@ -23,7 +23,7 @@ from jobs.checking.seen import plain, read
 from jobs.checking.site import Site, Who
 from jobs.errors import JobError
 from jobs.spec import STOP_SECONDS, JobSpec
-from jobs.waiting import explained
+from jobs.why.reasons import explained
 from nodes.schedulers.base import ALIVE, JobStatus, SchedulerError, Submission
 from nodes.schedulers.cluster import Partition
 from portal.models import Project

@@ -12,11 +12,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
-from jobs import again, pending
+from jobs import again
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.views import charts, environments, steps
 from jobs.views import life as lives
+from jobs.why import pending
 from portal.access import can
 from portal.models import User
 

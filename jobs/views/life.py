@@ -17,7 +17,7 @@ from jobs.progress import Progress, progress
 from jobs.spec import seconds_of
 from jobs.views import ribbon as ribbons
 from jobs.views import sentence as sentences
-from jobs.waiting import explained
+from jobs.why.reasons import explained
 from portal import words
 
 MOST_FACTS = 7

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs.limits import Usage, checks
-from jobs.requests import request_of
 from jobs.spec import JobSpec
-from jobs.why import Waiting, Why, explain
+from jobs.why.explain import Waiting, Why, explain
+from jobs.why.limits import Usage, checks
+from jobs.why.requests import request_of
 from nodes.capacity import Cluster
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import Association, Limits, Partition, Qos, QueuedJob, Reservation

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from jobs.blocks import Block, Facts, are, clock
-from jobs.limits import HOLDING
+from jobs.why.blocks import Block, Facts, are, clock
+from jobs.why.limits import HOLDING
 from nodes.capacity import Request
 from portal import words
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from jobs.limits import Check
+from jobs.why.limits import Check
 from nodes.capacity import Cluster, Fit, Request, Seat
 from nodes.schedulers.cluster import QueuedJob
 from portal import words

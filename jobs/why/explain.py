@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
-from jobs import limits, stuck
-from jobs.blocks import Block, Facts, Window
-from jobs.limits import Usage
 from jobs.spec import JobSpec
-from jobs.variants import Outcome, Variant, propose
-from jobs.waiting import explained
+from jobs.why import limits, stuck
+from jobs.why.blocks import Block, Facts, Window
+from jobs.why.limits import Usage
+from jobs.why.reasons import explained
+from jobs.why.variants import Outcome, Variant, propose
 from nodes.ahead import Ahead, after, held_back
 from nodes.capacity import Cluster, Request, Seat, look, starts, survey
 from nodes.schedulers.cluster import QueuedJob

@@ -1,4 +1,4 @@
-"""Why a person's job waits: the rows that `why.explain` needs, and what it says of one that does not wait."""
+"""Why a person's job waits: the rows that `explain` needs, and what it says of one that does not wait."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django.utils.http import urlencode
 
 from jobs.errors import SpecError
 from jobs.models import Attempt, Job
-from jobs.requests import request_of
 from jobs.spec import JobSpec
-from jobs.variants import Variant, as_options
 from jobs.views.life import reason
-from jobs.waiting import explained
-from jobs.why import Waiting, Why, explain
+from jobs.why.explain import Waiting, Why, explain
+from jobs.why.reasons import explained
+from jobs.why.requests import request_of
+from jobs.why.variants import Variant, as_options
 from nodes import cluster, inventory
 from nodes.models import Reading
 from portal import words

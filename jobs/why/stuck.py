@@ -1,4 +1,4 @@
-"""What stands in a waiting job's way, each thing a sentence with its amounts. Pure; `why.explain` gathers the facts."""
+"""What stands in a waiting job's way, each thing a sentence with its amounts. Pure; `explain` gathers the facts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from math import inf
 
-from jobs import crowded, limits
-from jobs.blocks import Block, Facts, Kind, clock, word_of
-from jobs.waiting import explained
+from jobs.why import crowded, limits
+from jobs.why.blocks import Block, Facts, Kind, clock, word_of
+from jobs.why.reasons import explained
 from nodes.capacity import Cluster, Request, may_use
 from portal import words
 
