@@ -126,6 +126,8 @@ class Slurm:
         return None if known is None else known.scheduler_id
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
+        if not scheduler_ids:
+            return {}
         memory = self._memory
         has_looked = self._look()
         memory.keep_only(set(scheduler_ids))
