@@ -126,11 +126,11 @@ class Slurm:
         return None if known is None else known.scheduler_id
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
+        memory = self._memory
+        memory.keep_only(set(scheduler_ids))
         if not scheduler_ids:
             return {}
-        memory = self._memory
         has_looked = self._look()
-        memory.keep_only(set(scheduler_ids))
         answer, forgotten = {}, []
         for scheduler_id in scheduler_ids:
             record = memory.find(scheduler_id)
