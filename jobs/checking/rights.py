@@ -61,8 +61,8 @@ def _sees(site: Site, grant: str) -> Iterator[Finding]:
         else:
             yield skip(title, str(error).partition(". ")[0], f"Where slurm.conf has PrivateData=jobs: {grant}")
         return
-    if hidden := {"jobs", "all"} & set(private.split(",")):
-        yield bad(title, f"PrivateData={private} hides {', '.join(hidden)}", grant)
+    if {"jobs", "all"} & set(private.split(",")):
+        yield bad(title, f"PrivateData={private} hides them", grant)
     else:
         yield ok(title, f"PrivateData={private or 'none'}")
 

@@ -231,6 +231,24 @@ def test_a_portal_that_may_not_drain(portal: Portal) -> None:
     assert found.at("ok")[f"{ALICE} sees everybody's jobs"] == "PrivateData=none"
 
 
+def test_private_data(portal: Portal, slurm: Cluster) -> None:
+    """It hides other people's jobs from everybody but operators and administrators."""
+    conf, before = slurm.layout.slurm_conf, slurm.layout.slurm_conf.read_text()
+    conf.write_text(f"{before}PrivateData=jobs\n")
+    try:
+        slurm.run("scontrol", "reconfigure")
+        slurm.wait_for(slurm.is_well, "it to know")
+        found = asked(portal, VIGIL_SLURM_USER=ALICE)
+        ours = asked(portal)
+    finally:
+        conf.write_text(before)
+        slurm.run("scontrol", "reconfigure")
+        slurm.wait_for(slurm.is_well, "it to forget")
+    assert found.at("error") == {f"{ALICE} sees everybody's jobs": "PrivateData=jobs hides them"}
+    assert "AdminLevel=Admin" in found.remedy(f"{ALICE} sees everybody's jobs")
+    assert ours.at("error") == {}
+
+
 def test_a_run_root_open_to_everybody(portal: Portal) -> None:
     portal.runs.chmod(0o2777)
     try:

@@ -19,6 +19,7 @@ MARKS = {"ok": "✓", "warn": "!", "error": "✗", "skip": "–"}
 class Command(BaseCommand):
     help = "Say line by line whether this site and its Slurm fit together, and what is missing."
     requires_system_checks = ()
+    last_remedy = ""  # the same one is not said line after line
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true")
@@ -52,8 +53,9 @@ class Command(BaseCommand):
 
     def _say(self, finding: Finding) -> None:
         self.stdout.write(f"{MARKS[finding.level]} {finding.title}: {finding.detail}")
-        if finding.remedy:
+        if finding.remedy and finding.remedy != self.last_remedy:
             self.stdout.write(f"    → {finding.remedy}")
+        self.last_remedy = finding.remedy
         self.stdout.flush()
 
     def _tell(self, words: str) -> None:

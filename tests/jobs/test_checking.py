@@ -1,0 +1,382 @@
+"""`vigil check slurm` without a Slurm: what each answer is taken for, and that no check hides another."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from django.core.management import call_command
+
+from jobs.checking import conf, here, rights, run, runs, seen, settings, slurmrestd, trial
+from jobs.checking.finding import Finding, of_error
+from jobs.checking.site import Site, Who, conf_of
+from nodes.schedulers.base import JobStatus, SchedulerError
+from nodes.schedulers.cluster import Partition
+from nodes.schedulers.slurm import Slurm
+from nodes.schedulers.slurm_http import SlurmHttp
+from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm_tokens import KeyFile, Tokens
+from portal import checks
+from tests.lab import a_project, person
+
+KEY = b"0123456789abcdef0123456789abcdef"
+PATHS = (
+    "slurm/{v}/job/submit", "slurm/{v}/job/{{job_id}}", "slurm/{v}/jobs", "slurm/{v}/nodes", "slurm/{v}/partitions",
+    "slurmdb/{v}/associations",
+)  # fmt: skip
+
+
+class Fake:
+    """A slurmrestd of our making. `answers` by the end of a path."""
+
+    def __init__(self, version: str = "v0.0.42") -> None:
+        paths = {f"/{path.format(v=version)}": {"get": {}} for path in PATHS}
+        self.answers: dict[str, httpx.Response | Callable[[httpx.Request], httpx.Response]] = {
+            "/openapi/v3": httpx.Response(200, json={"paths": paths}),
+            "/diag": self.diag(),
+            "/partitions": httpx.Response(200, json={"partitions": [{"name": "gpu"}]}),
+            "/nodes": httpx.Response(200, json={"nodes": []}),
+            "/qos": httpx.Response(200, json={"qos": []}),
+            "/associations": httpx.Response(200, json={"associations": [{"account": "vision", "user": "ada"}]}),
+            "/user/vigil": self.level("Administrator"),
+        }
+
+    @staticmethod
+    def diag(apart_s: float = 0.0) -> httpx.Response:
+        meta = {"slurm": {"release": "24.11.5"}}
+        return httpx.Response(200, json={"meta": meta, "statistics": {"req_time": int(time.time() + apart_s)}})
+
+    @staticmethod
+    def level(word: str) -> httpx.Response:
+        return httpx.Response(200, json={"users": [{"name": "vigil", "administrator_level": [word]}]})
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        for end, answer in self.answers.items():
+            if request.url.path.endswith(end):
+                return answer if isinstance(answer, httpx.Response) else answer(request)
+        return httpx.Response(404, json={"errors": [{"error_number": 9999, "error": "not played"}]})
+
+
+class FakeSite(Site):
+    fake: Fake
+
+    def rest_with(self, tokens: Tokens) -> SlurmRest:
+        transport = httpx.MockTransport(self.fake)
+        return SlurmRest(SlurmHttp(self.url, tokens=tokens, user=self.user, transport=transport))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> FakeSite:
+    key = tmp_path / "jwt.key"
+    key.write_bytes(KEY)
+    key.chmod(0o600)
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    (tmp_path / "runs").chmod(0o2710)
+    made = FakeSite(
+        home=tmp_path, runs=tmp_path / "runs", url="http://127.0.0.1:6820", key_file=str(key), user="vigil",
+        scontrol="no-such-scontrol",
+    )  # fmt: skip
+    made.fake = Fake()
+    tokens = KeyFile(key)
+    made.open = lambda: Slurm(made.rest_with(tokens), tokens=tokens, user="vigil")
+    return made
+
+
+def levels(found: list[Finding]) -> dict[str, str]:
+    return {one.title: one.level for one in found}
+
+
+def test_every_check_speaks_for_itself(site: FakeSite) -> None:
+    """Something unforeseen in one of them leaves the others as they are."""
+    site.fake.answers["/nodes"] = httpx.Response(
+        200, json={"nodes": [{"name": "a", "gres": "gpu:h100:2", "state": ["IDLE"]}]}
+    )
+    site.__dict__["partitions"] = property()  # not what anybody expects
+    found = list(run.look(site, None, print))
+    assert levels(found)["Partitions"] == "error"
+    assert "the check itself failed" in next(one.detail for one in found if one.title == "Partitions")
+    assert levels(found)["The clocks agree"] == "ok"
+    assert next(one.detail for one in found if one.title == "Nodes") == "1 with 2 × h100"
+    assert all(one.remedy for one in found if one.level != "ok")
+
+
+def test_what_needs_something_else_is_left_out_by_name(site: FakeSite) -> None:
+    site.key_file = ""
+    found = list(run.look(site, None, print))
+    assert levels(found)["Where tokens come from"] == "error"
+    assert {one.detail for one in found if one.level == "skip"} >= {
+        "not looked at: it needs settings",
+        "not looked at: it needs token",
+    }
+    assert levels(found)["VIGIL_RUNS"] == "ok"
+
+
+def test_no_finding_shows_a_token_or_the_key(site: FakeSite) -> None:
+    text = str(list(run.look(site, None, print)))
+    assert "eyJ" not in text
+    assert KEY.decode() not in text
+
+
+@pytest.mark.parametrize(("apart_s", "level"), [(0, "ok"), (-20, "ok"), (90, "warn"), (-90, "warn"), (3600, "error")])
+def test_clocks(site: FakeSite, apart_s: float, level: str) -> None:
+    site.fake.answers["/diag"] = Fake.diag(apart_s)
+    (found,) = slurmrestd.clocks(site)
+    assert found.level == level
+
+
+def test_a_forged_token_is_judged_by_what_slurm_does(site: FakeSite) -> None:
+    (found,) = slurmrestd.disbelieves(site)
+    assert (found.level, found.detail) == ("error", "taken: authentication is off")
+    told: list[str] = []
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        told.append(request.headers["X-SLURM-USER-TOKEN"])
+        return httpx.Response(511, json={"errors": [{"error_number": 1007, "error": "Protocol authentication error"}]})
+
+    site.fake.answers["/diag"] = refuse
+    (found,) = slurmrestd.disbelieves(site)
+    assert found.level == "ok"
+    real = site.tokens.of("vigil")
+    assert all(token.count(".") == 2 and token.rpartition(".")[2] != real.rpartition(".")[2] for token in told)
+
+
+def test_plain_http_over_a_network_is_mentioned(site: FakeSite) -> None:
+    site.url = "http://slurm.lab:6820"
+    assert levels(list(slurmrestd.reach(site)))["The way to slurmrestd"] == "warn"
+
+
+def test_an_old_slurm_needs_scontrol(site: FakeSite) -> None:
+    site.fake = Fake("v0.0.38")
+    (found,) = slurmrestd.speaks(site)
+    assert found.level == "warn"
+    assert "scontrol is not installed" in found.detail
+
+
+@pytest.mark.parametrize(("word", "drains"), [("Administrator", "ok"), ("Operator", "warn"), ("None", "warn")])
+def test_who_may_drain(site: FakeSite, word: str, drains: str) -> None:
+    site.fake.answers["/user/vigil"] = Fake.level(word)
+    site.fake.answers["/jobs"] = httpx.Response(200, json={"jobs": []})
+    found = levels(list(rights.level(site)))
+    assert found["vigil may drain nodes"] == drains
+    assert found["vigil sees everybody's jobs"] == ("skip" if word == "None" else "ok")
+
+
+def test_people_and_their_accounts(site: FakeSite) -> None:
+    site.people = [
+        Who("ada", "ada", "cats", "vision"),
+        Who("ada", "ada", "dogs", "speech"),
+        Who("root", "root", "cats"),
+    ]
+    details = {one.detail for one in rights.people(site) if one.level == "error"}
+    assert "may not compute for speech, the account of project dogs" in details
+    assert "has no association: Slurm refuses their jobs" in details
+    assert "this machine knows no such Unix user, so no run directory can be shared with them" in details
+    site.people = None
+    assert [one.level for one in rights.people(site)] == ["skip"]
+    site.people = []
+    assert [one.level for one in rights.people(site)] == ["warn"]
+
+
+CONF = """Configuration data as of 2026-11-21T13:39:43
+AccountingStorageTRES   = cpu,mem,gres/gpu
+AccountingStoreFlags    = job_comment
+AuthAltTypes            = auth/jwt
+GresTypes               = gpu
+JobCompType             = jobcomp/none
+JobRequeue              = 1
+KillWait                = 30 sec
+MinJobAge               = 300 sec
+PreemptMode             = OFF
+PreemptType             = (null)
+ProctrackType           = proctrack/cgroup
+SlurmctldParameters     = (null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "title", "level"),
+    [
+        ("", "", "ok"),
+        ("AuthAltTypes = (null)", "AuthAltTypes", "error"),
+        ("JobRequeue = 0", "JobRequeue", "warn"),
+        ("MinJobAge = 60 sec", "MinJobAge", "warn"),
+        ("AccountingStorageTRES = cpu,mem", "AccountingStorageTRES", "warn"),
+        ("AccountingStoreFlags = (null)", "AccountingStoreFlags", "warn"),
+        ("ProctrackType = proctrack/linuxproc", "ProctrackType", "warn"),
+        ("KillWait = 5 sec", "KillWait", "warn"),
+        ("PreemptType = preempt/qos\nPreemptMode = CANCEL", "Preemption", "warn"),
+        ("PreemptType = preempt/qos\nPreemptMode = GANG,REQUEUE", "", "ok"),
+        ("SlurmctldParameters = rl_enable", "SlurmctldParameters", "warn"),
+        ("JobCompType = jobcomp/script", "", "ok"),
+    ],
+)
+def test_slurm_conf(site: FakeSite, line: str, title: str, level: str) -> None:
+    """As a node tells it, where there is no scontrol here."""
+    site.told_by_node = conf_of(f"{CONF}{line}\n")
+    found = list(conf.look(site))
+    assert len(found) == len(conf.FACTS)
+    assert {one.title: one.level for one in found if one.level != "ok"} == ({title: level} if title else {})
+
+
+def test_slurm_conf_that_nobody_tells(site: FakeSite) -> None:
+    (found,) = conf.look(site)
+    assert found.level == "skip"
+
+
+def test_the_key_by_its_mode(site: FakeSite) -> None:
+    assert settings.key_mode(site) is None
+    Path(site.key_file).chmod(0o640)
+    assert settings.key_mode(site) is None
+    Path(site.key_file).chmod(0o644)
+    found = settings.key_mode(site)
+    assert found is not None
+    assert "mode 0644" in found.detail
+    assert levels(list(settings.key(site))) == {"The key": "error"}
+    site.key_file = "/nonexistent"
+    found = settings.key_mode(site)
+    assert found is not None
+    assert found.level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("mode", "level"), [(0o2710, "ok"), (0o2711, "error"), (0o700, "error"), (0o710, "warn"), (0o2770, "warn")]
+)
+def test_the_run_root_s_mode(site: FakeSite, mode: int, level: str) -> None:
+    site.runs.chmod(mode)
+    (found,) = runs.mode(site)
+    assert found.level == level
+
+
+def test_a_run_root_on_a_shared_disk(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "file_system", lambda path: "lustre")
+    assert levels(list(runs.there(site))) == {"VIGIL_RUNS": "ok", "Its file system": "ok"}
+    assert levels(list(runs.code(site))) == {"Vigil's own folder": "ok"}
+
+
+GOOD = {
+    "user": "ada", "node": "dgx01", "python": "3.11.7", "token": ["token", "url"], "gpus": "0", "old": False,
+    "lacks": [],
+    "torch": {"version": "2.13", "cuda": "12.8", "seen": 1, "computes": True, "names": ["H100"], "seconds": 2},
+    "report": {"status": 401, "kind": "application/problem+json"}, "scontrol": {"path": "/bin/scontrol", "code": 0,
+    "config": "MinJobAge = 300 sec"},
+}  # fmt: skip
+
+
+def judged(site: Site, told: object) -> dict[str, str]:
+    root = site.runs / "p" / "0-aaaaaa"
+    (root / "job").mkdir(parents=True, exist_ok=True)
+    (root / "job" / "check.json").write_text(told if isinstance(told, str) else json.dumps(told))
+    status = JobStatus(scheduler_id="1", state="completed", exit_code=0)
+    found = list(seen.read(site, root, "gpu", status, gpus=1, user="ada"))
+    assert all(line.isprintable() for one in found for line in (one.title, one.detail, one.remedy))
+    return {one.title.removeprefix("Partition gpu").removeprefix(": ") or "job": one.level for one in found}
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({}, {}),
+        ({"user": "nobody"}, {"job": "error"}),
+        ({"token": "PermissionError: no"}, {"run directory": "error"}),
+        ({"torch": {"error": "ImportError: no"}}, {"torch": "error", "GPU": "warn"}),
+        ({"lacks": ["psutil"]}, {"torch": "error"}),
+        ({"old": True}, {"torch": "error"}),
+        ({"gpus": ""}, {"GPU": "error"}),
+        ({"torch": {"version": "2.13+cpu", "cuda": "", "seen": 0}}, {"GPU": "warn"}),
+        ({"report": {"error": "URLError: refused"}}, {"reports": "error"}),
+        ({"report": {"status": 200, "kind": "text/html"}}, {"reports": "error"}),
+        ({"scontrol": {}}, {"scontrol": "warn"}),
+        ({"user": ["a\nb"] * 999, "node": {"\x1b[2J": 1}, "torch": 3, "report": [], "scontrol": "x", "gpus": 7,
+          "token": None, "python": None, "lacks": 5, "old": "yes"},
+         {"job": "error", "run directory": "error", "torch": "error", "GPU": "warn", "reports": "error",
+          "scontrol": "warn"}),
+    ],
+)  # fmt: skip
+def test_what_a_job_saw(site: FakeSite, change: dict[str, Any], wrong: dict[str, str]) -> None:
+    found = judged(site, {**GOOD, **change})
+    assert {title: level for title, level in found.items() if level != "ok"} == wrong
+
+
+@pytest.mark.parametrize("told", ["", "[1, 2]", "[" * 100_000, "x" * (2 << 20)])
+def test_a_job_that_wrote_nonsense(site: FakeSite, told: str) -> None:
+    assert judged(site, told) == {"job": "error"}
+
+
+def test_where_jobs_post_nothing_nobody_looks_for_it(site: FakeSite) -> None:
+    site.reports = "tail"
+    assert "reports" not in judged(site, GOOD)
+
+
+def test_what_waits_is_busy_or_never_starts() -> None:
+    busy = trial._too_long(JobStatus(scheduler_id="1", state="pending", reason="Resources"), 120, "P")
+    assert (busy.level, busy.detail.partition(":")[0]) == ("warn", "busy, not broken")
+    never = trial._too_long(JobStatus(scheduler_id="1", state="pending", reason="InvalidAccount"), 120, "P")
+    assert (never.level, "unknown to Slurm" in never.detail) == ("error", True)
+
+
+def test_who_a_trial_runs_as(site: FakeSite) -> None:
+    ada, own = Who("ada", "ada", "cats", "vision"), Who("vic", "vigil", "cats", "vision")
+    site.people = [own, ada]
+
+    def first(user: str = "", **partition: Any) -> str:
+        found = next(trial._candidates(site, Partition(name="gpu", **partition), user), None)
+        return found.slurm_user if found else ""
+
+    assert first() == "ada", "others before our own, so that sharing is tried"
+    assert first(denied_accounts=("vision",)) == ""
+    assert first(allowed_accounts=("speech",)) == ""
+    site.fake.answers["/associations"] = httpx.Response(200, json={"associations": []})
+    del site.accounts
+    assert first() == "", "whom the accounts do not know"
+
+
+def test_our_errors_become_a_detail_and_a_remedy() -> None:
+    found = of_error("x", SchedulerError("It is away: no answer. Start it, and wait."))
+    assert (found.detail, found.remedy) == ("It is away: no answer.", "Start it, and wait.")
+    assert of_error("x", OSError()).remedy
+
+
+@pytest.mark.django_db
+def test_people_come_from_the_portal(settings: Any) -> None:
+    settings.VIGIL_SCHEDULER, settings.VIGIL_SLURM_USER = "slurm", "vigil"
+    project = a_project("cats")
+    project.slurm_account = "vision"
+    project.save()
+    person("ada", project, slurm_user="ada")
+    person("bob", slurm_user="bob")
+    person("eve", project)
+    found = here.site()
+    assert found.people == [Who("ada", "ada", "cats", "vision")]
+    assert found.without_project == ["bob"]
+    assert found.accounts_of_projects["cats"] == "vision"
+
+
+@pytest.mark.django_db
+def test_the_command_ends_with_1_and_json(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    settings.VIGIL_SCHEDULER = "local"
+    with pytest.raises(SystemExit) as ended:
+        call_command("check_slurm", "--no-jobs", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, told["ok"]) == (1, False)
+    assert told["findings"][0].keys() == {"level", "title", "detail", "remedy"}
+
+
+def test_a_start_names_what_slurm_needs(settings: Any, tmp_path: Path) -> None:
+    assert checks.slurm_is_named(None) == []
+    settings.VIGIL_SCHEDULER = "slurm"
+    (found,) = checks.slurm_is_named(None)
+    assert (found.id, found.is_serious()) == ("vigil.E005", True)
+    assert "VIGIL_SLURM_URL is not set" in found.msg
+    assert "VIGIL_SLURM_KEY_FILE" in found.msg
+    settings.VIGIL_SLURM_URL, settings.VIGIL_SLURM_KEY_FILE = "http://127.0.0.1:6820", str(tmp_path / "key")
+    (found,) = checks.slurm_is_named(None)
+    assert (found.id, found.is_serious()) == ("vigil.W006", False)
+    (tmp_path / "key").write_bytes(KEY)
+    os.chmod(tmp_path / "key", 0o600)
+    assert checks.slurm_is_named(None) == []
