@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _prepare(options.prepare, socket.socket(fileno=options.answer))
     from portal.asgi import application
 
+    _forget_keys()
     uvicorn.run(
         cast("uvicorn._types.ASGIApplication", application),
         host=options.host,
@@ -55,6 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log_level="warning",
         timeout_graceful_shutdown=1,
     )
+
+
+def _forget_keys() -> None:
+    """Tokens are the worker's business: what serves people cannot even tell where the key to all of them lies."""
+    from django.conf import settings as read
+
+    for name in ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND"):
+        os.environ.pop(name, None)
+        setattr(read, name, "")
 
 
 def _prepare(mark: str, answer: socket.socket) -> None:

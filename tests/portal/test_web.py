@@ -1,0 +1,26 @@
+"""The web process: what it does before it serves."""
+
+import os
+
+import pytest
+import uvicorn
+from django.conf import LazySettings
+
+from portal import web
+
+
+def test_what_serves_people_does_not_know_where_slurm_s_key_is(
+    monkeypatch: pytest.MonkeyPatch, settings: LazySettings
+) -> None:
+    secrets = {"VIGIL_SLURM_KEY_FILE": "/etc/vigil/jwt.key", "VIGIL_SLURM_TOKEN_COMMAND": "/usr/local/bin/token"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+        setattr(settings, name, value)
+    served: list[str] = []
+
+    def serve(*_: object, **__: object) -> None:
+        served.extend(os.environ.get(name, "") + getattr(settings, name) for name in secrets)
+
+    monkeypatch.setattr(uvicorn, "run", serve)
+    web.main(["--port", "0"])
+    assert served == ["", ""]
