@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from django.db import DatabaseError
+
 from jobs import environments, rundir, sharing
 from jobs.checking.finding import Finding, bad, of_error, ok, skip, warn
 from jobs.checking.rights import account_fits
 from jobs.checking.seen import plain, read
 from jobs.checking.site import Site, Who
 from jobs.errors import JobError
-from jobs.spec import STOP_SECONDS, JobSpec
+from jobs.spec import STOP_SECONDS, Environment, JobSpec
 from jobs.why.reasons import explained
 from nodes.schedulers.base import ALIVE, JobStatus, SchedulerError, Submission
 from nodes.schedulers.cluster import Partition
@@ -156,8 +158,11 @@ def _spec(who: Who, partition: str, gpus: int, limit_s: int) -> JobSpec:
     return JobSpec.parse({"name": "vigil-check", "project": who.project, "resources": resources})
 
 
-def _environment(spec: JobSpec) -> Any:
-    project = Project.objects.filter(slug=spec.project).first()
+def _environment(spec: JobSpec) -> Environment:
+    try:
+        project = Project.objects.filter(slug=spec.project).first()
+    except DatabaseError:  # before Vigil's first start
+        project = None
     return environments.of(spec, project) if project is not None else environments.of_site()
 
 
