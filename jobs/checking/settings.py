@@ -107,7 +107,7 @@ def identity(site: Site) -> Iterator[Finding]:
         remedy = "Give Vigil a Unix user of its own, who is no root: docs/slurm.md."
         yield warn(title, "root: a mistake of the portal's is one of root's", remedy)
     else:
-        yield ok(title, f"{me}, whose {site.home} is")
+        yield ok(title, f"{me}, the owner of {site.home}")
 
 
 def _from_command(site: Site) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.portal import Portal
 from tests.slurm.room import as_user
+from tests.slurm.tls import tls_before
 from tests.stack import REPOSITORY
 
 # Of these clusters, on purpose: they are quick, and live on one machine without GPUs.
@@ -177,6 +179,20 @@ def test_the_unix_socket(portal: Portal, slurm: Cluster) -> None:
     found = asked(portal, VIGIL_SLURM_URL=f"unix:{slurm.socket}")
     assert found.at("error") == {}
     assert found.at("ok")["The way to slurmrestd"] == "a unix socket"
+
+
+def test_a_proxy_with_a_certificate(portal: Portal, slurm: Cluster) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="vigil-tls-"))
+    folder.chmod(0o755)
+    try:
+        with tls_before(slurm.layout.port_of("slurmrestd"), folder) as url:
+            found = asked(portal, VIGIL_SLURM_URL=url, VIGIL_SLURM_CA_FILE=str(folder / "proxy.pem"))
+            strange = asked(portal, VIGIL_SLURM_URL=url)
+    finally:
+        shutil.rmtree(folder)
+    assert found.at("error") == {}
+    assert found.at("ok")["The way to slurmrestd"] == "https, its certificate verified"
+    assert "CERTIFICATE_VERIFY_FAILED" in strange.at("error")["slurmrestd answers"]
 
 
 @contextmanager
