@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 
 from django.db.models import Q
 from django.utils import timezone
@@ -12,7 +13,7 @@ from django.utils import timezone
 from jobs import ending, rundir
 from jobs.models import Attempt
 from jobs.models.attempt import AttemptQuerySet
-from jobs.round import Round
+from jobs.round import Round, logger
 from jobs.script import grace_of
 from jobs.spec import STOP_SECONDS
 
@@ -52,7 +53,7 @@ def _advance(turn: Round, attempt: Attempt) -> None:
     elif attempt.cancel_signalled_at is None:
         root = ending.root_of(attempt)
         if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
-            rundir.write(root / "portal" / "cancelled", now.isoformat())
+            _tell(attempt, root, now)
         # Not TERM: Slurm gives that to the srun in the script as well, which then kills its tasks at once.
         turn.scheduler.signal(attempt.scheduler_id, "USR1", user=attempt.scheduler_user)
         turn.note(attempt, cancel_signalled_at=now)
@@ -62,6 +63,14 @@ def _advance(turn: Round, attempt: Attempt) -> None:
             _kill(turn, attempt, now)
     elif now - attempt.cancel_killed_at > KILL_AGAIN:
         _kill(turn, attempt, now)
+
+
+def _tell(attempt: Attempt, root: Path, now: datetime) -> None:
+    """A full disk, or one that is away, must not keep a job running: should it be requeued for that, it is killed."""
+    try:
+        rundir.write(root / "portal" / "cancelled", now.isoformat())
+    except OSError as error:
+        logger.warning("attempt %s: its run directory is not told that it is cancelled: %s", attempt.pk, error)
 
 
 def _kill(turn: Round, attempt: Attempt, now: datetime) -> None:

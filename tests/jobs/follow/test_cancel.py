@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.utils import timezone
@@ -37,6 +39,17 @@ def test_term_then_grace_then_kill(oskar: User, job: Job, told: Told, tick: Call
     attempt = newest()
     assert (attempt.state, attempt.reason) == ("cancelled", "Cancelled by oskar.")
     assert Attempt.objects.count() == 1
+
+
+def test_a_full_disk_keeps_nobody_from_cancelling(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told.say("101", state="running")
+    tick()
+    cancel(oskar, job)
+    monkeypatch.setattr(rundir, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    tick()
+    assert told.signals == [("101", "USR1")]
 
 
 def test_one_that_stops_in_time_is_cancelled_too(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
