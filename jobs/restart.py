@@ -9,6 +9,7 @@ from typing import Any
 from jobs import checkpoints
 from jobs.errors import Conflict
 from jobs.models import Attempt, Checkpoint, Job
+from jobs.wire import storable
 
 STOPPED = 75  # the launcher's exit code for "stopped with a committed checkpoint"
 
@@ -99,7 +100,7 @@ def _failure(value: object) -> dict[str, Any]:
             kept[name] = value[name]
     for name, longest in (("kind", 32), ("error", 2000)):
         if isinstance(value.get(name), str):
-            kept[name] = value[name].replace("\0", "")[:longest]
+            kept[name] = storable(value[name])[:longest]
     return kept
 
 

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from jobs import checkpoints, live, rundir
 from jobs.models import Checkpoint
+from jobs.wire import storable
 from training import manifest
 
 logger = logging.getLogger(__name__)
@@ -21,7 +22,11 @@ def verify_next() -> Checkpoint | None:
     """Verify the newest one that is due; which it was."""
     checkpoint = checkpoints.due_for_verification()
     if checkpoint is not None:
-        verify(checkpoint)
+        try:
+            verify(checkpoint)
+        except Exception as error:  # a job wrote it: what is odd about it must not keep the others from being looked at
+            logger.exception("checkpoint %s of #%s", checkpoint.step, checkpoint.job_id)
+            _try_later(checkpoint, error)
     return checkpoint
 
 
@@ -34,7 +39,7 @@ def verify(checkpoint: Checkpoint) -> None:
         if isinstance(error, manifest.Unreadable):
             _try_later(checkpoint, error)
             return
-        changed = committed.update(state=Checkpoint.State.CORRUPT, problem=str(error)[:2000])
+        changed = committed.update(state=Checkpoint.State.CORRUPT, problem=storable(str(error))[:2000])
         logger.warning("checkpoint %s of #%s: %s", checkpoint.step, checkpoint.job_id, error)
     except OSError as error:
         _try_later(checkpoint, error)

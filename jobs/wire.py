@@ -196,8 +196,8 @@ def of_spool(header: spool.Header, batches: Sequence[spool.Batch], *, end: bool)
         rank=header.rank,
         first=batches[0].seq if batches else 0,
         times=[batch.time if 0 <= batch.time < LATEST_TIME else 0.0 for batch in batches],
-        node=_storable(header.node),
-        boot_id=_storable(header.boot_id),
+        node=storable(header.node),
+        boot_id=storable(header.boot_id),
         restart_count=header.restart_count,
         end=end,
     )
@@ -326,7 +326,7 @@ def without_nul(value: Any, *, room: int = DEPTH) -> Any:
     return value
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """A text as it came from a file, with U+FFFD for what no database keeps: NUL, and halves of surrogate pairs."""
     return _UNSTORABLE.sub("\ufffd", text)
 

@@ -203,7 +203,7 @@ def _read(folder: int, name: str) -> Manifest:
             raise CheckpointError("COMMITTED is not a manifest: not a plain file, or far too large")
         try:
             return _parse(json.loads(file.read(MANIFEST_BYTES)), name)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"COMMITTED is damaged: {type(error).__name__}: {error}") from error
 
 

@@ -175,6 +175,23 @@ class TestCheckpoints:
         assert (found[200].state, found[300].state) == ("corrupt", "corrupt")  # sizes and names are looked at
         assert verify.verify_next() is None
 
+    @pytest.mark.parametrize(
+        "manifest", ['{"version": "\\ud800\\u0000"}', '{"version": 1, "files": [], "created": 1' + "0" * 400 + "}"]
+    )
+    def test_an_odd_manifest_does_not_keep_others_from_being_looked_at(
+        self, job: Job, attempt: Attempt, manifest: str
+    ) -> None:
+        job.directory = rundir.make("default", job.pk)
+        job.save()
+        for step in (100, 200):
+            checkpoints.note_event(attempt, event(step))
+            write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, b"good")
+        (rundir.path_of(job.directory) / "job" / "checkpoints" / "step-200" / "COMMITTED").write_text(manifest)
+        for _ in range(2):
+            verify.verify_next()
+        found = dict(Checkpoint.objects.values_list("step", "state"))
+        assert found == {100: "verified", 200: "corrupt"}
+
     @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
     def test_what_cannot_be_read_now_is_tried_later(
         self, job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, number: int
