@@ -52,7 +52,9 @@ def due() -> list[int]:
 def is_of(attempt: Attempt, status: JobStatus) -> bool:
     """Whether the scheduler speaks of this job: one that was set up anew, as where a backup is restored, has given the
     id to another. What it requeued keeps the first attempt's key."""
-    if status.key in {"", attempt.key}:
+    if not status.key:  # somebody has renamed it; or it is anybody's, past us
+        return status.is_of(attempt.scheduler_user)
+    if status.key == attempt.key:
         return True
     return Attempt.objects.filter(job_id=attempt.job_id, key=status.key).exists()
 

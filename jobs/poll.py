@@ -37,6 +37,7 @@ class Known(NamedTuple):
     pk: int
     job_id: int
     scheduler_id: str
+    scheduler_user: str
     scheduler_restart_count: int
     key: str
     state: str
@@ -57,6 +58,12 @@ class Known(NamedTuple):
             and (not status.nodes or list(status.nodes) == self.nodes)
             and _time(status.started_at) == self.started_at
         )
+
+    def is_anothers(self, status: JobStatus, jobs: Mapping[str, int]) -> bool:
+        """Whether it is not this attempt's job at all; `jobs`: of the keys that are not the attempts' own."""
+        if not status.key:
+            return not status.is_of(self.scheduler_user)
+        return status.key != self.key and jobs.get(status.key) != self.job_id
 
 
 class Poll:
@@ -176,7 +183,7 @@ class Poll:
             if status is None:
                 if one.unknown_since is None or now - one.unknown_since > MISSING_FOR:
                     found[2].append(one.pk)
-            elif status.key not in {"", one.key} and jobs.get(status.key) != one.job_id:
+            elif one.is_anothers(status, jobs):
                 found[1].append(one.pk)
             elif status.state == UNKNOWN:
                 if one.untold_since is None:

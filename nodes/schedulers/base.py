@@ -69,6 +69,7 @@ class JobStatus:
     scheduler_id: str
     state: str
     key: str = ""
+    user: str = ""  # "": not told
     reason: str = ""
     exit_code: int | None = None
     signal: int | None = None
@@ -82,6 +83,10 @@ class JobStatus:
     def __post_init__(self) -> None:
         if self.state not in _STATES:
             raise ValueError(f"{self.state!r} is no state of a job")
+
+    def is_of(self, user: str) -> bool:
+        """Whether it may be this person's, as far as that is told."""
+        return not (self.user and user) or self.user == user
 
 
 @dataclass(frozen=True, kw_only=True)

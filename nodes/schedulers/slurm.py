@@ -114,12 +114,16 @@ class Slurm:
         return scheduler_id
 
     def find(self, key: str, *, user: str = "") -> str | None:
-        """In slurmctld, which keeps ended jobs for some minutes, then in the accounts of the last days."""
+        """In slurmctld, which keeps ended jobs for some minutes, then in the accounts of the last days.
+
+        Only this person's: anybody may read a key in the queue, and write it into the name of a job of their own.
+        """
+        whose = user or self.user
         listed = self.rest.jobs(user=user)
-        known = _newest(listed.records() if listed is not None else (), key)
+        known = _newest(listed.records() if listed is not None else (), key, whose)
         if known is None and self.rest.has_accounts:
             since = time.time() - FIND_BACK_S
-            known = _newest(self.rest.accounted(user=user or self.user, since=since), key)
+            known = _newest(self.rest.accounted(user=whose, since=since), key, whose)
         if known is not None and known.reason == HELD and self.rest.version < NEW:
             self.cancel(known.scheduler_id, user=user)  # it may lack its nodes: see _name_nodes
             return None
@@ -347,9 +351,9 @@ def _own_id(listed: str) -> str:
     return listed.partition("_")[0]
 
 
-def _newest(records: Iterable[Record], key: str) -> JobStatus | None:
-    """Of the jobs with this key the one that lives, else the last one."""
-    ours = [record.status for record in records if record.status.key == key]
+def _newest(records: Iterable[Record], key: str, user: str) -> JobStatus | None:
+    """Of a person's jobs with this key the one that lives, else the last one."""
+    ours = [record.status for record in records if record.status.key == key and record.status.is_of(user)]
     return max(ours, key=lambda one: (one.state not in ENDED, one.submitted_at or 0.0), default=None)
 
 

@@ -117,6 +117,30 @@ def test_odd_results(job: Job, told: Told, tick: Callable[[], bool]) -> None:
     assert len(newest().failure["error"]) == 2000
 
 
+def test_half_a_character_in_a_result_does_not_keep_it_running(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    """As Python writes an undecodable file name of an error into JSON; no database keeps it."""
+    launched(newest(), exit_code=1, first_failure={"rank": 0, "kind": "ex\udc80", "error": "no /data/\udcff"})
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    assert (newest().state, newest().reason) == ("failed", "Rank 0: no /data/\ufffd")
+
+
+def test_a_stranger_s_job_of_the_same_id_is_not_followed(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    """Slurm has forgotten what it took last, and given its id to somebody who does not know Vigil: without a key."""
+    Attempt.objects.update(scheduler_user="oskar")
+    User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
+    told.say("101", key="", user="oskar")  # renamed
+    tick()
+    assert newest().number == 1
+    told.say("101", key="", user="mallory")
+    tick()
+    first, second = Attempt.objects.order_by("number")
+    assert (first.state, first.reason) == ("node_fail", "The scheduler's job 101 is another one: it counts anew.")
+    assert (second.scheduler_id, told.cancelled) == ("102", [])
+
+
 def test_it_stays_open_while_a_stream_has_not_ended(job: Job, told: Told, tick: Callable[[], bool]) -> None:
     folder = launched(newest())
     (folder / "spool" / "0.0.abcdef0123456789.jsonl").write_text("")
