@@ -44,7 +44,7 @@ def _remove(attempt: Attempt) -> bool:
             shutil.rmtree("spool", dir_fd=folder)
     except FileNotFoundError:
         return True
-    except OSError as error:
+    except (OSError, RecursionError) as error:
         logger.warning("attempt %s: its spools cannot be removed: %s", attempt.pk, error)
         return False
     return True

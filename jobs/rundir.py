@@ -254,11 +254,43 @@ def _remove(entry: Path) -> None:
     if entry.is_symlink() or not entry.is_dir():  # a job may call anything a checkpoint
         entry.unlink(missing_ok=True)
         return
-    shutil.rmtree(entry, ignore_errors=True)
-    if os.path.lexists(entry):
-        if os.geteuid() != 0:  # root needs no leave
-            _open_up(entry)
-        shutil.rmtree(entry)
+    try:
+        shutil.rmtree(entry, ignore_errors=True)
+        if os.path.lexists(entry):
+            if os.geteuid() != 0:  # root needs no leave
+                _open_up(entry)
+            shutil.rmtree(entry)
+    except (RecursionError, OSError) as error:  # each level takes a frame, and a descriptor
+        if isinstance(error, OSError) and error.errno != errno.EMFILE:
+            raise
+        _remove_deep(entry)
+
+
+def _remove_deep(entry: Path) -> None:
+    """A tree deeper than a stack: what is in a folder comes up to the top, until nothing has anything in it."""
+    top = os.open(entry, _DIRECTORY)
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                _lift(name, top)
+    finally:
+        os.close(top)
+    os.rmdir(entry)
+
+
+def _lift(name: str, top: int) -> None:
+    """Remove something from a folder, having moved the folders in it up into that one."""
+    try:
+        folder = os.open(name, _DIRECTORY, dir_fd=top)
+    except NotADirectoryError:  # a link, too
+        os.unlink(name, dir_fd=top)
+        return
+    try:
+        for inner in os.listdir(folder):
+            os.rename(inner, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=top)
 
 
 def _open_up(folder: Path) -> None:

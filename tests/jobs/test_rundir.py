@@ -136,6 +136,24 @@ def test_trash_is_emptied_of_what_its_owner_may_not_write(settings: Any) -> None
         treasure.chmod(0o755)
 
 
+def test_a_tree_deeper_than_a_stack_leaves_the_trash_too(settings: Any, tmp_path: Path) -> None:
+    """And does not keep in it what comes behind."""
+    settings.VIGIL_RUNS = tmp_path
+    trash = tmp_path / rundir.TRASH
+    for name in ("deep", "other"):
+        (trash / name).mkdir(parents=True)
+    folder = os.open(trash / "deep", os.O_RDONLY)
+    for _ in range(1500):
+        os.symlink("/etc", "link", dir_fd=folder)
+        os.mkdir("inner", dir_fd=folder)
+        inner = os.open("inner", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    rundir.empty_trash()
+    assert os.listdir(trash) == []
+
+
 @contextmanager
 def nobody(root: Path) -> Iterator[None]:
     """Not root for a while, where tests run as root; everything below `root` is theirs then."""
