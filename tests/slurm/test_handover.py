@@ -23,7 +23,7 @@ from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
 from tests.lab import person
 from tests.slurm.cluster import Cluster
-from tests.slurm.people import ALICE, PORTAL, People
+from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.wire import Wire, wire
 
 pytestmark = pytest.mark.django_db
@@ -128,6 +128,23 @@ def test_a_lost_answer_leaves_one_job(
     follow.tick(scheduler)
     attempt.refresh_from_db()
     assert attempt.state == "running"
+
+
+def test_another_person_s_job_that_bears_our_key_is_not_taken_for_ours(
+    slurm: Cluster, way: Wire, scheduler: Slurm, job: Job, folder: Path, end: Callable[[], None]
+) -> None:
+    """Keys stand in the queue, for everybody to read."""
+    way.cut = True
+    follow.tick(scheduler)
+    ((ours, _),) = jobs_of(slurm, job)
+    slurm.run("scancel", ours)
+    key = job.attempts.get().key
+    words = [f"--comment=vigil:{key}", f"--job-name=lost.{key}", "--output=/dev/null", "--wrap=sleep 60"]
+    slurm.run("sbatch", "--parsable", *words, user=BOB)
+    later()
+    follow.tick(scheduler)
+    assert job.attempts.get().scheduler_id == ours
+    assert way.posts == 1
 
 
 def test_a_lost_answer_and_a_cancel_leave_none(
