@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from pathlib import Path
 
 import click
+
+from portal.client import Trouble
 
 
 @click.group()
@@ -27,6 +30,7 @@ def slurm(as_json: bool, partition: tuple[str, ...], user: str | None, wait: flo
     runs a small job on each partition. ✓ well, ! look at it, ✗ mend it, – could not be looked at. Leaves with 1 if
     anything is to be mended.
     """
+    _refuse_others()
     words = [*(["--json"] if as_json else []), *(["--no-jobs"] if no_jobs else [])]
     words += [f"--partition={one}" for one in partition]
     words += [f"--user={user}"] if user else []
@@ -35,3 +39,15 @@ def slurm(as_json: bool, partition: tuple[str, ...], user: str | None, wait: flo
     sys.stdout.flush()
     # In its place, so that Ctrl-C reaches what has jobs to cancel and folders to remove, and nothing else.
     os.execv(sys.executable, [sys.executable, str(manage), "check_slurm", *words])
+
+
+def _refuse_others() -> None:
+    """As another user than the worker it would prove nothing, and could leave files that the worker cannot write."""
+    home = Path(os.environ.get("VIGIL_HOME") or Path(__file__).resolve().parent.parent / "var")
+    if not home.exists() or home.stat().st_uid == os.geteuid():
+        return
+    try:
+        owner = pwd.getpwuid(home.stat().st_uid).pw_name
+    except KeyError:
+        owner = f"#{home.stat().st_uid}"
+    raise Trouble(f"VIGIL_HOME={home} belongs to {owner}. Run this as that user: sudo -u {owner} vigil check slurm.")

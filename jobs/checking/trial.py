@@ -34,6 +34,8 @@ PROBE = environments.START.with_name("probe.py")
 LIMIT_S = 300
 PATIENCE_S = 120.0
 EVERY_S = 1.0
+REMOVAL_S = 5.0
+NO_PROJECT = "vigil-check"  # the folder for whoever has none
 # Reasons that no patience helps against.
 NEVER = (
     "Partition", "InvalidAccount", "InvalidQOS", "BadConstraints", "AccountNotAllowed", "QOSNotAllowed", "JobHeld",
@@ -102,9 +104,9 @@ def _on(site: Site, partition: Partition, wishes: Wishes, tell: Tell, kept: list
 def _candidates(site: Site, partition: Partition, user: str) -> Iterator[Who]:
     """Those who may use it; other Unix users than our own first, as the run directory is shared with them."""
     people = list(site.people or ())
-    ours = Who(site.user, site.user, "vigil-check")
+    ours = Who(site.user, site.user, NO_PROJECT)
     if user:
-        people = [who for who in people if user in {who.name, who.slurm_user}] or [Who(user, user, "vigil-check")]
+        people = [who for who in people if user in {who.name, who.slurm_user}] or [Who(user, user, NO_PROJECT)]
     else:
         people = [*(who for who in people if who.slurm_user != site.user), ours]
     for who in people:
@@ -299,6 +301,12 @@ def _discard(directory: str) -> Path | None:
         pass
     rundir.empty_trash()
     trash = rundir.runs_root() / rundir.TRASH
-    with suppress(OSError):
-        os.rmdir(rundir.path_of(directory).parent)  # where nothing else is in it
-    return next(trash.glob(f"{directory.replace('/', '-')}-*"), None)
+    if directory.startswith(
+        f"{NO_PROJECT}/"
+    ):  # a project's own folder stays: somebody's job may be about to be made in it
+        with suppress(OSError):
+            os.rmdir(rundir.path_of(directory).parent)
+    deadline = time.monotonic() + REMOVAL_S  # the worker may be at it, too
+    while (left := next(trash.glob(f"{directory.replace('/', '-')}-*"), None)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
