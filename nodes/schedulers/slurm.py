@@ -104,6 +104,11 @@ class Slurm:
         self._memory = Memory()
 
     def submit(self, submission: Submission) -> str:
+        if not submission.user:  # never as the portal's own: that one may read what no job may
+            raise SchedulerError(
+                "Whose job it is has no Slurm user any more. A sysadmin sets it under People in the administration.",
+                permanent=True,
+            )
         try:
             script = Path(submission.script).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

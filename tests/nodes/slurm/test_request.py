@@ -102,6 +102,16 @@ def test_submitting(tmp_path: Path, version: str) -> None:
     assert sent.headers["x-slurm-user-name"] == "alice"
 
 
+def test_nobody_s_job_is_not_the_portal_s_own(tmp_path: Path) -> None:
+    """As where a sysadmin took the Slurm user from somebody whose job was to be started anew."""
+    (tmp_path / "batch.sh").write_text(SCRIPT)
+    played = Played(VERSIONS[-1])
+    with pytest.raises(SchedulerError, match="has no Slurm user") as refused:
+        played.slurm.submit(asked(tmp_path, user=""))
+    assert refused.value.permanent
+    assert not played.asked("job/submit")
+
+
 @pytest.mark.parametrize("name", ["account", "partition", "qos", "reservation"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_refusals_are_final_and_keep_slurm_s_words(tmp_path: Path, version: str, name: str) -> None:
