@@ -1,0 +1,242 @@
+"""A sweep: a specification in which some values are lists; every combination of them is a specification of its own."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tomlkit
+from pydantic import BeforeValidator, Field, ValidationError
+
+from jobs.errors import Problem, SpecError
+from jobs.spec.model import JobSpec
+from jobs.spec.part import Part
+from jobs.spec.toml import read_toml
+from jobs.spec.wording import problems_of
+
+MOST = 1_000  # combinations
+MOST_PROBLEMS = 20
+TABLE = "sweep"
+_PATH = re.compile(r"run(\.\w+)+|script\.args|script\.env\.\w+", re.ASCII)
+_ONLY = "A sweep goes over run.…, script.args and script.env.…"
+
+
+def _flat(over: object) -> object:
+    """{"run.steps": […]} of what TOML makes of run.steps without quotes: {"run": {"steps": […]}}."""
+    if not isinstance(over, Mapping):
+        return over
+    found: dict[str, object] = {}
+    for name, inner in over.items():
+        deeper = _flat(inner)
+        found |= {f"{name}.{rest}": value for rest, value in deeper.items()} if isinstance(deeper, dict) else {
+            name: deeper
+        }  # fmt: skip
+    return found
+
+
+class Over(Part):
+    """The table [sweep]."""
+
+    at_once: int | None = Field(
+        default=None, ge=1, le=MOST, title="At once", description="How many of them run at the same time."
+    )
+    over: Annotated[dict[str, list[Any]], BeforeValidator(_flat)] = Field(
+        title="Over", description='Values by path: "run.learning_rate" = [1e-3, 2e-3]. Every combination is a job.'
+    )
+
+    @property
+    def size(self) -> int:
+        return math.prod(map(len, self.over.values()))
+
+
+class _Whole(Part):
+    sweep: Over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One combination: the values by path, and the whole specification with them, as data and as text."""
+
+    values: dict[str, Any]
+    spec: JobSpec
+    spec_toml: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSpec:
+    """What a person asks for with [sweep]."""
+
+    name: str
+    at_once: int | None
+    over: dict[str, list[Any]]
+    points: tuple[Point, ...]  # the last path changes fastest
+
+    @property
+    def first(self) -> JobSpec:
+        """Of all the same: what the scheduler is asked for, the project, the kind."""
+        return self.points[0].spec
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], text: str | None = None) -> SweepSpec:
+        """From plain values and the text they come from, or SpecError that names path and value."""
+        found = _table(data)
+        base = {name: value for name, value in data.items() if name != TABLE}
+        combinations = [
+            dict(zip(found.over, values, strict=True)) for values in itertools.product(*found.over.values())
+        ]
+        name = base.get("name")
+        named = [_named(base, values, name, number) for number, values in enumerate(combinations)]
+        specs = _parsed(named, combinations)
+        texts = _texts(text if text is not None else plain_toml(data), combinations, specs)
+        points = (
+            Point(values=values, spec=spec, spec_toml=toml)
+            for values, spec, toml in zip(combinations, specs, texts, strict=True)
+        )
+        return cls(name=str(name), at_once=found.at_once, over=found.over, points=tuple(points))
+
+    @classmethod
+    def parse_toml(cls, text: str) -> SweepSpec:
+        return cls.parse(read_toml(text), text)
+
+
+def plain_toml(data: Mapping[str, Any]) -> str:
+    """Plain values as text; SpecError where TOML cannot say one."""
+    try:
+        return tomlkit.dumps(_without_none(data))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SpecError.at("", f"It cannot be written as TOML: {error}") from None
+
+
+def has_sweep(data: Mapping[str, Any]) -> bool:
+    return TABLE in data
+
+
+def _table(data: dict[str, Any]) -> Over:
+    """[sweep] by itself: what it goes over, and over how much."""
+    try:
+        found = _Whole.model_validate({TABLE: data.get(TABLE)}).sweep
+    except ValidationError as error:
+        raise SpecError(problems_of(error, _Whole, data)) from None
+    if problems := list(_wrong(found)):
+        raise SpecError(problems)
+    return found
+
+
+def _wrong(found: Over) -> Iterator[Problem]:
+    if not found.over:
+        yield Problem("sweep.over", 'Goes over nothing. Write "run.learning_rate" = [1e-3, 2e-3] there.')
+    for path, values in found.over.items():
+        field = f"sweep.over.{path[:200]}"
+        if path.startswith("resources."):
+            text = "All jobs of a sweep ask the scheduler for the same: it gets them as one array."
+            yield Problem(field, f"{text} Take it out, and submit a sweep for each value.")
+        elif not _PATH.fullmatch(path):
+            yield Problem(field, f"{_ONLY} alone. Take it out.")
+        elif not values:
+            yield Problem(field, "Has no values. Write at least one.")
+        elif inner := next((other for other in found.over if other.startswith(f"{path}.")), None):
+            yield Problem(field, f"{inner} lies within it. Take one of them out.")
+        elif (twice := _twice(values)) is not None:
+            yield Problem(field, f"{_said(twice)} is there twice. Take one of them out.")
+    if len(found.over) and found.size > MOST:
+        each = " × ".join(str(len(values)) for values in found.over.values())
+        text = f"{each} = {found.size:,} combinations; a sweep has {MOST:,} at most."
+        yield Problem("sweep.over", f"{text} Take fewer values, or make several sweeps of it.")
+
+
+def _twice(values: list[Any]) -> Any | None:
+    seen = set()
+    for value in values:
+        if (said := json.dumps(value, sort_keys=True, default=str)) in seen:
+            return value
+        seen.add(said)
+    return None
+
+
+def _named(base: dict[str, Any], values: dict[str, Any], name: object, number: int) -> dict[str, Any]:
+    """The data of one combination; its job has the sweep's name with its number."""
+    data = copy.deepcopy(base)
+    for path, value in values.items():
+        *tables, key = path.split(".")
+        place: Any = data
+        for table in tables:
+            place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                return data  # the specification is told what is wrong with it
+        place[key] = copy.deepcopy(value)
+    if isinstance(name, str) and len(name) <= 64:  # what is wrong with it is told as of any job
+        data["name"] = job_name(name, number)
+    return data
+
+
+def job_name(sweep: str, number: int) -> str:
+    """`lr` → `lr-3`, within the 64 characters of a name."""
+    return f"{sweep[: 64 - len(f'-{number}')]}-{number}"
+
+
+def _parsed(data: list[dict[str, Any]], combinations: list[dict[str, Any]]) -> list[JobSpec]:
+    specs, failed = [], []
+    for one, values in zip(data, combinations, strict=True):
+        try:
+            specs.append(JobSpec.parse(one))
+        except SpecError as error:
+            failed.append((values, error.problems))
+            if len(failed) >= MOST_PROBLEMS:
+                break
+    if failed:
+        raise SpecError(_told(failed, is_all=not specs))
+    return specs
+
+
+def _told(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_all: bool) -> list[Problem]:
+    """What is wrong whatever the values, once; else the value, at its path, or the combination that does not fit."""
+    everywhere = set.intersection(*({*problems} for _, problems in failed)) if is_all and len(failed) > 1 else set()
+    found: dict[Problem, None] = {}
+    for values, problems in failed:
+        for problem in problems:
+            field = problem.field.partition("[")[0]
+            path = next((path for path in values if field == path or field.startswith(f"{path}.")), None)
+            if path is not None and problem in everywhere:
+                found.setdefault(Problem(f"sweep.over.{path}", problem.message))
+            elif path is not None:
+                said = _said(values[path])
+                text = problem.message if problem.message.startswith(said) else f"{said}: {problem.message}"
+                found.setdefault(Problem(f"sweep.over.{path}", text))
+            elif problem in everywhere:
+                found.setdefault(problem)
+            else:
+                with_them = ", ".join(f"{path} = {_said(value)}" for path, value in values.items())
+                found.setdefault(Problem(problem.field, f"{problem.message} That is with {with_them}."))
+    return list(found)[:MOST_PROBLEMS]
+
+
+def _said(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _texts(text: str, combinations: list[dict[str, Any]], specs: list[JobSpec]) -> Iterator[str]:
+    """The text without [sweep] and with the values of each; the person's comments and order stay."""
+    document = tomlkit.parse(text)
+    document.remove(TABLE)
+    for values, spec in zip(combinations, specs, strict=True):
+        for path, value in {"name": spec.name, **values}.items():
+            *tables, key = path.split(".")
+            place: Any = document
+            for name in tables:
+                place = place.setdefault(name, tomlkit.table())
+            place[key] = value
+        yield f"{tomlkit.dumps(document).strip()}\n"
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no word for nothing."""
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
