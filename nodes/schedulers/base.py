@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -133,12 +134,27 @@ class Scheduler(Protocol):
     `user` is the one whose job it is: what is done to a job is done in its owner's name.
     """
 
+    @property
+    def has_arrays(self) -> bool:
+        """Whether it takes many jobs as one array. Else Vigil submits them one by one, and counts how many run."""
+        ...
+
     def submit(self, submission: Submission) -> str:
         """Hand over one job; answers the scheduler's id."""
         ...
 
-    def find(self, key: str, *, user: str = "") -> str | None:
-        """The id of the job submitted with this key, ended ones included, or None: never submit a key twice."""
+    def submit_array(self, submission: Submission, tasks: Sequence[int], *, at_once: int | None) -> list[str]:
+        """Hand over a job for each of the numbers; answers their ids, "<array>_<number>".
+
+        The script reads SLURM_ARRAY_TASK_ID. `at_once`: how many of them may run at the same time.
+        """
+        ...
+
+    def find(self, key: str, *, user: str = "", task: int | None = None) -> str | None:
+        """The id of the job submitted with this key, ended ones included, or None: never submit a key twice.
+
+        Of an array its own id, without a task's number; with `task` that one's id, if the array has it.
+        """
         ...
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:

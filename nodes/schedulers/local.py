@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class Gpu:
 class LocalScheduler:
     """Implements nodes.schedulers.base.Scheduler."""
 
+    has_arrays = False
+
     def __init__(
         self,
         root: Path,
@@ -83,7 +85,10 @@ class LocalScheduler:
         self._start(job_id)
         return str(job_id)
 
-    def find(self, key: str, *, user: str = "") -> str | None:
+    def submit_array(self, submission: Submission, tasks: Sequence[int], *, at_once: int | None) -> list[str]:
+        raise SchedulerError("This machine takes jobs one by one.", permanent=True)
+
+    def find(self, key: str, *, user: str = "", task: int | None = None) -> str | None:
         known = self._known(key)
         return None if known is None else str(known)
 

@@ -8,19 +8,18 @@ accounts are asked about. The queue comes from the same memory: nobody else asks
 from __future__ import annotations
 
 import logging
-import os
 import re
-import shutil
-import subprocess
 import time
-from collections.abc import Iterable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
-from nodes.schedulers.slurm_request import NEW, lacks_nodes
-from nodes.schedulers.slurm_rest import JobList, Run, SlurmRest
+from nodes.schedulers.slurm_commands import Commands
+from nodes.schedulers.slurm_memory import Memory
+from nodes.schedulers.slurm_request import BY_TASK, NEW, array_of, lacks_nodes
+from nodes.schedulers.slurm_rest import Run, SlurmRest
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_tokens import Tokens
 
@@ -37,73 +36,38 @@ AWAY_S = 5.0  # for so long they are left alone after they did not answer: each 
 HELD = "JobHeldUser"
 GAP_S = 10.0  # after which a job may have been requeued and started again unseen
 _SIGNALS = frozenset({"TERM", "USR1", "KILL"})
+NO_SUCH_ARRAY = 2081  # ESLURM_INVALID_ARRAY
+GONE = ("Invalid job id", "already completed", "already completing")
+_TASK = re.compile(r"[0-9]{1,10}_[0-9]{1,9}\Z", re.ASCII)
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}\Z")
-
-
-@dataclass
-class Memory:
-    """What slurmctld last said of its jobs: by their own ids, with the words that /jobs/state had for them then."""
-
-    records: dict[str, Record] = field(default_factory=dict)
-    queue: dict[str, QueuedJob] = field(default_factory=dict)
-    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)  # "<array>_<task>" → own id
-    ended: dict[str, JobStatus] = field(default_factory=dict)  # by the id that was asked for
-    listed_at: float = float("-inf")  # monotonic: when all of them were last read
-    took_s: float = 0.0
-    asked_at: float = float("-inf")
-    before: dict[tuple[str, int], str] = field(default_factory=dict)  # (id, restart count) → why the run before ended
-    wondered: dict[tuple[str, int], float] = field(default_factory=dict)  # since when we wait to be told
-    clock: float | None = None  # Slurm's, when it last told everything
-    told: dict[str, tuple[float, JobStatus | None]] = field(default_factory=dict)  # of accounts, without an end; when
-    away_until: float = float("-inf")  # the accounts
-    default_partition: str = ""
-
-    def take(self, found: JobList, *, is_all: bool) -> None:
-        if is_all:
-            self.records.clear()
-            self.queue.clear()
-            self.places.clear()
-        self.default_partition = found.default_partition() or self.default_partition
-        for record, job in found.both():
-            self.records[record.own_id] = record
-            if record.status.state in ENDED:
-                self.queue.pop(record.own_id, None)
-            else:
-                self.queue[record.own_id] = job
-            if record.status.scheduler_id != record.own_id:
-                self.places[record.status.scheduler_id] = record.own_id
-
-    def forget(self, own_id: str) -> None:
-        if (record := self.records.get(own_id)) is not None:
-            self.places.pop(record.status.scheduler_id, None)
-        for kept in (self.records, self.queue, self.words):
-            kept.pop(own_id, None)
-
-    def keep_only(self, wanted: Set[str]) -> None:
-        """Nobody asks any more about the others: weeks go by, and an id may be given to another job."""
-        self.ended = {known: status for known, status in self.ended.items() if known in wanted}
-        self.told = {known: told for known, told in self.told.items() if known in wanted}
-        self.before = {place: word for place, word in self.before.items() if place[0] in wanted}
-        long_ago = time.monotonic() - 3600
-        self.wondered = {place: since for place, since in self.wondered.items() if since > long_ago}
-
-    def find(self, scheduler_id: str) -> Record | None:
-        own_id = self.places.get(scheduler_id, scheduler_id)
-        if (known := self.records.get(own_id)) is not None and known.has(scheduler_id):
-            return known
-        array = self.records.get(scheduler_id.partition("_")[0])
-        return array if array is not None and array.has(scheduler_id) else None
 
 
 class Slurm:
     """Implements Scheduler. One at a time may follow: what it remembers is its own."""
 
+    has_arrays = True
+
     def __init__(self, rest: SlurmRest, *, tokens: Tokens, user: str, scontrol: str = "scontrol") -> None:
-        self.rest, self.tokens, self.user, self.scontrol = rest, tokens, user, scontrol
+        self.rest, self.user = rest, user
+        self.commands = Commands(tokens, scontrol)
         self._memory = Memory()
 
     def submit(self, submission: Submission) -> str:
+        return self._submit(submission)
+
+    def submit_array(self, submission: Submission, tasks: Sequence[int], *, at_once: int | None) -> list[str]:
+        try:
+            array = self._submit(submission, array_of(tasks, at_once))
+        except SchedulerError as error:
+            if error.number != NO_SUCH_ARRAY:
+                raise
+            message = f"Slurm takes no array of {max(tasks) + 1:,} jobs: its MaxArraySize is less. Take fewer values,"
+            raise SchedulerError(
+                f"{message} or ask for a larger MaxArraySize.", permanent=True, number=error.number
+            ) from None
+        return [f"{array}_{task}" for task in tasks]
+
+    def _submit(self, submission: Submission, array: str = "") -> str:
         if not submission.user:  # never as the portal's own: that one may read what no job may
             raise SchedulerError(
                 "Whose job it is has no Slurm user any more. A sysadmin sets it under People in the administration.",
@@ -113,26 +77,29 @@ class Slurm:
             script = Path(submission.script).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise SchedulerError(f"The batch script cannot be read: {error}") from error
-        scheduler_id = self.rest.submit(submission, script)
+        scheduler_id = self.rest.submit(submission, script, array=array)
         if lacks_nodes(submission, self.rest.version):
             self._name_nodes(scheduler_id, submission)
         return scheduler_id
 
-    def find(self, key: str, *, user: str = "") -> str | None:
+    def find(self, key: str, *, user: str = "", task: int | None = None) -> str | None:
         """In slurmctld, which keeps ended jobs for some minutes, then in the accounts of the last days.
 
         Only this person's: anybody may read a key in the queue, and write it into the name of a job of their own.
         """
         whose = user or self.user
         listed = self.rest.jobs(user=user)
-        known = _newest(listed.records() if listed is not None else (), key, whose)
+        known = _newest(listed.records() if listed is not None else (), key, whose, task)
         if known is None and self.rest.has_accounts:
             since = time.time() - FIND_BACK_S
-            known = _newest(self.rest.accounted(user=whose, since=since), key, whose)
-        if known is not None and known.reason == HELD and self.rest.version < NEW:
-            self.cancel(known.scheduler_id, user=user)  # it may lack its nodes: see _name_nodes
+            known = _newest(self.rest.accounted(user=whose, since=since), key, whose, task)
+        if known is None:
             return None
-        return None if known is None else known.scheduler_id
+        found = known.scheduler_id.partition("_")[0]
+        if known.reason == HELD and self.rest.version < NEW:
+            self.cancel(found, user=user)  # it may lack its nodes: see _name_nodes
+            return None
+        return found if task is None else f"{found}_{task}"
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
         memory = self._memory
@@ -152,6 +119,9 @@ class Slurm:
             else:
                 answer[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
         answer |= self._from_accounts(forgotten)
+        for scheduler_id in forgotten:
+            if scheduler_id not in answer and (fate := memory.fate(scheduler_id)) is not None:
+                answer[scheduler_id] = fate
         memory.asked_at = time.monotonic()
         return {known: self._with_before(status) for known, status in answer.items()}
 
@@ -165,10 +135,32 @@ class Slurm:
     def signal(self, scheduler_id: str, name: str, *, user: str = "") -> None:
         if name not in _SIGNALS:
             raise SchedulerError(f"{name} is not a signal that jobs are sent.", permanent=True)
-        self.rest.signal(scheduler_id, name, user=user or self.user)
+        if known := self._known_to_rest(scheduler_id):
+            self.rest.signal(known, name, user=user or self.user)
+        else:
+            self._scancel(scheduler_id, f"--signal={name}", "--batch", user=user)
 
     def cancel(self, scheduler_id: str, *, user: str = "") -> None:
-        self.rest.cancel(scheduler_id, user=user or self.user)
+        if known := self._known_to_rest(scheduler_id):
+            self.rest.cancel(known, user=user or self.user)
+        else:
+            self._scancel(scheduler_id, user=user)
+        if "_" in scheduler_id:
+            self._memory.cancelled.add(scheduler_id)
+
+    def _known_to_rest(self, scheduler_id: str) -> str:
+        """What slurmrestd knows it by, if anything: an old one takes "17_3" for 17, and 17 for the whole array."""
+        return "" if "_" in scheduler_id and self.rest.version < BY_TASK else scheduler_id
+
+    def _scancel(self, scheduler_id: str, *options: str, user: str) -> None:
+        if not _TASK.match(scheduler_id):
+            raise SchedulerError(f"{scheduler_id!r} is not the id of a Slurm job.", permanent=True)
+        why = "This Slurm cancels a job of an array by itself"
+        try:
+            self.commands.call("scancel", *options, scheduler_id, user=user or self.user, why=why)
+        except SchedulerError as error:
+            if not any(word in str(error) for word in GONE):
+                raise
 
     def nodes(self) -> list[NodeStatus]:
         return self.rest.nodes()
@@ -220,6 +212,7 @@ class Slurm:
             for own_id in changed:
                 memory.take(self.rest.details(own_id), is_all=False)
         memory.words = said
+        memory.waiting = frozenset(states)
 
     def _look_for_changes(self) -> bool:
         """Of a Slurm without the short list; a large answer is not asked for as often."""
@@ -315,8 +308,11 @@ class Slurm:
         wanted = [f"reqnodelist={','.join(asked.required_nodes)}"] if asked.required_nodes else []
         unwanted = [f"excnodelist={','.join(asked.excluded_nodes)}"] if asked.excluded_nodes else []
         try:
-            self._call_scontrol("update", f"jobid={scheduler_id}", *wanted, *unwanted, user=asked.user)
-            self._call_scontrol("release", scheduler_id, user=asked.user)
+            why = "This Slurm is told which nodes to use"
+            self.commands.call(
+                "scontrol", "update", f"jobid={scheduler_id}", *wanted, *unwanted, user=asked.user, why=why
+            )
+            self.commands.call("scontrol", "release", scheduler_id, user=asked.user, why=why)
         except SchedulerError as error:
             self.cancel(scheduler_id, user=asked.user)
             raise SchedulerError(f"It could not be told which nodes to use. {error}", permanent=True) from error
@@ -327,28 +323,8 @@ class Slurm:
         if self.rest.updates_nodes:
             self.rest.update_node(node, state=state, reason=reason)
         else:
-            why = [f"reason={reason}"] if reason else []
-            self._call_scontrol("update", f"nodename={node}", f"state={state}", *why, user=self.user)
-
-    def _call_scontrol(self, *words: str, user: str) -> None:
-        """What an old slurmrestd cannot do, in a user's name by token."""
-        command = shutil.which(self.scontrol)
-        if command is None:
-            message = "This Slurm changes nodes by scontrol only, which is not installed beside Vigil's worker."
-            raise SchedulerError(
-                f"{message} Install Slurm's client commands there, or use Slurm 23.11.", permanent=True
-            )
-        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SLURM_CONF", "LANG"}}
-        environment = {**kept, "SLURM_JWT": self.tokens.of(user)}
-        try:
-            done = subprocess.run(
-                [command, *words], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                errors="replace", timeout=10, check=False,
-            )  # fmt: skip
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            raise SchedulerError(f"scontrol did not answer: {error}") from None
-        if done.returncode:
-            raise SchedulerError(f"scontrol: {done.stderr.strip() or done.stdout.strip()}", permanent=True)
+            given = [f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else [])]
+            self.commands.call("scontrol", "update", *given, user=self.user, why="This Slurm changes nodes")
 
 
 def _own_id(listed: str) -> str:
@@ -356,10 +332,15 @@ def _own_id(listed: str) -> str:
     return listed.partition("_")[0]
 
 
-def _newest(records: Iterable[Record], key: str, user: str) -> JobStatus | None:
-    """Of a person's jobs with this key the one that lives, else the last one."""
-    ours = [record.status for record in records if record.status.key == key and record.status.is_of(user)]
+def _newest(records: Iterable[Record], key: str, user: str, task: int | None) -> JobStatus | None:
+    """Of a person's jobs with this key (and this task of an array) the one that lives, else the last one."""
+    wanted = (record for record in records if record.status.key == key and _has_task(record, task))
+    ours = [record.status for record in wanted if record.status.is_of(user)]
     return max(ours, key=lambda one: (one.state not in ENDED, one.submitted_at or 0.0), default=None)
+
+
+def _has_task(record: Record, task: int | None) -> bool:
+    return task is None or record.has(f"{record.status.scheduler_id.partition('_')[0]}_{task}")
 
 
 def _before(runs: list[JobStatus], restart_count: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from nodes.schedulers.base import Submission
@@ -11,6 +12,7 @@ from nodes.schedulers.slurm_http import Version
 OLD = (0, 0, 38)
 NEW = (0, 0, 39)  # everything inside of `job`, numbers as {set, number}
 SCRIPT_IN_JOB = (0, 0, 40)
+BY_TASK = (0, 0, 40)  # cancels "17_3", one of an array
 PATH = "/usr/local/bin:/usr/bin:/bin"
 LONGEST_NAME = 200
 
@@ -27,6 +29,18 @@ def comment(asked: Submission) -> str:
 def lacks_nodes(asked: Submission, version: Version) -> bool:
     """Whether this version cannot be told which nodes are wanted, or not: the job is changed before it may start."""
     return version < NEW and bool(asked.required_nodes or asked.excluded_nodes)
+
+
+def array_of(tasks: Sequence[int], at_once: int | None) -> str:
+    """ "0-19%4": numbers in ascending order as Slurm writes them, and how many of them run at the same time."""
+    spans: list[list[int]] = []
+    for task in sorted(tasks):
+        if spans and task == spans[-1][1] + 1:
+            spans[-1][1] = task
+        else:
+            spans.append([task, task])
+    told = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{told}%{at_once}" if at_once is not None else told
 
 
 def request(asked: Submission, script: str, version: Version, *, array: str = "") -> dict[str, Any]:

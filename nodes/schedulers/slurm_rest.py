@@ -11,12 +11,12 @@ from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm_http import NOTHING_FOUND, UNKNOWN_JOB, Json, SlurmError, SlurmHttp, Version, is_permanent
-from nodes.schedulers.slurm_request import request
+from nodes.schedulers.slurm_request import BY_TASK, request
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_words import at, integer, moment, objects, text, words
 
 T = TypeVar("T")
-_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?\Z")
+_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,9})?\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ class SlurmRest:
         self.http.post(f"node/{name}", lambda _: body)
 
     def _end(self, job_id: str, user: str, query: dict[str, str]) -> None:
-        if not _ID.match(job_id):
+        is_task_to_old = "_" in job_id and self.version < BY_TASK  # which reads 17, the whole array
+        if not _ID.match(job_id) or is_task_to_old:
             raise SchedulerError(f"{job_id!r} is not the id of a Slurm job.", permanent=True)
         try:
             answer = self.http.delete(f"job/{job_id}", query, user=user)

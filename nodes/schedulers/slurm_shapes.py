@@ -47,13 +47,17 @@ class Record:
     status: JobStatus
     user: str = ""
     tasks: tuple[int, ...] = ()  # of an array, still waiting together
+    has_more: bool = False  # of these, than Slurm had room to tell
+    is_array: bool = False  # what is left of one, for all tasks that never had a record of their own
 
     def has(self, scheduler_id: str) -> bool:
         """Whether it tells of this id: its own, its place in an array, or one of the tasks waiting together."""
         if scheduler_id in {self.own_id, self.status.scheduler_id}:
             return True
         array, _, task = scheduler_id.partition("_")
-        return bool(self.tasks) and array == self.own_id and task.isdecimal() and int(task) in self.tasks
+        if not self.tasks or array != self.own_id or not task.isdecimal():
+            return False
+        return int(task) in self.tasks or (self.has_more and int(task) > self.tasks[-1])
 
 
 def key_of(name: str, comment: str) -> str:
@@ -80,6 +84,8 @@ def record(raw: Raw) -> Record:
         own_id=own_id,
         user=text(raw.get("user_name")),
         tasks=_task_numbers(text(raw.get("array_task_string"))),
+        has_more="..." in text(raw.get("array_task_string")),
+        is_array=str(array) == own_id and task is None,
         status=JobStatus(
             scheduler_id=f"{array}_{int(task)}" if array and task is not None else own_id,
             state=state,

@@ -308,7 +308,26 @@ def test_somebody_else_s_job_cannot_be_ended(version: str) -> None:
     assert (refused.value.number, refused.value.permanent) == (2002, True)
 
 
-@pytest.mark.parametrize("odd", ["17_", "17_[1-3]", "", "17/../../../node/dgx01", "1 2", "１７", "17\n", "-1"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_task_never_stands_for_its_whole_array(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To an old slurmrestd "17_3" is 17, and ending 17 ends all: there scancel has to do it."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    played = Played(version)
+    played.answers["/job/17_3"] = load(NEWEST, "ended/cancel-ended")
+    if version in {"v0.0.38", "v0.0.39"}:
+        with pytest.raises(SchedulerError, match="by scancel only"):
+            played.slurm.cancel("17_3")
+        with pytest.raises(SchedulerError, match="is not the id of a Slurm job"):
+            played.rest.cancel("17_3", user="alice")
+    else:
+        played.slurm.cancel("17_3")
+    ended = [request.url.path for request in played.requests if request.method == "DELETE"]
+    assert ended == ([] if version in {"v0.0.38", "v0.0.39"} else [f"/slurm/{version}/job/17_3"])
+
+
+@pytest.mark.parametrize(
+    "odd", ["17_", "17_[1-3]", "_3", "17_3_1", "", "17/../../../node/dgx01", "1 2", "１７", "17\n", "-1"]
+)
 def test_only_ids_are_ended(odd: str) -> None:
     played = Played(NEWEST)
     with pytest.raises(SchedulerError, match="is not the id of a Slurm job"):
