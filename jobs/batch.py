@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 # Two submissions of one attempt (an answer was lost, so it was asked again): the first takes the claim, a link, made
 # with its content in one step; the other ends at once. A requeue of the first finds its own id there.
+#
+# The last task of an array to start has the whole array's number for its own: it is called "<array>_<task>" everywhere.
 #
 # srun kills its tasks at once when it gets TERM (22.05 and 24.11), and passes USR1 on: USR1 is what it always gets, and
 # a file tells the launchers which signal it was. They look for it by themselves: a signal in the first seconds, which
@@ -36,7 +39,8 @@ python={python}
 claim="$run/job/claimed/${{VIGIL_SUBMISSION:-$SLURM_JOB_ID}}"
 mkdir -p "$run/job/claimed"
 ln -sT "$SLURM_JOB_ID" "$claim" 2>/dev/null || [ "$(readlink "$claim")" = "$SLURM_JOB_ID" ] || exit 0
-told="$run/job/told/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
+id=${{VIGIL_SCHEDULER_ID:-$SLURM_JOB_ID}}
+told="$run/job/told/$id.${{SLURM_RESTART_COUNT:-0}}"
 mkdir -p "$told" && rm -f "$told/asked" "$told/code" "$told/failed"
 
 fail() {{ printf '%s\\n' "$*" | tee "$told/failed" >&2; exit 2; }}
@@ -61,7 +65,7 @@ case $last in ''|*[!0-9]*|????*) ;; *) code=$last ;; esac
 
 # Stopped with a committed checkpoint: ask for another turn, unless a person wanted the end. If that fails, Vigil acts.
 if [ "$code" -eq 75 ] && [ ! -e "$run/portal/cancelled" ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$id"
 fi
 exit "$code"
 """
@@ -109,6 +113,29 @@ _PYTHON = """
 type -P -- "$python" >/dev/null || fail "$python is no interpreter on this node. Say another under [environment]."
 """
 _LINE = re.compile(r"[\x21-\x7e]*\Z")
+
+
+# One array for the first attempts of a sweep's jobs: each task goes on as its job's own batch script.
+_ARRAY = """\
+#!/bin/bash
+{directives}
+# Written by Vigil. Each task goes on as the batch script of its own job.
+set -u
+umask 027
+case "$SLURM_ARRAY_TASK_ID" in
+{cases}
+*) exit 2 ;;
+esac
+export VIGIL_SUBMISSION="$key" VIGIL_SCHEDULER_ID="${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"
+cd "$run" && exec /bin/bash "$run/portal/batch.sh" >> "$run/job/batch.1.log" 2>&1
+"""
+
+
+def array_text(batch: str, runs: Mapping[int, tuple[Path, str]]) -> str:
+    """array.sh, from the batch script of any of its jobs; `runs`: run directory and attempt's key by task."""
+    directives = [line for line in batch.splitlines() if line.startswith("#SBATCH ")]
+    cases = [f"{task}) run={_quoted(run)} key={_quoted(key)} ;;" for task, (run, key) in sorted(runs.items())]
+    return _ARRAY.format(directives="\n".join(directives), cases="\n".join(cases))
 
 
 @dataclass(frozen=True, kw_only=True)

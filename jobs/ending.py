@@ -84,7 +84,7 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
 def _said_before_launch(attempt: Attempt) -> str:
     """Why batch.sh could start no launcher: a module, an environment, a package that is not there."""
     root = root_of(attempt)
-    if root is None or not attempt.scheduler_id.isdecimal():
+    if root is None or not attempt.scheduler_id.replace("_", "", 1).isdecimal():
         return ""
     told = f"job/told/{attempt.scheduler_id}.{attempt.scheduler_restart_count}/failed"
     try:

@@ -3,7 +3,7 @@
     poll      scheduler states → attempt states (jobs.poll)
     cancel    asked → signalled → killed, a step a tick (jobs.cancels); what came too late (jobs.strays)
     settle    what ended: sweep, decide, close (jobs.ending)
-    submit    what no scheduler has yet (jobs.handover)
+    submit    what no scheduler has yet (jobs.handover; sweeps: jobs.arrays)
 Nothing here may take long: a tick that is cut short goes on with the next one. A scheduler that did not answer the poll
 is not asked anything else in that tick, and nothing is concluded from its silence.
 """
@@ -16,7 +16,7 @@ from functools import partial
 
 from django.db.models import Q
 
-from jobs import after, cancels, ending, handover, lease, pins, rundir, steps, strays, tokens
+from jobs import after, arrays, cancels, ending, handover, lease, pins, rundir, steps, strays, tokens
 from jobs.lease import LeaseLost
 from jobs.models import Attempt
 from jobs.poll import Poll
@@ -26,6 +26,7 @@ from nodes.schedulers.base import Scheduler, SchedulerError
 
 FOLDERS_S = 1.0  # a tick's budget for each part that may have much to do, so that none keeps the others waiting
 SUBMIT_S = 2.0
+ARRAY_S = 1.5  # for sweeps: their run directories are many
 SETTLE_S = 2.5
 SWEEP_S = 1.0  # of that, for one attempt
 
@@ -99,12 +100,19 @@ class Tick(Round):
         self.live_through(after.look, "jobs that wait for others")
         if self.away is not None:
             return
-        for attempt_id in handover.due():
+        for attempt_id in handover.due(arrays=self.scheduler.has_arrays):
             if time.monotonic() > until:
-                return
+                break
             with self.held.writing():  # still ours? then ask
                 pass
             self.live_through(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
+        until = time.monotonic() + ARRAY_S
+        for sweep_id in arrays.due() if self.scheduler.has_arrays else ():
+            if time.monotonic() > until:
+                return
+            with self.held.writing():
+                pass
+            self.live_through(partial(arrays.hand_over, sweep_id, self.scheduler, until=until), f"sweep {sweep_id}")
 
     def ask_for_steps(self) -> None:
         if self.away is None:

@@ -18,10 +18,10 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import after, live, strays, tokens
+from jobs import after, live, strays, tokens, turns
 from jobs.ending import end
 from jobs.errors import JobError
-from jobs.models import Attempt, Predecessor
+from jobs.models import Attempt, Job, Predecessor, Sweep
 from jobs.restart import Ended
 from jobs.script import prepare, submission
 from nodes import inventory
@@ -38,10 +38,15 @@ PASSING = {
 }  # fmt: skip
 
 
-def due() -> list[int]:
-    """Attempts that no scheduler has yet: new ones, and those whose submission did not come to an end."""
+def due(*, arrays: bool = False) -> list[int]:
+    """Attempts that no scheduler has yet: new ones, and those whose submission did not come to an end.
+
+    `arrays`: without those that are handed over together (jobs.arrays). Else a sweep's wait here for their turn.
+    """
+    together = Q(number=1, job__sweep__isnull=False) & ~Q(cancel_asked_at__isnull=False, submitting_at=None)
+    apart = ~together if arrays else ~Q(pk__in=turns.held())
     return list(
-        Attempt.objects.filter(ended_at=None, scheduler_id="")
+        Attempt.objects.filter(apart, ended_at=None, scheduler_id="")
         .exclude(cancel_asked_at=None, job__in=Predecessor.objects.filter(met=False).values("job"))
         .filter(Q(submitting_at=None) | Q(submitting_at__lt=timezone.now() - RETRY))
         .order_by("id")
@@ -49,14 +54,22 @@ def due() -> list[int]:
     )
 
 
+def awaited_uploads() -> set[str]:
+    """Names of uploads that are still to be unpacked: some jobs wait for days."""
+    first = Attempt.objects.filter(number=1, ended_at=None, scheduler_id="", job__kind="script")
+    rows = first.values_list("key", "job__sweep__key")
+    return {sweep_key or key for key, sweep_key in rows}
+
+
 def is_of(attempt: Attempt, status: JobStatus) -> bool:
     """Whether the scheduler speaks of this job: one that was set up anew, as where a backup is restored, has given the
-    id to another. What it requeued keeps the first attempt's key."""
+    id to another. What it requeued keeps the first attempt's key; what was of an array has its sweep's."""
     if not status.key:  # somebody has renamed it; or it is anybody's, past us
         return status.is_of(attempt.scheduler_user)
     if status.key == attempt.key:
         return True
-    return Attempt.objects.filter(job_id=attempt.job_id, key=status.key).exists()
+    mine = Q(attempts__key=status.key) | Q(sweep__key=status.key)
+    return Job.objects.filter(mine, pk=attempt.job_id).exists()
 
 
 def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
@@ -73,14 +86,14 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
         source = scheduler or inventory.scheduler()
         scheduler_id = _ask(attempt, claim, source)
     except SchedulerError as error:
-        _not_taken(attempt, claim, error)
+        not_taken(attempt, claim, error)
         return
     except JobError as error:  # as a project's environment that somebody has spoilt since
-        _not_taken(attempt, claim, SchedulerError(str(error), permanent=True))
+        not_taken(attempt, claim, SchedulerError(str(error), permanent=True))
         return
     except OSError as error:
         problem = f"The run directory cannot be written: {error}"
-        _not_taken(attempt, claim, SchedulerError(problem, permanent=error.errno not in PASSING))
+        not_taken(attempt, claim, SchedulerError(problem, permanent=error.errno not in PASSING))
         return
     if scheduler_id is not None:
         _taken(attempt, scheduler_id, source)
@@ -94,13 +107,13 @@ def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
             return known
     if attempt.cancel_asked_at is not None:
         cancelled = Ended("cancelled", cancelled=True)
-        _end(attempt, claim, cancelled, reason="Cancelled before it was submitted.")
+        end_unsubmitted(attempt, claim, cancelled, reason="Cancelled before it was submitted.")
         return None
     if not _may_start(attempt, claim, source):
         return None
     asked = submission(attempt, prepare(attempt))
     _check_grace(asked)
-    if not Attempt.objects.filter(_under(claim), pk=attempt.pk, ended_at=None).exists():
+    if not Attempt.objects.filter(under(claim), pk=attempt.pk, ended_at=None).exists():
         return None  # writing took so long that somebody else is at it, or was
     return source.submit(asked)
 
@@ -122,7 +135,7 @@ def _claim(attempt: Attempt) -> datetime | None:
     return now if rows.update(submitting_at=now, scheduler_user=attempt.scheduler_user) == 1 else None
 
 
-def _under(claim: datetime) -> Q:
+def under(claim: datetime) -> Q:
     """A row that is still ours to submit, not yet anybody's in the scheduler."""
     return Q(submitting_at=claim, scheduler_id="")
 
@@ -133,7 +146,7 @@ def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
     ids = sorted(set(before.values_list("scheduler_id", flat=True)))
     # UNKNOWN is as good as alive: nothing is started beside what the scheduler cannot tell of just now.
     if ids and any(status.state not in ENDED and is_of(attempt, status) for status in source.status(ids).values()):
-        rows = Attempt.objects.filter(_under(claim), pk=attempt.pk)
+        rows = Attempt.objects.filter(under(claim), pk=attempt.pk)
         again = timezone.now() - RETRY + WAIT  # not at once: others are due, too
         rows.update(submitting_at=again, reason="Waits until the attempt before it has ended.")
         return False
@@ -153,19 +166,24 @@ def _taken(attempt: Attempt, scheduler_id: str, source: Scheduler) -> None:
     live.announce(attempt.pk)
 
 
-def _not_taken(attempt: Attempt, claim: datetime, error: SchedulerError) -> None:
+def not_taken(attempt: Attempt, claim: datetime, error: SchedulerError, *, sweep: Sweep | None = None) -> None:
     """Refused: the attempt has failed. Not reached: it stays due, and the page says why."""
     if error.permanent:
-        _end(attempt, claim, Ended("failed"), cause="rejected", reason=str(error))
+        end_unsubmitted(attempt, claim, Ended("failed"), cause="rejected", reason=str(error), sweep=sweep)
         return
     logger.warning("attempt %s: not submitted, tried again: %s", attempt.pk, error)
-    Attempt.objects.filter(_under(claim), pk=attempt.pk).update(reason=f"Not submitted yet: {error}")
+    Attempt.objects.filter(under(claim), pk=attempt.pk).update(reason=f"Not submitted yet: {error}")
     live.announce(attempt.pk)
 
 
-def _end(attempt: Attempt, claim: datetime, ended: Ended, *, reason: str, cause: str = "") -> None:
-    """It ends without a job in the scheduler, unless an earlier request is still on its way there."""
+def end_unsubmitted(
+    attempt: Attempt, claim: datetime, ended: Ended, *, reason: str, cause: str = "", sweep: Sweep | None = None
+) -> None:
+    """It ends without a job in the scheduler, unless an earlier request is still on its way there.
+
+    `sweep`: whose array it was to be in.
+    """
     with transaction.atomic():
-        is_over = end(attempt, ended, cause=cause, reason=reason, only=_under(claim))
+        is_over = end(attempt, ended, cause=cause, reason=reason, only=under(claim))
         if is_over and attempt.submitting_at is not None:
-            strays.feared(attempt)
+            strays.feared(attempt, sweep=sweep)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from django.db.models import F
 from django.utils import timezone
 
 from jobs import ending, handover, live
@@ -40,12 +41,17 @@ class Known(NamedTuple):
     scheduler_user: str
     scheduler_restart_count: int
     key: str
+    sweep_key: str | None
     state: str
     reason: str
     nodes: list[str]
     started_at: datetime | None
     unknown_since: datetime | None
     untold_since: datetime | None
+
+    def is_told_of(self, status: JobStatus) -> bool:
+        """Whether it goes by its own key, or by that of its array."""
+        return status.key in {"", self.key, self.sweep_key}
 
     def is_as(self, status: JobStatus) -> bool:
         """Whether there is nothing to do about it, whoever's job it is."""
@@ -63,7 +69,7 @@ class Known(NamedTuple):
         """Whether it is not this attempt's job at all; `jobs`: of the keys that are not the attempts' own."""
         if not status.key:
             return not status.is_of(self.scheduler_user)
-        return status.key != self.key and jobs.get(status.key) != self.job_id
+        return not self.is_told_of(status) and jobs.get(status.key) != self.job_id
 
 
 class Poll:
@@ -74,6 +80,7 @@ class Poll:
 
     def run(self) -> None:
         following = Attempt.objects.alive().exclude(scheduler_id="").order_by("id")
+        following = following.annotate(sweep_key=F("job__sweep__key"))
         known = [Known(*row) for row in following.values_list(*Known._fields)]
         if not known:
             return
@@ -240,7 +247,7 @@ def _jobs_of_keys(known: Sequence[Known], told: Mapping[str, JobStatus]) -> dict
     foreign = set()
     for one in known:
         status = told.get(one.scheduler_id)
-        if status is not None and status.key not in {"", one.key}:
+        if status is not None and not one.is_told_of(status):
             foreign.add(status.key)
     found: dict[str, int] = {}
     for part in _parts(sorted(foreign), AT_ONCE):

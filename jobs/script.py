@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import tomlkit
 from django.utils import timezone
 
 from jobs import checkpoints, environments, pins, rundir, sharing, upload
-from jobs.models import Attempt, Job
+from jobs.batch import array_text
+from jobs.models import Attempt, Job, Sweep
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes import inventory
 from nodes.schedulers.base import Submission
@@ -77,6 +79,16 @@ def submission(attempt: Attempt, root: Path) -> Submission:
     )
 
 
+def array_submission(sweep: Sweep, attempts: Sequence[Attempt]) -> Submission:
+    """The request for the first attempts of a sweep's jobs together. All of them are prepared, and ask for the same."""
+    root = rundir.path_of(attempts[0].job.directory)
+    runs = {one.job.sweep_index or 0: (rundir.path_of(one.job.directory), one.key) for one in attempts}
+    path = root / "portal" / "array.sh"
+    rundir.write(path, array_text((root / "portal" / "batch.sh").read_text(), runs), mode=0o750)
+    alike = submission(attempts[0], root)
+    return replace(alike, key=sweep.key, name=sweep.name, script=str(path), output="/dev/null", environment={})
+
+
 def grace_of(attempt: Attempt) -> int:
     """Seconds that stopping may take: twice the last measured write and half a minute (PROTOCOLS §2)."""
     return STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
@@ -123,7 +135,8 @@ def _unpack_code(job: Job, root: Path) -> None:
     target = root / "job" / "code"
     if target.exists():
         return
-    key = job.attempts.values_list("key", flat=True).get(number=1)
+    key = job.sweep.key if job.sweep is not None else job.attempts.values_list("key", flat=True).get(number=1)
     rundir.write(root / "portal" / "code.json", json.dumps(asdict(upload.about(key))))
     upload.unpack(key, target)
-    upload.forget(key)
+    if job.sweep is None:  # the others of a sweep need it, too: it is forgotten once all have it (tasks.empty_trash)
+        upload.forget(key)

@@ -10,11 +10,12 @@ import logging
 import time
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs.models import Attempt, Stray
+from jobs.models import Attempt, Stray, Sweep
 from jobs.round import Round
 from nodes.schedulers.base import ENDED, JobStatus, Scheduler, SchedulerError
 
@@ -26,13 +27,13 @@ LOOK_FOR = timedelta(minutes=10)
 BUDGET_S = 1.0  # a tick
 
 
-def found(attempt: Attempt, scheduler_id: str, scheduler: Scheduler) -> None:
-    """The scheduler has this job, too late: written down first, then cancelled at once if that can be."""
-    stray, _ = Stray.objects.get_or_create(
-        key=attempt.key,
-        scheduler_id=scheduler_id,
-        defaults={"attempt": attempt, "scheduler_user": attempt.scheduler_user},
-    )
+def found(attempt: Attempt, scheduler_id: str, scheduler: Scheduler, *, sweep: Sweep | None = None) -> None:
+    """The scheduler has this job, too late: written down first, then cancelled at once if that can be.
+
+    `sweep`: in whose array it is.
+    """
+    given = {"attempt": attempt, "scheduler_user": attempt.scheduler_user}
+    stray, _ = Stray.objects.get_or_create(**_called(attempt, sweep), scheduler_id=scheduler_id, defaults=given)
     logger.warning("attempt %s: %s came too late and is cancelled", attempt.pk, scheduler_id)
     try:
         _cancel(stray, scheduler)
@@ -40,10 +41,15 @@ def found(attempt: Attempt, scheduler_id: str, scheduler: Scheduler) -> None:
         logger.warning("%s: not cancelled yet: %s", stray, error)
 
 
-def feared(attempt: Attempt) -> None:
+def feared(attempt: Attempt, *, sweep: Sweep | None = None) -> None:
     """The attempt has ended, and nobody knows what became of a request to submit it: look out for it."""
     given = {"attempt": attempt, "scheduler_user": attempt.scheduler_user, "tried_at": timezone.now()}
-    Stray.objects.get_or_create(key=attempt.key, scheduler_id="", defaults=given)
+    Stray.objects.get_or_create(**_called(attempt, sweep), scheduler_id="", defaults=given)
+
+
+def _called(attempt: Attempt, sweep: Sweep | None) -> dict[str, Any]:
+    """What the scheduler has it under."""
+    return {"key": attempt.key} if sweep is None else {"key": sweep.key, "task": attempt.job.sweep_index}
 
 
 def pursue(turn: Round) -> None:
@@ -76,7 +82,8 @@ def _end(stray: Stray, status: JobStatus | None, scheduler: Scheduler, now: date
 
 def _look(stray: Stray, scheduler: Scheduler, now: datetime) -> None:
     """Look for its key, for as long as a request may take to arrive; of several, each may turn up."""
-    scheduler_id = scheduler.find(stray.key, user=stray.scheduler_user)
+    task = stray.task if stray.task >= 0 else None
+    scheduler_id = scheduler.find(stray.key, user=stray.scheduler_user, task=task)
     if now - stray.since > LOOK_FOR:
         stray.delete()
     else:
@@ -84,7 +91,8 @@ def _look(stray: Stray, scheduler: Scheduler, now: datetime) -> None:
     if scheduler_id is None:
         return
     given = {"attempt_id": stray.attempt_id, "scheduler_user": stray.scheduler_user}
-    turned_up, is_new = Stray.objects.get_or_create(key=stray.key, scheduler_id=scheduler_id, defaults=given)
+    called = {"key": stray.key, "task": stray.task, "scheduler_id": scheduler_id}
+    turned_up, is_new = Stray.objects.get_or_create(**called, defaults=given)
     if is_new:
         logger.warning("%s has turned up and is cancelled", turned_up)
         _cancel(turned_up, scheduler)

@@ -5,18 +5,18 @@ No scheduler is asked here: these functions run inside web requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from hashlib import sha256
 
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from jobs import after, checkpoints, pins, tasks, upload
 from jobs.admission import check, check_trust
-from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
-from jobs.models import Attempt, Checkpoint, Job, Tag
+from jobs.errors import Conflict, Refused, SpecError
+from jobs.models import Attempt, Checkpoint, Job, Sweep, Tag
+from jobs.once import answered, durable, remember
 from jobs.restart import next_attempt
 from jobs.rundir import discarded
 from jobs.spec import JobSpec, set_values
@@ -43,19 +43,19 @@ def submit(
     spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
     project = check(user, spec, code=code)
     body = sha256(b"\0".join([spec_toml.encode(), str(parent and parent.pk).encode(), code or b""])).hexdigest()
-    with _durable():
-        if (earlier := _answered(user, "jobs", key, body)) is not None:
+    with durable():
+        if (earlier := answered(user, "jobs", key, body)) is not None:
             return Job.objects.get(pk=earlier), False
         kept = upload.keep(code) if code is not None else ""
         try:
             with transaction.atomic():
                 job = _create(user, project, spec, spec_toml, parent)
                 attempt = _first_attempt(job, kept, reason=after.wait(job, spec.after))
-                _remember(user, "jobs", key, body, job.pk)
+                remember(user, "jobs", key, body, job.pk)
                 transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
         except IntegrityError:
             upload.forget(kept)
-            if (earlier := _answered(user, "jobs", key, body)) is None:
+            if (earlier := answered(user, "jobs", key, body)) is None:
                 raise
             return Job.objects.get(pk=earlier), False
         except BaseException:
@@ -74,12 +74,12 @@ def resume(
     _may_change(user, job)
     check_trust(user, job.kind)
     route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps}".encode()).hexdigest()
-    with _durable():
-        if (earlier := _answered(user, route, key, body)) is not None:
+    with durable():
+        if (earlier := answered(user, route, key, body)) is not None:
             return Attempt.objects.get(pk=earlier)
         with transaction.atomic():
             job = Job.objects.select_for_update().get(pk=job.pk)
-            if (earlier := _answered(user, route, key, body)) is not None:
+            if (earlier := answered(user, route, key, body)) is not None:
                 return Attempt.objects.get(pk=earlier)  # the same request, which came at once and had the lock first
             last = _resumable(job, step, steps)
             start = _start_of(job, last, step)
@@ -88,7 +88,7 @@ def resume(
             elif last.state == Attempt.State.COMPLETED:
                 _has_work(job, start)
             attempt = next_attempt(last, Attempt.Origin.RESUMED, resume_from=start)
-            _remember(user, route, key, body, attempt.pk)
+            remember(user, route, key, body, attempt.pk)
             note_if_sysadmin(user, "job.resumed", job)
             transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
     return attempt
@@ -128,7 +128,7 @@ def cancel(user: User, job: Job) -> None:
     _may_change(user, job)
     latest = None
     for _ in range(CANCEL_TRIES):
-        with _durable():
+        with durable():
             asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
             if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
                 note_if_sysadmin(user, "job.cancelled", job)
@@ -155,8 +155,12 @@ def delete(user: User, job: Job) -> None:
         for attempt_id in attempts:
             store.drop(("attempt", attempt_id))
         IdempotencyKey.objects.filter(route="jobs", thing_id=job.pk).delete()
+        sweep_id = job.sweep_id
         note_if_sysadmin(user, "job.deleted", job)
         job.delete()
+        if sweep_id is not None and not Job.objects.filter(sweep=sweep_id).exists():
+            IdempotencyKey.objects.filter(route="sweeps", thing_id=sweep_id).delete()
+            Sweep.objects.filter(pk=sweep_id).delete()
         # Renamed within the transaction: if either fails, nothing is deleted; the bytes go later (tasks.empty_trash).
         undo.enter_context(discarded(directory))
         transaction.on_commit(lambda: tasks.queue(tasks.empty_trash))
@@ -169,7 +173,7 @@ def _may_change(user: User, job: Job) -> None:
 
 def _set_pinned(user: User, job: Job, checkpoint: Checkpoint, pinned: bool) -> None:
     """The row, under the lock that retention takes: what it removes nobody has pinned."""
-    with _durable(), transaction.atomic():
+    with durable(), transaction.atomic():
         Job.objects.select_for_update().filter(pk=job.pk).first()
         row = Checkpoint.objects.filter(pk=checkpoint.pk).first()
         if row is None:
@@ -255,35 +259,3 @@ def _lengthen(job: Job, steps: int, start: Checkpoint | None) -> None:
     spec = JobSpec.parse({**job.spec, "run": {**job.spec["run"], "steps": steps}})
     job.spec, job.spec_toml = spec.model_dump(mode="json"), text
     job.save(update_fields=["spec", "spec_toml"])
-
-
-def _answered(user: User, route: str, key: str | None, body: str) -> int | None:
-    """What the same request made within the last day, if this repeats one."""
-    if not key:
-        return None
-    known = IdempotencyKey.objects.filter(user=user, route=route, key=key)
-    known.filter(created_at__lt=timezone.now() - IdempotencyKey.LIFE).delete()
-    row = known.first()
-    if row is not None and row.body_digest != body:
-        raise IdempotencyConflict
-    return row.thing_id if row is not None else None
-
-
-def _remember(user: User, route: str, key: str | None, body: str, thing_id: int) -> None:
-    if key:
-        IdempotencyKey.objects.create(user=user, route=route, key=key, body_digest=body, thing_id=thing_id)
-
-
-@contextmanager
-def _durable() -> Iterator[None]:
-    """What a person was told is on disk: SQLite syncs these commits (intake's last second is in the spools)."""
-    if connection.vendor != "sqlite" or connection.in_atomic_block:
-        yield
-        return
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA synchronous=FULL")
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("PRAGMA synchronous=NORMAL")

@@ -98,10 +98,10 @@ def remove_checkpoints() -> None:
 @shared_task(name="jobs.tasks.empty_trash", expires=600)
 def empty_trash() -> None:
     """Remove the run directories of deleted jobs, and uploads that no job came of."""
-    from jobs import rundir, upload
+    from jobs import handover, rundir, upload
 
     rundir.empty_trash()
-    upload.forget_stale()
+    upload.forget_stale(awaited=handover.awaited_uploads())
 
 
 @shared_task(name="jobs.tasks.measure", expires=60)

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -199,15 +199,15 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
                 file.write(piece)
 
 
-def forget_stale(older_than_s: float = 86_400) -> None:
+def forget_stale(older_than_s: float = 86_400, *, awaited: Set[str] = frozenset()) -> None:
     """Remove uploads that no worker fetched within a day: their submission failed between the file and the row.
 
-    And what a worker that was killed had half unpacked.
+    And what a worker that was killed had half unpacked. `awaited`: names of those that jobs still wait for.
     """
     folder = runs_root() / UPLOADS
     for path in (*folder.glob("*.tar.gz"), *folder.glob(f"{STAGING}*")):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime <= older_than_s:
+            if time.time() - path.stat().st_mtime <= older_than_s or path.name.removesuffix(".tar.gz") in awaited:
                 continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -33,7 +33,8 @@ def main() -> int:
 def _say(what: str) -> int:
     sentence = f"The job's Python, {sys.executable}, {what} Or name another under [environment].\n"
     sys.stderr.write(sentence)
-    name = "{}.{}".format(os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT") or "0")
+    job = os.environ.get("VIGIL_SCHEDULER_ID") or os.environ.get("SLURM_JOB_ID", "")
+    name = "{}.{}".format(job, os.environ.get("SLURM_RESTART_COUNT") or "0")
     told = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "", "job", "told", name)
     if os.path.isdir(told):  # where the portal looks for what came before any launcher
         with open(os.path.join(told, "failed"), "w") as file:

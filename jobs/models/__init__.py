@@ -4,5 +4,6 @@ from jobs.models.attempt import Attempt, Event, Stream
 from jobs.models.checkpoint import Checkpoint
 from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.stray import Stray
+from jobs.models.sweep import Sweep
 
-__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Predecessor", "Stray", "Stream", "Tag"]
+__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Predecessor", "Stray", "Stream", "Sweep", "Tag"]

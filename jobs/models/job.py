@@ -7,6 +7,7 @@ from typing import Self
 from django.conf import settings
 from django.db import models
 
+from jobs.models.sweep import Sweep
 from portal.models import Project, User
 
 
@@ -30,6 +31,13 @@ class Job(models.Model):
     spec_toml = models.TextField(help_text="The spec as the person wrote it.")
     notes = models.TextField(blank=True)
     parent = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="clones")
+    sweep = models.ForeignKey(Sweep, models.SET_NULL, null=True, blank=True, related_name="jobs")
+    sweep_index = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Its place in the sweep, from 0: its task in the array."
+    )
+    sweep_values = models.JSONField(
+        null=True, blank=True, help_text="What it has of what the sweep goes over, by path."
+    )
     latest = models.OneToOneField("Attempt", models.SET_NULL, null=True, blank=True, related_name="+")
     directory = models.CharField(max_length=300, blank=True, help_text="Run directory, relative to VIGIL_RUNS.")
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)

@@ -71,7 +71,8 @@ class Why:
 
 def explain(waiting: Waiting, cluster: Cluster) -> Why:
     """Everything that is known of why it waits."""
-    own = next((job for job in cluster.queue if job.scheduler_id == waiting.scheduler_id), None)
+    ids = (waiting.scheduler_id, waiting.scheduler_id.partition("_")[0])  # those of an array wait together
+    own = next((job for known in ids for job in cluster.queue if known and job.scheduler_id == known), None)
     request = settled(waiting.request, own)
     reason = waiting.reason or (own.reason if own else "")
     board = _Board(request, cluster, ahead_of(own, request, cluster))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
@@ -32,6 +32,8 @@ class Told:
     asked: list[str] = field(default_factory=list)  # parts of the cluster that were asked for
     drained: dict[str, str] = field(default_factory=dict)
     stepped: dict[tuple[str, int], tuple[SlurmStep, ...]] = field(default_factory=dict)  # by id and restart count
+    has_arrays: bool = False
+    arrays: list[tuple[Submission, list[int], int | None]] = field(default_factory=list)
     calls: int = 0
     refuses: Callable[[str, str], SchedulerError | None] | None = None  # (what, scheduler id) that signal, cancel raise
 
@@ -49,9 +51,24 @@ class Told:
             raise SchedulerError("no answer within 10 s")
         return scheduler_id
 
-    def find(self, key: str, *, user: str = "") -> str | None:
+    def submit_array(self, submission: Submission, tasks: Sequence[int], *, at_once: int | None) -> list[str]:
         self._answer()
-        return next((job.scheduler_id for job in self.jobs.values() if job.key == key), None)
+        if self.refuses_submissions is not None:
+            raise self.refuses_submissions
+        self.arrays.append((submission, list(tasks), at_once))
+        ids = [f"{500 + len(self.arrays)}_{task}" for task in tasks]
+        for scheduler_id in ids:
+            self.jobs[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state="pending", key=submission.key)
+        if self.loses_answers:
+            raise SchedulerError("no answer within 10 s")
+        return ids
+
+    def find(self, key: str, *, user: str = "", task: int | None = None) -> str | None:
+        self._answer()
+        found = (job.scheduler_id for job in self.jobs.values() if job.key == key)
+        if task is not None:
+            return next((known for known in found if known.endswith(f"_{task}")), None)
+        return next((known.partition("_")[0] for known in found), None)
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
         self._answer()

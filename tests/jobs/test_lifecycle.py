@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from jobs import follow, logs, rundir
+from jobs import follow, logs, rundir, sweeps
 from jobs.models import Attempt, Checkpoint, Job
-from jobs.spec import JobSpec, write_toml
+from jobs.spec import JobSpec, SweepSpec, write_toml
 from jobs.submit import cancel, resume, submit
 from nodes.schedulers import slots
 from nodes.schedulers.local import LocalScheduler
@@ -261,3 +261,26 @@ def test_what_the_environment_sets_is_seen_by_every_rank(sam: User, scheduler: L
     follow_until(scheduler, lambda: newest().ended_at)
     assert newest().state == "completed"
     assert said(newest()) == ["$(date) two  words"]
+
+
+def test_a_sweep_of_four_two_at_once(sam: User, scheduler: LocalScheduler) -> None:
+    text = (
+        'name = "four"\nkind = "script"\n[resources]\ntime_limit = "00:05:00"\n[script]\ndirectory = "."\n'
+        "[sweep]\nat_once = 2\n[sweep.over]\n"
+        '"script.args" = [["5", "0.05"], ["6", "0.05"], ["7", "0.05"], ["8", "0.05"]]\n'
+    )
+    sweep, _ = sweeps.submit(sam, SweepSpec.parse_toml(text), spec_toml=text, code=packed(PROGRAM))
+    most = 0
+
+    def all_over() -> bool:
+        nonlocal most
+        handed = Attempt.objects.filter(job__sweep=sweep, ended_at=None).exclude(scheduler_id="")
+        most = max(most, handed.count())
+        return sweep.is_over()
+
+    follow_until(scheduler, all_over, seconds=120)
+    assert (sweep.counts(), most) == ({"completed": 4}, 2)
+    for job in sweep.jobs.order_by("sweep_index"):
+        (attempt,) = job.attempts.all()
+        assert attempt.step == 5 + (job.sweep_index or 0)
+        assert (rundir.path_of(job.directory) / "job" / "code" / "train.py").read_text() == PROGRAM

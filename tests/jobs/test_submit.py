@@ -158,16 +158,16 @@ class TestResume:
     ) -> None:
         """The second one has found no answer yet; until it has the job's lock, the first one is through."""
         job = a_job(oskar, project, state="failed")
-        answered, made = submitting._answered, []
+        answered, made = submitting.answered, []
 
         def look(*request: Any) -> int | None:
             found = answered(*request)
             if not made:
-                monkeypatch.setattr(submitting, "_answered", answered)
+                monkeypatch.setattr(submitting, "answered", answered)
                 made.append(resume(oskar, job, key="k"))
             return found
 
-        monkeypatch.setattr(submitting, "_answered", look)
+        monkeypatch.setattr(submitting, "answered", look)
         assert resume(oskar, job, key="k") == made[0]
         assert job.attempts.count() == 2
 

@@ -111,7 +111,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
 
 def _scheduler_id(environment: Mapping[str, str]) -> str:
     """The scheduler's, or for a launch by hand one that nobody else has."""
-    found = environment.get("SLURM_JOB_ID", "")
+    found = environment.get("VIGIL_SCHEDULER_ID") or environment.get("SLURM_JOB_ID", "")  # of an array: "17_3"
     if not found:
         return f"by-hand-{os.getpid()}-{os.urandom(4).hex()}"
     if not IDENTIFIER.fullmatch(found):

@@ -1,0 +1,61 @@
+"""A sweep: jobs that differ in a few values, submitted together."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Self
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Count, Q
+
+from portal.models import Project, User
+
+
+def _new_key() -> str:
+    return secrets.token_hex(8)
+
+
+class SweepQuerySet(models.QuerySet["Sweep"]):
+    def visible_to(self, user: User) -> Self:
+        return self if user.is_sysadmin else self.filter(project__in=user.memberships.values("project"))
+
+
+class Sweep(models.Model):
+    """What ties the jobs of a sweep together. Its state is theirs, never a second copy."""
+
+    project = models.ForeignKey(Project, models.PROTECT, related_name="sweeps")
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="sweeps")
+    name = models.CharField(max_length=128)
+    spec_toml = models.TextField(help_text="The spec as the person wrote it, with its [sweep].")
+    over = models.JSONField(default=dict, help_text="The values that it goes over, by path.")
+    at_once = models.PositiveIntegerField(
+        null=True, blank=True, help_text="How many of its jobs run at the same time; null: as many as there is room."
+    )
+    key = models.CharField(
+        max_length=16,
+        unique=True,
+        default=_new_key,
+        help_text="In the name and comment of its array, and of its upload.",
+    )
+    prepared = models.PositiveIntegerField(
+        default=0, help_text="The run directories of jobs below this index are written: its array needs them all."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = SweepQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"sweep {self.pk} {self.name}"
+
+    def counts(self) -> dict[str, int]:
+        """How many of its jobs are in each state."""
+        rows = self.jobs.order_by().values_list("latest__state").annotate(count=Count("pk"))
+        return {state: count for state, count in rows if state}
+
+    def is_over(self) -> bool:
+        """Whether all of its jobs have ended, and Vigil starts none of them anew."""
+        return not self.jobs.filter(Q(latest__ended_at=None) | Q(latest__decided_at=None)).exists()

@@ -1,0 +1,359 @@
+"""Sweeps: what a specification goes over, the jobs it makes, and how they are handed over together, once."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs import arrays, follow, handover, rundir, sweeps
+from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
+from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
+from jobs.spec import SweepSpec
+from jobs.submit import cancel, delete
+from nodes.schedulers.base import SchedulerError
+from portal.models import Project, User
+from tests.jobs.asking import ask, packed
+from tests.jobs.schedulers import Told
+from tests.lab import a_project, person
+
+pytestmark = pytest.mark.django_db
+
+TEXT = """\
+# Which rate?
+name = "rates"
+project = "default"
+
+[run]
+steps = 40  # short
+
+[sweep]
+at_once = 2
+
+[sweep.over]
+"run.learning_rate" = [1e-3, 2e-3]
+"run.seed" = [1, 2, 3]
+"""
+
+
+def make(user: User, text: str = TEXT, **options: Any) -> Sweep:
+    return sweeps.submit(user, SweepSpec.parse_toml(text), spec_toml=text, **options)[0]
+
+
+def tick(told: Told) -> None:
+    assert follow.tick(told)
+
+
+def later() -> None:
+    """Longer than any request takes."""
+    moment = timezone.now() - timedelta(seconds=31)
+    Attempt.objects.filter(ended_at=None, scheduler_id="").exclude(submitting_at=None).update(submitting_at=moment)
+    Stray.objects.update(tried_at=moment)
+
+
+def firsts(sweep: Sweep) -> list[Attempt]:
+    rows = Attempt.objects.filter(job__sweep=sweep, number=1).select_related("job")
+    return list(rows.order_by("job__sweep_index"))
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told(has_arrays=True)
+
+
+def test_every_combination_is_a_job_of_its_own(oskar: User) -> None:
+    sweep = make(oskar)
+    jobs = list(sweep.jobs.order_by("sweep_index").select_related("latest"))
+    assert [job.name for job in jobs] == [f"rates-{n}" for n in range(6)]
+    assert jobs[4].sweep_values == {"run.learning_rate": 2e-3, "run.seed": 2}
+    assert (jobs[4].spec["run"]["learning_rate"], jobs[4].spec["run"]["seed"]) == (2e-3, 2)
+    assert jobs[4].spec_toml.startswith('# Which rate?\nname = "rates-4"\n')
+    assert "steps = 40  # short" in jobs[4].spec_toml
+    assert "sweep" not in jobs[4].spec_toml
+    assert all(job.latest is not None and job.latest.number == 1 for job in jobs)
+    assert (sweep.at_once, sweep.counts(), sweep.is_over()) == (2, {"pending": 6}, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "said"),
+    [
+        ('"run.seed" = [1, -2]', "sweep.over.run.seed", "-2 is too small"),
+        ('"run.sed" = [1, 2]', "sweep.over.run.sed", 'Did you mean "seed"'),
+        ('"run.global_batch" = [32, 33]', "sweep.over.run.global_batch", "33 does not divide"),
+        ('"resources.nodes" = [1, 2]', "sweep.over.resources.nodes", "ask the scheduler for the same"),
+        ('"name" = ["a"]', "sweep.over.name", "script.args"),
+        ('"run.seed" = []', "sweep.over.run.seed", "no values"),
+        ('"run.seed" = [1, 1]', "sweep.over.run.seed", "twice"),
+        ('"run.seed" = 3', "sweep.over.run.seed", "not a list"),
+        ('"run.seed" = [1]\n"run.micro_batch" = [16, 7]', "run.global_batch", "run.micro_batch = 7"),
+        ("", "sweep.over", "nothing"),
+        (f'"run.seed" = {list(range(1001))}', "sweep.over", "1,000 at most"),
+    ],
+)
+def test_what_does_not_hold_names_the_path_and_the_value(line: str, field: str, said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        SweepSpec.parse_toml(f'name = "x"\n[resources]\nranks_per_node = 2\n[sweep.over]\n{line}\n')
+    assert any(p.field == field and said in p.message for p in caught.value.problems), caught.value.problems
+
+
+def test_a_thousand_jobs_are_made_in_seconds(oskar: User, django_assert_max_num_queries: Any) -> None:
+    text = f'name = "many"\n[sweep.over]\n"run.seed" = {list(range(1000))}\n'
+    began = time.monotonic()
+    with django_assert_max_num_queries(80):
+        sweep = make(oskar, text)
+    assert time.monotonic() - began < 10
+    assert sweep.jobs.count() == 1000
+
+
+def test_a_repeated_request_makes_one_sweep(oskar: User) -> None:
+    first = make(oskar, key="k")
+    assert make(oskar, key="k") == first
+    assert Job.objects.count() == 6
+    with pytest.raises(IdempotencyConflict):
+        make(oskar, TEXT.replace("40", "41"), key="k")
+
+
+def test_all_are_handed_over_as_one_array(oskar: User, told: Told) -> None:
+    oskar.slurm_user = "oskar"
+    oskar.save()
+    sweep = make(oskar)
+    assert arrays.due() == [sweep.pk]
+    tick(told)
+    ((asked, tasks, at_once),) = told.arrays
+    assert (asked.key, asked.name, asked.output, asked.user) == (sweep.key, "rates", "/dev/null", "oskar")
+    assert (tasks, at_once, told.submissions) == ([0, 1, 2, 3, 4, 5], 2, [])
+    rows = firsts(sweep)
+    assert [one.scheduler_id for one in rows] == [f"501_{n}" for n in range(6)]
+    assert {one.scheduler_user for one in rows} == {"oskar"}
+    assert all(one.token_digest and one.submitted_at for one in rows)
+    script = (rundir.path_of(rows[0].job.directory) / "portal" / "array.sh").read_text()
+    for one in rows:
+        root = rundir.path_of(one.job.directory)
+        assert f"{one.job.sweep_index}) run={root} key={one.key} ;;" in script
+        assert f"seed = {one.job.spec['run']['seed']}\n" in (root / "portal" / "run.toml").read_text()
+    assert "#SBATCH --signal=B:USR1@30" in script
+    tick(told)
+    assert len(told.arrays) == 1
+
+
+def test_they_are_followed_by_the_sweeps_key(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    tick(told)
+    told.say("501_3", state="running", nodes=("dgx-01",), started_at=time.time())
+    tick(told)
+    assert [one.state for one in firsts(sweep)] == ["pending"] * 3 + ["running"] + ["pending"] * 2
+    told.say("501_3", key="f" * 16)
+    tick(told)
+    assert "another one" in firsts(sweep)[3].reason
+
+
+def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    told.loses_answers = True
+    tick(told)
+    told.loses_answers = False
+    assert {one.scheduler_id for one in firsts(sweep)} == {""}
+    assert "no answer" in firsts(sweep)[5].reason
+    assert arrays.due() == []  # not before any request must have ended
+    later()
+    tick(told)
+    assert len(told.arrays) == 1
+    assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
+
+
+def test_a_worker_that_died_in_between_leaves_what_the_next_tick_finds(
+    oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make(oskar)
+
+    def dies(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "_ask", dies)
+        with pytest.raises(KeyboardInterrupt):
+            arrays.hand_over(sweep.pk, told, until=time.monotonic() + 5)
+    later()
+    tick(told)
+    assert len(told.arrays) == 1
+    assert firsts(sweep)[5].scheduler_id == "501_5"
+
+
+def test_run_directories_are_written_as_there_is_time(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    for written in range(1, 6):
+        arrays.hand_over(sweep.pk, told, until=0)
+        sweep.refresh_from_db()
+        assert (sweep.prepared, told.arrays) == (written, [])
+    arrays.hand_over(sweep.pk, told, until=0)
+    assert len(told.arrays) == 1
+    assert not any(one.token_digest for one in firsts(sweep))
+    tick(told)
+    assert all(one.token_digest for one in firsts(sweep))
+
+
+def test_a_refusal_ends_them_all_with_its_words(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    told.refuses_submissions = SchedulerError("Slurm takes no array of 6 jobs.", permanent=True)
+    tick(told)
+    told.refuses_submissions = None
+    tick(told)
+    assert {(one.state, one.cause, one.reason) for one in firsts(sweep)} == {
+        ("failed", "rejected", "Slurm takes no array of 6 jobs.")
+    }
+    assert told.arrays == []
+
+
+def test_one_that_was_cancelled_before_is_left_out(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    cancel(oskar, sweep.jobs.get(sweep_index=1))
+    tick(told)
+    ((_, tasks, _),) = told.arrays
+    assert tasks == [0, 2, 3, 4, 5]
+    assert [one.state for one in firsts(sweep)][:3] == ["pending", "cancelled", "pending"]
+
+
+def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    told.loses_answers = True
+    tick(told)
+    lost, told.jobs, told.loses_answers = told.jobs, {}, False
+    cancel(oskar, sweep.jobs.get(sweep_index=1))
+    later()
+    tick(told)  # the request is not there: 1 has ended, the others are asked for again
+    assert [tasks for _, tasks, _ in told.arrays] == [[0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5]]
+    stray = Stray.objects.get()
+    assert (stray.key, stray.task, stray.scheduler_id) == (sweep.key, 1, "")
+    told.jobs |= lost  # now it arrives
+    later()
+    tick(told)
+    assert told.cancelled == ["501_1"]
+    told.say("501_1", state="cancelled")
+    later()
+    tick(told)
+    tick(told)
+    assert not Stray.objects.exclude(scheduler_id="").exists()
+
+
+def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    rows = firsts(sweep)
+    Attempt.objects.filter(pk=rows[2].pk).update(ended_at=timezone.now(), state="cancelled")
+    rows[2].job.refresh_from_db()
+    ids = told.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
+    for one in rows:
+        handover.prepare(one)
+    arrays._taken(sweep, rows[:3], ids, told, time.monotonic() + 5)
+    assert told.cancelled == ["501_2"]
+    assert (Stray.objects.get().key, Stray.objects.get().task) == (sweep.key, 2)
+
+
+def test_a_restart_is_a_submission_of_its_own(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    tick(told)
+    told.say("501_4", state="node_fail", started_at=time.time(), ended_at=time.time(), nodes=("dgx-01",))
+    tick(told)
+    Attempt.objects.filter(scheduler_id="501_4").update(swept_at=timezone.now(), sweep_began_at=timezone.now())
+    tick(told)
+    job = sweep.jobs.get(sweep_index=4)
+    second = job.attempts.get(number=2)
+    assert second.scheduler_id == "101"
+    assert told.submissions[0].key == second.key
+    assert told.submissions[0].environment == {"VIGIL_SUBMISSION": second.key}
+    assert len(told.arrays) == 1
+
+
+def test_cancelling_a_sweep_asks_for_the_end_of_all_that_live(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    tick(told)
+    told.say("501_0", state="completed", ended_at=time.time(), nodes=("dgx-01",), exit_code=0)
+    tick(told)
+    Attempt.objects.filter(scheduler_id="501_0").update(decided_at=timezone.now())
+    assert sweeps.cancel(oskar, sweep) == 5
+    tick(told)
+    assert sorted(told.cancelled) == [f"501_{n}" for n in range(1, 6)]
+    for n in range(1, 6):
+        told.say(f"501_{n}", state="cancelled")
+    tick(told)
+    assert sweep.counts() == {"completed": 1, "cancelled": 5}
+    Attempt.objects.update(decided_at=timezone.now())
+    with pytest.raises(Conflict):
+        sweeps.cancel(oskar, sweep)
+
+
+def test_others_may_not_cancel_it(oskar: User, project: Project) -> None:
+    sweep = make(oskar)
+    with pytest.raises(Refused):
+        sweeps.cancel(person("eve", project), sweep)
+    assert Sweep.objects.visible_to(person("mallory", a_project("other"))).count() == 0
+
+
+def test_it_waits_for_the_jobs_before_it(oskar: User, told: Told) -> None:
+    before, _ = ask(oskar)
+    sweep = make(oskar, f"after = [{before.pk}]\n{TEXT}")
+    tick(told)
+    assert (told.arrays, len(told.submissions)) == ([], 1)
+    assert firsts(sweep)[0].reason == f"Waits for #{before.pk} to complete."
+    Predecessor.objects.update(met=True)
+    tick(told)
+    assert len(told.arrays) == 1
+
+
+def test_each_job_of_a_script_has_the_code(oskar: User, told: Told, settings: Any) -> None:
+    settings.VIGIL_LOCAL_TRUST = "everyone"
+    text = 'name = "x"\nkind = "script"\n[script]\ndirectory = "."\n[sweep.over]\n"script.env.RATE" = ["1", "2"]\n'
+    sweep = make(oskar, text, code=packed(train_py="print(1)"))
+    assert handover.awaited_uploads() == {sweep.key}
+    tick(told)
+    for one in firsts(sweep):
+        root = rundir.path_of(one.job.directory)
+        assert (root / "job" / "code" / "train.py").read_text() == "print(1)"
+    assert handover.awaited_uploads() == set()
+
+
+def test_the_last_job_that_is_deleted_takes_the_sweep_along(oskar: User, told: Told) -> None:
+    sweep = make(oskar, key="k")
+    Attempt.objects.update(ended_at=timezone.now(), decided_at=timezone.now(), state="cancelled")
+    for job in list(sweep.jobs.all()):
+        assert Sweep.objects.exists()
+        delete(oskar, job)
+    assert not Sweep.objects.exists()
+    assert make(oskar, key="k").jobs.count() == 6
+
+
+class TestWithoutArrays:
+    """The local scheduler has none: they are submitted one by one, and Vigil counts."""
+
+    @pytest.fixture
+    def told(self) -> Told:
+        return Told()
+
+    def test_so_many_are_under_way_at_once(self, oskar: User, told: Told) -> None:
+        sweep = make(oskar)
+        tick(told)
+        assert [one.scheduler_id for one in firsts(sweep)] == ["101", "102", "", "", "", ""]
+        assert firsts(sweep)[2].reason == "Waits for its turn: its sweep runs 2 at once."
+        told.say("101", state="node_fail", ended_at=time.time(), nodes=("here",))
+        tick(told)  # its restart keeps the place
+        later()
+        tick(told)
+        assert [one.scheduler_id for one in firsts(sweep)][2:] == ["", "", "", ""]
+        Attempt.objects.filter(job__sweep_index=0).update(ended_at=timezone.now(), decided_at=timezone.now())
+        tick(told)
+        assert [bool(one.scheduler_id) for one in firsts(sweep)] == [True, True, True, False, False, False]
+
+    def test_without_a_limit_all_are(self, oskar: User, told: Told) -> None:
+        sweep = make(oskar, TEXT.replace("at_once = 2", ""))
+        tick(told)
+        assert all(one.scheduler_id for one in firsts(sweep))
+        assert {asked.key for asked in told.submissions} == {one.key for one in firsts(sweep)}
+
+
+def _asked(sweep: Sweep) -> Any:
+    from jobs.script import submission
+
+    first = firsts(sweep)[0]
+    return submission(first, handover.prepare(first))
