@@ -16,7 +16,7 @@ from jobs.admission import check
 from jobs.errors import JobError
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
 from jobs.rundir import runs_root
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, SweepSpec
 from jobs.why.explain import Waiting, Why, explain
 from jobs.why.pending import names
 from jobs.why.requests import request_of
@@ -44,6 +44,20 @@ def dry_run(user: User, spec: JobSpec) -> list[Finding]:
     except JobError as error:
         return [Finding("error", "Specification", str(error))]
     return [_specification(spec), *_start(user, spec, project), *_data(spec), *_disk(spec)]
+
+
+def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
+    """The same of a sweep: what its jobs are, then what the first of them would do."""
+    found = dry_run(user, sweep.first)
+    if any(finding.level == "error" for finding in found):
+        return found
+    many, turns = len(sweep.points), sweep.at_once
+    over = " × ".join(f"{len(values)} of {path}" for path, values in sweep.over.items())
+    at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
+    return [
+        Finding("ok", "Sweep", f"{words.plural(many, 'job')}: {over}{at_once}. Each is told like the first."),
+        *found,
+    ]
 
 
 def _specification(spec: JobSpec) -> Finding:
@@ -85,7 +99,8 @@ def _not_queued(there: Cluster) -> int:
     queued = {job.scheduler_id for job in there.queue}
     waiting = Attempt.objects.alive().filter(state=Attempt.State.PENDING)
     held = Predecessor.objects.filter(met=False).values("job")
-    return sum(known not in queued for known in waiting.exclude(job__in=held).values_list("scheduler_id", flat=True))
+    ids = waiting.exclude(job__in=held).values_list("scheduler_id", flat=True)
+    return sum(known not in queued and known.partition("_")[0] not in queued for known in ids)
 
 
 def _instead(found: Why) -> str:

@@ -45,6 +45,7 @@ class Search:
     created_after: datetime | None = None
     created_before: datetime | None = None
     parent: int | None = None
+    sweep: int | None = None
     sort: str = DEFAULT_SORT
 
     def find(self, user: User) -> QuerySet[Job]:
@@ -80,6 +81,7 @@ class Search:
             "created_at__gte": self.created_after,
             "created_at__lt": self.created_before,
             "parent_id": self.parent,
+            "sweep_id": self.sweep,
         }.items():
             if value:
                 jobs = jobs.filter(**{name: value})

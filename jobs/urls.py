@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.views import actions, detail, disk, listing, logs, nodes, queue, submit
+from jobs.views import actions, detail, disk, listing, logs, nodes, queue, submit, sweeps
 
 urlpatterns = [
     path("jobs", listing.index, name="jobs"),
@@ -22,6 +22,8 @@ urlpatterns = [
     path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),
     path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
     path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
+    path("sweeps/<int:sweep_id>", sweeps.page, name="sweep"),
+    path("sweeps/<int:sweep_id>/cancel", sweeps.cancel, name="sweep_cancel"),
     path("nodes", nodes.index, name="nodes"),
     path("nodes/<str:name>", nodes.one, name="node"),
     path("nodes/<str:name>/drain", nodes.drain, name="node_drain"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from portal import check_commands, cluster_commands, tables
+from portal import check_commands, cluster_commands, sweep_commands, tables
 from portal.client import Portal, Trouble, find_portal
 from portal.usage import Commands, JobId, as_json, say_version
 from portal.usage import out as _out
@@ -65,7 +65,10 @@ def up(context: click.Context) -> None:
 def submit(
     spec: Path, changes: tuple[str, ...], name: str | None, watch: bool, check: bool, key: str | None, as_json: bool
 ) -> None:
-    """Submit the job that SPEC.toml describes."""
+    """Submit the job that SPEC.toml describes.
+
+    With [sweep] in it, a job for each combination of its values.
+    """
     from portal import sending
 
     text = sending.read(spec, [*changes, *([f"name={json.dumps(name)}"] if name else [])])
@@ -78,6 +81,10 @@ def submit(
     if packed and packed.left_out:
         click.echo(f"Left out, as git does not track them: {', '.join(packed.left_out[:10])}", err=True)
     job = sending.submit(portal, text, packed, key or str(uuid.uuid4()))
+    if sending.is_sweep(text):
+        said = f"Submitted sweep {job['id']} {job['name']} with {job['jobs']} jobs: {job['url']}"
+        (sweep_commands.follow if watch else sweep_commands.show)(portal, job, as_json, lead=said)
+        return
     if not watch:
         _out(job, lambda job: [f"Submitted #{job['id']} {job['name']}: {job['url']}"], as_json)
         return
@@ -346,7 +353,7 @@ def _complain(trouble: Trouble) -> None:
         click.echo(f"vigil: {where}{error['message']}", err=True)
 
 
-for command in (*cluster_commands.ALL, check_commands.check):
+for command in (*cluster_commands.ALL, *sweep_commands.ALL, check_commands.check):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -50,6 +50,14 @@ def pack_for(spec: Path, text: str) -> Packed | None:
     return packed
 
 
+def is_sweep(text: str) -> bool:
+    """Whether it has [sweep]; what is no TOML is told by the portal."""
+    try:
+        return "sweep" in tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+
+
 def check(portal: Portal, text: str) -> dict[str, Any]:
     """What the portal would do with it."""
     answer: dict[str, Any] = portal.post("jobs/check", json={"spec_toml": text})
@@ -57,13 +65,14 @@ def check(portal: Portal, text: str) -> dict[str, Any]:
 
 
 def submit(portal: Portal, text: str, packed: Packed | None, key: str) -> dict[str, Any]:
-    """The job; sent again with the same key if the portal does not answer, so that there is one job in any case."""
+    """The job, or the sweep; sent again with the same key if the portal does not answer, so that there is one."""
+    to = "sweeps" if is_sweep(text) else "jobs"
     if packed is None:
-        job: dict[str, Any] = portal.post("jobs", json={"spec_toml": text}, key=key)
+        made: dict[str, Any] = portal.post(to, json={"spec_toml": text}, key=key)
     else:
         files = {"code": ("code.tar.gz", packed.code, "application/gzip")}
-        job = portal.post("jobs", data={"spec_toml": text}, files=files, key=key)
-    return job
+        made = portal.post(to, data={"spec_toml": text}, files=files, key=key)
+    return made
 
 
 def _change(text: str) -> tuple[str, Any]:

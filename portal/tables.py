@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from datetime import UTC, datetime
 from typing import Any
@@ -56,6 +57,38 @@ def job(answer: dict[str, Any]) -> list[str]:
     }
     width = max(map(len, facts))
     return [f"#{answer['id']} {answer['name']}", *(f"  {k.ljust(width)}  {v}" for k, v in facts.items() if v)]
+
+
+def sweeps(answer: dict[str, Any]) -> list[str]:
+    head = ["ID>", "NAME", "PROJECT", "OWNER", "JOBS>", "STATES", "CREATED"]
+    rows = [
+        [str(s["id"]), s["name"], s["project"], s["owner"], str(s["jobs"]), counts(s["counts"]), age(s)]
+        for s in answer["items"]
+    ]
+    return table(head, rows, "No sweeps. A specification with [sweep] makes one: `vigil submit SPEC.toml`.")
+
+
+def sweep(answer: dict[str, Any]) -> list[str]:
+    """The sweep in a line, then its jobs with what each has of the values."""
+    at_once = f", {answer['at_once']} at once" if answer["at_once"] else ""
+    lead = f"Sweep {answer['id']} {answer['name']}: {counts(answer['counts'])}{at_once}: {answer['url']}"
+    paths = list(answer["values"])
+    head = ["ID>", "STATE", *(path.removeprefix("run.").removeprefix("script.") for path in paths), "STEP>", "LOSS>"]
+    rows = [
+        [str(j["id"]), word(j["state"]), *(_value(j, path) for path in paths), steps(j["progress"]), loss(j)]
+        for j in answer["items"]
+    ]
+    return [lead, *table(head, rows, "Its jobs have been deleted.")]
+
+
+def _value(job: dict[str, Any], path: str) -> str:
+    value = (job["sweep"] or {"values": {}})["values"].get(path)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def counts(found: dict[str, int]) -> str:
+    """ "12 completed, 4 running"."""
+    return ", ".join(f"{number:,} {word(state)}" for state, number in sorted(found.items()))
 
 
 def _reason(job: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from jobs.api import logs as logs_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
 from jobs.api import series as series_api
+from jobs.api import sweeps as sweeps_api
 from jobs.api import wake as wake_api
 from jobs.api import why as why_api
 from nodes import api as nodes_api
@@ -32,6 +33,7 @@ api.add_router("/v1/jobs", environment_api.router)
 api.add_router("/v1/jobs", logs_api.router)
 api.add_router("/v1/jobs", series_api.router)
 api.add_router("/v1/jobs", why_api.router)
+api.add_router("/v1/sweeps", sweeps_api.router)
 api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)

@@ -30,6 +30,19 @@ class JobId(click.IntRange):
             self.fail(f"{value!r} is no job's number. `vigil jobs` lists them.", param, ctx)
 
 
+class SweepId(click.IntRange):
+    """A sweep's number."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is no sweep's number. `vigil sweeps` lists them.", param, ctx)
+
+
 class Commands(click.Group):
     """Commands that guess which one was meant."""
 

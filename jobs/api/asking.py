@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr, ValidationErro
 
 from jobs import upload
 from jobs.errors import Conflict, IdempotencyConflict, LogError, Refused, SpecError
-from jobs.models import Job
-from jobs.spec import JobSpec, write_toml
+from jobs.models import Job, Sweep
+from jobs.spec import JobSpec, SweepSpec, has_sweep, plain_toml, read_toml, write_toml
 from portal.access import Action, can
 from portal.api import Api, ApiRequest, bad_field, plain_message, too_large
 from portal.asked import whole
@@ -35,6 +35,25 @@ class Asked:
 
     spec: JobSpec
     spec_toml: str
+    parent: int | None = None
+    code: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedSweep:
+    """A sweep that somebody asks for."""
+
+    spec: SweepSpec
+    spec_toml: str
+    code: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    """What a request holds, not looked at yet. `text`: the spec as it was written, where it was."""
+
+    data: dict[str, Any]
+    text: str | None = None
     parent: int | None = None
     code: bytes | None = None
 
@@ -82,14 +101,31 @@ KEY_HEADER: dict[str, Any] = {
 
 def asked(request: HttpRequest) -> Asked:
     """The job that the request describes, validated; SpecError or Problem otherwise."""
-    kind = request.content_type or ""
-    if kind == "application/json":
-        return _from_body(_json(request.body))
-    if kind in TOML_TYPES:
-        return _from_toml(_text(request.body))
-    if kind == "multipart/form-data":
-        return _from_form(request)
-    raise Problem(415, "Send application/json, application/toml or multipart/form-data.", kind="media-type")
+    found = asked_either(request)
+    if isinstance(found, AskedSweep):
+        raise Problem(422, "This specification has [sweep]: send it to /api/v1/sweeps.", kind="sweep")
+    return found
+
+
+def asked_sweep(request: HttpRequest) -> AskedSweep:
+    """The sweep that the request describes, as asked()."""
+    found = asked_either(request)
+    if isinstance(found, Asked):
+        raise Problem(422, "This specification has no [sweep]: send it to /api/v1/jobs.", kind="no-sweep")
+    return found
+
+
+def asked_either(request: HttpRequest) -> Asked | AskedSweep:
+    """A job, or a sweep where there is [sweep]."""
+    sent = _sent(request)
+    if not has_sweep(sent.data):
+        spec = JobSpec.parse(sent.data)
+        text = sent.text if sent.text is not None else write_toml(spec)
+        return Asked(spec=spec, spec_toml=text, parent=sent.parent, code=sent.code)
+    if sent.parent is not None:
+        raise bad_field("parent", "A sweep is cloned from no job. Leave it out.")
+    text = sent.text if sent.text is not None else plain_toml(sent.data)
+    return AskedSweep(spec=SweepSpec.parse(sent.data, text), spec_toml=text, code=sent.code)
 
 
 def key_of(request: HttpRequest) -> str | None:
@@ -111,6 +147,18 @@ def job_of(request: ApiRequest, job_id: int, action: Action = "see", *, doing: s
         remedy = f"#{job_id} is {job.owner}'s: ask them or a lead of {job.project}."
         raise Problem(403, f"Not {doing or 'changed'}. {remedy}", kind="refused")
     return job
+
+
+def sweep_of(request: ApiRequest, sweep_id: int, action: Action = "see", *, doing: str = "") -> Sweep:
+    """As job_of."""
+    sweeps = Sweep.objects.visible_to(request.auth).select_related("project", "owner")
+    sweep = sweeps.filter(pk=sweep_id).first()
+    if sweep is None:
+        raise Problem(404, f"There is no sweep {sweep_id} that you can see.")
+    if action != "see" and not can(request.auth, action, sweep):
+        remedy = f"Sweep {sweep_id} is {sweep.owner}'s: ask them or a lead of {sweep.project}."
+        raise Problem(403, f"Not {doing or 'changed'}. {remedy}", kind="refused")
+    return sweep
 
 
 def install(api: Api) -> None:
@@ -154,7 +202,18 @@ def _text(body: bytes) -> str:
         raise Problem(400, "The body is not UTF-8.", kind="malformed") from error
 
 
-def _from_body(data: dict[str, Any], code: bytes | None = None) -> Asked:
+def _sent(request: HttpRequest) -> _Sent:
+    kind = request.content_type or ""
+    if kind == "application/json":
+        return _from_body(_json(request.body))
+    if kind in TOML_TYPES:
+        return _from_toml(_text(request.body))
+    if kind == "multipart/form-data":
+        return _from_form(request)
+    raise Problem(415, "Send application/json, application/toml or multipart/form-data.", kind="media-type")
+
+
+def _from_body(data: dict[str, Any], code: bytes | None = None) -> _Sent:
     try:
         body = SpecBody.model_validate(data)
     except ValidationError as error:
@@ -167,15 +226,14 @@ def _from_body(data: dict[str, Any], code: bytes | None = None) -> Asked:
     if body.spec_toml is not None:
         return _from_toml(body.spec_toml, parent=body.parent, code=code)
     assert body.spec is not None
-    spec = JobSpec.parse(body.spec)
-    return Asked(spec=spec, spec_toml=write_toml(spec), parent=body.parent, code=code)
+    return _Sent(data=body.spec, parent=body.parent, code=code)
 
 
-def _from_toml(text: str, *, parent: int | None = None, code: bytes | None = None) -> Asked:
-    return Asked(spec=JobSpec.parse_toml(text), spec_toml=text, parent=parent, code=code)
+def _from_toml(text: str, *, parent: int | None = None, code: bytes | None = None) -> _Sent:
+    return _Sent(data=read_toml(text), text=text, parent=parent, code=code)
 
 
-def _from_form(request: HttpRequest) -> Asked:
+def _from_form(request: HttpRequest) -> _Sent:
     data: dict[str, Any] = dict(request.POST.items())
     if (parent := whole(data.get("parent"))) is not None:
         data["parent"] = parent

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints, field_validator
 
 from jobs import again
 from jobs import submit as lifecycle
-from jobs.api.asking import BODY, KEY_HEADER, asked, job_of, key_of
+from jobs.api.asking import BODY, KEY_HEADER, AskedSweep, asked, asked_either, job_of, key_of
 from jobs.api.shapes import (
     Attempts,
     AttemptShape,
@@ -30,7 +30,7 @@ from jobs.api.shapes import (
     job_detail,
     job_shape,
 )
-from jobs.dryrun import dry_run
+from jobs.dryrun import dry_run, sweep_run
 from jobs.models import Attempt, Event, Job
 from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
@@ -58,6 +58,7 @@ class Wanted(Schema):
     created_after: datetime | None = None
     created_before: datetime | None = None
     parent: int | None = Field(None, ge=1, lt=2**63)
+    sweep: int | None = Field(None, ge=1, lt=2**63, description="Jobs of this sweep.")
     sort: str = Field(DEFAULT_SORT, description=f"One of {', '.join(SORTS)}.", json_schema_extra={"enum": list(SORTS)})
     limit: Limit
     cursor: Cursor
@@ -95,6 +96,7 @@ class Wanted(Schema):
             created_after=self.created_after,
             created_before=self.created_before,
             parent=self.parent,
+            sweep=self.sweep,
             sort=self.sort,
         )
 
@@ -158,11 +160,15 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
 
 @router.post("/check", response=Check, summary="Check a spec without submitting it", openapi_extra=BODY)
 def check(request: ApiRequest) -> dict[str, Any]:
-    wanted = asked(request)
-    findings = dry_run(request.auth, wanted.spec)
+    """Of a specification with [sweep] it answers for the first of its jobs: all ask for the same."""
+    wanted = asked_either(request)
+    if isinstance(wanted, AskedSweep):
+        spec, findings = wanted.spec.first, sweep_run(request.auth, wanted.spec)
+    else:
+        spec, findings = wanted.spec, dry_run(request.auth, wanted.spec)
     return {
-        "spec": wanted.spec.model_dump(mode="json"),
-        "spec_toml": write_toml(wanted.spec, defaults=True),
+        "spec": spec.model_dump(mode="json"),
+        "spec_toml": write_toml(spec, defaults=True),
         "findings": [{"level": f.level, "title": f.title, "text": f.text} for f in findings],
     }
 

@@ -67,6 +67,14 @@ class ProgressShape(Schema):
     eta_seconds: float | None
 
 
+class PlaceShape(Schema):
+    """Of a job in a sweep."""
+
+    id: int = Field(description="The sweep's.")
+    index: int = Field(description="Its place, from 0.")
+    values: dict[str, Any] = Field(description="What it has of what the sweep goes over, by path.")
+
+
 class JobShape(Schema):
     id: int
     name: str
@@ -86,6 +94,7 @@ class JobShape(Schema):
     ended_at: datetime | None
     over: bool = Field(description="It has ended, and Vigil will not start it anew by itself.")
     parent: int | None = Field(description="The job it was cloned from.")
+    sweep: PlaceShape | None = Field(description="Of one of a sweep: which, and with which values.")
     url: str
 
 
@@ -201,6 +210,7 @@ def job_shape(job: Job) -> dict[str, Any]:
         "ended_at": latest.ended_at if latest else None,
         "over": bool(latest and latest.ended_at and latest.decided_at),
         "parent": job.parent_id,
+        "sweep": {"id": job.sweep_id, "index": job.sweep_index, "values": job.sweep_values} if job.sweep_id else None,
         "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{job.pk}",
     }
 

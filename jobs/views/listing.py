@@ -51,7 +51,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "total": sum(counts.values()),
         "found": _count(counts, search.states),
         "active": sum(counts.get(state, 0) for state in Attempt.ALIVE),
-        "filtered": any(request.GET.get(name) for name in ("q", "state", "project", "owner", "kind", "tag", "since")),
+        "filtered": any(
+            request.GET.get(name) for name in ("q", "state", "project", "owner", "kind", "tag", "since", "sweep")
+        ),
         "spans": SPANS,
         "span": request.GET.get("since", ""),
         "kinds": KINDS,
@@ -85,6 +87,7 @@ def search_of(params: QueryDict, user: User) -> Search:
         kind=plain(params.get("kind", "")),
         tags=[plain(tag) for tag in params.getlist("tag") if tag],
         created_after=timezone.now() - timedelta(days=days) if days is not None else None,
+        sweep=whole(params.get("sweep", "")),
         sort=sort if sort in SORTS else DEFAULT_SORT,
     )
 

@@ -16,13 +16,13 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from jobs import named
+from jobs import named, sweeps
 from jobs import submit as jobs_submit
 from jobs.admission import beside, project_of
-from jobs.dryrun import Finding, dry_run
+from jobs.dryrun import Finding, dry_run, sweep_run
 from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job
-from jobs.spec import MAX_BYTES, JobSpec, read_toml, set_values
+from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
 from jobs.spec.mending import mended, standing
 from jobs.spec.model import Resources
 from jobs.upload import MAX_BYTES as MAX_CODE
@@ -60,7 +60,7 @@ class Draft:
 
     text: str
     data: dict[str, Any]
-    spec: JobSpec | None
+    spec: JobSpec | SweepSpec | None
     problems: list[Problem]
     findings: list[Finding]
 
@@ -116,6 +116,8 @@ def draft(user: User, text: str) -> Draft:
         data = read_toml(text)
     except SpecError as error:
         return Draft(text, {}, None, error.problems, [])
+    if has_sweep(data):
+        return _sweep_draft(user, text, data)
     try:
         spec = JobSpec.parse(data)
     except SpecError as error:
@@ -125,6 +127,17 @@ def draft(user: User, text: str) -> Draft:
     if problems := _beside(user, spec):
         return Draft(text, data, None, problems, [])
     return Draft(text, data, spec, [], dry_run(user, spec))
+
+
+def _sweep_draft(user: User, text: str, data: dict[str, Any]) -> Draft:
+    """Of a text with [sweep]: what is wrong with a combination names path and value; the form shows all the rest."""
+    try:
+        sweep = SweepSpec.parse(data, text)
+    except SpecError as error:
+        return Draft(text, data, None, error.problems, [])
+    if problems := _beside(user, sweep.first):
+        return Draft(text, data, None, problems, [])
+    return Draft(text, data, sweep, [], sweep_run(user, sweep))
 
 
 def _beside(user: User, spec: JobSpec) -> list[Problem]:
@@ -149,6 +162,11 @@ def page(request: HttpRequest) -> HttpResponse:
     drafted = draft(user, text)
     if request.POST.get("do") == "submit" and drafted.spec is not None:
         try:
+            if isinstance(drafted.spec, SweepSpec):
+                key = request.POST.get("key") or None
+                sweep, _ = sweeps.submit(user, drafted.spec, spec_toml=text, key=key, code=_code(request))
+                messages.success(request, f"Submitted sweep {sweep.pk} {sweep.name}.")
+                return redirect("sweep", sweep_id=sweep.pk)
             job, _ = jobs_submit.submit(
                 user,
                 drafted.spec,

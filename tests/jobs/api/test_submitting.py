@@ -23,7 +23,7 @@ def test_submit_as_json(client):
         "state": "pending", "reason": "", "explained": "", "attempt": None, "latest": {},
             "tags": ["a", "b"], "notes": "first",
         "progress": {"step": None, "steps": 200, "fraction": None, "eta_seconds": None}, "created_at": None,
-        "started_at": None, "ended_at": None, "over": False, "parent": None,
+        "started_at": None, "ended_at": None, "over": False, "parent": None, "sweep": None,
         "url": f"http://127.0.0.1:8000/jobs/{job['id']}",
     }  # fmt: skip
     assert (job["attempt"]["number"], job["attempt"]["state"]) == (1, "pending")

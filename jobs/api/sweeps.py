@@ -1,0 +1,106 @@
+"""REST: sweeps. Their jobs are jobs like any others: GET /jobs?sweep=ID."""
+
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpResponse
+from ninja import Query, Router, Schema, Status
+from pydantic import Field
+
+from jobs import sweeps as lifecycle
+from jobs.api.asking import BODY, KEY_HEADER, asked_sweep, key_of, sweep_of
+from jobs.models import Sweep
+from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
+from portal.paging import BadCursor, Order, page
+
+router = Router(tags=["sweeps"])
+
+
+class SweepShape(Schema):
+    id: int
+    name: str
+    project: str
+    owner: str
+    values: dict[str, list[Any]] = Field(description="What it goes over, by path.")
+    at_once: int | None = Field(description="How many of its jobs run at the same time.")
+    counts: dict[str, int] = Field(description="How many of its jobs are in each state.")
+    jobs: int
+    over: bool = Field(description="All have ended, and Vigil starts none of them anew.")
+    created_at: datetime
+    url: str
+
+
+class SweepDetail(SweepShape):
+    spec_toml: str
+
+
+class Sweeps(Schema):
+    items: list[SweepShape]
+    next: str | None
+
+
+class Wanted(Schema):
+    project: list[Text] = []
+    owner: Text = ""
+    limit: Limit
+    cursor: Cursor
+
+
+@router.post(
+    "", response={200: SweepDetail, 201: SweepDetail}, summary="Submit a sweep", openapi_extra={**BODY, **KEY_HEADER}
+)
+def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]]:
+    """A job for each combination of the values under [sweep.over]; under Slurm they are one array."""
+    key = key_of(request)
+    wanted = asked_sweep(request)
+    sweep, created = lifecycle.submit(request.auth, wanted.spec, spec_toml=wanted.spec_toml, key=key, code=wanted.code)
+    response.headers["Location"] = f"/api/v1/sweeps/{sweep.pk}"
+    return Status(201 if created else 200, sweep_detail(sweep))
+
+
+@router.get("", response=Sweeps, summary="Sweeps you can see, newest first")
+def sweeps(request: ApiRequest, wanted: Query[Wanted]) -> dict[str, Any]:
+    rows = Sweep.objects.visible_to(request.auth).select_related("project", "owner")
+    rows = rows.filter(project__slug__in=wanted.project) if wanted.project else rows
+    rows = rows.filter(owner__username=wanted.owner) if wanted.owner else rows
+    try:
+        found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    except BadCursor as error:
+        raise bad_field("cursor", str(error)) from error
+    return {"items": [sweep_shape(sweep) for sweep in found.items], "next": found.next}
+
+
+@router.get("/{int:sweep_id}", response=SweepDetail, summary="One sweep")
+def sweep(request: ApiRequest, sweep_id: int) -> dict[str, Any]:
+    return sweep_detail(sweep_of(request, sweep_id))
+
+
+@router.post(
+    "/{int:sweep_id}/cancel", response={202: SweepShape}, summary="Cancel all jobs of a sweep that have not ended"
+)
+def cancel(request: ApiRequest, sweep_id: int) -> Status[dict[str, Any]]:
+    found = sweep_of(request, sweep_id, "change", doing="cancelled")
+    lifecycle.cancel(request.auth, found)
+    return Status(202, sweep_shape(found))
+
+
+def sweep_shape(sweep: Sweep) -> dict[str, Any]:
+    counts = sweep.counts()
+    return {
+        "id": sweep.pk,
+        "name": sweep.name,
+        "project": sweep.project.slug,
+        "owner": sweep.owner.username,
+        "values": sweep.over,
+        "at_once": sweep.at_once,
+        "counts": counts,
+        "jobs": sum(counts.values()),
+        "over": sweep.is_over(),
+        "created_at": sweep.created_at,
+        "url": f"{settings.VIGIL_PUBLIC_URL}/sweeps/{sweep.pk}",
+    }
+
+
+def sweep_detail(sweep: Sweep) -> dict[str, Any]:
+    return {**sweep_shape(sweep), "spec_toml": sweep.spec_toml}
