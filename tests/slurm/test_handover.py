@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import follow, handover, strays
-from jobs.models import Attempt, Job, Stray
+from jobs import arrays, follow, handover, strays, sweeps
+from jobs.models import Attempt, Job, Stray, Sweep
+from jobs.spec import SweepSpec
 from jobs.submit import cancel
 from nodes.schedulers.slurm import Slurm
 from nodes.schedulers.slurm_http import SlurmHttp
@@ -183,6 +184,68 @@ def test_a_request_that_arrives_after_its_cancel_is_hunted_down(
     assert way.posts == 1
 
 
+def test_a_lost_answer_leaves_one_array_of_a_sweep(
+    slurm: Cluster,
+    way: Wire,
+    scheduler: Slurm,
+    folder: Path,
+    alice: User,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arrays, "prepare", handover.prepare)  # `folder` plays it
+    monkeypatch.setenv("PATH", slurm.environment["PATH"])  # to scancel, which an old Slurm needs
+    text = 'name = "lost"\n[resources]\ntime_limit = "00:05:00"\n[sweep.over]\n"run.seed" = [1, 2, 3]\n'
+    sweep, _ = sweeps.submit(alice, SweepSpec.parse_toml(text), spec_toml=text)
+    way.cut = True
+    follow.tick(scheduler)
+    assert {one.scheduler_id for one in _attempts(sweep)} == {""}
+    slurm.wait_for(lambda: len(ran(folder)) == 3, "all to run, unknown to us")
+    later()
+    follow.tick(scheduler)
+    ids = [one.scheduler_id for one in _attempts(sweep)]
+    array = ids[0].partition("_")[0]
+    assert (ids, way.posts) == ([f"{array}_{n}" for n in range(3)], 1)
+    follow.tick(scheduler)
+    assert {one.state for one in _attempts(sweep)} == {"running"}
+    sweeps.cancel(alice, sweep)
+    slurm.wait_for(lambda: _killed(scheduler, sweep), "all to be cancelled")
+    assert len(ran(folder)) == 3
+
+
+def test_single_tasks_of_an_array_are_cancelled_whatever_their_number(
+    slurm: Cluster, scheduler: Slurm, folder: Path, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits, which Slurm forgets without a word, and the last to start, whose own number is the array's."""
+    monkeypatch.setattr(arrays, "prepare", handover.prepare)
+    monkeypatch.setenv("PATH", slurm.environment["PATH"])
+    text = 'name = "single"\n[resources]\ntime_limit = "00:05:00"\n[sweep]\nat_once = 3\n[sweep.over]\n'
+    text += '"run.seed" = [1, 2, 3, 4, 5]\n'
+    sweep, _ = sweeps.submit(alice, SweepSpec.parse_toml(text), spec_toml=text)
+
+    def state_of(index: int) -> str:
+        earlier = timezone.now() - timedelta(minutes=5)
+        asked = Attempt.objects.filter(ended_at=None).exclude(cancel_asked_at=None)
+        asked.update(cancel_killed_at=None, cancel_signalled_at=earlier)
+        follow.tick(scheduler)
+        return Attempt.objects.get(job__sweep=sweep, job__sweep_index=index).state
+
+    slurm.wait_for(lambda: state_of(2) == "running", "three to run")
+    cancel(alice, sweep.jobs.get(sweep_index=3))
+    slurm.wait_for(lambda: state_of(3) == "cancelled", "the fourth to be cancelled while it waits")
+    assert [one.state for one in _attempts(sweep)] == ["running"] * 3 + ["cancelled", "pending"]
+    cancel(alice, sweep.jobs.get(sweep_index=0))
+    slurm.wait_for(lambda: state_of(0) == "cancelled", "the first to be cancelled")
+    slurm.wait_for(lambda: state_of(4) == "running", "the last to run")
+    array = _attempts(sweep)[4].scheduler_id.partition("_")[0]
+    assert f"{array} 4" in slurm.run("squeue", "-h", f"--user={ALICE}", "--format=%A %K").splitlines()
+    cancel(alice, sweep.jobs.get(sweep_index=4))
+    slurm.wait_for(lambda: state_of(4) == "cancelled", "the last to be cancelled")
+    assert [one.state for one in _attempts(sweep)] == ["cancelled", "running", "running", "cancelled", "cancelled"]
+    sweeps.cancel(alice, sweep)
+    slurm.wait_for(lambda: _killed(scheduler, sweep), "all to be cancelled")
+    assert len(ran(folder)) == 4
+
+
 def _ticked(scheduler: Slurm, job: Job) -> bool:
     Attempt.objects.update(cancel_killed_at=None, cancel_signalled_at=timezone.now() - timedelta(minutes=5))
     follow.tick(scheduler)
@@ -198,3 +261,14 @@ def _turn(scheduler: Slurm) -> follow.Tick:
 
 def _states(slurm: Cluster, job: Job) -> set[str]:
     return {state for _, state in jobs_of(slurm, job)}
+
+
+def _attempts(sweep: Sweep) -> list[Attempt]:
+    return list(Attempt.objects.filter(job__sweep=sweep).order_by("job__sweep_index"))
+
+
+def _killed(scheduler: Slurm, sweep: Sweep) -> bool:
+    earlier = timezone.now() - timedelta(minutes=5)
+    Attempt.objects.filter(ended_at=None).update(cancel_killed_at=None, cancel_signalled_at=earlier)
+    follow.tick(scheduler)
+    return {one.state for one in _attempts(sweep)} <= {"cancelled"}
