@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 RETRY = timedelta(seconds=30)
 WAIT = timedelta(seconds=4)  # for the attempt before
-# What a file system may say today and not tomorrow: such an attempt stays due.
+# What a file system may say today and not tomorrow, as an empty mount point does: such an attempt stays due.
 PASSING = {
     errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN,
-    errno.EMFILE, errno.ENFILE,
+    errno.EMFILE, errno.ENFILE, errno.EROFS, errno.EACCES, errno.EPERM,
 }  # fmt: skip
 
 

@@ -64,6 +64,10 @@ def open_root() -> Path:
         _make_way(root)
     elif not root.is_dir():
         raise OSError(errno.ENOTCONN, "VIGIL_RUNS is not there: mount its file system, or make the folder", str(root))
+    elif root.stat().st_uid not in {os.geteuid(), 0}:  # whose it is may swap what we write, as scripts that others run
+        raise OSError(
+            errno.EPERM, "VIGIL_RUNS is somebody else's folder: chown it to the user that runs Vigil", str(root)
+        )
     return root
 
 

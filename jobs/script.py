@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -28,6 +29,8 @@ def prepare(attempt: Attempt) -> Path:
     if not job.directory:
         _make_directory(job)
     root = rundir.path_of(job.directory)
+    if not (root / "job").is_dir():
+        raise OSError(errno.ENOTCONN, "The run directory is not there: mount its file system", str(root))
     sharing.share(root, inventory.unix_user(attempt.scheduler_user))
     spec = JobSpec.parse(job.spec)
     environment = environments.of(spec, job.project)

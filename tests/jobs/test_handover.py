@@ -135,6 +135,38 @@ def test_a_full_disk_is_waited_for(oskar: User, told: Told, monkeypatch: pytest.
     assert newest().scheduler_id == "101"
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_an_empty_mount_point_is_waited_for(
+    oskar: User, told: Told, runs: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Where the file system belongs lies a folder, in which a new job finds no leave, and an older one not its own."""
+    job, _ = ask(oskar)
+
+    def refuse(*about: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as closed:
+        closed.setattr(Path, "mkdir", refuse)
+        handover.hand_over(newest().pk, told)
+    assert (newest().ended_at, newest().scheduler_id) == (None, "")
+    Job.objects.filter(pk=job.pk).update(directory="default/1-aaaaaa")
+    stalled(job)
+    handover.hand_over(newest().pk, told)
+    assert (newest().ended_at, newest().scheduler_id) == (None, "")
+    assert "The run directory is not there: mount its file system" in newest().reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
+def test_run_directories_are_nobody_else_s(oskar: User, told: Told, runs: Path) -> None:
+    """Where the folder was not made yet, anybody may make it, who can write beside it."""
+    ask(oskar)
+    os.chown(runs, 65_534, -1)
+    handover.hand_over(newest().pk, told)
+    assert (newest().ended_at, newest().scheduler_id) == (None, "")
+    assert "VIGIL_RUNS is somebody else's folder" in newest().reason
+    assert list(runs.iterdir()) == []
+
+
 def test_run_directories_that_are_away_are_waited_for(oskar: User, told: Told, runs: Path) -> None:
     """A file system that is not mounted: its folder is not made on the disk below."""
     job, _ = ask(oskar)
