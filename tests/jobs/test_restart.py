@@ -176,7 +176,9 @@ class TestCheckpoints:
         assert verify.verify_next() is None
 
     @pytest.mark.parametrize(
-        "manifest", ['{"version": "\\ud800\\u0000"}', '{"version": 1, "files": [], "created": 1' + "0" * 400 + "}"]
+        "manifest",
+        ['{"version": "\\ud800\\u0000"}', '{"version": 1, "files": [], "created": 1' + "0" * 400 + "}"],
+        ids=["half a letter", "an endless number"],
     )
     def test_an_odd_manifest_does_not_keep_others_from_being_looked_at(
         self, job: Job, attempt: Attempt, manifest: str
