@@ -144,12 +144,13 @@ class Poll:
     def wonder(self, attempt: Attempt) -> None:
         """The scheduler cannot tell its state, as when slurmctld has forgotten it and the accounts are away.
 
-        Once that has lasted its launcher's last word is believed; without one it may well be running.
+        Once that has lasted its launcher's last word is believed; without one it may well be running, unless we had it
+        killed. (Accounts that missed an end never tell it, until somebody mends them by hand.)
         """
         if attempt.untold_since is None or timezone.now() - attempt.untold_since <= UNTOLD_FOR:
             return
         result = ending.result_of(attempt)
-        if result is not None:
+        if result is not None or attempt.cancel_killed_at is not None:
             self._end(attempt, Ended.untold(result, cancelled=attempt.cancel_asked_at is not None))
             return
         since = attempt.untold_since.astimezone(timezone.get_current_timezone()).strftime("%Y-%m-%d %H:%M")

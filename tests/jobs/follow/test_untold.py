@@ -81,6 +81,22 @@ def test_one_that_was_cancelled_is_cancelled(
     assert (newest().state, Attempt.objects.count()) == ("cancelled", 1)
 
 
+def test_one_that_was_killed_is_gone_without_a_last_word(
+    oskar: User, job: Job, untold: Attempt, told: Told, tick: Callable[[], bool]
+) -> None:
+    """Else nobody could ever resume or delete it, where the accounts have missed its end."""
+    launched(untold)
+    cancel(oskar, job)
+    long_since()
+    tick()
+    assert newest().ended_at is None
+    Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(minutes=5))
+    tick()
+    tick()
+    assert told.cancelled == ["101"]
+    assert (newest().state, newest().cause, Attempt.objects.count()) == ("cancelled", "cancelled", 1)
+
+
 def test_not_knowing_is_not_missing(untold: Attempt, told: Told, tick: Callable[[], bool]) -> None:
     """However long its state could not be told: an answer without the job counts for itself."""
     long_since(60)
