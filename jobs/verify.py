@@ -39,8 +39,9 @@ def verify(checkpoint: Checkpoint) -> None:
         if isinstance(error, manifest.Unreadable):
             _try_later(checkpoint, error)
             return
-        changed = committed.update(state=Checkpoint.State.CORRUPT, problem=storable(str(error))[:2000])
-        logger.warning("checkpoint %s of #%s: %s", checkpoint.step, checkpoint.job_id, error)
+        why = storable(str(error))[:2000]  # words from the manifest, which the job wrote
+        changed = committed.update(state=Checkpoint.State.CORRUPT, problem=why)
+        logger.warning("checkpoint %s of #%s: %s", checkpoint.step, checkpoint.job_id, why)
     except OSError as error:
         _try_later(checkpoint, error)
         return
