@@ -45,9 +45,10 @@ mkdir -p "$told" && rm -f "$told/asked" "$told/code" "$told/failed"
 
 fail() {{ printf '%s\\n' "$*" | tee "$told/failed" >&2; exit 2; }}
 
-asked=
+asked= ended=
 pass_on() {{
     asked=$1
+    [ "$1" != TERM ] || ended=1
     echo "$1" > "$told/asked"
     [ -z "${{step:-}}" ] || [ "$SECONDS" -lt "$ready" ] || kill -s USR1 "$step" 2>/dev/null
 }}
@@ -64,7 +65,8 @@ last=$(cat "$told/code" 2>/dev/null)
 case $last in ''|*[!0-9]*|????*) ;; *) code=$last ;; esac
 
 # Stopped with a committed checkpoint: ask for another turn, unless a person wanted the end. If that fails, Vigil acts.
-if [ "$code" -eq 75 ] && [ ! -e "$run/portal/cancelled" ]; then
+# TERM is Slurm ending the job: scancel, which a requeue would undo; what it preempts it requeues by itself.
+if [ "$code" -eq 75 ] && [ -z "$ended" ] && [ ! -e "$run/portal/cancelled" ]; then
     scontrol requeue "$id"
 fi
 exit "$code"

@@ -211,6 +211,8 @@ def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: s
     process.communicate()
     assert process.returncode == 75
     assert (played.place / "got").read_text() == "USR1\n"
+    # TERM is scancel's: whom Slurm has cancelled a requeue would bring back.
+    assert played.calls("scontrol") == ([["requeue", "7"]] if word == "USR1" else [])
 
 
 @pytest.mark.parametrize(

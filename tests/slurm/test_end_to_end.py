@@ -111,6 +111,17 @@ def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, 
     assert slurm.run("squeue", "--noheader", f"--user={ALICE}").strip() == ""
 
 
+def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
+    """As sysadmins do, who need not know whose job it is: it saves, and does not come back."""
+    job_id = alice.submit(language(steps=1_000_000))
+    scheduler_id = alice.wait_for_step(job_id, 15)["attempt"]["scheduler_id"]
+    slurm.run("scancel", scheduler_id)
+    done = alice.wait(job_id)
+    (attempt,) = alice.attempts(job_id)
+    assert (done["state"], attempt["cause"]) == ("cancelled", "cancelled")
+    assert slurm.state(scheduler_id) == "CANCELLED"
+
+
 def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
     """Slurm looks at limits twice a minute and may warn a minute early."""
     job_id = alice.submit(language(steps=1_000_000, resources={"time_limit": "00:02:00"}))
