@@ -24,6 +24,9 @@ from portal.supervise import Child
 START_PATIENCE_S = 60.0
 # A child that dies this often before anything was ready will not come up by trying again.
 HOPELESS_AFTER = 4
+# Who may know where Slurm's key is: who speaks with Slurm, and who looks at its mode before serving, to forget it then.
+NEED_KEYS = frozenset({"follow", "web"})
+KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
 STOP_ORDER = ((("beat", "work", "tail", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
 
@@ -163,8 +166,9 @@ class Up:
         self._add(queue, worker, ready=re.compile(r" ready\."), **options)
 
     def _add(self, name: str, command: Sequence[str], **options: object) -> Child:
+        environment = self.environment if name in NEED_KEYS else {**self.environment, **dict.fromkeys(KEYS, "")}
         child = Child(
-            name, command, self.logs / f"{name}.log", BASE_DIR, self.environment, **options  # type: ignore[arg-type]
+            name, command, self.logs / f"{name}.log", BASE_DIR, environment, **options  # type: ignore[arg-type]
         )  # fmt: skip
         self.children[name] = child
         child.start()

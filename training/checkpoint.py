@@ -180,7 +180,7 @@ class Checkpoints:
 
     def _make(self, staging: Path) -> None:
         delete(staging)  # this very generation may have failed to write it, disk full
-        staging.mkdir(parents=True)
+        staging.mkdir()  # not what is above it: where that is gone, the file system is, and this would be a local disk
 
     def _manifest(self, save: _Save, files: list[File]) -> Manifest:
         facts = save.facts
