@@ -62,6 +62,11 @@ def slugs(url: str, schema: str = "public") -> set[object]:
     return {row[0] for row in run(url, f"SELECT slug FROM {schema}.portal_project")}
 
 
+def add_project(url: str, slug: str) -> None:
+    columns = "slug, title, slurm_account, job_environment, created_at"
+    run(url, f"INSERT INTO portal_project ({columns}) VALUES ('{slug}', '', '', '', now())")
+
+
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -74,7 +79,7 @@ def test_round_trip_into_an_empty_database_and_over_a_full_one(
 ) -> None:
     first, second, path = database(), database(empty=True), tmp_path / "vigil.tar.gz"
     stack = make_stack(fresh=True, DATABASE_URL=first)
-    run(first, "INSERT INTO portal_project (slug, title, slurm_account, created_at) VALUES ('heron', '', '', now())")
+    add_project(first, "heron")
     done = stack.vigil("backup", str(path), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["database"] == "postgresql"
@@ -85,9 +90,9 @@ def test_round_trip_into_an_empty_database_and_over_a_full_one(
     assert done.returncode == 0, done.stderr
     assert slugs(second) == {"default", "heron"}
     assert (other.home / "secret_key").read_text() == (stack.home / "secret_key").read_text()
-    run(second, "INSERT INTO portal_project (slug, title, slurm_account, created_at) VALUES ('new', '', '', now())")
+    add_project(second, "new")
 
-    run(first, "INSERT INTO portal_project (slug, title, slurm_account, created_at) VALUES ('late', '', '', now())")
+    add_project(first, "late")
     assert "tables is there already" in one_line(stack.vigil("restore", str(path)))
     with psycopg.connect(first) as somebody:
         assert "1 other connection" in one_line(stack.vigil("restore", str(path), "--force"))
@@ -111,7 +116,7 @@ def test_restore_that_breaks_off_changes_nothing(
     url, path = database(), tmp_path / "vigil.tar.gz"
     stack = make_stack(fresh=True, DATABASE_URL=url)
     assert stack.vigil("backup", str(path)).returncode == 0
-    run(url, "INSERT INTO portal_project (slug, title, slurm_account, created_at) VALUES ('late', '', '', now())")
+    add_project(url, "late")
     (stack.home / "secret_key").write_text("of today")
     # The end of what pg_restore writes never comes, and it says that it failed.
     programs(stack, tmp_path, pg_restore='"$REAL" "$@" | head -c 30000; [ "$1" = --version ] || exit 3')
