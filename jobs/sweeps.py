@@ -81,7 +81,12 @@ def cancel(user: User, sweep: Sweep) -> int:
 
 def _create(user: User, project: Project, spec: SweepSpec, spec_toml: str, kept: str) -> Sweep:
     sweep = Sweep(
-        project=project, owner=user, name=spec.name, spec_toml=spec_toml, over=spec.over, at_once=spec.at_once
+        project=project,
+        owner=user,
+        name=spec.name,
+        spec_toml=spec_toml,
+        axes=list(spec.over.items()),
+        at_once=spec.at_once,
     )
     if kept:
         sweep.key = kept  # leads the worker to the upload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Self
+from typing import Any, Self
 
 from django.conf import settings
 from django.db import models
@@ -28,7 +28,9 @@ class Sweep(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="sweeps")
     name = models.CharField(max_length=128)
     spec_toml = models.TextField(help_text="The spec as the person wrote it, with its [sweep].")
-    over = models.JSONField(default=dict, help_text="The values that it goes over, by path.")
+    axes = models.JSONField(
+        default=list, help_text="Pairs of path and values, in the order written: PostgreSQL sorts the keys of objects."
+    )
     at_once = models.PositiveIntegerField(
         null=True, blank=True, help_text="How many of its jobs run at the same time; null: as many as there is room."
     )
@@ -55,6 +57,11 @@ class Sweep(models.Model):
         """How many of its jobs are in each state."""
         rows = self.jobs.order_by().values_list("latest__state").annotate(count=Count("pk"))
         return {state: count for state, count in rows if state}
+
+    @property
+    def over(self) -> dict[str, list[Any]]:
+        """The values that it goes over, by path; the last path varies fastest."""
+        return dict(self.axes)
 
     def is_over(self) -> bool:
         """Whether all of its jobs have ended, and Vigil starts none of them anew."""
