@@ -56,7 +56,7 @@ def _releases() -> list[str]:
 
 
 def _measure(slurm: Any, release: str, count: int) -> int:
-    from jobs import follow
+    from jobs.following import follow
     from jobs.models import Attempt
     from nodes.schedulers.slurm import Slurm
     from nodes.schedulers.slurm_http import SlurmHttp

@@ -66,7 +66,7 @@ def one(database: str) -> int:
     found: dict[str, list[float]] = {"http": [], "in_process": [], "mlflow": [], "latencies": []}
     with stage.site(database) as place, contextlib.ExitStack() as stack:
         stage.django(place)
-        from jobs import reports
+        from jobs.intake import reports
 
         port, _ = stack.enter_context(place.web())
         rival = stack.enter_context(_mlflow(place, database))

@@ -90,7 +90,7 @@ def ticks() -> None:
     import django
 
     django.setup()
-    from jobs import tail
+    from jobs.intake import tail
 
     began, number = time.monotonic(), 0
     while True:

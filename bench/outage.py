@@ -83,7 +83,7 @@ def _points(attempt: int) -> int:
 
 def _check(attempt: int) -> None:
     """Each step of each rank and series once, with its own value."""
-    from jobs.reports import owner_of
+    from jobs.intake.reports import owner_of
     from portal.series import read
 
     if _points(attempt) != POINTS:

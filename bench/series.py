@@ -138,7 +138,7 @@ def _note_longest_transaction(compact: Any) -> list[float]:
 
 def _world() -> dict[str, Any]:
     """A job of 1,024 ranks: every node's shipper posts four steps of eight series, again and again."""
-    from jobs import reports
+    from jobs.intake import reports
     from portal.series import banding, compact, read
     from tests.jobs.reporting import attempt_of, job_of
 

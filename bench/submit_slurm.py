@@ -46,9 +46,9 @@ def main() -> int:
 
 
 def _measure(slurm: Any, release: str) -> int:
-    from jobs.handover import hand_over
+    from jobs.disk.script import prepare, submission
+    from jobs.following.handover import hand_over
     from jobs.models import Attempt
-    from jobs.script import prepare, submission
     from nodes.schedulers.slurm import Slurm
     from nodes.schedulers.slurm_http import SlurmHttp
     from nodes.schedulers.slurm_request import request

@@ -1,4 +1,4 @@
-"""Checkpoints as their trainers tell of them: registered, and chosen from (jobs.verify looks them through)."""
+"""Checkpoints as their trainers tell of them: registered, and chosen from (jobs.intake.verify looks them through)."""
 
 from __future__ import annotations
 

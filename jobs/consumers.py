@@ -16,9 +16,9 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
 from jobs import live
+from jobs.intake.standing import plain
 from jobs.models import Attempt, Job
 from jobs.relay import rank_audience, relay_for
-from jobs.standing import plain
 from portal import hub, sockets
 from portal.asked import whole
 from portal.hub import Hub, Listener, Send

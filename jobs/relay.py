@@ -11,8 +11,8 @@ from channels.db import database_sync_to_async
 from numpy.typing import NDArray
 
 from jobs import live
+from jobs.intake.reports import owner_of
 from jobs.models import Attempt
-from jobs.reports import owner_of
 from portal.hub import Item, Plain, Relay
 from portal.series import store
 from portal.series.bands import PATIENCE_S, Band, Gathering

@@ -23,13 +23,13 @@ def queue(task: Task, *args: object, **options: Any) -> None:
 @worker_init.connect
 def load(**about: object) -> None:
     """Load what the first task needs before it comes: somebody waits for it."""
-    from jobs import follow, handover  # noqa: F401
+    from jobs.following import follow, handover  # noqa: F401
 
 
 @shared_task(name="jobs.tasks.submit", expires=60)
 def submit(attempt_id: int) -> None:
     """Hand a new attempt to the scheduler at once, without waiting for the next tick."""
-    from jobs.handover import hand_over
+    from jobs.following.handover import hand_over
 
     hand_over(attempt_id)
 
@@ -37,7 +37,7 @@ def submit(attempt_id: int) -> None:
 @shared_task(name="jobs.tasks.follow", expires=2)
 def follow() -> None:
     """One tick of the follower."""
-    from jobs.follow import tick
+    from jobs.following.follow import tick
 
     tick()
 
@@ -45,8 +45,8 @@ def follow() -> None:
 @shared_task(name="jobs.tasks.wake", expires=5)
 def wake(echo: int = 0) -> None:
     """A tick because Slurm said that something happened, and some more right after it."""
-    from jobs import wake as waking
-    from jobs.follow import tick
+    from jobs.following import wake as waking
+    from jobs.following.follow import tick
 
     waking.begin()
     tick()
@@ -56,7 +56,7 @@ def wake(echo: int = 0) -> None:
 @shared_task(name="jobs.tasks.tail", expires=2)
 def tail() -> None:
     """Read what running attempts have spooled since, where their shippers do not post."""
-    from jobs.tail import tick
+    from jobs.intake.tail import tick
 
     tick()
 
@@ -64,7 +64,7 @@ def tail() -> None:
 @shared_task(name="jobs.tasks.verify", expires=30)
 def verify() -> None:
     """Look through the newest checkpoint that nobody has verified yet."""
-    from jobs.verify import verify_next
+    from jobs.intake.verify import verify_next
 
     verify_next()
 
@@ -72,7 +72,7 @@ def verify() -> None:
 @shared_task(name="jobs.tasks.compact", expires=15)
 def compact() -> None:
     """Merge the chunks of series that have grown, for a few seconds at most."""
-    from jobs.reports import quiet
+    from jobs.intake.reports import quiet
     from portal.series.compact import compact
 
     compact(budget_s=10.0, quiet=quiet)
@@ -81,7 +81,7 @@ def compact() -> None:
 @shared_task(name="jobs.tasks.remove_spools", expires=3600)
 def remove_spools() -> None:
     """Remove from disk what has long been in the database."""
-    from jobs import retention
+    from jobs.disk import retention
 
     retention.remove_spools()
 
@@ -89,7 +89,7 @@ def remove_spools() -> None:
 @shared_task(name="jobs.tasks.remove_checkpoints", expires=3600)
 def remove_checkpoints() -> None:
     """Remove the checkpoints that projects keep no longer, and then their bytes."""
-    from jobs import retention
+    from jobs.disk import retention
 
     if retention.remove_checkpoints():
         queue(empty_trash)
@@ -98,7 +98,8 @@ def remove_checkpoints() -> None:
 @shared_task(name="jobs.tasks.empty_trash", expires=600)
 def empty_trash() -> None:
     """Remove the run directories of deleted jobs, and uploads that no job came of."""
-    from jobs import handover, rundir, upload
+    from jobs.disk import rundir, upload
+    from jobs.following import handover
 
     rundir.empty_trash()
     upload.forget_stale(awaited=handover.awaited_uploads())
@@ -107,6 +108,6 @@ def empty_trash() -> None:
 @shared_task(name="jobs.tasks.measure", expires=60)
 def measure() -> None:
     """Measure run directories that may have changed, for a few seconds at most."""
-    from jobs.disk import measure_due
+    from jobs.disk.usage import measure_due
 
     measure_due()

@@ -19,7 +19,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from jobs import rundir, sharing
+from jobs.disk import rundir, sharing
 from portal import redis_server
 from portal.file_systems import NETWORK_FILE_SYSTEMS, file_system
 

@@ -14,10 +14,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from jobs.models import Attempt, Checkpoint, Job
-from jobs.views.life import number, reason
+from jobs.views.life import number
 from jobs.views.places import Place, free_now
 from jobs.views.rows import Row
 from jobs.views.sparks import sparks
+from jobs.why.reasons import reason_of
 from nodes.models import Node
 from portal import words
 from portal.models import User
@@ -127,7 +128,7 @@ def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None) -
         after = f"Resumed from step {words.count(start.step)}." if start else "Started again from the beginning."
     elif attempt.state in Attempt.ENDED_BADLY:
         move = "resume" if checkpoint is not None else "clone"
-    return News(attempt, job, _sentence(reason(attempt)), after, move, checkpoint)
+    return News(attempt, job, _sentence(reason_of(attempt)), after, move, checkpoint)
 
 
 def _sentence(text: str) -> str:

@@ -34,9 +34,9 @@ def _active_jobs(request: HttpRequest) -> int:
 
 def _sees_disk(request: HttpRequest) -> bool:
     """Whether the page about the disk is for this person."""
-    from jobs import disk
+    from jobs.disk import usage
 
-    return isinstance(request.user, User) and disk.may_see(request.user)
+    return isinstance(request.user, User) and usage.may_see(request.user)
 
 
 @require_POST

@@ -8,7 +8,7 @@ from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr, ValidationError
 
-from jobs import upload
+from jobs.disk import upload
 from jobs.errors import Conflict, IdempotencyConflict, LogError, Refused, SpecError
 from jobs.models import Job, Sweep
 from jobs.spec import JobSpec, SweepSpec, has_sweep, plain_toml, read_toml, write_toml

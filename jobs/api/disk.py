@@ -6,7 +6,7 @@ from typing import Annotated
 from ninja import Router, Schema
 from pydantic import Field, StringConstraints
 
-from jobs import disk, retention
+from jobs.disk import retention, usage
 from portal.access import can
 from portal.api import ApiRequest
 from portal.models import Project
@@ -43,7 +43,7 @@ class Uses(Schema):
 @router.get("/disk", response=Uses, summary="Disk use of projects that you lead, the largest first")
 def use(request: ApiRequest) -> dict[str, object]:
     names = [name for name in UseShape.model_fields if name != "project"]
-    found = disk.use_of(request.auth)
+    found = usage.use_of(request.auth)
     return {"items": [{"project": u.project.slug, **{name: getattr(u, name) for name in names}} for u in found]}
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from ninja import Router, Schema
 from pydantic import Field
 
-from jobs import environment
 from jobs.api.asking import job_of
+from jobs.disk import captured
 from jobs.models import Attempt
 from portal.api import ApiRequest
 from portal.problems import Problem
@@ -73,7 +73,7 @@ def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[s
     attempt = Attempt.objects.filter(job=job, number=number).select_related("job").first()
     if attempt is None:
         raise Problem(404, f"#{job_id} has no attempt {number}.")
-    ran = environment.ran(attempt)
+    ran = captured.ran(attempt)
     if ran is None:
         when = "It is captured once its ranks have started." if attempt.is_alive else "Its launcher left none."
         raise Problem(404, f"Attempt {number} of #{job_id} has no captured environment. {when}")

@@ -9,8 +9,6 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints, field_validator
 
-from jobs import again
-from jobs import submit as lifecycle
 from jobs.api.asking import BODY, KEY_HEADER, AskedSweep, asked, asked_either, job_of, key_of
 from jobs.api.shapes import (
     Attempts,
@@ -30,10 +28,12 @@ from jobs.api.shapes import (
     job_detail,
     job_shape,
 )
-from jobs.dryrun import dry_run, sweep_run
 from jobs.models import Attempt, Event, Job
 from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
+from jobs.submitting import again
+from jobs.submitting import submit as lifecycle
+from jobs.submitting.dryrun import dry_run, sweep_run
 from portal.api import ApiRequest, Cursor, Limit, Text, answer, bad_field
 from portal.asked import plain
 from portal.paging import BadCursor, Order, Row, page

@@ -6,8 +6,8 @@ from django.http import StreamingHttpResponse
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from jobs import logs
 from jobs.api.asking import job_of
+from jobs.disk import logs
 from jobs.models import Attempt, Job
 from portal.api import ApiRequest, Text, stream
 from portal.problems import Problem

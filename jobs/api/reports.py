@@ -17,7 +17,7 @@ from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from jobs import reports, wire
+from jobs.intake import reports, wire
 from portal import problems
 from portal.problems import Problem
 

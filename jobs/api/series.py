@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from jobs.api.asking import job_of
+from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job
-from jobs.reports import owner_of
 from portal.api import ApiRequest, Text, answer, bad_field, stream
 from portal.series import banding, read, store
 from portal.series.read import Curve

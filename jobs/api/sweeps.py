@@ -8,9 +8,9 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from jobs import sweeps as lifecycle
 from jobs.api.asking import BODY, KEY_HEADER, asked_sweep, key_of, sweep_of
 from jobs.models import Sweep
+from jobs.submitting import sweeps as lifecycle
 from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
 from portal.paging import BadCursor, Order, page
 

@@ -6,7 +6,8 @@ from django.http import HttpRequest
 from ninja import Router, Schema, Status
 from pydantic import Field
 
-from jobs import tasks, wake
+from jobs import tasks
+from jobs.following import wake
 
 router = Router(tags=["scheduler"])
 

@@ -10,9 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs import sharing
 from jobs.checking.finding import Finding, bad, ok, warn
 from jobs.checking.site import Site
+from jobs.disk import sharing
 from portal.file_systems import NETWORK_FILE_SYSTEMS, file_system
 
 LITTLE = 50 * 1024**3

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs import rundir
 from jobs.checking.finding import Finding, bad, ok, warn
 from jobs.checking.site import Site, conf_of
+from jobs.disk import rundir
 from nodes.schedulers.base import JobStatus
 
 LOG_BYTES = 1 << 20

@@ -18,11 +18,11 @@ from typing import Any
 
 from django.db import DatabaseError
 
-from jobs import environments, rundir, sharing
 from jobs.checking.finding import Finding, bad, of_error, ok, skip, warn
 from jobs.checking.rights import account_fits
 from jobs.checking.seen import plain, read
 from jobs.checking.site import Site, Who
+from jobs.disk import environments, rundir, sharing
 from jobs.errors import JobError
 from jobs.spec import STOP_SECONDS, Environment, JobSpec
 from jobs.why.reasons import explained

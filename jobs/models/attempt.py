@@ -94,7 +94,7 @@ class Attempt(models.Model):
     cause = models.CharField(
         max_length=32,
         blank=True,
-        help_text="Why it ended, in one word of jobs.restart: completed, stopped, exception …",
+        help_text="Why it ended, in one word of jobs.following.restart: completed, stopped, exception …",
     )
     failure = models.JSONField(
         default=dict,

@@ -13,9 +13,9 @@ from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
 
-from jobs import submit
 from jobs.errors import JobError
 from jobs.models import Job
+from jobs.submitting import submit
 from jobs.views.forms import EditForm
 from portal import words
 from portal.access import can

@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from typing import Any
 
+from jobs.intake.reports import owner_of
 from jobs.models import Event, Job
-from jobs.reports import owner_of
 from jobs.views.life import Life
 from portal import words
 from portal.series import read, store

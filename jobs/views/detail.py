@@ -12,12 +12,13 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
-from jobs import again
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
+from jobs.submitting import again
 from jobs.views import charts, environments, steps
 from jobs.views import life as lives
 from jobs.why import pending
+from jobs.why.reasons import reason_of
 from portal.access import can
 from portal.models import User
 
@@ -124,7 +125,7 @@ def _told(attempt: Attempt, life: lives.Life, environment: environments.Shown | 
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
     restarts = life.restarts.get(attempt.pk, [])
-    return Told(attempt, lives.reason(attempt), ran, restarts, environment, steps.shown(attempt))
+    return Told(attempt, reason_of(attempt), ran, restarts, environment, steps.shown(attempt))
 
 
 @login_required

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from jobs import disk, retention, rundir
+from jobs.disk import retention, rundir, usage
 from portal import words
 from portal.access import can
 from portal.models import Project, User
@@ -22,15 +22,15 @@ from portal.models import Project, User
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
     user = cast(User, request.user)
-    if not disk.may_see(user):
+    if not usage.may_see(user):
         raise PermissionDenied("Leads of a project and sysadmins see this. Ask one of them.")
-    uses = disk.use_of(user)
+    uses = usage.use_of(user)
     context = {
         "section": "disk",
         "uses": uses,
         "total": sum(use.bytes for use in uses),
         "unmeasured": sum(use.unmeasured for use in uses),
-        "largest": disk.largest(user),
+        "largest": usage.largest(user),
         "say": say(uses),
         "free": _free(),
     }
@@ -57,7 +57,7 @@ def keep(request: HttpRequest, slug: str) -> HttpResponse:
     return redirect("disk")
 
 
-def say(uses: list[disk.Use]) -> tuple[str, str]:
+def say(uses: list[usage.Use]) -> tuple[str, str]:
     """The sentence that leads the page: who holds most, and what of it could go."""
     most = uses[0]
     if not most.bytes and any(use.unmeasured for use in uses):

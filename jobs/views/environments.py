@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jobs.environment import Change, Environment, Ran, cpu_of, gpus_of, history
+from jobs.disk.captured import Change, Environment, Ran, cpu_of, gpus_of, history
 from jobs.views.life import Life
 from portal import words
 

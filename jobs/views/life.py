@@ -17,7 +17,7 @@ from jobs.progress import Progress, progress
 from jobs.spec import seconds_of
 from jobs.views import ribbon as ribbons
 from jobs.views import sentence as sentences
-from jobs.why.reasons import explained
+from jobs.why.reasons import reason_of
 from portal import words
 
 MOST_FACTS = 7
@@ -94,7 +94,7 @@ class Life:
                 state=attempt.state,
                 now=self.now,
                 number=attempt.number,
-                reason=reason(attempt),
+                reason=reason_of(attempt),
                 wants=wants(self.job.spec),
                 queued_at=attempt.submitted_at or attempt.created_at,
                 started_at=attempt.started_at,
@@ -266,15 +266,6 @@ def _places(spec: dict[str, Any], nodes: list[str]) -> Fact:
     ranks, wanted, gpus = ranks_and_nodes(spec)
     where = f"on {nodes[0]}" if len(nodes) == 1 else f"on {words.plural(len(nodes) or wanted, 'node')}"
     return Fact(name="GPUs" if gpus else "Ranks", value=words.count(ranks), small=where)
-
-
-def reason(attempt: Attempt) -> str:
-    """Why it waits or ended, in one line: the first failing rank's own last line where there is one."""
-    failure = attempt.failure if isinstance(attempt.failure, dict) else {}
-    if (error := str(failure.get("error") or "").strip()) and not attempt.is_alive:
-        rank = failure.get("rank")
-        return f"Rank {rank}: {error}" if rank is not None else error
-    return explained(attempt.reason) if attempt.state == Attempt.State.PENDING else attempt.reason.strip()
 
 
 def _note(attempt: Attempt, lost: int) -> str:

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from jobs import logs
+from jobs.disk import logs
 from jobs.errors import LogError
 from jobs.models import Attempt, Job
 from jobs.views import ansi

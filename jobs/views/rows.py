@@ -8,7 +8,8 @@ from functools import cached_property
 
 from jobs.models import Attempt, Job
 from jobs.progress import Progress, progress
-from jobs.views.life import number, ranks_and_nodes, reason, size
+from jobs.views.life import number, ranks_and_nodes, size
+from jobs.why.reasons import reason_of
 from portal import words
 
 
@@ -62,7 +63,7 @@ class Row:
         if attempt.state == "completed" and attempt.started_at and attempt.ended_at:
             took = words.duration((attempt.ended_at - attempt.started_at).total_seconds())
             return f"attempt {attempt.number}: {took}" if attempt.number > 1 else took
-        return reason(attempt)
+        return reason_of(attempt)
 
     @property
     def ranks(self) -> int:

@@ -16,16 +16,16 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from jobs import named, sweeps
-from jobs import submit as jobs_submit
-from jobs.admission import beside, project_of
-from jobs.dryrun import Finding, dry_run, sweep_run
+from jobs.disk.upload import MAX_BYTES as MAX_CODE
 from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
 from jobs.spec.mending import mended, standing
 from jobs.spec.model import Resources
-from jobs.upload import MAX_BYTES as MAX_CODE
+from jobs.submitting import named, sweeps
+from jobs.submitting import submit as jobs_submit
+from jobs.submitting.admission import beside, project_of
+from jobs.submitting.dryrun import Finding, dry_run, sweep_run
 from jobs.views import forms
 from jobs.views.fields import Section
 from jobs.views.lines import line_of, locate

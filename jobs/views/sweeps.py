@@ -15,10 +15,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from jobs import sweeps
 from jobs.errors import JobError
+from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job, Sweep
-from jobs.reports import owner_of
+from jobs.submitting import sweeps
 from jobs.views.life import number
 from portal import words
 from portal.access import can

@@ -13,9 +13,8 @@ from django.utils.http import urlencode
 from jobs.errors import SpecError
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
-from jobs.views.life import reason
 from jobs.why.explain import Waiting, Why, explain
-from jobs.why.reasons import explained
+from jobs.why.reasons import explained, reason_of
 from jobs.why.requests import request_of
 from jobs.why.variants import Variant, as_options
 from nodes import cluster, inventory
@@ -115,5 +114,5 @@ def _not_waiting(attempt: Attempt, now: datetime) -> str:
 
 def _ending(attempt: Attempt) -> str:
     """Why it ended, as its page says it."""
-    text = reason(attempt)
+    text = reason_of(attempt)
     return text if not text or text[-1] in ".!?…" else f"{text}."

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jobs.models import Attempt
 
 # Slurm's word, or a pattern of several, the first that fits; what it means for who waits. Others stay as they are.
 MEANINGS = {
@@ -57,3 +61,12 @@ def explained(reason: str) -> str:
         return reason
     more = more.strip(" _").replace("_", " ")
     return f"{word} ({more}): {meaning}" if more else f"{word}: {meaning}"
+
+
+def reason_of(attempt: Attempt) -> str:
+    """Why it waits or ended, in one line: the first failing rank's own last line where there is one."""
+    failure = attempt.failure if isinstance(attempt.failure, dict) else {}
+    if (error := str(failure.get("error") or "").strip()) and not attempt.is_alive:
+        rank = failure.get("rank")
+        return f"Rank {rank}: {error}" if rank is not None else error
+    return explained(attempt.reason) if attempt.state == "pending" else attempt.reason.strip()

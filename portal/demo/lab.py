@@ -13,9 +13,9 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from jobs import submit
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
+from jobs.submitting import submit
 from portal.demo import cluster
 from portal.demo.stories import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.demo.telling import tell

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs import reports, wire
+from jobs.intake import reports, wire
 from jobs.models import Attempt
 from portal.demo.stories import Story, Try
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.models import Job
 from jobs.spec import JobSpec, write_toml
-from jobs.submit import submit
+from jobs.submitting.submit import submit
 from portal.models import User
 
 

@@ -16,7 +16,8 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "portal.settings"
 django.setup()
 logging.disable(logging.WARNING)
 
-from jobs import follow, lease  # noqa: E402
+from jobs import lease  # noqa: E402
+from jobs.following import follow  # noqa: E402
 from jobs.models import Attempt  # noqa: E402
 from nodes.schedulers.base import JobStatus  # noqa: E402
 from tests.jobs.schedulers import Told  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.test import Client
 
-from jobs import wire
+from jobs.intake import wire
 from jobs.models import Attempt, Event, Job, Stream
 from portal.models import Chunk, Project, User, digest
 from portal.series import codec

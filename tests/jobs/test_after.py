@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from django.utils import timezone
 
-from jobs import after, handover
 from jobs.errors import SpecError
+from jobs.following import after, handover
 from jobs.models import Attempt, Job
-from jobs.submit import cancel, delete, resume
+from jobs.submitting.submit import cancel, delete, resume
 from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
 from tests.jobs.schedulers import Told

@@ -12,8 +12,9 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import handover, rundir
+from jobs.disk import rundir
 from jobs.errors import Refused, SpecError
+from jobs.following import handover
 from jobs.models import Attempt, Job
 from jobs.spec import Environment, JobSpec
 from jobs.spec.slurm import absolute, hosts

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs import reports, wire
+from jobs.intake import reports, wire
 from jobs.models import Event, Stream
 from tests.jobs.reporting import Spooled, attempt_of, frame, job_of, packed, post, send, stored, world
 

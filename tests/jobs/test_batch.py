@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.batch import Batch
+from jobs.disk.batch import Batch
 
 # What is played says what it was called with: words ended by NUL, calls by an empty word.
 STUB = """#!/bin/bash

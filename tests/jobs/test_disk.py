@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import disk, rundir
+from jobs.disk import rundir, usage
 from jobs.models import Attempt, Checkpoint, Job
 from tests import lab
 
@@ -38,7 +38,7 @@ def write(job: Job, name: str, bytes: int) -> Path:
 
 
 def measured(job: Job) -> Job:
-    disk.measure(job)
+    usage.measure(job)
     job.refresh_from_db()
     return job
 
@@ -82,16 +82,16 @@ def test_link_in_place_of_the_run_directory_is_not_followed(tmp_path: Path) -> N
 def test_depth_and_number_are_bounded() -> None:
     job = a_job(bytes=MB)
     deep = rundir.path_of(job.directory) / "job"
-    for _ in range(disk.DEEPEST + 3):
+    for _ in range(usage.DEEPEST + 3):
         deep /= "d"
         deep.mkdir()
     assert measured(job).disk_is_partial
     assert job.disk_bytes >= MB
     with rundir.folder_under(rundir.runs_root(), job.directory) as folder:
-        assert disk.size_of(folder, deadline=time.monotonic() + 60, most_entries=3).is_partial
-        assert disk.size_of(folder, deadline=time.monotonic() - 1) == disk.Size(0, True)
+        assert usage.size_of(folder, deadline=time.monotonic() + 60, most_entries=3).is_partial
+        assert usage.size_of(folder, deadline=time.monotonic() - 1) == usage.Size(0, True)
         descriptors = len(os.listdir("/proc/self/fd"))
-        disk.size_of(folder, deadline=time.monotonic() + 60, most_entries=20)
+        usage.size_of(folder, deadline=time.monotonic() + 60, most_entries=20)
         assert len(os.listdir("/proc/self/fd")) == descriptors, "none is left open"
 
 
@@ -108,26 +108,26 @@ def test_gone_directory_takes_nothing_and_an_absent_file_system_says_nothing(run
 
 def test_measured_again_only_when_it_may_have_changed() -> None:
     ended, running = a_job(), a_job(state="running")
-    assert disk.measure_due() == 2
+    assert usage.measure_due() == 2
     long_ago = timezone.now() - timedelta(days=1)
     Attempt.objects.filter(job=ended).update(ended_at=long_ago, closed_at=long_ago)
-    assert disk.measure_due() == 0
-    Job.objects.update(disk_measured_at=timezone.now() - disk.AGAIN_AFTER - timedelta(seconds=1))
-    assert list(disk.due()) == [running]
-    assert disk.measure_due() == 1
+    assert usage.measure_due() == 0
+    Job.objects.update(disk_measured_at=timezone.now() - usage.AGAIN_AFTER - timedelta(seconds=1))
+    assert list(usage.due()) == [running]
+    assert usage.measure_due() == 1
     for what in ("ended_at", "closed_at", "spools_removed_at"):
         Attempt.objects.filter(job=ended).update(**{what: timezone.now()})
-        assert list(disk.due()) == [ended]
-        assert disk.measure_due() == 1
+        assert list(usage.due()) == [ended]
+        assert usage.measure_due() == 1
         Attempt.objects.filter(job=ended).update(**{what: long_ago})
-    assert disk.measure_due() == 0
+    assert usage.measure_due() == 0
 
 
 def test_round_ends_in_time_and_the_next_goes_on() -> None:
     jobs = [a_job() for _ in range(3)]
-    assert disk.measure_due(budget_s=-1) == 0
-    assert set(disk.due()) == set(jobs)
-    assert disk.measure_due() == 3
+    assert usage.measure_due(budget_s=-1) == 0
+    assert set(usage.due()) == set(jobs)
+    assert usage.measure_due() == 3
 
 
 def a_lab() -> tuple[Job, Job]:
@@ -205,4 +205,4 @@ def test_listing_does_not_ask_for_each_project(django_assert_max_num_queries: An
         a_job(f"project-{number}")
     user = lab.sysadmin()
     with django_assert_max_num_queries(1):
-        assert len(disk.use_of(user)) == 5
+        assert len(usage.use_of(user)) == 5

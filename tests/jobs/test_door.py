@@ -12,8 +12,8 @@ import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.db import connections
 
-from jobs import wire
 from jobs.api.reports import Intake
+from jobs.intake import wire
 from jobs.models import Attempt, Stream
 from tests.jobs.reporting import SECRET, Spooled, attempt_of, frame, packed
 

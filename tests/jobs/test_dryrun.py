@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.dryrun import dry_run
+from jobs.submitting.dryrun import dry_run
 from nodes import inventory
 from nodes.models import Node
 from nodes.schedulers.cluster import QueuedJob

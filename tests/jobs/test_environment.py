@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from jobs import environment, rundir
+from jobs.disk import captured, rundir
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from portal.models import Project, User
@@ -57,7 +57,7 @@ def place(job: Job, number: int = 1) -> Path:
     return folder / "environment.json"
 
 
-def captured(job: Job, number: int = 1, **changes: Any) -> None:
+def tells(job: Job, number: int = 1, **changes: Any) -> None:
     place(job, number).write_text(json.dumps({**CAPTURED, **changes}))
 
 
@@ -78,7 +78,7 @@ def answer(user: User, job: Job, number: int = 1, status: int = 200) -> dict[str
 
 
 def test_it_is_told_whole(job: Job, mira: User) -> None:
-    captured(job)
+    tells(job)
     told = answer(mira, job)
     expected = {name: value for name, value in CAPTURED.items() if name not in {"version", "captured_at"}}
     assert {name: told[name] for name in expected} == expected
@@ -87,11 +87,11 @@ def test_it_is_told_whole(job: Job, mira: User) -> None:
 
 
 def test_changes_come_in_the_order_that_matters(job: Job, mira: User) -> None:
-    captured(job, git="https://example.org/a", ref="main", commit=COMMIT)
+    tells(job, git="https://example.org/a", ref="main", commit=COMMIT)
     attempt(job, 2)
     attempt(job, 3)
     packages = {"numpy": "2.4.6", "torch": "2.13.0", "new": "3"}
-    captured(job, 3, commit=OTHER, driver="575.1", packages=packages, variables=["BETA"], gpus=[{"name": "H100"}])
+    tells(job, 3, commit=OTHER, driver="575.1", packages=packages, variables=["BETA"], gpus=[{"name": "H100"}])
     told = answer(mira, job, 3)
     assert told["since"] == 1, "attempt 2 left none"
     assert [(change["what"], change["before"], change["after"]) for change in told["changes"]] == [
@@ -107,19 +107,19 @@ def test_changes_come_in_the_order_that_matters(job: Job, mira: User) -> None:
 
 
 def test_what_could_not_be_told_is_no_change(job: Job, mira: User) -> None:
-    captured(job, packages_left_out=7)
+    tells(job, packages_left_out=7)
     attempt(job, 2)
-    captured(job, 2, driver="", kernel=None, gpus=[], packages={**CAPTURED["packages"], "was-cut": "1"})
+    tells(job, 2, driver="", kernel=None, gpus=[], packages={**CAPTURED["packages"], "was-cut": "1"})
     assert answer(mira, job, 2)["changes"] == []
     attempt(job, 3)
-    captured(job, 3, vigil_digest="cd" * 32)
+    tells(job, 3, vigil_digest="cd" * 32)
     assert [change["what"] for change in answer(mira, job, 3)["changes"]][:1] == ["Vigil's trainer"]
 
 
 def test_a_driver_that_is_gone_is_a_change(job: Job, mira: User) -> None:
-    captured(job)
+    tells(job)
     attempt(job, 2)
-    captured(job, 2, driver=None, cuda=None, gpus=None)
+    tells(job, 2, driver=None, cuda=None, gpus=None)
     assert [(change["what"], change["after"]) for change in answer(mira, job, 2)["changes"]] == [
         ("driver", ""),
         ("GPUs", ""),
@@ -138,7 +138,7 @@ def test_there_is_none_yet(job: Job, mira: User) -> None:
 
 
 def test_a_strangers_is_not_there(job: Job) -> None:
-    captured(job)
+    tells(job)
     oskar = person("oskar", a_project("elsewhere"))
     assert answer(oskar, job, status=404)["detail"] == f"There is no job {job.pk} that you can see."
     assert bearer(oskar).get(f"/api/v1/jobs/{job.pk}/spec?pinned=true").status_code == 404
@@ -168,11 +168,11 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize("name", sorted(CAPTURED.keys() - {"version"}) + ["commit", "dirty", "digest", "git"])
 def test_a_field_that_is_wrong_costs_no_other(name: str) -> None:
-    absent = environment.parse({key: value for key, value in CAPTURED.items() if key != name})
+    absent = captured.parse({key: value for key, value in CAPTURED.items() if key != name})
     assert absent
     nothing = {name: getattr(absent, name)}
     for wrong in WRONG:
-        found = environment.parse({**CAPTURED, name: wrong, "more": wrong})
+        found = captured.parse({**CAPTURED, name: wrong, "more": wrong})
         assert found
         assert replace(found, **nothing) == absent
         kept = getattr(found, name)
@@ -183,7 +183,7 @@ def test_a_field_that_is_wrong_costs_no_other(name: str) -> None:
 @pytest.mark.parametrize("name", ["node", "python", "kernel", "driver", "git", "commit", "vigil_digest", "config_hash"])
 @pytest.mark.parametrize("wrong", ["x" * 301, "a\nb", "a\x1b[2Jb", "\u202ecod.exe", "\ud800", "\x00"])
 def test_texts_are_printable_and_short(name: str, wrong: str) -> None:
-    found = environment.parse({**CAPTURED, name: wrong})
+    found = captured.parse({**CAPTURED, name: wrong})
     assert found
     assert getattr(found, name) == ""
 
@@ -230,12 +230,12 @@ def test_what_is_no_file_is_not_opened(job: Job, mira: User, plant: str, tmp_pat
 
 
 def test_the_page_tells_and_compares(job: Job, mira: User) -> None:
-    captured(job)
+    tells(job)
     attempt(job, 2, state="failed")
-    captured(job, 2, driver="575.1")
+    tells(job, 2, driver="575.1")
     attempt(job, 3, state="running")
     packages = {**CAPTURED["packages"], "torch": "2.13.0", **{f"x{n}": "1" for n in range(9)}}
-    captured(job, 3, driver="575.1", torch="2.13.0+cpu", torch_for="CPU", packages=packages)
+    tells(job, 3, driver="575.1", torch="2.13.0+cpu", torch_for="CPU", packages=packages)
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
     assert "Ran with Python 3.11.7, torch 2.12.0 (CUDA 12.8), driver 570.86, Linux 6.8.0; 3 packages" in html
     assert "Runs with Python 3.11.7, torch 2.13.0 (CPU), driver 575.1, Linux 6.8.0; 12 packages" in html
@@ -249,11 +249,11 @@ def test_the_page_tells_and_compares(job: Job, mira: User) -> None:
 
 
 def test_the_page_escapes_and_survives(job: Job, mira: User) -> None:
-    captured(job, node="<script>alert(1)</script>", python="<b>", packages={"<i>": "1"})
+    tells(job, node="<script>alert(1)</script>", python="<b>", packages={"<i>": "1"})
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
     assert "<script>alert(1)" not in html
     assert "&lt;script&gt;alert(1)" in html
-    captured(job, **{name: None for name in CAPTURED if name != "version"})
+    tells(job, **{name: None for name in CAPTURED if name != "version"})
     assert "Ran with what its launcher could tell" in text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
 
 
@@ -261,7 +261,7 @@ def test_only_the_newest_are_read(job: Job, mira: User) -> None:
     for number in range(2, 29):
         attempt(job, number, state="failed")
     for number in range(1, 29):
-        captured(job, number)
+        tells(job, number)
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
     assert html.count("Ran with") == 25
     assert f"vigil environment {job.pk} --attempt N" in html

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import handover, rundir, sharing, upload
+from jobs.disk import rundir, sharing, upload
+from jobs.following import handover
 from jobs.models import Attempt, Checkpoint, Job
-from jobs.submit import cancel, resume
+from jobs.submitting.submit import cancel, resume
 from nodes.schedulers.base import UNKNOWN, SchedulerError, Submission
 from portal.models import Project, User
 from tests.jobs.asking import ask, packed, spec_of

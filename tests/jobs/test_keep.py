@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import retention, rundir, submit
+from jobs.disk import retention, rundir
 from jobs.models import Attempt, Checkpoint, Event, Job
+from jobs.submitting import submit
 from portal.models import AuditEntry, Project
 from tests import lab
 

@@ -15,10 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from jobs import follow, logs, rundir, sweeps
+from jobs.disk import logs, rundir
+from jobs.following import follow
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, SweepSpec, write_toml
-from jobs.submit import cancel, resume, submit
+from jobs.submitting import sweeps
+from jobs.submitting.submit import cancel, resume, submit
 from nodes.schedulers import slots
 from nodes.schedulers.local import LocalScheduler
 from portal.models import User

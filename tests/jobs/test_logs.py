@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jobs import logs, rundir
+from jobs.disk import logs, rundir
+from jobs.disk.logs import LogPage, available, read
 from jobs.errors import LogError
-from jobs.logs import LogPage, available, read
 from jobs.models import Attempt, Job
 from tests.lab import a_job, a_project, person
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from jobs import checkpoints, follow, rundir, script
+from jobs import checkpoints
+from jobs.disk import rundir, script
+from jobs.following import follow
 from jobs.models import Checkpoint, Job
 from portal.models import AuditEntry, Project, User
 from tests import lab

@@ -11,7 +11,8 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import reports, tasks, wire
+from jobs import tasks
+from jobs.intake import reports, wire
 from jobs.models import Attempt, Checkpoint, Event, Stream
 from portal.models import Chunk, Series
 from portal.series import read, store

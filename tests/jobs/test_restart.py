@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import checkpoints, rundir, verify
+from jobs import checkpoints
+from jobs.disk import rundir
+from jobs.following.restart import RESTARTED, WORDS, Ended, cause_of
+from jobs.intake import verify
 from jobs.models import Attempt, Checkpoint, Job
-from jobs.restart import RESTARTED, WORDS, Ended, cause_of
 from tests.lab import a_job, a_project, person
 from training import manifest
 

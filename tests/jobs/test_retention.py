@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import retention, rundir
+from jobs.disk import retention, rundir
 from jobs.models import Attempt
 from tests.jobs.reporting import attempt_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.room import misfits
+from jobs.submitting.room import misfits
 from nodes import inventory
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import Partition

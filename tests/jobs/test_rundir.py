@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jobs import rundir
-from jobs.rundir import Unsafe
+from jobs.disk import rundir
+from jobs.disk.rundir import Unsafe
 
 
 @pytest.fixture

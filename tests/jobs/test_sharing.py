@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import rundir, sharing, upload
+from jobs.disk import rundir, sharing, upload
+from jobs.disk.sharing import Acl
 from jobs.errors import Refused
-from jobs.sharing import Acl
 from tests.jobs.test_upload import file, other, packed
 from tests.slurm.people import ALICE, BOB, GROUP, PORTAL, People
 from training.launch.opening import open_up

@@ -11,12 +11,14 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from jobs import handover, reports, rundir
-from jobs import submit as submitting
+from jobs.disk import rundir
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
+from jobs.following import handover
+from jobs.intake import reports
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
-from jobs.submit import cancel, delete, resume
+from jobs.submitting import submit as submitting
+from jobs.submitting.submit import cancel, delete, resume
 from nodes import inventory
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store

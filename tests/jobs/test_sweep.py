@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import reports, wire
+from jobs.intake import reports, wire
 from jobs.models import Event, Stream
 from tests.jobs.reporting import Spooled, attempt_of, post, stored, world
 from training.spool import Header, Spool

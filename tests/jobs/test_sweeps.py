@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import arrays, follow, handover, rundir, sweeps
+from jobs.disk import rundir
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
+from jobs.following import arrays, follow, handover
 from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
 from jobs.spec import SweepSpec
-from jobs.submit import cancel, delete
+from jobs.submitting import sweeps
+from jobs.submitting.submit import cancel, delete
 from nodes.schedulers.base import SchedulerError
 from portal.models import Project, User
 from tests.jobs.asking import ask, packed
@@ -353,7 +355,7 @@ class TestWithoutArrays:
 
 
 def _asked(sweep: Sweep) -> Any:
-    from jobs.script import submission
+    from jobs.disk.script import submission
 
     first = firsts(sweep)[0]
     return submission(first, handover.prepare(first))

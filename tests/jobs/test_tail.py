@@ -13,7 +13,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from jobs import follow, lease, reports, rundir, tail
+from jobs import lease
+from jobs.disk import rundir
+from jobs.following import follow
+from jobs.intake import reports, tail
 from jobs.models import Attempt, Event, Stream
 from nodes.schedulers.base import JobStatus
 from tests.jobs.reporting import Spooled, attempt_of, job_of, post, stored

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from kombu.exceptions import OperationalError
 
-from jobs import follow, tasks
+from jobs import tasks
+from jobs.following import follow
 from portal.celery import app
 from portal.models import Lease
 from portal.ticks import SCHEDULE

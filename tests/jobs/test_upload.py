@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jobs import rundir, sharing, upload
+from jobs.disk import rundir, sharing, upload
 
 Plant = Callable[[tarfile.TarFile], None]
 

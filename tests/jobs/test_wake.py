@@ -19,7 +19,8 @@ import redis
 from django.core.cache import cache
 from django.test import Client
 
-from jobs import follow, live, tasks, wake
+from jobs import live, tasks
+from jobs.following import follow, wake
 from tests.redis import Server, redis_up
 from tests.stack import wait_for
 

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from jobs import upload
+from jobs.disk import upload
 from portal.pack import Unpackable, pack
 from tests.repositories import git, write
 

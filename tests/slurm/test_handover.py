@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import arrays, follow, handover, strays, sweeps
+from jobs.following import arrays, follow, handover, strays
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.spec import SweepSpec
-from jobs.submit import cancel
+from jobs.submitting import sweeps
+from jobs.submitting.submit import cancel
 from nodes.schedulers.slurm import Slurm
 from nodes.schedulers.slurm_http import SlurmHttp
 from nodes.schedulers.slurm_rest import SlurmRest

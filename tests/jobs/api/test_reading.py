@@ -7,9 +7,9 @@ import math
 import pytest
 from django.utils import timezone
 
-from jobs import rundir
+from jobs.disk import rundir
+from jobs.intake.reports import take
 from jobs.models import Attempt, Job
-from jobs.reports import take
 from tests import lab
 from tests.jobs.reporting import Spooled, post
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jobs import follow, reports
+from jobs.following import follow
+from jobs.intake import reports
 from jobs.models import Job
 from jobs.spec import JobSpec, write_toml
-from jobs.submit import submit
+from jobs.submitting.submit import submit
 from portal.models import User
 from tests.jobs.schedulers import Told
 

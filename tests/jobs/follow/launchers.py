@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobs import rundir
+from jobs.disk import rundir
 from jobs.models import Attempt
 
 

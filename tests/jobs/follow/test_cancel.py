@@ -10,10 +10,11 @@ from unittest.mock import Mock
 import pytest
 from django.utils import timezone
 
-from jobs import ending, follow, rundir
+from jobs.disk import rundir
+from jobs.following import ending, follow
+from jobs.following.restart import Decision
 from jobs.models import Attempt, Job
-from jobs.restart import Decision
-from jobs.submit import cancel
+from jobs.submitting.submit import cancel
 from portal.models import User
 from tests.jobs.follow.launchers import newest
 from tests.jobs.schedulers import Told

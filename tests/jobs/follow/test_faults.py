@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import follow, rundir
+from jobs.disk import rundir
+from jobs.following import follow
 from jobs.models import Attempt, Job, Stream
 from jobs.spec import JobSpec, write_toml
-from jobs.submit import cancel, submit
+from jobs.submitting.submit import cancel, submit
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
 from tests.jobs.follow.launchers import launched, newest

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import follow, lease, rundir
+from jobs import lease
+from jobs.disk import rundir
+from jobs.following import follow
 from jobs.models import Attempt, Job
 from nodes.models import Node
 from portal.models import Lease, User

@@ -12,9 +12,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs import cancels, follow, poll
+from jobs.following import cancels, follow, poll
 from jobs.models import Attempt, Job
-from jobs.submit import submit
+from jobs.submitting.submit import submit
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import JobStatus, SchedulerError
 from portal.models import Project, User

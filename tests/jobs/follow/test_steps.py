@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs import steps
+from jobs.following import steps
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import SchedulerError, SlurmStep
 from portal.models import User

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs import handover
+from jobs.following import handover
 from jobs.models import Attempt, Job, Stray
-from jobs.submit import cancel, delete
+from jobs.submitting.submit import cancel, delete
 from nodes.schedulers.base import JobStatus, SchedulerError, Submission
 from portal.models import User
 from tests.jobs.asking import ask

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.models import Attempt, Job
-from jobs.submit import cancel
+from jobs.submitting.submit import cancel
 from portal.models import User
 from tests.jobs.follow.launchers import launched, newest
 from tests.jobs.schedulers import Told

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobs import sweeps
 from jobs.models import Attempt, Sweep
 from jobs.spec import SweepSpec
+from jobs.submitting import sweeps
 from tests import lab
 
 TOML = 'name = "rates"\n[run]\nsteps = 20\n[sweep.over]\n"run.learning_rate" = [1e-3, 2e-3]\n"run.seed" = [1, 2]\n'

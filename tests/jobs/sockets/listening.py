@@ -13,7 +13,8 @@ from channels.db import database_sync_to_async
 from django.db import connections
 from django.test import Client
 
-from jobs import consumers, live, reports
+from jobs import consumers, live
+from jobs.intake import reports
 from jobs.models import Attempt
 from portal import hub
 from portal.asgi import application

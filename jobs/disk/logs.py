@@ -1,0 +1,259 @@
+"""Logs of ranks and launchers, read where they lie: bounded, in pages, and never through a link.
+
+A cursor is the byte offset of a line's beginning: following costs nothing, and a page's address keeps its meaning.
+Lines are UTF-8 with what is broken replaced; colours and other control sequences are left to who shows them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.disk import rundir
+from jobs.disk.folders import find_folder, root_of
+from jobs.errors import LogError
+from jobs.models import Attempt, Job
+
+MAX_LINES = 2_000
+PAGE_BYTES = 1 << 20  # of one answer
+SEARCH_BYTES = 16 << 20  # looked through for one answer
+PIECE_BYTES = 256 << 10  # of a download
+LINE_BYTES = 16 << 10  # of one line; the rest of a longer one is left out
+_RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log\Z")
+_LAUNCHER = re.compile(r"launcher\.(\d{1,9})\.log\Z")
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A log that there is. Launchers have negative ranks, −node−1; None is the batch script's own output."""
+
+    rank: int | None
+    incarnation: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Line:
+    offset: int  # of its first byte
+    text: str
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Lines in order. `start` and `end` are cursors: `before=start` is what came before, `after=end` what follows."""
+
+    lines: list[Line]
+    start: int
+    end: int
+    size: int  # of the whole log, in bytes
+
+    @property
+    def more_before(self) -> bool:
+        return self.start > 0
+
+    @property
+    def more_after(self) -> bool:
+        return self.end < self.size
+
+
+def available(attempt: Attempt) -> list[LogFile]:
+    """The logs of an attempt: ranks by incarnation, then launchers, then the batch script's output."""
+    found = []
+    root, folder = root_of(attempt), find_folder(attempt)
+    if root is None:
+        return []
+    if folder:
+        for name in rundir.names_under(root, f"job/{folder}/logs"):
+            if (size := _size(root, f"job/{folder}/logs/{name}")) is None:
+                continue
+            if match := _RANK.match(name):
+                found.append(LogFile(int(match[2]), int(match[1]), size))
+            elif match := _LAUNCHER.match(name):
+                found.append(LogFile(-1 - int(match[1]), 0, size))
+    found.sort(key=lambda log: (log.rank is not None and log.rank < 0, log.incarnation, abs(log.rank or 0)))
+    if (size := _size(root, _batch(attempt))) is not None:
+        found.append(LogFile(None, 0, size))
+    return found
+
+
+def read(
+    job: Job,
+    attempt: Attempt,
+    rank: int | None = 0,
+    incarnation: int | None = None,
+    *,
+    after: int | None = None,
+    before: int | None = None,
+    limit: int = 500,
+    search: str = "",
+) -> LogPage:
+    """One page of a log: the last lines, or those `after` or `before` a cursor; with `search` only those that hold it.
+
+    `incarnation` None: the newest that there is. Raises LogError where there is no such log.
+    """
+    if attempt.job_id != job.pk:
+        raise LogError(f"#{job.pk} has no attempt with that id.")
+    limit = max(1, min(limit, MAX_LINES))
+    with _opened(attempt, rank, incarnation) as (descriptor, size):
+        if search:
+            return _search(descriptor, size, after or 0, limit, search.casefold())
+        if after is not None:
+            return _forwards(descriptor, size, after, limit, whole=not attempt.is_alive)
+        return _backwards(descriptor, size, size if before is None else min(before, size), limit)
+
+
+@dataclass(frozen=True)
+class Download:
+    """A whole log as it is now, to keep: its name as a file, and its bytes piece by piece."""
+
+    name: str
+    pieces: Iterator[bytes]
+
+
+def download(job: Job, attempt: Attempt, rank: int | None = 0, incarnation: int | None = None) -> Download:
+    """All of a log, terminal colours included. Raises LogError where there is no such log."""
+    if attempt.job_id != job.pk:
+        raise LogError(f"#{job.pk} has no attempt with that id.")
+    if rank is not None and rank >= 0 and incarnation is None:
+        incarnation = _newest(attempt, rank)
+    with _opened(attempt, rank, incarnation):
+        pass  # that there is none is said now, not after the head of the answer
+    what = "batch" if rank is None else f"rank-{rank}" if rank >= 0 else f"launcher-{-1 - rank}"
+    start = f"-start-{incarnation + 1}" if incarnation and rank is not None and rank >= 0 else ""
+    return Download(f"job-{job.pk}.{attempt.number}-{what}{start}.log", _pieces(attempt, rank, incarnation))
+
+
+def _pieces(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[bytes]:
+    """The log up to where it ends at the first look; what is written meanwhile would never end."""
+    with _opened(attempt, rank, incarnation) as (descriptor, size):
+        at = 0
+        while at < size and (piece := os.pread(descriptor, min(PIECE_BYTES, size - at), at)):
+            at += len(piece)
+            yield piece
+
+
+@contextmanager
+def _opened(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[tuple[int, int]]:
+    """A descriptor of the log, and its size now."""
+    root, relative = _place(attempt, rank, incarnation)
+    try:
+        descriptor = rundir.open_under(root, relative)
+    except FileNotFoundError:
+        raise LogError(f"{name_of(rank)} has written no log in attempt {attempt.number} yet.") from None
+    except OSError as error:
+        raise LogError(f"The log of {name_of(rank)} cannot be read: {error}.") from None
+    try:
+        yield descriptor, os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _place(attempt: Attempt, rank: int | None, incarnation: int | None) -> tuple[Path, str]:
+    """Run directory and path of a log. Only numbers go into the name, so a request cannot lead anywhere else."""
+    root, folder = root_of(attempt), find_folder(attempt)
+    if root is None:
+        raise LogError(f"Attempt {attempt.number} has not begun: there is no log yet.")
+    if rank is None:
+        return root, _batch(attempt)
+    if not folder:
+        raise LogError(f"Attempt {attempt.number} has not begun: there is no log yet.")
+    if rank < 0:
+        return root, f"job/{folder}/logs/launcher.{-1 - rank}.log"
+    if incarnation is None:
+        incarnation = _newest(attempt, rank)
+    return root, f"job/{folder}/logs/{int(incarnation)}.{int(rank)}.log"
+
+
+def _newest(attempt: Attempt, rank: int) -> int:
+    return max((log.incarnation for log in available(attempt) if log.rank == rank), default=0)
+
+
+def _batch(attempt: Attempt) -> str:
+    """Where the scheduler puts the batch script's output; a requeued attempt goes on in its first one's file."""
+    same = Attempt.objects.filter(job_id=attempt.job_id, scheduler_id=attempt.scheduler_id).exclude(scheduler_id="")
+    first = same.order_by("number").values_list("number", flat=True).first()
+    return f"job/batch.{first or attempt.number}.log"
+
+
+def name_of(rank: int | None) -> str:
+    """Whose log it is, as a sentence begins with it."""
+    if rank is None:
+        return "The batch script"
+    return f"Rank {rank}" if rank >= 0 else f"The launcher of node {-1 - rank}"
+
+
+def _size(root: Path, relative: str) -> int | None:
+    try:
+        descriptor = rundir.open_under(root, relative)
+    except OSError:
+        return None
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _forwards(descriptor: int, size: int, after: int, limit: int, *, whole: bool) -> LogPage:
+    """Lines from a cursor on. While it may grow, a line without an end is left for the next page."""
+    start = min(max(0, after), size)
+    data = os.pread(descriptor, PAGE_BYTES, start)
+    is_last = start + len(data) >= size
+    is_cut = len(data) == PAGE_BYTES and b"\n" not in data
+    lines, end = _lines(data, start, limit, take_rest=(whole and is_last) or is_cut)
+    return LogPage(lines, start, end, size)
+
+
+def _backwards(descriptor: int, size: int, before: int, limit: int) -> LogPage:
+    """The last lines that end before a cursor."""
+    start = max(0, before - PAGE_BYTES)
+    data = os.pread(descriptor, before - start, start)
+    if start > 0:  # begin at a line's beginning
+        cut = data.find(b"\n") + 1
+        data, start = data[cut:], start + cut
+    at = len(data) - 1 if data.endswith(b"\n") else len(data)
+    for _ in range(limit):
+        at = data.rfind(b"\n", 0, max(at, 0))
+        if at < 0:
+            break
+    data, start = data[at + 1 :], start + at + 1
+    lines, end = _lines(data, start, limit, take_rest=True)
+    return LogPage(lines, start, end, size)
+
+
+def _search(descriptor: int, size: int, after: int, limit: int, wanted: str) -> LogPage:
+    """Lines from a cursor on that hold a text, in any case; looks through a bounded part, `end` says how far it got."""
+    start = at = min(max(0, after), size)
+    found: list[Line] = []
+    while at < size and at - start < SEARCH_BYTES and len(found) < limit:
+        data = os.pread(descriptor, PAGE_BYTES, at)
+        if not data:
+            break
+        lines, end = _lines(data, at, len(data) + 1, take_rest=at + len(data) >= size or b"\n" not in data)
+        for line in lines:
+            if wanted in line.text.casefold():
+                found.append(line)
+                if len(found) == limit:
+                    newline = data.find(b"\n", line.offset - at)
+                    end = at + newline + 1 if newline >= 0 else end
+                    break
+        at = end
+    return LogPage(found, start, at, size)
+
+
+def _lines(data: bytes, start: int, limit: int, *, take_rest: bool) -> tuple[list[Line], int]:
+    """Lines of a piece that begins at a line's beginning, and the offset after the last one taken."""
+    lines: list[Line] = []
+    at = 0
+    while at < len(data) and len(lines) < limit:
+        end = data.find(b"\n", at)
+        if end < 0 and not take_rest:
+            break
+        stop = len(data) if end < 0 else end
+        text = data[at : min(stop, at + LINE_BYTES)].decode("utf-8", "replace").rstrip("\r")
+        lines.append(Line(start + at, text))
+        at = stop + (end >= 0)
+    return lines, start + at

@@ -1,0 +1,146 @@
+"""What the portal writes into a run directory: spec.toml, run.toml, batch.sh, and the hint which attempt this is."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from django.utils import timezone
+
+from jobs import checkpoints
+from jobs.disk import environments, pins, rundir, sharing, upload
+from jobs.disk.batch import array_text
+from jobs.models import Attempt, Job, Sweep
+from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
+from nodes import inventory
+from nodes.schedulers.base import Submission
+
+
+def prepare(attempt: Attempt) -> Path:
+    """Everything that the batch script needs, before the scheduler is asked. May be repeated for the same attempt."""
+    job = attempt.job
+    rundir.open_root()
+    if not job.directory:
+        _make_directory(job)
+    root = rundir.path_of(job.directory)
+    if not (root / "job").is_dir():
+        raise OSError(errno.ENOTCONN, "The run directory is not there: mount its file system", str(root))
+    sharing.share(root, inventory.unix_user(attempt.scheduler_user))
+    spec = JobSpec.parse(job.spec)
+    environment = environments.of(spec, job.project)
+    batch = environments.batch(spec, environment, root, lead=grace_of(attempt))
+    portal = root / "portal"
+    (portal / "cancelled").unlink(missing_ok=True)
+    rundir.write(portal / "spec.toml", job.spec_toml)
+    rundir.write(portal / "run.toml", run_toml(spec, environments.variables(environment)))
+    rundir.write(portal / "batch.sh", batch.text(), mode=0o750)
+    resume = attempt.resume_from.name if attempt.resume_from is not None else None
+    chosen = resume if attempt.origin == Attempt.Origin.RESUMED else None
+    rundir.write(portal / "attempt.json", json.dumps({"number": attempt.number, "resume": chosen}))
+    pins.write(job)
+    if spec.script is not None and spec.script.directory:
+        _unpack_code(job, root)
+    return root
+
+
+def submission(attempt: Attempt, root: Path) -> Submission:
+    """The request to the scheduler."""
+    job, resources = attempt.job, JobSpec.parse(attempt.job.spec).resources
+    begin = resources.begin_at
+    return Submission(
+        key=attempt.key,
+        name=job.name,
+        user=attempt.scheduler_user,
+        script=str(root / "portal" / "batch.sh"),
+        directory=str(root),
+        output=str(root / "job" / f"batch.{attempt.number}.log"),
+        min_nodes=resources.min_nodes,
+        max_nodes=resources.max_nodes,
+        ranks_per_node=resources.local_world_size,
+        cpus_per_node=resources.cpus_per_node,
+        gpus_per_node=resources.gpus_per_node,
+        gpu_type=resources.gpu_type,
+        memory_mib_per_node=resources.memory_mib_per_node,
+        time_limit_s=resources.time_limit_seconds,
+        grace_s=grace_of(attempt),
+        environment={"VIGIL_SUBMISSION": attempt.key},
+        account=job.project.slurm_account,
+        partition=resources.partition,
+        qos=resources.qos,
+        reservation=resources.reservation,
+        constraint=resources.constraint,
+        exclusive=resources.exclusive,
+        required_nodes=tuple(resources.require_nodes),
+        excluded_nodes=tuple(resources.exclude_nodes),
+        begin_at=begin.timestamp() if begin and begin > timezone.now() else None,
+    )
+
+
+def array_submission(sweep: Sweep, attempts: Sequence[Attempt]) -> Submission:
+    """The request for the first attempts of a sweep's jobs together. All of them are prepared, and ask for the same."""
+    root = rundir.path_of(attempts[0].job.directory)
+    runs = {one.job.sweep_index or 0: (rundir.path_of(one.job.directory), one.key) for one in attempts}
+    path = root / "portal" / "array.sh"
+    rundir.write(path, array_text((root / "portal" / "batch.sh").read_text(), runs), mode=0o750)
+    alike = submission(attempts[0], root)
+    return replace(alike, key=sweep.key, name=sweep.name, script=str(path), output="/dev/null", environment={})
+
+
+def grace_of(attempt: Attempt) -> int:
+    """Seconds that stopping may take: twice the last measured write and half a minute (PROTOCOLS §2)."""
+    return STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
+
+
+def run_toml(spec: JobSpec, variables: dict[str, str]) -> str:
+    """What the launcher and the trainer read; `python -m training run.toml` runs it without any portal."""
+    resources = spec.resources
+    document: dict[str, Any] = {
+        "name": spec.name,
+        "kind": spec.kind,
+        "launch": {
+            "nodes": resources.min_nodes,
+            "max_nodes": resources.max_nodes,
+            "ranks_per_node": resources.ranks_per_node,
+            "gpus_per_node": resources.gpus_per_node,
+            "cpus_per_rank": resources.cpus_per_rank,
+            "in_place": spec.restart.in_place,
+            "grace_seconds": STOP_SECONDS,
+            "time_limit_seconds": seconds_of(resources.time_limit),
+        },
+    }
+    if variables:
+        document["environment"] = {"env": variables}
+    if spec.run is not None:
+        document["run"] = spec.run.model_dump(mode="json", exclude_none=True)
+    if spec.script is not None:
+        document["script"] = spec.script.model_dump(mode="json", exclude={"directory"})
+    return tomlkit.dumps(document)
+
+
+def _make_directory(job: Job) -> None:
+    """A directory of its own; of two workers that make one at the same time, the row takes one and the other goes."""
+    made = rundir.make(job.project.slug, job.pk)
+    if Job.objects.filter(pk=job.pk, directory="").update(directory=made) != 1:
+        for part in ("portal", "job", ""):
+            os.rmdir(rundir.path_of(made) / part)
+        made = Job.objects.values_list("directory", flat=True).get(pk=job.pk)
+    job.directory = made
+
+
+def _unpack_code(job: Job, root: Path) -> None:
+    """The uploaded directory, once: every attempt of a job runs the same snapshot. What it was is told beside it."""
+    target = root / "job" / "code"
+    if target.exists():
+        return
+    key = job.sweep.key if job.sweep is not None else job.attempts.values_list("key", flat=True).get(number=1)
+    rundir.write(root / "portal" / "code.json", json.dumps(asdict(upload.about(key))))
+    upload.unpack(key, target)
+    if job.sweep is None:  # the others of a sweep need it, too: it is forgotten once all have it (tasks.empty_trash)
+        upload.forget(key)

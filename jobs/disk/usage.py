@@ -1,0 +1,193 @@
+"""How much disk run directories use: measured in the background, job by job, when something may have changed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import BigIntegerField, Count, F, Min, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
+from django.utils import timezone
+
+from jobs.disk import rundir
+from jobs.models import Attempt, Checkpoint, Job
+from portal.models import Membership, Project, User
+
+logger = logging.getLogger(__name__)
+
+AGAIN_AFTER = timedelta(minutes=15)  # while a job runs
+BUDGET_S = 10.0  # of one round; the worker is niced, and others wait for it
+MOST_ENTRIES = 1_000_000
+DEEPEST = 32
+_BLOCK = 512  # what st_blocks counts in, on every system
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a folder takes on disk; `is_partial` if not all of it was counted."""
+
+    bytes: int
+    is_partial: bool
+
+
+# Measuring
+
+
+def measure_due(budget_s: float = BUDGET_S) -> int:
+    """Measure what may have changed, longest ago first, for so long; answers how many jobs that were."""
+    deadline = time.monotonic() + budget_s
+    measured = 0
+    for job in due().only("directory").order_by(F("disk_measured_at").asc(nulls_first=True), "pk")[:1000]:
+        if time.monotonic() > deadline:
+            break
+        measure(job, budget_s)
+        measured += 1
+    return measured
+
+
+def due() -> QuerySet[Job]:
+    """Never measured; running, and measured a while ago; or something ended, closed or was removed since."""
+    since = F("job__disk_measured_at")
+    changed = Attempt.objects.filter(Q(ended_at__gte=since) | Q(closed_at__gte=since) | Q(spools_removed_at__gte=since))
+    running = Attempt.objects.alive().filter(job__disk_measured_at__lt=timezone.now() - AGAIN_AFTER)
+    return Job.objects.filter(
+        Q(disk_measured_at=None) | Q(pk__in=running.values("job")) | Q(pk__in=changed.values("job"))
+    )
+
+
+def measure(job: Job, budget_s: float = BUDGET_S) -> None:
+    """Count one job's run directory and write it down, with the time at which counting began."""
+    began = timezone.now()
+    try:
+        size = _size_of(job, time.monotonic() + budget_s)
+    except OSError as error:  # the file system is away, say: what was known stays, others get their turn
+        logger.warning("job %s: its run directory cannot be measured: %s", job.pk, error)
+        Job.objects.filter(pk=job.pk).update(disk_measured_at=began)
+        return
+    Job.objects.filter(pk=job.pk).update(disk_bytes=size.bytes, disk_is_partial=size.is_partial, disk_measured_at=began)
+
+
+def _size_of(job: Job, deadline: float) -> Size:
+    if not job.directory:
+        return Size(0, False)
+    rundir.runs_root().stat()  # where even this is missing, nothing is known of what lies under it
+    try:
+        with rundir.folder_under(rundir.runs_root(), job.directory) as folder:
+            return size_of(folder, deadline=deadline)
+    except FileNotFoundError:
+        return Size(0, False)
+
+
+def size_of(folder: int, *, deadline: float, most_entries: int = MOST_ENTRIES) -> Size:
+    """What everything below an open folder takes: blocks, not lengths, so that holes count nothing.
+
+    The job filled it: no link is followed, no other file system entered, nothing opened but folders, nothing counted
+    twice, and neither depth nor number is believed.
+    """
+    device, seen, total = os.fstat(folder).st_dev, set[int](), 0
+    entries = _walk(folder, device, DEEPEST)
+    for count, found in enumerate(entries):
+        if found is None or count >= most_entries or time.monotonic() > deadline:
+            entries.close()
+            return Size(total, True)
+        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
+            if found.st_ino in seen:
+                continue
+            seen.add(found.st_ino)
+        total += found.st_blocks * _BLOCK
+    return Size(total, False)
+
+
+def _walk(folder: int, device: int, depth: int) -> Generator[os.stat_result | None, None, None]:
+    """Everything below a folder; None where it goes deeper than we do."""
+    with os.scandir(folder) as names:
+        for name in names:
+            try:
+                found = name.stat(follow_symlinks=False)
+            except OSError:  # gone meanwhile
+                continue
+            if found.st_dev != device:
+                continue
+            yield found
+            if not stat.S_ISDIR(found.st_mode):
+                continue
+            if depth == 0:
+                yield None
+                continue
+            try:
+                inner = os.open(name.name, _FOLDER, dir_fd=folder)
+            except OSError:  # gone meanwhile, or the job keeps it to itself
+                continue
+            try:
+                yield from _walk(inner, device, depth - 1)
+            finally:
+                os.close(inner)
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a project's jobs take."""
+
+    project: Project
+    jobs: int
+    bytes: int
+    checkpoint_bytes: int
+    unmeasured: int  # jobs that no look has counted yet
+    partial: int  # jobs of which there is more than was counted
+    oldest_job_at: datetime | None
+    measured_at: datetime | None  # the oldest look that is in the sum
+
+    @property
+    def keep_checkpoints_days(self) -> int | None:
+        return self.project.keep_checkpoints_days
+
+    @property
+    def other_bytes(self) -> int:
+        """Logs, code, results, and what no trainer told of."""
+        return max(0, self.bytes - self.checkpoint_bytes)
+
+
+def may_see(user: User) -> bool:
+    return projects_of(user).exists()
+
+
+def projects_of(user: User) -> QuerySet[Project]:
+    """Those whose disk use is this person's business: all for sysadmins, else those that they lead."""
+    if user.is_sysadmin:
+        return Project.objects.all()
+    led = user.memberships.filter(role=Membership.Role.LEAD).values("project")
+    return Project.objects.filter(pk__in=led)
+
+
+def use_of(user: User) -> list[Use]:
+    """Each such project's use, the largest first."""
+    kept = Checkpoint.objects.exclude(state=Checkpoint.State.PRUNED).filter(job__project=OuterRef("pk"))
+    held = kept.order_by().values("job__project").annotate(sum=Sum("bytes")).values("sum")
+    rows = projects_of(user).annotate(
+        n=Count("jobs"),
+        used=Coalesce(Sum("jobs__disk_bytes"), 0, output_field=BigIntegerField()),
+        held=Coalesce(Subquery(held), 0, output_field=BigIntegerField()),
+        unmeasured=Count("jobs", filter=Q(jobs__disk_measured_at=None)),
+        partial=Count("jobs", filter=Q(jobs__disk_is_partial=True)),
+        oldest=Min("jobs__created_at"),
+        measured=Min("jobs__disk_measured_at"),
+    )
+    return [
+        Use(row, row.n, row.used, row.held, row.unmeasured, row.partial, row.oldest, row.measured)
+        for row in rows.order_by("-used", "slug")
+    ]
+
+
+def largest(user: User, most: int = 20) -> list[Job]:
+    """The jobs that take most in these projects."""
+    found = Job.objects.filter(project__in=projects_of(user), disk_bytes__gt=0).with_latest_attempt()
+    return list(found.order_by("-disk_bytes", "-pk")[:most])

@@ -1,0 +1,78 @@
+"""Cancelling is a state that the follower advances: asked → signalled → killed, a step a tick."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs.disk import folders, rundir
+from jobs.disk.script import grace_of
+from jobs.following.round import Round, logger
+from jobs.models import Attempt
+from jobs.models.attempt import AttemptQuerySet
+from jobs.spec import STOP_SECONDS
+
+LAUNCHER_WAIT = timedelta(seconds=15)  # beyond the grace: the launcher kills and reports in good order first
+KILL_AGAIN = timedelta(seconds=10)
+BUDGET_S = 2.0  # a tick: a scheduler that lets every call time out must not hold up what else is to be followed
+AT_ONCE = 200
+
+
+def advance(turn: Round) -> None:
+    """Take each one that is due one step further, as far as the budget reaches; in any order, so that none starves."""
+    until = time.monotonic() + BUDGET_S
+    for attempt in _due(timezone.now()).with_job().order_by("?")[:AT_ONCE]:
+        if time.monotonic() > until:
+            return
+        turn.live_through(partial(_advance, turn, attempt), f"attempt {attempt.pk}")
+
+
+def _due(now: datetime) -> AttemptQuerySet:
+    """Those about which something may be to be done: most wait for their launchers to stop, or for Slurm to kill."""
+    waits = Q(state=Attempt.State.PENDING)
+    shortest = now - timedelta(seconds=STOP_SECONDS) - LAUNCHER_WAIT
+    due = (
+        Q(waits, cancel_killed_at=None)
+        | Q(~waits, cancel_signalled_at=None)
+        | Q(~waits, cancel_killed_at=None, cancel_signalled_at__lt=shortest)
+        | Q(cancel_killed_at__lt=now - KILL_AGAIN)
+    )
+    return Attempt.objects.alive().exclude(scheduler_id="").exclude(cancel_asked_at=None).filter(due)
+
+
+def _advance(turn: Round, attempt: Attempt) -> None:
+    now = timezone.now()
+    if attempt.state == Attempt.State.PENDING:
+        if attempt.cancel_killed_at is None or now - attempt.cancel_killed_at > KILL_AGAIN:
+            _kill(turn, attempt, now)
+    elif attempt.cancel_signalled_at is None:
+        root = folders.root_of(attempt)
+        if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
+            _tell(attempt, root, now)
+        # Not TERM: Slurm gives that to the srun in the script as well, which then kills its tasks at once.
+        turn.scheduler.signal(attempt.scheduler_id, "USR1", user=attempt.scheduler_user)
+        turn.note(attempt, cancel_signalled_at=now)
+    elif attempt.cancel_killed_at is None:
+        grace = timedelta(seconds=grace_of(attempt)) + LAUNCHER_WAIT
+        if now - attempt.cancel_signalled_at > grace:
+            _kill(turn, attempt, now)
+    elif now - attempt.cancel_killed_at > KILL_AGAIN:
+        _kill(turn, attempt, now)
+
+
+def _tell(attempt: Attempt, root: Path, now: datetime) -> None:
+    """A full disk, or one that is away, must not keep a job running: should it be requeued for that, it is killed."""
+    try:
+        rundir.write(root / "portal" / "cancelled", now.isoformat())
+    except OSError as error:
+        logger.warning("attempt %s: its run directory is not told that it is cancelled: %s", attempt.pk, error)
+
+
+def _kill(turn: Round, attempt: Attempt, now: datetime) -> None:
+    turn.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
+    turn.note(attempt, cancel_killed_at=now)

@@ -1,0 +1,163 @@
+"""The end of an attempt: its last word, what it left on disk, and the moment from which it takes no reports any more.
+
+    end      the scheduler's final state and the cause, by a conditional update; whoever changed the row goes on
+    settle   read from the spools what the shipper had not posted; close when nothing can come any more
+    follow_up  the next attempt, or the decision to stop (restart)
+Each leaves a row that the next tick finds: ended_at without decided_at, decided_at without closed_at.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs import live
+from jobs.disk import folders, rundir
+from jobs.following.restart import WORDS, Ended, cause_of, decide, next_attempt
+from jobs.intake import reports
+from jobs.models import Attempt, Stream
+
+logger = logging.getLogger(__name__)
+
+NO_GROWTH = timedelta(minutes=10)
+AWAY_AT_MOST = timedelta(days=1)  # a run directory for so long is not away, but gone
+DECIDE_AFTER = timedelta(seconds=20)  # of looking through spools; that goes on until the attempt is closed
+_SPOOL = re.compile(r"\d+\.-?\d+\.[0-9a-f]+\.jsonl\Z")
+
+
+def end(
+    attempt: Attempt,
+    ended: Ended,
+    *,
+    cause: str = "",
+    reason: str = "",
+    at: float | None = None,
+    only: Q | None = None,
+    **fields: Any,
+) -> bool:
+    """Write the end of an attempt, `only` if its row is still so; whether it was us. In the caller's transaction."""
+    found, failure = cause_of(ended)
+    cause = cause or found
+    now = timezone.now()
+    state = Attempt.State.CANCELLED if cause == "cancelled" else ended.state
+    changes = {
+        "state": state,
+        "ended_at": min(datetime.fromtimestamp(at, UTC), now) if at else now,
+        "exit_code": ended.exit_code,
+        "signal": ended.signal,
+        "cause": cause,
+        "failure": failure,
+        "reason": reason or reason_of(attempt, cause, failure),
+        **fields,
+    }
+    with transaction.atomic():
+        if Attempt.objects.filter(only or Q(), pk=attempt.pk, ended_at=None).update(**changes) != 1:
+            return False
+        live.announce(attempt.pk)
+    for name, value in changes.items():
+        setattr(attempt, name, value)
+    logger.info("attempt %s: %s, %s", attempt.pk, state, cause)
+    return True
+
+
+def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
+    """Why it ended, in a sentence for people."""
+    if cause == "completed":
+        return ""
+    if cause == "cancelled":
+        who = attempt.cancel_asked_by
+        return f"Cancelled by {who}." if who is not None else "Cancelled."
+    error = failure.get("error", "") or (folders.said_before_launch(attempt) if cause == "failed" else "")
+    rank = f"Rank {failure['rank']}: " if "rank" in failure else ""
+    return f"{rank}{error}" if error else WORDS.get(cause, "")
+
+
+def follow_up(attempt: Attempt) -> Attempt | None:
+    """Decide what comes after an attempt that has ended, once; the next attempt, if there is one. In a transaction.
+
+    A cancel that came since the attempt was read leaves it undecided: the next tick knows of it.
+    """
+    decision = decide(attempt, attempt.cause)
+    undecided = Attempt.objects.filter(pk=attempt.pk, decided_at=None)
+    if decision.restart:
+        undecided = undecided.filter(cancel_asked_at=None)
+    if undecided.update(decided_at=timezone.now(), decision=decision.text) != 1:
+        return None
+    live.announce(attempt.pk)
+    logger.info("attempt %s: %s", attempt.pk, decision.text or "nothing follows")
+    if not decision.restart:
+        return None
+    following = next_attempt(attempt, Attempt.Origin.RESTARTED, resume_from=decision.resume_from)
+    live.announce(following.pk)
+    return following
+
+
+def sweep(attempt: Attempt, *, until: float) -> None:
+    """Take in from disk what was never posted, until a moment (monotonic seconds); the row says how far that came."""
+    is_first = attempt.sweep_began_at is None
+    if is_first:
+        _note(attempt, sweep_began_at=timezone.now())
+    if folders.is_away(attempt):
+        if is_first:
+            logger.warning("attempt %s: its run directory is not there; looked for again", attempt.pk)
+        return
+    try:
+        root, folder = folders.root_of(attempt), folders.find_folder(attempt)
+        if root is not None and folder and attempt.closed_at is None:
+            reports.sweep(attempt, root, until=until)
+    except Exception:  # what is damaged must not hold up what follows
+        logger.exception("attempt %s: its spools cannot be read in this tick", attempt.pk)
+    if time.monotonic() < until:
+        _note(attempt, swept_at=timezone.now())
+
+
+def _note(attempt: Attempt, **changes: datetime) -> None:
+    Attempt.objects.filter(pk=attempt.pk).update(**changes)
+    for name, value in changes.items():
+        setattr(attempt, name, value)
+
+
+def is_sweep_due(attempt: Attempt) -> bool:
+    """Until one came to its end, then twice a minute: to find that nothing came costs a look through every spool."""
+    assert attempt.ended_at is not None
+    since = (timezone.now() - attempt.ended_at).total_seconds()
+    return attempt.swept_at is None or since < 10 or since % 30 < 3
+
+
+def may_decide(attempt: Attempt) -> bool:
+    """Whether its spools have been read, or take so long that what follows shall not wait for them any more."""
+    if attempt.swept_at is not None:
+        return True
+    return attempt.sweep_began_at is not None and timezone.now() - attempt.sweep_began_at > DECIDE_AFTER
+
+
+def nothing_can_come(attempt: Attempt) -> bool:
+    """Whether every stream on disk is read and has ended, or nothing has grown for ten minutes after the end."""
+    assert attempt.ended_at is not None
+    last = max(attempt.ended_at, attempt.last_report_at or attempt.ended_at)
+    if folders.is_away(attempt):
+        return timezone.now() - last > AWAY_AT_MOST
+    if attempt.swept_at is None:
+        return False
+    if timezone.now() - last > NO_GROWTH:
+        return True
+    root, folder = folders.root_of(attempt), folders.find_folder(attempt)
+    streams = Stream.objects.filter(attempt=attempt)
+    if root is None or not folder:
+        return not streams.exists()
+    on_disk = sum(1 for name in rundir.names_under(root, f"job/{folder}/spool") if _SPOOL.match(name))
+    return streams.filter(ended=True).count() >= max(on_disk, streams.count())
+
+
+def close(attempt: Attempt) -> None:
+    """No reports from now on: the token is dead. What is still undecided stays open, so that a tick finds it."""
+    rows = Attempt.objects.filter(pk=attempt.pk, closed_at=None).exclude(decided_at=None)
+    if rows.update(closed_at=timezone.now(), token_digest="") == 1:
+        live.announce(attempt.pk)

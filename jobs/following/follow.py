@@ -1,0 +1,141 @@
+"""The follower: one tick every two seconds by whoever holds the lease. Everything that is due is found in the database.
+
+    poll      scheduler states → attempt states (poll)
+    cancel    asked → signalled → killed, a step a tick (cancels); what came too late (strays)
+    settle    what ended: sweep, decide, close (ending)
+    submit    what no scheduler has yet (handover; sweeps: arrays)
+Nothing here may take long: a tick that is cut short goes on with the next one. A scheduler that did not answer the poll
+is not asked anything else in that tick, and nothing is concluded from its silence.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+
+from django.db.models import Q
+
+from jobs import lease
+from jobs.disk import folders, pins, rundir, tokens
+from jobs.following import after, arrays, cancels, ending, handover, steps, strays
+from jobs.following.poll import Poll
+from jobs.following.round import Round, logger
+from jobs.lease import LeaseLost
+from jobs.models import Attempt
+from nodes import inventory, orders
+from nodes.schedulers.base import Scheduler, SchedulerError
+
+FOLDERS_S = 1.0  # a tick's budget for each part that may have much to do, so that none keeps the others waiting
+SUBMIT_S = 2.0
+ARRAY_S = 1.5  # for sweeps: their run directories are many
+SETTLE_S = 2.5
+SWEEP_S = 1.0  # of that, for one attempt
+
+
+def tick(scheduler: Scheduler | None = None) -> bool:
+    """One round, if nobody else is at it; whether it was us."""
+    held = lease.take("follow")
+    if held is None:
+        return False
+    try:
+        Tick(held, scheduler or inventory.scheduler()).run()
+    except SchedulerError as error:  # it cannot even be opened: the settings name one that is not there
+        logger.warning("nothing is followed: %s", error)
+    except LeaseLost:
+        logger.warning("lost the lease in the middle of a tick; whoever has it now goes on")
+        return True
+    held.release()
+    return True
+
+
+class Tick(Round):
+    """One round of the follower, under its lease."""
+
+    def run(self) -> None:
+        ask = (self.poll, self.find_folders, self.cancel)
+        for part in (*ask, self.submit, self.settle, self.submit, self.ask_for_steps, self.look_at_nodes, pins.repair):
+            self.live_through(part, part.__name__)
+
+    def poll(self) -> None:
+        Poll(self).run()
+
+    def find_folders(self) -> None:
+        """Tie attempts to the folders that their launchers made, and leave a token where there is none yet."""
+        until = time.monotonic() + FOLDERS_S
+        there = Attempt.objects.open().exclude(scheduler_id="").with_job()
+        odd = Q(token_digest="") | ~Q(tailed=tokens.is_tailed())
+        for attempt in there.filter(odd, ended_at=None).order_by("?")[:200]:
+            if time.monotonic() > until:
+                return
+            self.live_through(partial(self.leave_token, attempt), f"attempt {attempt.pk}")
+        for attempt in there.filter(directory="").exclude(state=Attempt.State.PENDING).order_by("?")[:200]:
+            if time.monotonic() > until:
+                return
+            self.live_through(partial(folders.find_folder, attempt), f"attempt {attempt.pk}")
+
+    def cancel(self) -> None:
+        if self.away is None:
+            cancels.advance(self)
+            strays.pursue(self)
+
+    def leave_token(self, attempt: Attempt) -> None:
+        root = folders.root_of(attempt)
+        if root is None:
+            return
+        hint = {"number": attempt.number, "resume": None}
+        if attempt.origin == Attempt.Origin.REQUEUED:
+            rundir.write(root / "portal" / "attempt.json", json.dumps(hint))
+        tokens.leave(attempt)
+
+    def settle(self) -> None:
+        """What has ended and is not closed: read its spools, decide what follows, close it. Undecided ones go first."""
+        until = time.monotonic() + SETTLE_S
+        rows = Attempt.objects.open().exclude(ended_at=None).with_job().select_related("resume_from")
+        for attempt in rows.annotate(is_undecided=Q(decided_at=None)).order_by("-is_undecided", "?")[:200]:
+            if time.monotonic() > until:
+                return
+            self.live_through(partial(self._settle, attempt, until), f"attempt {attempt.pk}")
+
+    def submit(self) -> None:
+        until = time.monotonic() + SUBMIT_S
+        self.live_through(after.look, "jobs that wait for others")
+        if self.away is not None:
+            return
+        for attempt_id in handover.due(arrays=self.scheduler.has_arrays):
+            if time.monotonic() > until:
+                break
+            with self.held.writing():  # still ours? then ask
+                pass
+            self.live_through(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
+        until = time.monotonic() + ARRAY_S
+        for sweep_id in arrays.due() if self.scheduler.has_arrays else ():
+            if time.monotonic() > until:
+                return
+            with self.held.writing():
+                pass
+            self.live_through(partial(arrays.hand_over, sweep_id, self.scheduler, until=until), f"sweep {sweep_id}")
+
+    def ask_for_steps(self) -> None:
+        if self.away is None:
+            steps.ask(self)
+
+    def look_at_nodes(self) -> None:
+        if self.away is not None:  # said where people look, without asking once more
+            orders.put_off(self.away)
+            inventory.miss(self.away)
+            return
+        orders.carry_out(self.scheduler)
+        if inventory.is_due():
+            inventory.sync(self.scheduler)
+
+    def _settle(self, attempt: Attempt, until: float) -> None:
+        if ending.is_sweep_due(attempt):
+            ending.sweep(attempt, until=min(until, time.monotonic() + SWEEP_S))
+        attempt.refresh_from_db(fields=["last_report_at", "decided_at", "cancel_asked_at"])
+        if attempt.decided_at is None and ending.may_decide(attempt):
+            with self.held.writing():
+                ending.follow_up(attempt)
+        if ending.nothing_can_come(attempt):
+            with self.held.writing():
+                ending.close(attempt)

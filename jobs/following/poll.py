@@ -1,0 +1,267 @@
+"""Scheduler states → attempt states, by conditional updates; a requeue becomes an attempt of its own.
+
+Of thousands that are followed few change between two ticks: what the scheduler says is compared with a few columns of
+all of them, and only those that differ are read whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from django.db.models import F
+from django.utils import timezone
+
+from jobs import live
+from jobs.disk import folders
+from jobs.following import ending, handover
+from jobs.following.restart import Ended, next_attempt
+from jobs.following.round import Round
+from jobs.models import Attempt
+from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MISSING_FOR = timedelta(seconds=60)  # before a scheduler that does not know a job is believed
+UNTOLD_FOR = timedelta(minutes=10)  # that it cannot tell a job's state, before the launcher's last word counts
+UNTOLD_AT_ONCE = 20  # of which each costs a look at the shared file system
+APPLY_S = 3.0  # a tick; what is left differs in the next one as well
+AT_ONCE = 500  # rows a query: SQLite bounds its variables
+
+
+class Known(NamedTuple):
+    """What we know of an attempt, as far as the scheduler may say otherwise."""
+
+    pk: int
+    job_id: int
+    scheduler_id: str
+    scheduler_user: str
+    scheduler_restart_count: int
+    key: str
+    sweep_key: str | None
+    state: str
+    reason: str
+    nodes: list[str]
+    started_at: datetime | None
+    unknown_since: datetime | None
+    untold_since: datetime | None
+
+    def is_told_of(self, status: JobStatus) -> bool:
+        """Whether it goes by its own key, or by that of its array."""
+        return status.key in {"", self.key, self.sweep_key}
+
+    def is_as(self, status: JobStatus) -> bool:
+        """Whether there is nothing to do about it, whoever's job it is."""
+        return (
+            status.state == self.state
+            and status.reason == self.reason
+            and status.restart_count <= self.scheduler_restart_count
+            and self.unknown_since is None
+            and self.untold_since is None
+            and (not status.nodes or list(status.nodes) == self.nodes)
+            and _time(status.started_at) == self.started_at
+        )
+
+    def is_anothers(self, status: JobStatus, jobs: Mapping[str, int]) -> bool:
+        """Whether it is not this attempt's job at all; `jobs`: of the keys that are not the attempts' own."""
+        if not status.key:
+            return not status.is_of(self.scheduler_user)
+        return not self.is_told_of(status) and jobs.get(status.key) != self.job_id
+
+
+class Poll:
+    """One look at everything that has not ended."""
+
+    def __init__(self, turn: Round) -> None:
+        self.round, self.held, self.scheduler = turn, turn.held, turn.scheduler
+
+    def run(self) -> None:
+        following = Attempt.objects.alive().exclude(scheduler_id="").order_by("id")
+        following = following.annotate(sweep_key=F("job__sweep__key"))
+        known = [Known(*row) for row in following.values_list(*Known._fields)]
+        if not known:
+            return
+        try:
+            told = self.scheduler.status(sorted({one.scheduler_id for one in known}))
+        except SchedulerError as error:
+            self.round.away = error
+            raise
+        until = time.monotonic() + APPLY_S
+        for attempt in self._whole(self._changed(known, told)):
+            if time.monotonic() > until:
+                return
+            status = told.get(attempt.scheduler_id)
+            self.round.live_through(partial(self.apply, attempt, status), f"attempt {attempt.pk}")
+
+    def apply(self, attempt: Attempt, status: JobStatus | None) -> None:
+        """Bring one attempt in step with what the scheduler says of it."""
+        if status is None:
+            self.miss(attempt)
+            return
+        if not handover.is_of(attempt, status):  # not ours to cancel either
+            self._lose(attempt, f"The scheduler's job {attempt.scheduler_id} is another one: it counts anew.")
+            return
+        if attempt.unknown_since is not None:
+            self.round.note(attempt, unknown_since=None)
+        if status.state == UNKNOWN:
+            self.wonder(attempt)
+            return
+        if attempt.untold_since is not None:
+            self.round.note(attempt, untold_since=None)
+        if status.restart_count > attempt.scheduler_restart_count:
+            following = self.requeued(attempt, status)
+            if following is not None:
+                self.apply(following, status)
+        elif status.state in Attempt.ALIVE:
+            self._move(attempt, status)
+        else:
+            self._move(attempt, status, keep_state=True)
+            ended = Ended(
+                status.state,
+                status.exit_code,
+                status.signal,
+                folders.result_of(attempt),
+                cancelled=attempt.cancel_asked_at is not None,
+            )
+            self._end(attempt, ended, reason=status.reason, at=status.ended_at)
+
+    def miss(self, attempt: Attempt) -> None:
+        """The scheduler's answer is without this job: believed once that has lasted."""
+        now = timezone.now()
+        if attempt.unknown_since is None:
+            self.round.note(attempt, unknown_since=now)
+        elif now - attempt.unknown_since > MISSING_FOR:
+            try:  # should it live on unseen: nothing is started beside it
+                self.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
+            except SchedulerError as error:
+                if not error.permanent:  # "there is no such job" is what was to be expected
+                    raise
+            self._lose(attempt, f"The scheduler does not know its job {attempt.scheduler_id} any more.")
+
+    def wonder(self, attempt: Attempt) -> None:
+        """The scheduler cannot tell its state, as when slurmctld has forgotten it and the accounts are away.
+
+        Once that has lasted its launcher's last word is believed; without one it may well be running, unless we had it
+        killed. (Accounts that missed an end never tell it, until somebody mends them by hand.)
+        """
+        if attempt.untold_since is None or timezone.now() - attempt.untold_since <= UNTOLD_FOR:
+            return
+        result = folders.result_of(attempt)
+        if result is not None or attempt.cancel_killed_at is not None:
+            self._end(attempt, Ended.untold(result, cancelled=attempt.cancel_asked_at is not None))
+            return
+        since = attempt.untold_since.astimezone(timezone.get_current_timezone()).strftime("%Y-%m-%d %H:%M")
+        reason = f"The scheduler has not been able to tell its state since {since}, and its launcher has not ended it."
+        if attempt.reason != reason:
+            self.round.note(attempt, reason=reason)
+
+    def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
+        """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
+        ended = Ended(status.before or "requeued", result=folders.result_of(attempt))
+        following = None
+        with self.held.writing():
+            now = timezone.now()
+            text = f"Requeued by the scheduler; it goes on as attempt {attempt.number + 1}."
+            if not ending.end(attempt, ended, decided_at=now, decision=text):
+                return None
+            # Read under the row's lock: whoever asks later finds this attempt decided, and asks for the next one's end.
+            attempt.refresh_from_db(fields=["cancel_asked_at", "cancel_asked_by"])
+            following = next_attempt(attempt, Attempt.Origin.REQUEUED)
+            following.scheduler_id = attempt.scheduler_id
+            following.scheduler_user = attempt.scheduler_user
+            following.scheduler_restart_count = attempt.scheduler_restart_count + 1
+            following.submitting_at = following.submitted_at = now
+            following.cancel_asked_at = attempt.cancel_asked_at  # who wanted the end wants it still
+            following.cancel_asked_by = attempt.cancel_asked_by
+            following.save()
+            live.announce(following.pk)
+        return following
+
+    def _changed(self, known: Sequence[Known], told: Mapping[str, JobStatus]) -> list[int]:
+        """Whom to look at: ends first, for what follows them, and last what costs another call, or a file."""
+        jobs = _jobs_of_keys(known, told)
+        found: tuple[list[int], ...] = ([], [], [], [])  # ended, changed, missing, untold for long
+        first_untold = []
+        now = timezone.now()
+        for one in known:
+            status = told.get(one.scheduler_id)
+            if status is None:
+                if one.unknown_since is None or now - one.unknown_since > MISSING_FOR:
+                    found[2].append(one.pk)
+            elif one.is_anothers(status, jobs):
+                found[1].append(one.pk)
+            elif status.state == UNKNOWN:
+                if one.untold_since is None:
+                    first_untold.append(one.pk)
+                if one.unknown_since is not None:
+                    found[1].append(one.pk)
+                elif one.untold_since is not None and now - one.untold_since > UNTOLD_FOR:
+                    found[3].append(one.pk)
+            elif not one.is_as(status):
+                found[0 if status.state in ENDED else 1].append(one.pk)
+        for part in _parts(first_untold, AT_ONCE):
+            with self.held.writing():
+                Attempt.objects.alive().filter(pk__in=part).update(untold_since=now)
+        start = int(time.monotonic()) % max(1, len(found[3]))  # others in each tick
+        return [*found[0], *found[1], *found[2], *(found[3][start:] + found[3][:start])[:UNTOLD_AT_ONCE]]
+
+    def _whole(self, ids: Sequence[int]) -> Iterator[Attempt]:
+        """These rows as they are now, in this order."""
+        rows = Attempt.objects.alive().with_job().select_related("cancel_asked_by")
+        for part in _parts(ids, 50):
+            found = rows.in_bulk(part)
+            yield from (found[pk] for pk in part if pk in found)
+
+    def _move(self, attempt: Attempt, status: JobStatus, *, keep_state: bool = False) -> None:
+        """State, nodes, start and reason of one that lives; nothing is written when nothing changed."""
+        told: dict[str, Any] = {"nodes": list(status.nodes) or attempt.nodes, "started_at": _time(status.started_at)}
+        if not keep_state:
+            told |= {"state": status.state, "reason": status.reason}
+        changes = {name: value for name, value in told.items() if value != getattr(attempt, name)}
+        if not changes or (keep_state and changes.keys() == {"started_at"} and not told["started_at"]):
+            return
+        with self.held.writing():
+            rows = Attempt.objects.filter(pk=attempt.pk, state=attempt.state, ended_at=None)
+            if rows.update(**changes) != 1:
+                return
+            live.announce(attempt.pk)
+        if "state" in changes:
+            logger.info("attempt %s: %s → %s", attempt.pk, attempt.state, status.state)
+        for name, value in changes.items():
+            setattr(attempt, name, value)
+
+    def _end(self, attempt: Attempt, ended: Ended, *, reason: str = "", at: float | None = None) -> None:
+        with self.held.writing():
+            ending.end(attempt, ended, reason=reason, at=at)
+
+    def _lose(self, attempt: Attempt, reason: str) -> None:
+        """The end of one that the scheduler has nothing to say of, unless its launcher had a last word."""
+        ended = Ended.untold(folders.result_of(attempt), cancelled=attempt.cancel_asked_at is not None)
+        self._end(attempt, ended, reason="" if ended.result or ended.cancelled else reason)
+
+
+def _jobs_of_keys(known: Sequence[Known], told: Mapping[str, JobStatus]) -> dict[str, int]:
+    """Whose keys the scheduler names that are not the attempt's own: a requeued job keeps its first attempt's."""
+    foreign = set()
+    for one in known:
+        status = told.get(one.scheduler_id)
+        if status is not None and not one.is_told_of(status):
+            foreign.add(status.key)
+    found: dict[str, int] = {}
+    for part in _parts(sorted(foreign), AT_ONCE):
+        found |= dict(Attempt.objects.filter(key__in=part).values_list("key", "job_id"))
+    return found
+
+
+def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

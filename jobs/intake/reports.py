@@ -1,0 +1,353 @@
+"""Taking in what trainers report: exactly once, whichever door it comes by and however often (PROTOCOLS §3)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from django.db import DatabaseError, DataError, connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs import checkpoints, live
+from jobs.disk import rundir
+from jobs.intake import wire
+from jobs.intake.standing import Standing
+from jobs.intake.wire import Malformed, Part, Post
+from jobs.models import Attempt, Event, Stream
+from portal.models import digest
+from portal.problems import Problem
+from portal.series import store
+from portal.series.store import Fresh, Owner
+from training import spool
+
+logger = logging.getLogger(__name__)
+
+SERIES = 1_000  # of an attempt
+STREAMS = 50_000
+EVENTS = 50_000
+QUIET = timedelta(minutes=10)
+_SWEPT = 64  # batches taken at once; a batch has at most spool.POINTS_A_BATCH points
+
+_ADVANCE = (
+    "UPDATE jobs_stream SET next_seq = %s, ended = %s, quarantined = quarantined + %s WHERE id = %s AND next_seq = %s"
+)
+
+
+class Closed(Exception):
+    """The attempt takes no reports any more, or there is none."""
+
+
+class Answer(msgspec.Struct):
+    """What a shipper must obey: the seq that each of its streams goes on with, even when it is lower than before."""
+
+    streams: dict[str, int]
+    version: int
+    taken: bool = False
+
+
+def owner_of(attempt_id: int) -> Owner:
+    """Whose series an attempt's are."""
+    return ("attempt", attempt_id)
+
+
+def quiet(owners: Set[Owner]) -> set[Owner]:
+    """Those whose attempts are closed, or have long not reported by the portal's own clock."""
+    ids = {number for kind, number in owners if kind == "attempt"}
+    heard = Q(last_report_at__gt=timezone.now() - QUIET)
+    talking = set(Attempt.objects.open().filter(heard, pk__in=ids).values_list("pk", flat=True))
+    return {owner_of(attempt_id) for attempt_id in ids - talking}
+
+
+def receive(attempt_id: int, authorization: str, encoding: str, chunks: Iterable[bytes]) -> Answer:
+    """The whole of POST /attempts/<id>/reports: who sends, what it is, and taking it. Raises Problem."""
+    scheme, _, secret = authorization.partition(" ")
+    known = Attempt.objects.open().filter(pk=attempt_id, token_digest=digest(secret))
+    if scheme.lower() != "bearer" or not secret or not known.exists():
+        raise _dead_token()
+    try:
+        return take(attempt_id, wire.parse(wire.inflate(chunks, encoding)))
+    except Closed:
+        raise _dead_token() from None
+    except Malformed as error:
+        kind = "too-large" if error.status == 413 else "malformed-report"
+        problems = [{"field": error.field, "message": error.message}]
+        raise Problem(error.status, str(error), kind=kind, errors=problems) from None  # type: ignore[arg-type]
+
+
+def take(attempt_id: int, post: Post) -> Answer:
+    """Store what is new of a post, once: cursors, points, events and progress in one transaction.
+
+    A stream that does not go on where its cursor stands is left alone; the answer says where it stands.
+    """
+    with transaction.atomic():
+        attempt = Attempt.objects.open().filter(pk=attempt_id).for_reports().first()
+        if attempt is None:
+            raise Closed(f"attempt {attempt_id} takes no reports")
+        intake = _Intake(attempt, post)
+        intake.advance()
+        if intake.accepted:
+            intake.store()
+            transaction.on_commit(intake.publish)
+        return Answer(intake.cursors, attempt.version, bool(intake.accepted))
+
+
+def sweep(
+    attempt: Attempt,
+    root: Path,
+    *,
+    until: float = math.inf,
+    streams: Callable[[int], Iterable[str]] = spool.spool_names,
+) -> int:
+    """Take from an attempt's spools in run directory `root` what was never posted; answers how many batches.
+
+    Stops at `until` (monotonic seconds): the next sweep goes on from the cursors. `streams` names those in an open
+    spool folder that are worth a look, each when the one before has been read.
+    """
+    taken = 0
+    if not attempt.directory:
+        return taken
+    try:
+        with rundir.folder_under(root, f"job/{attempt.directory}/spool") as folder:
+            for name in islice(streams(folder), STREAMS):
+                if time.monotonic() >= until:
+                    break
+                try:
+                    taken += _sweep_stream(attempt.pk, spool.Spool(folder, name), until)
+                except (Malformed, OSError, DataError) as error:
+                    logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
+                except (Closed, DatabaseError):
+                    raise
+                except Exception:  # whatever a job wrote into one spool, the others are still to be taken
+                    logger.exception("%s: the spool %s cannot be taken in", attempt, name)
+    except (FileNotFoundError, rundir.Unsafe) as error:
+        logger.warning("%s: no spools to look through: %s", attempt, error)
+    except Closed:
+        pass
+    return taken
+
+
+def _sweep_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
+    """Post the rest of a stream, as its shipper would have; no more at once than a post may hold."""
+    stream.read(0)
+    if stream.header is None:
+        return 0
+    row = Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).first()
+    cursor, ended = (row.next_seq, row.ended) if row is not None else (0, False)
+    near = spool.Place(row.place_seq, row.place_segment, row.place_offset) if row and row.place_offset else None
+    first = cursor
+    while not ended and time.monotonic() < until:
+        stream.seek(cursor, near=near, until=until)
+        if stream.next_seq < cursor:
+            break  # no time to count further, or the file has lost its end
+        batches = stream.read(_SWEPT)
+        if not batches and not stream.ended:
+            break  # more may come
+        post = wire.of_spool(stream.header, batches, end=stream.ended)
+        post.streams[0].first = cursor
+        answer = take(attempt_id, post)
+        ended = stream.ended
+        if answer.streams[stream.stream] <= cursor and batches:
+            break  # a shipper was quicker: the next sweep sees what is left
+        cursor = answer.streams[stream.stream]
+    if (place := stream.place) is not None and not ended and place.seq > (near.seq if near else 0):
+        where = {"place_seq": place.seq, "place_segment": place.segment, "place_offset": place.offset}
+        Stream.objects.filter(attempt_id=attempt_id, uid=stream.stream).update(**where)
+    return cursor - first
+
+
+@dataclass
+class _Intake:
+    """One post on its way into one attempt, whose row is locked."""
+
+    attempt: Attempt
+    post: Post
+    cursors: dict[str, int] = field(default_factory=dict)
+    accepted: set[int] = field(default_factory=set)  # indexes into post.streams
+    columns: list[Fresh] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def advance(self) -> None:
+        """Move the cursors of the streams that go on where they stand; the others' content is left out."""
+        rows = self._rows()
+        bad = _count_bad(self.post)
+        moves = []
+        for index, part in enumerate(self.post.streams):
+            row = rows.get(part.id)
+            self.cursors[part.id] = row.next_seq if row else 0
+            if row is None or part.first != row.next_seq or not (part.times or part.end > row.ended):
+                continue
+            if (row.incarnation, row.rank) != (part.incarnation, part.rank):
+                raise Malformed(
+                    f"streams.{index}", f"{part.id} is {row.incarnation}.{row.rank}, not {part.incarnation}.{part.rank}"
+                )
+            after = part.first + len(part.times)
+            moves.append((after, part.end or row.ended, bad.get(index, 0), row.pk, part.first))
+            self.cursors[part.id] = after
+            self.accepted.add(index)
+        if moves:
+            with connection.cursor() as cursor:
+                cursor.executemany(_ADVANCE, moves)
+                # Under the attempt's lock nobody else can have moved one; if it happened, nothing may be stored.
+                if cursor.rowcount != len(moves):
+                    raise RuntimeError(f"{self.attempt}: a cursor moved under the lock")
+
+    def _rows(self) -> dict[str, Stream]:
+        """The rows of the post's streams; a stream that begins gets one."""
+        sent = {part.id: part for part in self.post.streams}
+        fields = ("uid", "incarnation", "rank", "next_seq", "ended")
+        rows = {row.uid: row for row in Stream.objects.filter(attempt=self.attempt, uid__in=sent).only(*fields)}
+        begin = [part for part in self.post.streams if part.id not in rows and part.first == 0]
+        if not begin:
+            return rows
+        if Stream.objects.filter(attempt=self.attempt).count() + len(begin) > STREAMS:
+            raise Malformed("streams", f"more than {STREAMS} streams in one attempt")
+        made = Stream.objects.bulk_create([_stream(self.attempt, part) for part in begin])
+        return rows | {row.uid: row for row in made}
+
+    def store(self) -> None:
+        """Everything that the accepted streams brought."""
+        self.events = self._told() + self._quarantined()
+        self._store_points()
+        self._store_events()
+        standing = Standing.of(self.attempt)
+        for fresh in self.columns:
+            standing.see_points(fresh.name, fresh.incarnation, *_of_rank_0(fresh))
+        for event in self.events:
+            standing.see_event(event.kind, event.incarnation, event.rank, event.data)
+        self.attempt.version += 1
+        now = timezone.now()
+        pace = Standing.pace(self.attempt, standing.step, now)
+        Attempt.objects.filter(pk=self.attempt.pk).update(
+            version=self.attempt.version, last_report_at=now, **pace, **standing.write(self.attempt)
+        )
+
+    def _store_points(self) -> None:
+        columns = [fresh for name, sent in self.post.series.items() for fresh in self._wanted(name, sent)]
+        if not columns:
+            return
+        names = list(dict.fromkeys(fresh.name for fresh in columns))
+        ids = store.declare(owner_of(self.attempt.pk), names, limit=SERIES)
+        if len(ids) < len(names):
+            left_out = [name for name in names if name not in ids]
+            self._note_once("report.too_many_series", {"limit": SERIES, "first_left_out": left_out[0]})
+        self.columns = [fresh for fresh in columns if fresh.name in ids]
+        store.append(ids, self.columns)
+
+    def _wanted(self, name: str, sent: wire.Columns) -> Iterator[Fresh]:
+        """One series' points of accepted streams and good batches: by incarnation, and launchers by themselves."""
+        parts = self.post.streams
+        kinds = [(parts[run[0]].incarnation, parts[run[0]].rank < 0) if self._takes(run) else None for run in sent.runs]
+        for kind in sorted({kind for kind in kinds if kind is not None}):
+            mine = [one == kind for one in kinds]
+            runs = [
+                (parts[stream].rank, parts[stream].times[batch], count)
+                for (stream, batch, count), is_mine in zip(sent.runs, mine, strict=True)
+                if is_mine
+            ]
+            step, value = sent.step, sent.value
+            if not all(mine):
+                mask = np.repeat(mine, [run[2] for run in sent.runs])
+                step, value = step[mask], value[mask]
+            yield Fresh(name, kind[0], runs, step, value)
+
+    def _takes(self, run: tuple[int, int, int]) -> bool:
+        return run[0] in self.accepted and run[:2] not in self.post.bad
+
+    def _told(self) -> list[Event]:
+        """The events of accepted streams and good batches."""
+        return [
+            self._event(happening.kind, happening.time, self.post.streams[happening.batch[0]], happening.data)
+            for happening in self.post.events
+            if happening.batch[0] in self.accepted and happening.batch not in self.post.bad
+        ]
+
+    def _quarantined(self) -> list[Event]:
+        """One event a stream for its batches whose content was bad."""
+        first: dict[int, tuple[int, str]] = {}
+        counts: dict[int, int] = {}
+        for (stream, batch), reason in self.post.bad.items():
+            if stream in self.accepted:
+                first.setdefault(stream, (batch, reason))
+                counts[stream] = counts.get(stream, 0) + 1
+        events = []
+        for stream, (batch, reason) in first.items():
+            part = self.post.streams[stream]
+            data = {"batches": counts[stream], "seq": part.first + batch, "reason": reason[:500]}
+            events.append(self._event("report.quarantined", part.times[batch], part, wire.without_nul(data)))
+        return events
+
+    def _event(self, kind: str, time: float, part: Part, data: dict[str, Any]) -> Event:
+        at = datetime.fromtimestamp(time, UTC)
+        return Event(attempt=self.attempt, time=at, kind=kind, rank=part.rank, incarnation=part.incarnation, data=data)
+
+    def _store_events(self) -> None:
+        if not self.events:
+            return
+        room = EVENTS - Event.objects.filter(attempt=self.attempt).count()
+        if len(self.events) > room:
+            self.events = self.events[: max(0, room)]
+            self._note_once("report.too_many_events", {"limit": EVENTS})
+        Event.objects.bulk_create(self.events)
+        for event in self.events:
+            _tell_checkpoints(self.attempt, event)
+
+    def _note_once(self, kind: str, data: Mapping[str, Any]) -> None:
+        if not Event.objects.filter(attempt=self.attempt, kind=kind).exists():
+            Event.objects.create(attempt=self.attempt, time=timezone.now(), kind=kind, data=dict(data))
+
+    def publish(self) -> None:
+        live.publish(self.attempt, self.columns, self.events)
+
+
+def _stream(attempt: Attempt, part: Part) -> Stream:
+    return Stream(
+        attempt=attempt,
+        uid=part.id,
+        incarnation=part.incarnation,
+        rank=part.rank,
+        node=part.node,
+        boot_id=part.boot_id,
+        restart_count=part.restart_count,
+    )
+
+
+def _count_bad(post: Post) -> dict[int, int]:
+    """Quarantined batches by stream: bad here, or found damaged by who read the spool."""
+    damaged = {event.batch for event in post.events if event.kind == "report.damaged"}
+    counts: dict[int, int] = {}
+    for stream, _ in post.bad.keys() | damaged:
+        counts[stream] = counts.get(stream, 0) + 1
+    return counts
+
+
+def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
+    """Steps and values of rank 0, in order of arrival."""
+    if all(run[0] == 0 for run in fresh.runs):
+        return fresh.step, fresh.value
+    mask = np.repeat([run[0] == 0 for run in fresh.runs], [run[2] for run in fresh.runs])
+    return fresh.step[mask], fresh.value[mask]
+
+
+def _tell_checkpoints(attempt: Attempt, event: Event) -> None:
+    if not event.kind.startswith("checkpoint."):
+        return
+    checkpoints.note_event(attempt, {**event.data, "kind": event.kind, "time": event.time.timestamp()})
+
+
+def _dead_token() -> Problem:
+    return Problem(
+        401,
+        "This attempt does not take reports with this token: it has ended, or the token is another's.",
+        kind="unauthorized",
+        headers={"WWW-Authenticate": 'Bearer realm="Vigil"'},
+    )

@@ -1,0 +1,83 @@
+"""Look through checkpoints that trainers committed: every file, every digest. No torch, no trust in what lies there."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from django.utils import timezone
+
+from jobs import checkpoints, live
+from jobs.disk import rundir
+from jobs.intake.wire import storable
+from jobs.models import Checkpoint
+from training import manifest
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 20 * 10**9  # beyond that, the trainer's own look must do
+FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=30), timedelta(hours=1)  # before what could not be read is tried again
+
+
+def verify_next() -> Checkpoint | None:
+    """Verify the newest one that is due; which it was."""
+    checkpoint = checkpoints.due_for_verification()
+    if checkpoint is not None:
+        try:
+            verify(checkpoint)
+        except Exception as error:  # a job wrote it: what is odd about it must not keep the others from being looked at
+            logger.exception("checkpoint %s of #%s", checkpoint.step, checkpoint.job_id)
+            _try_later(checkpoint, error)
+    return checkpoint
+
+
+def verify(checkpoint: Checkpoint) -> None:
+    """Mark it verified or corrupt; one that was pruned or moved meanwhile, or cannot be read now, is left as it is."""
+    committed = Checkpoint.objects.filter(pk=checkpoint.pk, state=Checkpoint.State.COMMITTED)
+    try:
+        found, problem = _look(checkpoint)
+    except (manifest.CheckpointError, rundir.Unsafe) as error:
+        if isinstance(error, manifest.Unreadable):
+            _try_later(checkpoint, error)
+            return
+        why = storable(str(error))[:2000]  # words from the manifest, which the job wrote
+        changed = committed.update(state=Checkpoint.State.CORRUPT, problem=why)
+        logger.warning("checkpoint %s of #%s: %s", checkpoint.step, checkpoint.job_id, why)
+    except OSError as error:
+        _try_later(checkpoint, error)
+        return
+    else:
+        if found.identity != (checkpoint.step, checkpoint.generation):
+            committed.update(problem=f"The folder now holds step {found.step} of generation {found.generation}.")
+            return
+        state = Checkpoint.State.COMMITTED if problem else Checkpoint.State.VERIFIED
+        changed = committed.update(state=state, problem=problem, bytes=found.bytes)
+    if changed:
+        live.announce(checkpoint.attempt_id)
+
+
+def _look(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
+    """What its folder holds, and why not all of it was looked through. CheckpointError or Unsafe: it is no good."""
+    root = rundir.path_of(checkpoint.job.directory)
+    with rundir.folder_under(root, "job/checkpoints"):
+        pass  # where this one is missing, too, the file system is not there, and says nothing of a checkpoint
+    try:
+        with rundir.folder_under(root, f"job/checkpoints/{checkpoint.name}") as folder:
+            try:
+                return manifest.verify(folder, most_bytes=MOST_BYTES), ""
+            except manifest.TooLarge:
+                found = manifest.check(folder)
+                return (
+                    found,
+                    f"Too large to be read here ({found.bytes:,} bytes): only its sizes were checked.",
+                )
+    except FileNotFoundError:
+        raise manifest.CheckpointError("Its folder is gone.") from None
+
+
+def _try_later(checkpoint: Checkpoint, error: Exception) -> None:
+    """Nothing is known of it: others get their turn, and this one after twice as long as the time before."""
+    wait = min(FIRST_WAIT * 2 ** min(checkpoint.verify_tries, 10), LONGEST_WAIT)
+    tries = min(checkpoint.verify_tries + 1, 1000)
+    Checkpoint.objects.filter(pk=checkpoint.pk).update(verify_tries=tries, verify_after=timezone.now() + wait)
+    logger.warning("checkpoint %s of #%s cannot be read now: %s", checkpoint.step, checkpoint.job_id, error)

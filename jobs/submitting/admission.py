@@ -1,0 +1,98 @@
+"""Who may submit what: every refusal that needs no scheduler, for submitting and for dry runs alike."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.utils import timezone
+
+from jobs.disk import environments, upload
+from jobs.errors import Problem, Refused, SpecError
+from jobs.following import after
+from jobs.spec import JobSpec
+from jobs.spec.slurm import AHEAD
+from jobs.submitting import named
+from jobs.submitting.room import misfits
+from portal.access import can
+from portal.models import Project, User
+
+LATE = timedelta(minutes=10)  # a moment that passed while somebody wrote the rest
+
+
+def check(user: User, spec: JobSpec, *, code: bytes | None, dry: bool = False) -> Project:
+    """The project to submit to, if nothing stops this person and this spec. `dry`: without looking into the code."""
+    project = project_of(user, spec)
+    check_trust(user, spec.kind)
+    check_slurm_user(user)
+    if problems := [*([] if dry and code is not None else _code_problems(spec, code)), *beside(user, spec, project)]:
+        raise SpecError(problems)
+    return project
+
+
+def beside(user: User, spec: JobSpec, project: Project | None) -> list[Problem]:
+    """What the specification itself cannot know: what there is, what it waits for, what the site runs jobs with."""
+    found = [*misfits(spec), *named.problems(spec), *_begin_problems(spec), *after.problems(user, spec.after)]
+    if project is not None:
+        try:
+            found += environments.misfits(environments.of(spec, project))
+        except SpecError as error:
+            found += error.problems
+    return found
+
+
+def project_of(user: User, spec: JobSpec) -> Project:
+    """The project to submit to, or SpecError naming those that there are."""
+    project = Project.objects.visible_to(user).filter(slug=spec.project).first()
+    if project is not None and can(user, "submit", project):
+        return project
+    mine = ", ".join(Project.objects.visible_to(user).values_list("slug", flat=True)[:20])
+    remedy = f"Choose one of {mine}." if mine else "You belong to none yet: ask a sysadmin to add you to one."
+    raise SpecError.at("project", f'"{spec.project}" is not a project of yours. {remedy}')
+
+
+def check_trust(user: User, kind: str) -> None:
+    """The local scheduler runs everything as one Unix user: other people's code needs somebody's decision."""
+    if settings.VIGIL_SCHEDULER != "local" or kind != "script" or user.is_sysadmin:
+        return
+    if settings.VIGIL_LOCAL_TRUST != "everyone" and not settings.VIGIL_LOCAL_USER:
+        raise Refused(
+            "Not submitted: jobs run as the portal's own Unix user here, so programs are taken from sysadmins only.",
+            "A sysadmin can set VIGIL_LOCAL_USER to another Unix user for jobs, or VIGIL_LOCAL_TRUST=everyone.",
+        )
+
+
+def check_slurm_user(user: User) -> None:
+    """Slurm runs a job as its owner's own Unix user: whoever has none cannot submit."""
+    if settings.VIGIL_SCHEDULER == "slurm" and not user.slurm_user:
+        raise Refused(
+            f"Not submitted: {user} has no Slurm user yet, so Slurm would not know whose job it is.",
+            "A sysadmin sets it under People in the administration.",
+        )
+
+
+def _begin_problems(spec: JobSpec) -> list[Problem]:
+    """Of a moment: a job of yesterday was meant for another day, and "+2h" is told from now."""
+    now = timezone.now()
+    moment = spec.settled(now=now, zone=timezone.get_default_timezone()).resources.begin_at
+    if moment is not None and moment < now - LATE:
+        return [Problem("resources.begin", f"{spec.resources.begin} has passed. Take begin out, or write a later one.")]
+    if moment is not None and moment > now + AHEAD:
+        return [Problem("resources.begin", f"{spec.resources.begin} is more than a year ahead. Write an earlier one.")]
+    return []
+
+
+def _code_problems(spec: JobSpec, code: bytes | None) -> list[Problem]:
+    if spec.script is None:
+        return [Problem("code", "Only a job of kind = script takes code. Leave it out.")] if code is not None else []
+    if code is None:
+        if spec.script.git:
+            return []
+        fix = (
+            "The portal opens no folder of yours: send a tar.gz of it along, in the form under Code, over REST as the"
+            " part named code. On the command line vigil submit packs and sends it. Or give git and ref."
+        )
+        return [Problem("script.directory", fix)]
+    if spec.script.git:
+        return [Problem("code", "The program comes from git; leave the upload out, or give directory instead.")]
+    return upload.problems(code, entry=spec.script.entry)

@@ -1,0 +1,166 @@
+"""What a spec would do, before anything is allocated: findings for the form, the API and `vigil submit --check`.
+
+Nodes are those that the last tick wrote down: no scheduler is asked inside a request.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from django.db.models import Max
+
+from jobs.disk.rundir import runs_root
+from jobs.errors import JobError
+from jobs.models import Attempt, Checkpoint, Job, Predecessor
+from jobs.spec import JobSpec, SweepSpec
+from jobs.submitting.admission import check
+from jobs.why.explain import Waiting, Why, explain
+from jobs.why.pending import names
+from jobs.why.requests import request_of
+from jobs.why.variants import as_options
+from nodes import cluster
+from nodes.capacity import Cluster, is_in_service
+from portal import words
+from portal.models import Project, User
+from training import choices
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a dry run found."""
+
+    level: Literal["ok", "info", "warn", "error"]
+    title: str
+    text: str
+
+
+def dry_run(user: User, spec: JobSpec) -> list[Finding]:
+    """What stops this spec, and what it would do."""
+    try:
+        project = check(user, spec, code=b"" if spec.script and spec.script.directory else None, dry=True)
+    except JobError as error:
+        return [Finding("error", "Specification", str(error))]
+    return [_specification(spec), *_start(user, spec, project), *_data(spec), *_disk(spec)]
+
+
+def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
+    """The same of a sweep: what its jobs are, then what the first of them would do."""
+    found = dry_run(user, sweep.first)
+    if any(finding.level == "error" for finding in found):
+        return found
+    many, turns = len(sweep.points), sweep.at_once
+    over = " × ".join(f"{len(values)} of {path}" for path, values in sweep.over.items())
+    at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
+    return [
+        Finding("ok", "Sweep", f"{words.plural(many, 'job')}: {over}{at_once}. Each is told like the first."),
+        *found,
+    ]
+
+
+def _specification(spec: JobSpec) -> Finding:
+    ranks = f"{spec.world_size} rank{'s' * (spec.world_size > 1)}"
+    what = (
+        f"{spec.run.steps:,} steps of {spec.run.recipe}" if spec.run else f"{spec.script.entry if spec.script else ''}"
+    )
+    limit = spec.resources.time_limit
+    return Finding("ok", "Specification", f"Holds: {what} on {ranks}, {limit} at most for each attempt.")
+
+
+def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
+    """Whether it would start now, or what it would wait for: as `why` tells it of a job that waits."""
+    there = cluster.read()
+    if not any(is_in_service(node.state) for node in there.nodes):
+        yield Finding(
+            "info", "Start", "The scheduler has not told of its nodes yet; it does within seconds of starting."
+        )
+        return
+    if spec.resources.begin_at or spec.after:
+        first = "its time to begin has come" if spec.resources.begin_at else "the jobs before it have completed"
+        yield Finding("info", "Start", f"Waits until {first}.")
+        return
+    request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
+    found = explain(Waiting(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
+    unknown = _not_queued(there)
+    if not found.blocks and not unknown:
+        on = found.starts_on[: 1 if there.is_one_machine else spec.resources.min_nodes]
+        yield Finding("ok", "Start", f"Starts now on {', '.join(on)}.")
+        return
+    waits = " ".join(block.text for block in found.blocks[:2])
+    if unknown:
+        waits += f" {words.plural(unknown, 'job')} {'is' if unknown == 1 else 'are'} just being submitted before it."
+    yield Finding("warn", "Start", f"Waits. {waits.strip()}{_instead(found)}")
+
+
+def _not_queued(there: Cluster) -> int:
+    """Jobs of Vigil that wait and that the queue, as last read, does not have yet. Nobody waits for those held here."""
+    queued = {job.scheduler_id for job in there.queue}
+    waiting = Attempt.objects.alive().filter(state=Attempt.State.PENDING)
+    held = Predecessor.objects.filter(met=False).values("job")
+    ids = waiting.exclude(job__in=held).values_list("scheduler_id", flat=True)
+    return sum(known not in queued and known.partition("_")[0] not in queued for known in ids)
+
+
+def _instead(found: Why) -> str:
+    """The best of what would start now."""
+    best = next((variant for variant in found.variants if variant.starts_now), None)
+    if best is None:
+        return ""
+    changes = ", ".join(as_options(best.changes))
+    return f" What would start now: {best.text[:1].lower()}{best.text[1:]} (`{changes}`)."
+
+
+def _data(spec: JobSpec) -> Iterator[Finding]:
+    if spec.run is not None:
+        described = choices.get("recipes", spec.run.recipe).description.rstrip(".")
+        yield Finding(
+            "info", "Data", f"{described}. Prepared by the first run that needs it, then kept under the run root."
+        )
+    elif spec.script is not None and spec.script.git:
+        yield Finding(
+            "info", "Data", f"{spec.script.git} at {spec.script.ref} is fetched inside the allocation, as the job."
+        )
+    else:
+        yield Finding(
+            "info",
+            "Data",
+            "The directory is sent on submit, 50 MB at most: `vigil submit` packs it, the form takes a tar.gz.",
+        )
+
+
+def _disk(spec: JobSpec) -> Iterator[Finding]:
+    """Free space beside what the checkpoints of a job like this took."""
+    root = runs_root()
+    try:
+        free = shutil.disk_usage(root if root.is_dir() else root.parent).free
+    except OSError:
+        yield Finding("warn", "Disk", f"{root} cannot be read. Make it, or set VIGIL_RUNS.")
+        return
+    kept = spec.run.keep_checkpoints if spec.run else 1
+    one = _checkpoint_bytes(spec)
+    if one is None:
+        yield Finding(
+            "info", "Disk", f"{free / 1e9:,.0f} GB free for runs; how large its checkpoints are is not known yet."
+        )
+        return
+    needed = one * (kept + 2)  # one being written, one it started from
+    text = (
+        f"About {needed / 1e6:,.0f} MB for checkpoints ({kept} kept of {one / 1e6:,.0f} MB); {free / 1e9:,.0f} GB free."
+    )
+    yield Finding("ok" if needed < free else "error", "Disk", text)
+
+
+def _checkpoint_bytes(spec: JobSpec) -> int | None:
+    """The largest checkpoint of the newest job with the same recipe and options."""
+    alike = Job.objects.filter(kind=spec.kind, project__slug=spec.project)
+    if spec.run is not None:
+        alike = alike.filter(spec__run__recipe=spec.run.recipe)
+        for table, options in spec.run.options.items():
+            alike = alike.filter(**{f"spec__run__{table}": options})
+    newest = alike.filter(checkpoints__isnull=False).order_by("-id").first()
+    if newest is None:
+        return None
+    found: int | None = Checkpoint.objects.filter(job=newest).aggregate(most=Max("bytes"))["most"]
+    return found

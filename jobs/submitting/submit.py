@@ -1,0 +1,263 @@
+"""What people ask of jobs: submit, resume, change, pin, cancel, delete. Each writes what was asked; the follower acts.
+
+No scheduler is asked here: these functions run inside web requests.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from hashlib import sha256
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs import checkpoints, tasks
+from jobs.disk import pins, upload
+from jobs.disk.rundir import discarded
+from jobs.errors import Conflict, Refused, SpecError
+from jobs.following import after
+from jobs.following.restart import next_attempt
+from jobs.models import Attempt, Checkpoint, Job, Sweep, Tag
+from jobs.spec import JobSpec, set_values
+from jobs.submitting.admission import check, check_trust
+from jobs.submitting.once import answered, durable, remember
+from portal.access import can, note_if_sysadmin
+from portal.models import IdempotencyKey, Project, User
+from portal.series import store
+
+CANCEL_TRIES = 3
+
+
+def submit(
+    user: User,
+    spec: JobSpec,
+    *,
+    spec_toml: str,
+    key: str | None = None,
+    parent: Job | None = None,
+    code: bytes | None = None,
+) -> tuple[Job, bool]:
+    """A new job with its first attempt, due to be submitted; or the job that the same request made before.
+
+    `code` is a tar.gz of a script job's directory. Raises SpecError, Refused or IdempotencyConflict, changing nothing.
+    """
+    spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
+    project = check(user, spec, code=code)
+    body = sha256(b"\0".join([spec_toml.encode(), str(parent and parent.pk).encode(), code or b""])).hexdigest()
+    with durable():
+        if (earlier := answered(user, "jobs", key, body)) is not None:
+            return Job.objects.get(pk=earlier), False
+        kept = upload.keep(code) if code is not None else ""
+        try:
+            with transaction.atomic():
+                job = _create(user, project, spec, spec_toml, parent)
+                attempt = _first_attempt(job, kept, reason=after.wait(job, spec.after))
+                remember(user, "jobs", key, body, job.pk)
+                transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
+        except IntegrityError:
+            upload.forget(kept)
+            if (earlier := answered(user, "jobs", key, body)) is None:
+                raise
+            return Job.objects.get(pk=earlier), False
+        except BaseException:
+            upload.forget(kept)
+            raise
+    return job, True
+
+
+def resume(
+    user: User, job: Job, *, step: int | None = None, steps: int | None = None, key: str | None = None
+) -> Attempt:
+    """The next attempt of a job that has ended, from the newest checkpoint on its line, or the one at `step`.
+
+    `steps` raises how far it shall run: a completed job needs that, or an earlier step, to have something to do.
+    """
+    _may_change(user, job)
+    check_trust(user, job.kind)
+    route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps}".encode()).hexdigest()
+    with durable():
+        if (earlier := answered(user, route, key, body)) is not None:
+            return Attempt.objects.get(pk=earlier)
+        with transaction.atomic():
+            job = Job.objects.select_for_update().get(pk=job.pk)
+            if (earlier := answered(user, route, key, body)) is not None:
+                return Attempt.objects.get(pk=earlier)  # the same request, which came at once and had the lock first
+            last = _resumable(job, step, steps)
+            start = _start_of(job, last, step)
+            if steps is not None:
+                _lengthen(job, steps, start)
+            elif last.state == Attempt.State.COMPLETED:
+                _has_work(job, start)
+            attempt = next_attempt(last, Attempt.Origin.RESUMED, resume_from=start)
+            remember(user, route, key, body, attempt.pk)
+            note_if_sysadmin(user, "job.resumed", job)
+            transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
+    return attempt
+
+
+def change(
+    user: User, job: Job, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
+) -> None:
+    """Another name, other tags, other notes: what a person may change of a job once it is submitted. None keeps."""
+    _may_change(user, job)
+    with transaction.atomic():
+        if tags is not None:
+            job.tags.exclude(name__in=tags).delete()
+            Tag.objects.bulk_create([Tag(job=job, name=tag) for tag in dict.fromkeys(tags)], ignore_conflicts=True)
+        if words := {key: text for key, text in (("name", name), ("notes", notes)) if text is not None}:
+            Job.objects.filter(pk=job.pk).update(**words)
+        note_if_sysadmin(user, "job.changed", job)
+
+
+def pin(user: User, job: Job, checkpoint: Checkpoint, *, pinned: bool) -> None:
+    """Keep a checkpoint from being pruned, or no longer. Conflict if it is gone, or was just going.
+
+    The file for its trainer is written before the folder is looked for: a trainer that renamed the folder first has
+    not read the file, and one that reads the file afterwards puts the folder back (training.pruning).
+    """
+    _may_change(user, job)
+    _set_pinned(user, job, checkpoint, pinned)
+    pins.write(job)
+    if pinned and pins.is_gone(job, checkpoint):
+        _set_pinned(user, job, checkpoint, False)
+        pins.write(job)
+        raise Conflict(f"Not pinned. {checkpoint.name} of #{job.pk} is not on disk any more: it was just pruned.")
+
+
+def cancel(user: User, job: Job) -> None:
+    """Ask for the end: the follower signals, waits for a last checkpoint, then kills. A restart that was due is off."""
+    _may_change(user, job)
+    latest = None
+    for _ in range(CANCEL_TRIES):
+        with durable():
+            asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
+            if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
+                note_if_sysadmin(user, "job.cancelled", job)
+                transaction.on_commit(lambda: tasks.queue(tasks.follow))
+                return
+        latest = job.attempts.order_by("-number").first()
+        if latest is None or latest.ended_at is not None:
+            break  # else the follower made it just now, while we waited for the one before
+    if latest is not None and latest.cancel_asked_at is None:
+        raise Conflict(f"Not cancelled. #{job.pk} has already ended: {latest.state.replace('_', ' ')}.")
+
+
+def delete(user: User, job: Job) -> None:
+    """Remove a job that has ended, with its run directory, metrics and checkpoints. There is no way back."""
+    _may_change(user, job)
+    with ExitStack() as undo, transaction.atomic():
+        job = Job.objects.select_for_update().get(pk=job.pk)
+        if Attempt.objects.filter(Q(ended_at=None) | Q(decided_at=None), job=job).exists():
+            raise Conflict(f"Not deleted. #{job.pk} has not ended: cancel it first.")
+        directory = job.directory
+        # Locked and closed first: a report that is being taken in ends before the series go, and none begins after.
+        attempts = list(job.attempts.select_for_update().order_by("pk").values_list("pk", flat=True))
+        job.attempts.update(closed_at=timezone.now(), token_digest="")
+        for attempt_id in attempts:
+            store.drop(("attempt", attempt_id))
+        IdempotencyKey.objects.filter(route="jobs", thing_id=job.pk).delete()
+        sweep_id = job.sweep_id
+        note_if_sysadmin(user, "job.deleted", job)
+        job.delete()
+        if sweep_id is not None and not Job.objects.filter(sweep=sweep_id).exists():
+            IdempotencyKey.objects.filter(route="sweeps", thing_id=sweep_id).delete()
+            Sweep.objects.filter(pk=sweep_id).delete()
+        # Renamed within the transaction: if either fails, nothing is deleted; the bytes go later (tasks.empty_trash).
+        undo.enter_context(discarded(directory))
+        transaction.on_commit(lambda: tasks.queue(tasks.empty_trash))
+
+
+def _may_change(user: User, job: Job) -> None:
+    if not can(user, "change", job):
+        raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
+
+
+def _set_pinned(user: User, job: Job, checkpoint: Checkpoint, pinned: bool) -> None:
+    """The row, under the lock that retention takes: what it removes nobody has pinned."""
+    with durable(), transaction.atomic():
+        Job.objects.select_for_update().filter(pk=job.pk).first()
+        row = Checkpoint.objects.filter(pk=checkpoint.pk).first()
+        if row is None:
+            raise Conflict(f"Not changed. #{job.pk} has just been deleted.")
+        if pinned and row.state == Checkpoint.State.PRUNED:
+            raise Conflict(f"Not pinned. {row.name} of #{job.pk} has been pruned: there is nothing left to keep.")
+        kept = Checkpoint.objects.filter(pk=row.pk).exclude(state=Checkpoint.State.PRUNED)
+        if kept.exclude(pinned=pinned).update(pinned=pinned):
+            note_if_sysadmin(user, "checkpoint.pinned" if pinned else "checkpoint.unpinned", job, row.name)
+
+
+def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent: Job | None) -> Job:
+    job = Job.objects.create(
+        project=project,
+        owner=user,
+        name=spec.name,
+        kind=spec.kind,
+        spec=spec.model_dump(mode="json"),
+        spec_toml=spec_toml,
+        notes=spec.notes,
+        parent=parent,
+    )
+    Tag.objects.bulk_create([Tag(job=job, name=tag) for tag in spec.tags])
+    return job
+
+
+def _first_attempt(job: Job, kept: str, *, reason: str) -> Attempt:
+    attempt = Attempt(job=job, number=1, reason=reason, steps=(job.spec.get("run") or {}).get("steps"))
+    if kept:
+        attempt.key = kept  # leads the worker to the upload
+    attempt.save()
+    job.latest = attempt
+    job.save(update_fields=["latest"])
+    return attempt
+
+
+def _resumable(job: Job, step: int | None, steps: int | None) -> Attempt:
+    """The job's last attempt, if a further one may follow it."""
+    last = job.latest
+    if last is None or last.ended_at is None:
+        raise Conflict(f"Not resumed. #{job.pk} has not ended: it is {last.state if last else 'being made'}.")
+    if last.decided_at is None:
+        raise Conflict(f"Not resumed. Vigil is just deciding how #{job.pk} goes on. Ask again in a few seconds.")
+    if last.state == Attempt.State.COMPLETED and step is None and steps is None:
+        raise Conflict(
+            f"#{job.pk} has completed. Say from which step it shall run again, or how many steps it shall run."
+        )
+    if steps is not None and job.kind != "distributed":
+        raise SpecError.at("steps", "Only the trainer knows steps; a program of your own takes them as an argument.")
+    return last
+
+
+def _start_of(job: Job, last: Attempt, step: int | None) -> Checkpoint | None:
+    """The checkpoint to start from; None: from the beginning, where there is none at all."""
+    if step is None:
+        return checkpoints.newest_on_line(last)
+    resumable = Checkpoint.objects.resumable().filter(job=job)
+    chosen = resumable.filter(step=step).order_by("-generation").first()
+    if chosen is None:
+        there = sorted(set(resumable.values_list("step", flat=True)), key=lambda s: abs(s - step))[:5]
+        nearest = (
+            f"Nearest: {', '.join(f'{s:,}' for s in sorted(there))}." if there else "There is none to resume from."
+        )
+        raise SpecError.at("step", f"No checkpoint at step {step:,}. {nearest}")
+    return chosen
+
+
+def _has_work(job: Job, start: Checkpoint | None) -> None:
+    """Whether a completed job has steps left beyond the checkpoint."""
+    steps = job.spec["run"]["steps"] if job.kind == "distributed" else None
+    if start is not None and steps is not None and start.step >= steps:
+        raise Conflict(
+            f"Not resumed. All {steps:,} steps of #{job.pk} are done at that checkpoint."
+            " Take an earlier one, or say how many steps it shall run."
+        )
+
+
+def _lengthen(job: Job, steps: int, start: Checkpoint | None) -> None:
+    """Change how far the job runs: in the spec, and in its text, where comments and order stay."""
+    if start is not None and steps <= start.step:
+        raise SpecError.at("steps", f"{steps:,} is not beyond the checkpoint at step {start.step:,}.")
+    text = set_values(job.spec_toml, {"run.steps": steps})
+    spec = JobSpec.parse({**job.spec, "run": {**job.spec["run"], "steps": steps}})
+    job.spec, job.spec_toml = spec.model_dump(mode="json"), text
+    job.save(update_fields=["spec", "spec_toml"])
