@@ -16,7 +16,7 @@ from jobs.following.restart import Decision
 from jobs.models import Attempt, Job
 from jobs.submitting.submit import cancel
 from portal.models import User
-from tests.jobs.follow.launchers import newest
+from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db

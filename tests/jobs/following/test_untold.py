@@ -11,7 +11,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Job
 from jobs.submitting.submit import cancel
 from portal.models import User
-from tests.jobs.follow.launchers import launched, newest
+from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db

@@ -26,7 +26,7 @@ from tests.stack import wait_for
 
 SECRET = "a secret of the lab's own Slurm"
 ADDRESS = "/api/v1/scheduler/wake"
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "slurm" / "jobcomp.sh"
+SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "slurm" / "jobcomp.sh"
 
 
 class Queued:

@@ -12,7 +12,7 @@ from jobs.following import steps
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import SchedulerError, SlurmStep
 from portal.models import User
-from tests.jobs.follow.launchers import newest
+from tests.jobs.following.launchers import newest
 from tests.jobs.pages.reading import text
 from tests.jobs.schedulers import Told
 from tests.lab import bearer, signed_in

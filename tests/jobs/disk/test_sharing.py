@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jobs.disk import rundir, sharing, upload
 from jobs.disk.sharing import Acl
 from jobs.errors import Refused
-from tests.jobs.test_upload import file, other, packed
+from tests.jobs.disk.test_upload import file, other, packed
 from tests.slurm.people import ALICE, BOB, GROUP, PORTAL, People
 from training.launch.opening import open_up
 

@@ -18,7 +18,7 @@ from jobs.spec import JobSpec, write_toml
 from jobs.submitting.submit import cancel, submit
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
-from tests.jobs.follow.launchers import launched, newest
+from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from jobs.submitting.submit import cancel, delete
 from nodes.schedulers.base import JobStatus, SchedulerError, Submission
 from portal.models import User
 from tests.jobs.asking import ask
-from tests.jobs.follow.launchers import newest
+from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db

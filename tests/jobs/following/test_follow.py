@@ -16,7 +16,7 @@ from jobs.following import follow
 from jobs.models import Attempt, Job
 from nodes.models import Node
 from portal.models import Lease, User
-from tests.jobs.follow.launchers import launched, newest
+from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import Told
 from tests.lab import a_checkpoint
 

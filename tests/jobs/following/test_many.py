@@ -19,7 +19,7 @@ from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import JobStatus, SchedulerError
 from portal.models import Project, User
 from tests.jobs.asking import spec_of
-from tests.jobs.follow.launchers import newest
+from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import Told
 from tests.lab import a_job
 
