@@ -20,6 +20,7 @@ import httpx
 import msgspec
 
 from nodes.schedulers.base import SchedulerError
+from nodes.schedulers.slurm_deadline import Deadline, Transport
 from nodes.schedulers.slurm_tokens import Tokens
 from nodes.schedulers.slurm_words import integer, mapping, objects, text
 
@@ -103,7 +104,8 @@ class SlurmHttp:
     ) -> None:
         self.url, self.tokens, self.user, self.timeout_s = url, tokens, user, timeout_s
         self.calls = 0  # how often slurmrestd was asked: it is slow, and shared with everybody
-        base, own = _transport(url, ca_file)
+        self._deadline = Deadline()
+        base, own = _transport(url, ca_file, self._deadline)
         self._client = httpx.Client(
             base_url=base,
             transport=transport or own,
@@ -210,7 +212,7 @@ class SlurmHttp:
 
     def _receive(self, method: str, url: str, query: dict[str, str], body: object, headers: dict[str, str]) -> Answer:
         """One answer, whole: neither without end nor without size."""
-        until = time.monotonic() + WHOLE * self.timeout_s
+        self._deadline.until = until = time.monotonic() + WHOLE * self.timeout_s
         content = None if body is None else json.dumps(body).encode()
         if content is not None:
             headers = {**headers, "Content-Type": "application/json"}
@@ -249,7 +251,7 @@ def served_by(document: Json) -> Served:
     return Served(slurm, slurmdb, paths)
 
 
-def _transport(url: str, ca_file: str) -> tuple[str, httpx.BaseTransport]:
+def _transport(url: str, ca_file: str, deadline: Deadline) -> tuple[str, httpx.BaseTransport]:
     """The base of URLs, and what carries them. Certificates are verified, by the system's or the given authorities."""
     try:
         parts = urlsplit(url)
@@ -257,15 +259,15 @@ def _transport(url: str, ca_file: str) -> tuple[str, httpx.BaseTransport]:
     except ValueError:  # a port beyond 65535, half an IPv6 address
         raise _no_address("") from None
     if parts.scheme == "unix" and parts.path.startswith("/"):
-        return "http://localhost", httpx.HTTPTransport(uds=parts.path)
+        return "http://localhost", Transport(deadline, uds=parts.path)
     if "@" in parts.netloc:  # a password would stand in every error
         raise _no_address(" without a name or password")
     if not is_address or parts.query or parts.fragment:
         raise _no_address("")
     if parts.scheme == "http":
-        return url.rstrip("/"), httpx.HTTPTransport()
+        return url.rstrip("/"), Transport(deadline)
     try:
-        return url.rstrip("/"), httpx.HTTPTransport(verify=ssl.create_default_context(cafile=ca_file or None))
+        return url.rstrip("/"), Transport(deadline, verify=ssl.create_default_context(cafile=ca_file or None))
     except OSError as error:  # an SSLError as well
         raise SchedulerError(
             f"VIGIL_SLURM_CA_FILE={ca_file} cannot be read as certificates (PEM): {error.strerror or error}.",
