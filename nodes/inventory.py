@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
@@ -30,6 +30,7 @@ EVERY = {
 }
 AGAIN = timedelta(seconds=15)  # what failed is asked again no sooner
 BUDGET_S = 2.0  # a tick: what has not been begun by then is the next tick's
+AGAIN_AT_ONCE = 2  # parts a tick that were read before: their calls come on top of the poll's
 
 
 def scheduler() -> Scheduler:
@@ -69,16 +70,20 @@ def unix_user(submitted_as: str) -> str:
 
 def is_due() -> bool:
     """Whether a part of the rows is old enough to ask again."""
-    return bool(_due(timezone.now()))
+    return bool(_due(timezone.now(), Reading.objects.in_bulk()))
 
 
 def sync(source: Scheduler) -> None:
     """Bring those parts in step that are due, the longest waiting first, within a tick's budget."""
     until = time.monotonic() + BUDGET_S
-    for part in _due(timezone.now()):
+    known = Reading.objects.in_bulk()
+    due = _due(timezone.now(), known)
+    again = [part for part in due if part.value in known]
+    for part in due:
         if time.monotonic() > until:
             return
-        read(source, part)
+        if part not in again[AGAIN_AT_ONCE:]:
+            read(source, part)
 
 
 def read(source: Scheduler, *parts: Part) -> None:
@@ -97,7 +102,7 @@ def read(source: Scheduler, *parts: Part) -> None:
 
 def miss(error: SchedulerError) -> None:
     """The scheduler has just not answered something else: what is due was not asked for, and says why."""
-    for part in _due(timezone.now()):
+    for part in _due(timezone.now(), Reading.objects.in_bulk()):
         _note_failure(part, str(error))
 
 
@@ -112,8 +117,7 @@ def readings() -> dict[str, Reading]:
     return {part.value: known.get(part.value) or Reading(part=part.value) for part in Part}
 
 
-def _due(now: datetime) -> list[Part]:
-    known = Reading.objects.in_bulk()
+def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
     since: dict[Part, datetime] = {}
     for part, every in EVERY.items():
         reading = known.get(part.value)

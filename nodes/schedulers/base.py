@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
@@ -18,6 +19,7 @@ ENDED = frozenset(
 )  # fmt: skip
 UNKNOWN = "unknown"
 _STATES = ALIVE | ENDED | {UNKNOWN}
+CLOCKS_APART = timedelta(minutes=15)  # at most
 
 
 class SchedulerError(Exception):
@@ -70,6 +72,7 @@ class JobStatus:
     scheduler_id: str
     state: str
     key: str = ""
+    other_key: str = ""  # where its name has another one than its comment: somebody has changed one of them
     user: str = ""  # "": not told
     reason: str = ""
     exit_code: int | None = None
@@ -85,9 +88,24 @@ class JobStatus:
         if self.state not in _STATES:
             raise ValueError(f"{self.state!r} is no state of a job")
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """What it goes by. None where somebody has changed both, or where it came past Vigil."""
+        return frozenset({self.key, self.other_key} - {""})
+
     def is_of(self, user: str) -> bool:
         """Whether it may be this person's, as far as that is told."""
         return not (self.user and user) or self.user == user
+
+    def may_be_from(self, since: datetime | None, until: datetime | None) -> bool:
+        """Whether it may have been submitted between these moments of our clock, which Slurm's may be ahead of or behind.
+
+        A requeue makes it look younger than it is.
+        """
+        if self.submitted_at is None or self.restart_count:
+            return True
+        at = datetime.fromtimestamp(self.submitted_at, UTC)
+        return not (since and at < since - CLOCKS_APART) and not (until and at > until + CLOCKS_APART)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -267,7 +267,7 @@ class Slurm:
             return None
         last = runs[-1]
         if last.state not in ENDED:  # slurmctld does not know it, the accounts have not heard of its end: not yet told
-            return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key)
+            return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key, other_key=last.other_key)
         return replace(last, scheduler_id=scheduler_id, before=_before(runs, last.restart_count) or "")
 
     def _runs(self, scheduler_id: str) -> list[Run]:
@@ -334,9 +334,11 @@ def _own_id(listed: str) -> str:
 
 def _newest(records: Iterable[Record], key: str, user: str, task: int | None) -> JobStatus | None:
     """Of a person's jobs with this key (and this task of an array) the one that lives, else the last one."""
-    wanted = (record for record in records if record.status.key == key and _has_task(record, task))
+    wanted = (record for record in records if key in record.status.keys and _has_task(record, task))
     ours = [record.status for record in wanted if record.status.is_of(user)]
-    return max(ours, key=lambda one: (one.state not in ENDED, one.submitted_at or 0.0), default=None)
+    return max(
+        ours, key=lambda one: (not one.other_key, one.state not in ENDED, one.submitted_at or 0.0), default=None
+    )
 
 
 def _has_task(record: Record, task: int | None) -> bool:

@@ -28,9 +28,6 @@ class JobList:
     def records(self) -> Iterator[Record]:
         return _each(shapes.record, self._jobs)
 
-    def queue(self) -> list[QueuedJob]:
-        return list(_each(shapes.queued, self._jobs))
-
     def default_partition(self) -> str:
         """Where Slurm put one that named no partition; "" where none tells."""
         put = (job.get("partition") for job in self._jobs if "USING_DEFAULT_PARTITION" in words(job.get("flags")))
@@ -38,7 +35,12 @@ class JobList:
 
     def both(self) -> Iterator[tuple[Record, QueuedJob]]:
         """The two of one job together."""
-        return _each(lambda raw: (shapes.record(raw), shapes.queued(raw)), self._jobs)
+
+        def read(raw: Mapping[str, object]) -> tuple[Record, QueuedJob]:
+            told = shapes.record(raw)
+            return told, shapes.queued(raw, told)
+
+        return _each(read, self._jobs)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,8 @@ def _place(one: Record) -> tuple[str, float, int, float]:
 
 def _is_same(one: Record, other: Record) -> bool:
     """Of one job: a Slurm that was set up anew counts from 1 again, and gives ids to others."""
-    return one.own_id == other.own_id and one.status.key == other.status.key
+    mine, others = one.status.keys, other.status.keys
+    return one.own_id == other.own_id and (mine == others or not mine.isdisjoint(others))
 
 
 def _with_shares(

@@ -60,10 +60,14 @@ class Record:
         return int(task) in self.tasks or (self.has_more and int(task) > self.tasks[-1])
 
 
-def key_of(name: str, comment: str) -> str:
-    """The attempt's key, which we put into both: accounts may keep no comments, and people may change them."""
-    found = KEY.search(comment) or _KEY_IN_NAME.search(name)
-    return found[1] if found else ""
+def keys_of(name: str, comment: str) -> tuple[str, str]:
+    """The attempt's key, which we put into both: accounts may keep no comments, and people may change them.
+
+    Then one if there are two: nobody can tell which of them is ours.
+    """
+    found = [match[1] for match in (KEY.search(comment), _KEY_IN_NAME.search(name)) if match]
+    first, *others = [*dict.fromkeys(found), ""]
+    return first, others[0] if others else ""
 
 
 def record(raw: Raw) -> Record:
@@ -74,6 +78,7 @@ def record(raw: Raw) -> Record:
     array, task = integer(raw.get("array_job_id")), number(raw.get("array_task_id"))
     waits, is_over = state == "pending", state in ENDED
     nodes, reason = hosts(raw.get("nodes")), text(raw.get("state_reason"))
+    key, other_key = keys_of(text(raw.get("name")), text(raw.get("comment")))
     # Of one that never started Slurm says 1, as if by signal 1.
     code, died_of = _exit(raw.get("exit_code")) if is_over and nodes else (None, None)
     if reason == "JobLaunchFailure" and died_of not in {None, signal.SIGHUP}:
@@ -89,7 +94,8 @@ def record(raw: Raw) -> Record:
         status=JobStatus(
             scheduler_id=f"{array}_{int(task)}" if array and task is not None else own_id,
             state=state,
-            key=key_of(text(raw.get("name")), text(raw.get("comment"))),
+            key=key,
+            other_key=other_key,
             user=text(raw.get("user_name")),
             reason=" ".join(filter(None, (reason if state in {"pending"} | ENDED else "", hold_of(told)))),
             exit_code=code,
@@ -110,6 +116,7 @@ def accounted(raw: Raw, *, restart_count: int = 0) -> Record:
     own_id = _own_id(raw)
     array, task = integer(at(raw, "array", "job_id")), number(at(raw, "array", "task_id"))
     is_over = state in ENDED
+    key, other_key = keys_of(text(raw.get("name")), text(at(raw, "comment", "job")))
     code, died_of = _exit(raw.get("exit_code")) if is_over else (None, None)
     if state == "failed" and code == 0:
         code = None  # v0.0.38 tells 0 for every job
@@ -119,7 +126,8 @@ def accounted(raw: Raw, *, restart_count: int = 0) -> Record:
         status=JobStatus(
             scheduler_id=f"{array}_{int(task)}" if array and task is not None else own_id,
             state=state,
-            key=key_of(text(raw.get("name")), text(at(raw, "comment", "job"))),
+            key=key,
+            other_key=other_key,
             user=text(raw.get("user")),
             exit_code=code,
             signal=died_of,
@@ -157,9 +165,8 @@ def steps(raw: Raw) -> tuple[SlurmStep, ...]:
     return tuple(found)
 
 
-def queued(raw: Raw) -> QueuedJob:
-    """One of /jobs, as the queue shows it."""
-    told = record(raw)
+def queued(raw: Raw, told: Record) -> QueuedJob:
+    """One of /jobs, as the queue shows it, beside its record."""
     asked = tres(raw.get("tres_alloc_str")) or tres(raw.get("tres_req_str"))
     count, kind = gpus_of_tres(asked)
     waits = told.status.state == "pending"

@@ -22,7 +22,7 @@ _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:=(]+?))?[:=](?P<count>\d+)(
 
 def number(value: object) -> float | None:
     """7, "7" and {"set": true, "number": 7} are 7; unset, infinite and Slurm's own markers of both are None."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return number(value.get("number")) if value.get("set") and not value.get("infinite") else None
     if isinstance(value, str):
         try:
@@ -50,7 +50,9 @@ def text(value: object) -> str:
     """A string; Slurm writes absent ones as null, (null) or N/A. Half a character (a lone surrogate) becomes "?"."""
     if not isinstance(value, str) or value in _NOTHING:
         return ""
-    return value.encode(errors="replace").decode().replace("\0", "").strip()
+    if not value.isascii():
+        value = value.encode(errors="replace").decode()
+    return value.replace("\0", "").strip()
 
 
 def words(value: object) -> tuple[str, ...]:
@@ -64,12 +66,12 @@ def words(value: object) -> tuple[str, ...]:
 
 def mapping(value: object) -> Mapping[str, object]:
     """A JSON object; an empty one where there is none."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def objects(value: object) -> list[Mapping[str, object]]:
     """The JSON objects of a list."""
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list | tuple) else []
 
 
 def at(value: object, *path: str) -> object:

@@ -188,7 +188,8 @@ NODE_FIELDS = sorted(body(NEWEST, "busy/slurm-nodes")["nodes"][0]) + ["state_fla
 @given(fields(READ), fields(JOB_FIELDS))
 def test_no_job_upsets_the_readers(first: dict[str, Any], second: dict[str, Any]) -> None:
     raw = {**second, **first, "job_id": 17}
-    found, queued = shapes.record(raw), shapes.queued(raw)
+    found = shapes.record(raw)
+    queued = shapes.queued(raw, found)
     assert found.own_id == "17"
     assert found.status.state in ALIVE | ENDED | {UNKNOWN}
     assert queued.state == found.status.state
@@ -275,7 +276,7 @@ def test_fields_come_and_go(version: str) -> None:
             continue
         for raw in (without(job, name), {**job, name: None}, {**job, name: []}, {**job, name: {}}):
             assert shapes.record(raw).own_id == plain.own_id, name
-            shapes.queued(raw)
+            shapes.queued(raw, shapes.record(raw))
     node = body(version, "busy/slurm-nodes")["nodes"][0]
     for name in node:
         for raw in (without(node, name), {**node, name: None}, {**node, name: []}, {**node, name: {}}):
@@ -291,4 +292,4 @@ def test_old_shapes_in_a_new_version_and_the_other_way_round() -> None:
     }
     flat["job_state"] = "RUNNING"
     assert shapes.record(flat) == shapes.record(job)
-    assert shapes.queued(flat) == shapes.queued(job)
+    assert shapes.queued(flat, shapes.record(flat)) == shapes.queued(job, shapes.record(job))
