@@ -23,7 +23,7 @@ dev:
 
 # The second run repeats what touches the database on PostgreSQL, in a private cluster that the tests start.
 test: dev ## every test: on SQLite, then what touches the database on PostgreSQL (up to 15 minutes)
-	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope --durations 10
+	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --durations 10
 	@TEST_DATABASE=postgres $(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow" tests/portal tests/jobs tests/nodes
 
 test-fast: dev ## the quick tests, under a minute
@@ -31,7 +31,7 @@ test-fast: dev ## the quick tests, under a minute
 
 test-slurm: dev ## what needs a whole Slurm, on two of its releases, which the tests unpack and start (as root, on Debian)
 	@$(PYTHON_OF_VENV) -m tests.slurm.release
-	@TEST_SLURM=$${TEST_SLURM:-1} $(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadgroup --durations 10 tests/slurm
+	@TEST_SLURM=$${TEST_SLURM:-1} $(PYTHON_OF_VENV) -m pytest -q -n 4 --dist loadscope --durations 10 tests/slurm
 
 soak: dev ## twenty kills of each kind in one job each, on SQLite (half an hour)
 	@TEST_KILLS=20 $(PYTHON_OF_VENV) -m pytest -q tests/portal/test_up_kill.py

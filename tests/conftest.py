@@ -1,6 +1,7 @@
 """Fixtures for every test: `portal_up` is a real portal that slow tests share, `make_stack` makes one to break."""
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from tests.stack import Stack
 # The same examples in every run, however loaded the machine: a failure is a change's, never the day's.
 hypothesis.settings.register_profile("vigil", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("vigil")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with many slow tests first: what is left at the end is quick, and no worker waits long for another."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

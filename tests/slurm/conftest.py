@@ -18,15 +18,18 @@ from tests.slurm.release import RELEASES
 CHOSEN = os.environ.get("TEST_SLURM", "")
 NAMES = [CHOSEN] if CHOSEN not in ("", "1") else [release.name for release in RELEASES]
 
+LIVES = re.compile(r"/test_(end_to_end|push|sweep)\.py::")
+
 collect_ignore_glob = [] if CHOSEN else ["test_*.py"]
 
 
 class ByRelease(LoadScopeScheduling):  # type: ignore[misc]
-    """One worker runs every test of a release, so that one cluster of each is up at most."""
+    """Two shares of each release, each with a cluster of its own: whole lives of jobs, which mostly wait, and all else."""
 
     def _split_scope(self, nodeid: str) -> str:
         parameters = re.split(r"[\[\]-]", nodeid)
-        return next((name for name in NAMES if name in parameters), nodeid)
+        release = next((name for name in NAMES if name in parameters), nodeid)
+        return f"{release} {'lives' if LIVES.search(nodeid) else 'all else'}"
 
 
 # Instead of marks for `--dist loadgroup`: xdist 3.8 cannot tell them to its controller from pytest 9.2 on.
