@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,12 +11,11 @@ from pathlib import Path
 from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
 from nodes.schedulers.cluster import Accounts, Partition
 from nodes.schedulers.slurm import Slurm
+from nodes.schedulers.slurm_commands import run
 from nodes.schedulers.slurm_http import SlurmHttp
 from nodes.schedulers.slurm_rest import SlurmRest
 from nodes.schedulers.slurm_tokens import Broker, KeyFile, Tokens
 from nodes.schedulers.slurm_words import at, mapping, objects, text, words
-
-SCONTROL_S = 10
 
 
 @dataclass(frozen=True)
@@ -110,18 +107,11 @@ class Site:
         command = shutil.which(self.scontrol)
         if command is None:
             raise SchedulerError("scontrol is not installed beside the worker. Install Slurm's client commands there.")
-        kept = {name: value for name, value in os.environ.items() if name in {"PATH", "SLURM_CONF", "LANG"}}
-        try:
-            done = subprocess.run(
-                [command, *words], env={**kept, "SLURM_JWT": token}, stdin=subprocess.DEVNULL, capture_output=True,
-                text=True, errors="replace", timeout=SCONTROL_S, check=False,
-            )  # fmt: skip
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            raise SchedulerError(f"scontrol did not answer: {type(error).__name__}.") from None
-        if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-            raise SchedulerError(f"scontrol: {said}. Does SLURM_CONF, or /etc/slurm, name this cluster?")
-        return done.stdout
+        code, printed, said = run(command, *words, token=token)
+        if code:
+            last = (said or f"exit code {code}").splitlines()[-1]
+            raise SchedulerError(f"scontrol: {last}. Does SLURM_CONF, or /etc/slurm, name this cluster?")
+        return printed
 
 
 def conf_of(printed: str) -> dict[str, str]:

@@ -16,12 +16,13 @@ TIMEOUT_S = 10
 class Commands:
     """`scontrol`: its name or path; the others lie beside it."""
 
-    def __init__(self, tokens: Tokens, scontrol: str = "scontrol") -> None:
+    def __init__(self, tokens: Tokens, scontrol: str) -> None:
         self.tokens, self.scontrol = tokens, scontrol
 
     def call(self, name: str, *words: str, user: str, why: str) -> None:
         """Run one; raises what it said. `why`: what this Slurm cannot do otherwise, where the command is missing."""
-        command = self.path_of(name)
+        place = Path(self.scontrol)
+        command = shutil.which(str(place.with_name(name)) if len(place.parts) > 1 else name)
         if command is None:
             message = f"{why} by {name} only, which is not installed beside Vigil's worker."
             raise SchedulerError(
@@ -30,11 +31,6 @@ class Commands:
         code, _, said = run(command, *words, token=self.tokens.of(user))
         if code and (said or name != "scancel"):  # 22.05's ends with 229 after a signal that it sent
             raise SchedulerError(f"{name}: {said}", permanent=True)
-
-    def path_of(self, name: str) -> str | None:
-        """Where a command is; None where it is not installed."""
-        place = Path(self.scontrol)
-        return shutil.which(str(place.with_name(name)) if len(place.parts) > 1 else name)
 
 
 def run(command: str, *words: str, token: str) -> tuple[int, str, str]:
