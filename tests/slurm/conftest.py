@@ -24,7 +24,7 @@ collect_ignore_glob = [] if CHOSEN else ["test_*.py"]
 
 
 class ByRelease(LoadScopeScheduling):  # type: ignore[misc]
-    """Two shares of each release, each with a cluster of its own: whole lives of jobs, which mostly wait, and all else."""
+    """Two shares of each release, a cluster for each: whole lives of jobs, which mostly wait, and all else."""
 
     def _split_scope(self, nodeid: str) -> str:
         parameters = re.split(r"[\[\]-]", nodeid)
