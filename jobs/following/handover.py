@@ -66,11 +66,12 @@ def awaited_uploads() -> set[str]:
 def is_of(attempt: Attempt, status: JobStatus) -> bool:
     """Whether the scheduler speaks of this job: one that was set up anew, as where a backup is restored, has given the
     id to another. What it requeued keeps the first attempt's key; what was of an array has its sweep's."""
-    if not status.key:  # somebody has renamed it; or it is anybody's, past us
-        return status.is_of(attempt.scheduler_user)
-    if status.key == attempt.key:
+    if not status.keys:  # somebody has renamed it; or it is anybody's, past us
+        is_of_then = status.may_be_from(attempt.created_at, attempt.submitted_at)
+        return is_of_then and status.is_of(attempt.scheduler_user)
+    if attempt.key in status.keys:
         return True
-    mine = Q(attempts__key=status.key) | Q(sweep__key=status.key)
+    mine = Q(attempts__key__in=status.keys) | Q(sweep__key__in=status.keys)
     return Job.objects.filter(mine, pk=attempt.job_id).exists()
 
 

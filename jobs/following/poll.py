@@ -47,13 +47,15 @@ class Known(NamedTuple):
     state: str
     reason: str
     nodes: list[str]
+    created_at: datetime
+    submitted_at: datetime | None
     started_at: datetime | None
     unknown_since: datetime | None
     untold_since: datetime | None
 
     def is_told_of(self, status: JobStatus) -> bool:
         """Whether it goes by its own key, or by that of its array."""
-        return status.key in {"", self.key, self.sweep_key}
+        return not status.keys or not status.keys.isdisjoint({self.key, self.sweep_key})
 
     def is_as(self, status: JobStatus) -> bool:
         """Whether there is nothing to do about it, whoever's job it is."""
@@ -69,9 +71,10 @@ class Known(NamedTuple):
 
     def is_anothers(self, status: JobStatus, jobs: Mapping[str, int]) -> bool:
         """Whether it is not this attempt's job at all; `jobs`: of the keys that are not the attempts' own."""
-        if not status.key:
-            return not status.is_of(self.scheduler_user)
-        return not self.is_told_of(status) and jobs.get(status.key) != self.job_id
+        if not status.keys:
+            is_of_then = status.may_be_from(self.created_at, self.submitted_at)
+            return not (is_of_then and status.is_of(self.scheduler_user))
+        return not self.is_told_of(status) and all(jobs.get(key) != self.job_id for key in status.keys)
 
 
 class Poll:
@@ -247,11 +250,11 @@ class Poll:
 
 def _jobs_of_keys(known: Sequence[Known], told: Mapping[str, JobStatus]) -> dict[str, int]:
     """Whose keys the scheduler names that are not the attempt's own: a requeued job keeps its first attempt's."""
-    foreign = set()
+    foreign: set[str] = set()
     for one in known:
         status = told.get(one.scheduler_id)
         if status is not None and not one.is_told_of(status):
-            foreign.add(status.key)
+            foreign |= status.keys
     found: dict[str, int] = {}
     for part in _parts(sorted(foreign), AT_ONCE):
         found |= dict(Attempt.objects.filter(key__in=part).values_list("key", "job_id"))

@@ -20,6 +20,7 @@ WORDS = {
     "stopped": "It was asked to stop, saved a checkpoint and ended.",
     "preempted": "The scheduler took its nodes for another job.",
     "node_fail": "A node was lost.",
+    "forgotten": "The scheduler does not know it any more.",
     "lost": "A process was killed from outside.",
     "hang": "A rank did not move any more.",
     "exception": "The program raised an exception.",
@@ -30,7 +31,7 @@ WORDS = {
     "fenced": "A newer launch of the same job had taken over.",
     "failed": "The program ended with an error.",
 }
-RESTARTED = frozenset({"stopped", "preempted", "node_fail", "lost", "hang", "timeout"})
+RESTARTED = frozenset({"stopped", "preempted", "node_fail", "forgotten", "lost", "hang", "timeout"})
 FREE = frozenset({"stopped", "preempted"})  # count neither against max_restarts nor in_place (PROTOCOLS §1)
 
 
@@ -43,12 +44,13 @@ class Ended:
     signal: int | None = None
     result: Mapping[str, Any] | None = None  # result.json
     cancelled: bool = False  # a person asked for it
+    forgotten: bool = False  # the scheduler cannot tell
 
     @classmethod
     def untold(cls, result: Mapping[str, Any] | None, *, cancelled: bool) -> Ended:
-        """Of a job that the scheduler has forgotten: by the launcher's last word, or lost if it had none."""
+        """Of a job that the scheduler has forgotten: by the launcher's last word, if it had one."""
         if result is None:
-            return cls("node_fail", cancelled=cancelled)
+            return cls("failed", cancelled=cancelled, forgotten=True)
         code = result.get("exit_code")
         known = code if type(code) is int and 0 <= code < 256 else None
         return cls("completed" if known == 0 else "failed", known, result=result, cancelled=cancelled)
@@ -62,6 +64,8 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
         return "completed", failure
     if ended.cancelled or ended.state == "cancelled":
         return "cancelled", failure
+    if ended.forgotten:
+        return "forgotten", failure
     if ended.exit_code == STOPPED or result.get("cause") == "stopped":
         return "stopped", failure
     if ended.state in {"preempted", "requeued"}:

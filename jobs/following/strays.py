@@ -72,7 +72,7 @@ def pursue(turn: Round) -> None:
 
 
 def _end(stray: Stray, status: JobStatus | None, scheduler: Scheduler, now: datetime) -> None:
-    is_another = status is not None and status.key not in {"", stray.key}
+    is_another = status is not None and bool(status.keys) and stray.key not in status.keys
     if is_another or (stray.tried_at is not None and (status is None or status.state in ENDED)):
         logger.info("%s is gone", stray)
         stray.delete()

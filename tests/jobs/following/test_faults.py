@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +39,9 @@ def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(job: Job, told: To
     Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
     tick()
     first = Attempt.objects.get(number=1)
-    assert (first.state, first.reason) == ("node_fail", "The scheduler does not know its job 101 any more.")
+    assert (first.state, first.cause) == ("failed", "forgotten")
+    assert first.reason == "The scheduler does not know its job 101 any more."
+    assert first.decision.startswith("The scheduler does not know it any more. Started anew")
     assert told.cancelled == ["101"]  # should it live on unseen: no second one beside it
 
 
@@ -81,7 +84,7 @@ def test_another_job_of_the_same_id_does_not_hold_up_the_next_attempt(
     told.say("101", state="running", key="anothers")
     tick()
     first, second = Attempt.objects.order_by("number")
-    assert (first.state, first.reason) == ("node_fail", "The scheduler's job 101 is another one: it counts anew.")
+    assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: it counts anew.")
     assert second.scheduler_id == "102"
 
 
@@ -138,8 +141,41 @@ def test_a_stranger_s_job_of_the_same_id_is_not_followed(
     told.say("101", key="", user="mallory")
     tick()
     first, second = Attempt.objects.order_by("number")
-    assert (first.state, first.reason) == ("node_fail", "The scheduler's job 101 is another one: it counts anew.")
+    assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: it counts anew.")
     assert (second.scheduler_id, told.cancelled) == ("102", [])
+
+
+def test_own_job_of_the_same_id_that_came_past_vigil_is_not_followed(
+    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    """Slurm counts anew, and the person's own `sbatch` gets the id of one of their jobs here."""
+    Attempt.objects.update(scheduler_user="oskar")
+    User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
+    now = time.time()
+    told.say("101", key="", user="oskar", submitted_at=now + 300)  # Slurm's clock may be ahead
+    tick()
+    told.say("101", submitted_at=now + 7200, restart_count=1)  # a requeue is told as a submission
+    tick()
+    assert list(Attempt.objects.values_list("scheduler_id", flat=True)) == ["101", "101"]
+    told.say("101", submitted_at=now - 7200, restart_count=0)
+    tick()
+    assert [(one.state, one.scheduler_id) for one in Attempt.objects.order_by("number")][1:] == [
+        ("failed", "101"),
+        ("pending", "102"),
+    ]
+    told.say("102", key="", user="oskar", submitted_at=now + 7200)
+    tick()
+    last = newest()
+    assert (last.number, last.reason) == (3, "The scheduler's job 102 is another one: it counts anew.")
+    assert not told.cancelled
+
+
+def test_who_copies_a_key_into_a_comment_loses_no_job(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    """Its name still has its own; be the other one anybody's."""
+    for first, second in (("anothers", newest().key), (newest().key, "anothers")):
+        told.say("101", state="running", key=first, other_key=second)
+        tick()
+        assert (newest().number, newest().state) == (1, "running")
 
 
 def test_it_stays_open_while_a_stream_has_not_ended(job: Job, told: Told, tick: Callable[[], bool]) -> None:
