@@ -173,11 +173,11 @@ class Slurm:
         return list(memory.queue.values())
 
     def partitions(self) -> list[Partition]:
-        """Since v0.0.40 Slurm does not say which is the default: its jobs do, of those that named none."""
+        """Since v0.0.40 REST names no default: jobs tell it that named none, or scontrol does."""
         found = self.rest.partitions()
-        known = found[0].name if len(found) == 1 else self._memory.default_partition
         if any(one.is_default for one in found):
             return found
+        known = found[0].name if len(found) == 1 else self._memory.default_partition or self._default_partition()
         return [replace(one, is_default=one.name == known) for one in found]
 
     def reservations(self) -> list[Reservation]:
@@ -303,6 +303,16 @@ class Slurm:
         told = [run.record.status for run in runs if run.record.has(status.scheduler_id)]
         return _before(told, status.restart_count)
 
+    def _default_partition(self) -> str:
+        """As scontrol tells it; "" where it does not, or is not installed beside the worker."""
+        why = "This Slurm tells its default partition"
+        try:
+            told = self.commands.call("scontrol", "show", "partition", "--oneliner", user=self.user, why=why)
+        except SchedulerError as error:
+            logger.debug("the default partition is not known: %s", error)
+            return ""
+        return next((line.split()[0].partition("=")[2] for line in told.splitlines() if " Default=YES " in line), "")
+
     def _name_nodes(self, scheduler_id: str, asked: Submission) -> None:
         """Of a job that was submitted on hold, as REST v0.0.38 has no words for nodes; then let it go."""
         wanted = [f"reqnodelist={','.join(asked.required_nodes)}"] if asked.required_nodes else []
@@ -336,9 +346,7 @@ def _newest(records: Iterable[Record], key: str, user: str, task: int | None) ->
     """Of a person's jobs with this key (and this task of an array) the one that lives, else the last one."""
     wanted = (record for record in records if key in record.status.keys and _has_task(record, task))
     ours = [record.status for record in wanted if record.status.is_of(user)]
-    return max(
-        ours, key=lambda one: (not one.other_key, one.state not in ENDED, one.submitted_at or 0.0), default=None
-    )
+    return max(ours, key=lambda one: (not one.other_key, one.state not in ENDED, one.submitted_at or 0.0), default=None)
 
 
 def _has_task(record: Record, task: int | None) -> bool:

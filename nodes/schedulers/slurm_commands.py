@@ -19,8 +19,8 @@ class Commands:
     def __init__(self, tokens: Tokens, scontrol: str) -> None:
         self.tokens, self.scontrol = tokens, scontrol
 
-    def call(self, name: str, *words: str, user: str, why: str) -> None:
-        """Run one; raises what it said. `why`: what this Slurm cannot do otherwise, where the command is missing."""
+    def call(self, name: str, *words: str, user: str, why: str) -> str:
+        """The output of one; raises what it said. `why`: what this Slurm does not do otherwise, if it is missing."""
         place = Path(self.scontrol)
         command = shutil.which(str(place.with_name(name)) if len(place.parts) > 1 else name)
         if command is None:
@@ -28,9 +28,10 @@ class Commands:
             raise SchedulerError(
                 f"{message} Install Slurm's client commands there, or use Slurm 23.11.", permanent=True
             )
-        code, _, said = run(command, *words, token=self.tokens.of(user))
+        code, output, said = run(command, *words, token=self.tokens.of(user))
         if code and (said or name != "scancel"):  # 22.05's ends with 229 after a signal that it sent
             raise SchedulerError(f"{name}: {said}", permanent=True)
+        return output
 
 
 def run(command: str, *words: str, token: str) -> tuple[int, str, str]:
