@@ -84,7 +84,7 @@ def _held(row: QueuedJob, node: str, user: User, job: Job | None, shown: bool) -
 
 
 def _alive() -> AttemptQuerySet:
-    return Attempt.objects.filter(ended_at=None).exclude(scheduler_id="")
+    return Attempt.objects.alive().confirmed().exclude(scheduler_id="")
 
 
 def _of_person(user: User) -> Q:

@@ -18,6 +18,8 @@ LARGE = 2**53  # of steps, samples and bytes: what JSON readers count exactly
 def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
     """Keep the rows in step with what a trainer did. Called in the intake's transaction; may see an event again."""
     kind = event.get("kind")
+    if attempt.job.is_attached:
+        return  # they lie in a folder of their owner's: nothing of ours looks after them
     if kind == "checkpoint.committed":
         _committed(attempt, event)
     elif kind in {"checkpoint.pruned", "checkpoint.damaged"}:

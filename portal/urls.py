@@ -10,6 +10,7 @@ from django.views.generic import RedirectView
 import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
 from jobs.api import asking
+from jobs.api import attach as attach_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import jobs as jobs_api
@@ -29,6 +30,7 @@ api = make_api()
 asking.install(api)
 api.add_router("/v1", people.router)
 api.add_router("/v1/jobs", jobs_api.router)
+api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", environment_api.router)
 api.add_router("/v1/jobs", logs_api.router)
 api.add_router("/v1/jobs", series_api.router)

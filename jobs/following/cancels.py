@@ -13,7 +13,7 @@ from django.utils import timezone
 from jobs.disk import folders, rundir
 from jobs.disk.script import grace_of
 from jobs.following.round import Round, logger
-from jobs.models import Attempt
+from jobs.models import Attempt, Job
 from jobs.models.attempt import AttemptQuerySet
 from jobs.spec import STOP_SECONDS
 
@@ -34,7 +34,7 @@ def advance(turn: Round) -> None:
 
 def _due(now: datetime) -> AttemptQuerySet:
     """Those about which something may be to be done: most wait for their launchers to stop, or for Slurm to kill."""
-    waits = Q(state=Attempt.State.PENDING)
+    waits = Q(state=Attempt.State.PENDING) | Q(job__kind=Job.ATTACHED)
     shortest = now - timedelta(seconds=STOP_SECONDS) - LAUNCHER_WAIT
     due = (
         Q(waits, cancel_killed_at=None)
@@ -42,12 +42,12 @@ def _due(now: datetime) -> AttemptQuerySet:
         | Q(~waits, cancel_killed_at=None, cancel_signalled_at__lt=shortest)
         | Q(cancel_killed_at__lt=now - KILL_AGAIN)
     )
-    return Attempt.objects.alive().exclude(scheduler_id="").exclude(cancel_asked_at=None).filter(due)
+    return Attempt.objects.alive().confirmed().exclude(scheduler_id="").exclude(cancel_asked_at=None).filter(due)
 
 
 def _advance(turn: Round, attempt: Attempt) -> None:
     now = timezone.now()
-    if attempt.state == Attempt.State.PENDING:
+    if attempt.state == Attempt.State.PENDING or attempt.job.is_attached:  # nobody there knows USR1: as scancel does it
         if attempt.cancel_killed_at is None or now - attempt.cancel_killed_at > KILL_AGAIN:
             _kill(turn, attempt, now)
     elif attempt.cancel_signalled_at is None:

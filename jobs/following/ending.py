@@ -150,6 +150,8 @@ def nothing_can_come(attempt: Attempt) -> bool:
         return True
     root, folder = folders.root_of(attempt), folders.find_folder(attempt)
     streams = Stream.objects.filter(attempt=attempt)
+    if attempt.job.is_attached:  # whoever posts for it ends with it
+        return not streams.filter(ended=False).exists()
     if root is None or not folder:
         return not streams.exists()
     on_disk = sum(1 for name in rundir.names_under(root, f"job/{folder}/spool") if _SPOOL.match(name))

@@ -18,11 +18,11 @@ from django.db.models import Q
 
 from jobs import lease
 from jobs.disk import folders, pins, rundir, tokens
-from jobs.following import after, arrays, cancels, ending, handover, steps, strays
+from jobs.following import after, arrays, attached, cancels, ending, handover, steps, strays
 from jobs.following.poll import Poll
 from jobs.following.round import Round, logger
 from jobs.lease import LeaseLost
-from jobs.models import Attempt
+from jobs.models import Attempt, Job
 from nodes import inventory, orders
 from nodes.schedulers.base import Scheduler, SchedulerError
 
@@ -63,7 +63,8 @@ class Tick(Round):
     def find_folders(self) -> None:
         """Tie attempts to the folders that their launchers made, and leave a token where there is none yet."""
         until = time.monotonic() + FOLDERS_S
-        there = Attempt.objects.open().exclude(scheduler_id="").with_job()
+        ours = Attempt.objects.open().exclude(scheduler_id="").exclude(job__kind=Job.ATTACHED)
+        there = ours.with_job()
         odd = Q(token_digest="") | ~Q(tailed=tokens.is_tailed())
         for attempt in there.filter(odd, ended_at=None).order_by("?")[:200]:
             if time.monotonic() > until:
@@ -128,6 +129,7 @@ class Tick(Round):
         orders.carry_out(self.scheduler)
         if inventory.is_due():
             inventory.sync(self.scheduler)
+            attached.describe(self)
 
     def _settle(self, attempt: Attempt, until: float) -> None:
         if ending.is_sweep_due(attempt):

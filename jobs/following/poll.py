@@ -18,10 +18,10 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.disk import folders
-from jobs.following import ending, handover
+from jobs.following import attached, ending, handover
 from jobs.following.restart import Ended, next_attempt
 from jobs.following.round import Round
-from jobs.models import Attempt
+from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 
 logger = logging.getLogger(__name__)
@@ -48,14 +48,19 @@ class Known(NamedTuple):
     reason: str
     nodes: list[str]
     created_at: datetime
-    submitted_at: datetime | None
     started_at: datetime | None
     unknown_since: datetime | None
     untold_since: datetime | None
+    kind: str
+    submitted_at: datetime | None
+
+    @property
+    def is_attached(self) -> bool:
+        return self.kind == Job.ATTACHED
 
     def is_told_of(self, status: JobStatus) -> bool:
-        """Whether it goes by its own key, or by that of its array."""
-        return not status.keys or not status.keys.isdisjoint({self.key, self.sweep_key})
+        """Whether it goes by its own key, or by that of its array. What was handed over past us has none of ours."""
+        return self.is_attached or not status.keys or not status.keys.isdisjoint({self.key, self.sweep_key})
 
     def is_as(self, status: JobStatus) -> bool:
         """Whether there is nothing to do about it, whoever's job it is."""
@@ -65,12 +70,15 @@ class Known(NamedTuple):
             and status.restart_count <= self.scheduler_restart_count
             and self.unknown_since is None
             and self.untold_since is None
+            and (self.submitted_at is not None or not self.is_attached)
             and (not status.nodes or list(status.nodes) == self.nodes)
             and _time(status.started_at) == self.started_at
         )
 
     def is_anothers(self, status: JobStatus, jobs: Mapping[str, int]) -> bool:
         """Whether it is not this attempt's job at all; `jobs`: of the keys that are not the attempts' own."""
+        if self.is_attached:
+            return not status.is_of(self.scheduler_user)
         if not status.keys:
             is_of_then = status.may_be_from(self.created_at, self.submitted_at)
             return not (is_of_then and status.is_of(self.scheduler_user))
@@ -85,7 +93,7 @@ class Poll:
 
     def run(self) -> None:
         following = Attempt.objects.alive().exclude(scheduler_id="").order_by("id")
-        following = following.annotate(sweep_key=F("job__sweep__key"))
+        following = following.annotate(sweep_key=F("job__sweep__key"), kind=F("job__kind"))
         known = [Known(*row) for row in following.values_list(*Known._fields)]
         if not known:
             return
@@ -103,6 +111,8 @@ class Poll:
 
     def apply(self, attempt: Attempt, status: JobStatus | None) -> None:
         """Bring one attempt in step with what the scheduler says of it."""
+        if attempt.is_unconfirmed and not attached.confirm(self.round, attempt, status):
+            return
         if status is None:
             self.miss(attempt)
             return
@@ -139,8 +149,9 @@ class Poll:
         if attempt.unknown_since is None:
             self.round.note(attempt, unknown_since=now)
         elif now - attempt.unknown_since > MISSING_FOR:
-            try:  # should it live on unseen: nothing is started beside it
-                self.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
+            try:  # should it live on unseen: nothing is started beside it. Of what is not ours nothing would be
+                if not attempt.job.is_attached:
+                    self.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
             except SchedulerError as error:
                 if not error.permanent:  # "there is no such job" is what was to be expected
                     raise
@@ -159,7 +170,8 @@ class Poll:
             self._end(attempt, Ended.untold(result, cancelled=attempt.cancel_asked_at is not None))
             return
         since = attempt.untold_since.astimezone(timezone.get_current_timezone()).strftime("%Y-%m-%d %H:%M")
-        reason = f"The scheduler has not been able to tell its state since {since}, and its launcher has not ended it."
+        reason = f"The scheduler has not been able to tell its state since {since}"
+        reason += "." if attempt.job.is_attached else ", and its launcher has not ended it."
         if attempt.reason != reason:
             self.round.note(attempt, reason=reason)
 
@@ -194,7 +206,8 @@ class Poll:
         for one in known:
             status = told.get(one.scheduler_id)
             if status is None:
-                if one.unknown_since is None or now - one.unknown_since > MISSING_FOR:
+                wait = attached.UNHEARD_FOR if one.is_attached and one.submitted_at is None else MISSING_FOR
+                if one.unknown_since is None or now - one.unknown_since > wait:
                     found[2].append(one.pk)
             elif one.is_anothers(status, jobs):
                 found[1].append(one.pk)

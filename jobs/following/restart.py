@@ -121,6 +121,8 @@ def decide(attempt: Attempt, cause: str) -> Decision:
     """Start anew from the newest checkpoint on the line, or stop and say why."""
     if cause == "completed":
         return Decision(False, "")
+    if attempt.job.is_attached:
+        return Decision(False, "Vigil did not submit it, so it does not start it anew.")
     if cause == "cancelled" or attempt.cancel_asked_at is not None:
         return Decision(False, "Cancelled, so Vigil does not start it anew. Resume goes on from its newest checkpoint.")
     if cause not in RESTARTED:

@@ -25,6 +25,10 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
         """Still taking reports."""
         return self.filter(closed_at=None)
 
+    def confirmed(self) -> Self:
+        """Without those that somebody says are theirs, and the scheduler has not said so yet."""
+        return self.exclude(job__kind=Job.ATTACHED, submitted_at=None)
+
     def with_job(self) -> Self:
         """With the job, but for its long texts: they may be 20 KB each, and are read when somebody asks."""
         return self.select_related("job").defer("job__spec", "job__spec_toml", "job__notes")
@@ -34,7 +38,7 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
         where = ("number", "state", "step", "steps", "phase", "incarnation", "latest", "version")
         pace = ("pace_seconds", "pace_steps", "last_report_at")
         rows = self.select_for_update(of=("self",)).select_related("job")
-        return rows.only(*where, *pace, "job__project_id")
+        return rows.only(*where, *pace, "job__project_id", "job__kind")
 
 
 class Attempt(models.Model):
@@ -163,6 +167,11 @@ class Attempt(models.Model):
     @property
     def is_alive(self) -> bool:
         return self.state in self.ALIVE
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether only a person says that it is theirs (`vigil attach`): nothing is done to the scheduler's job yet."""
+        return self.job.is_attached and self.submitted_at is None
 
 
 class Stream(models.Model):

@@ -45,6 +45,8 @@ class Job(models.Model):
     disk_measured_at = models.DateTimeField(null=True, blank=True, db_index=True, help_text="Null: not measured yet.")
     disk_is_partial = models.BooleanField(default=False, help_text="There was more than one look could count.")
 
+    ATTACHED = "attached"  # the kind of those that somebody handed to Slurm past Vigil, which only follows them
+
     objects = JobQuerySet.as_manager()
 
     class Meta:
@@ -53,6 +55,10 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"#{self.pk} {self.name}"
+
+    @property
+    def is_attached(self) -> bool:
+        return self.kind == self.ATTACHED
 
 
 class Tag(models.Model):

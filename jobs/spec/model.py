@@ -207,6 +207,9 @@ class JobSpec(Part):
         """From plain values (JSON, TOML, a form), or SpecError with every problem found."""
         if data.get("kind") == "federated":
             raise SpecError.at("kind", "federated jobs are not here yet. Take distributed or script.")
+        if data.get("kind") == "attached":
+            fix = "Start it with sbatch, with `vigil attach -- COMMAND` in its script, or `vigil attach NUMBER` later."
+            raise SpecError.at("kind", f"attached jobs are those that Vigil did not submit. {fix}")
         if problems := list(_nul("", data)):
             raise SpecError(problems)
         try:

@@ -62,11 +62,11 @@ def check_trust(user: User, kind: str) -> None:
         )
 
 
-def check_slurm_user(user: User) -> None:
+def check_slurm_user(user: User, *, doing: str = "submitted") -> None:
     """Slurm runs a job as its owner's own Unix user: whoever has none cannot submit."""
     if settings.VIGIL_SCHEDULER == "slurm" and not user.slurm_user:
         raise Refused(
-            f"Not submitted: {user} has no Slurm user yet, so Slurm would not know whose job it is.",
+            f"Not {doing}: {user} has no Slurm user yet, so Slurm would not know whose job it is.",
             "A sysadmin sets it under People in the administration.",
         )
 

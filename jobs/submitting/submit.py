@@ -74,6 +74,8 @@ def resume(
     `steps` raises how far it shall run: a completed job needs that, or an earlier step, to have something to do.
     """
     _may_change(user, job)
+    if job.is_attached:
+        raise Conflict(f"Not resumed. sbatch started #{job.pk}, not Vigil: hand its script to sbatch once more.")
     check_trust(user, job.kind)
     route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps}".encode()).hexdigest()
     with durable():

@@ -56,6 +56,8 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
     attempt = attempt or job.latest
     assert attempt is not None
     now = now or timezone.now()
+    if attempt.is_unconfirmed:  # who knows whose it is
+        return Told(job, attempt, attempt.reason, now=now)
     if attempt.state != Attempt.State.PENDING:
         return Told(job, attempt, _not_waiting(attempt, now), now=now)
     try:
@@ -82,7 +84,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
 
 def names(user: User) -> Mapping[str, str]:
     """Jobs in the scheduler's hands by name, of those that the person may see: "#12 wren" by the scheduler's id."""
-    known = Attempt.objects.alive().exclude(scheduler_id="").filter(job__in=Job.objects.visible_to(user))
+    known = Attempt.objects.alive().confirmed().exclude(scheduler_id="").filter(job__in=Job.objects.visible_to(user))
     rows = known.values_list("scheduler_id", "job_id", "job__name")
     return {scheduler_id: f"#{number} {name}" for scheduler_id, number, name in rows}
 

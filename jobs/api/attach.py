@@ -1,0 +1,72 @@
+"""REST: having what was handed to Slurm past Vigil followed. Thin: authorise, call one function, answer."""
+
+from typing import Annotated, Any
+
+from django.http import HttpResponse
+from ninja import Router, Schema, Status
+from pydantic import Field, StringConstraints
+
+from jobs.api.asking import job_of
+from jobs.api.jobs import LongText, Name, TagName
+from jobs.api.shapes import JobShape, job_shape
+from jobs.disk import tokens
+from jobs.submitting.attaching import Claim
+from jobs.submitting.attaching import attach as begin
+from portal.api import ApiRequest
+
+router = Router(tags=["jobs"])
+Number = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}(_[0-9]{1,9})?$")]
+Line = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
+
+
+class Wanted(Schema):
+    """Which job of Slurm, and what it shall be called here."""
+
+    model_config = {"extra": "forbid", "strict": True}
+    scheduler_id: Number = Field(description="Slurm's number of it, of a task in an array such as 17_3.")
+    restart_count: int | None = Field(
+        None, ge=0, lt=2**31, description="SLURM_RESTART_COUNT, if its own script asks: each run is an attempt."
+    )
+    reports: bool = Field(False, description="Whether a token is wanted with which it can report.")
+    name: Name | None = Field(None, description="Default: its name in Slurm.")
+    project: str = Field("", max_length=64, pattern=r"^[^\x00]*$", description="Default: `default`, or your only one.")
+    tags: list[TagName] = Field([], max_length=50)
+    notes: LongText = ""
+    directory: Line = Field("", description="Where it runs, for people to read.")
+    command: Line = Field("", description="What it runs, for people to read.")
+
+
+class Reporting(Schema):
+    """How the run reports: what its shipper needs to know."""
+
+    attempt: int
+    number: int
+    scheduler_id: str
+    restart_count: int
+    token: str = Field(description="Of this attempt alone. Asked again, it is the same; dead once the attempt closes.")
+
+
+class Attached(Schema):
+    job: JobShape
+    reports: Reporting | None
+
+
+@router.post("/attach", response={200: Attached, 201: Attached}, summary="Follow a job of Slurm's that is yours")
+def attach(request: ApiRequest, response: HttpResponse, wanted: Wanted) -> Status[dict[str, Any]]:
+    """For what sbatch started. 200: it is followed already. That it is yours is checked with Slurm within seconds; if
+    it is not, the attempt ends as failed and says so. 409: Vigil has not heard yet that it was requeued; ask again."""
+    told = wanted.model_dump(exclude={"reports", "tags", "name"})
+    found = begin(request.auth, Claim(**told, name=wanted.name or "", tags=tuple(wanted.tags)))
+    attempt = found.attempt
+    reports = None
+    if wanted.reports:
+        reports = {
+            "attempt": attempt.pk,
+            "number": attempt.number,
+            "scheduler_id": attempt.scheduler_id,
+            "restart_count": attempt.scheduler_restart_count,
+            "token": tokens.of_attached(attempt),
+        }
+    response.headers["Location"] = f"/api/v1/jobs/{attempt.job_id}"
+    shown = job_shape(job_of(request, attempt.job_id))
+    return Status(201 if found.created else 200, {"job": shown, "reports": reports})
