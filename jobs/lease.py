@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import IntegrityError, transaction
-from django.db.models import DateTimeField, ExpressionWrapper, F
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 
@@ -57,7 +57,8 @@ def take(name: str, *, holder: str | None = None) -> Held | None:
     """The lease, if nobody holds it; never waits."""
     holder = holder or f"{socket.gethostname()[:60]}:{os.getpid()}:{os.urandom(4).hex()}"
     with transaction.atomic():
-        free = Lease.objects.filter(name=name, expires_at__lte=Now())
+        # Nobody is given one for longer than SECONDS: then the clock was set back, perhaps while nobody had it.
+        free = Lease.objects.filter(Q(expires_at__lte=Now()) | Q(expires_at__gt=_from_now(2 * SECONDS)), name=name)
         if free.update(holder=holder, fence=F("fence") + 1, expires_at=_from_now(SECONDS)) == 1:
             return Held(name, holder, Lease.objects.values_list("fence", flat=True).get(name=name))
     if Lease.objects.filter(name=name).exists():

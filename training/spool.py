@@ -27,6 +27,7 @@ SERIES_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 LINE_BYTES = 1024 * 1024
 SEGMENT_BYTES = 16 * 1024 * 1024 + 2 * LINE_BYTES  # a writer turns the page at 16 MiB; anything far longer is not ours
 SEGMENTS = 10_000
+TOO_LONG_AT_ONCE = 2  # lines beyond LINE_BYTES
 POINTS_A_BATCH = 20_000
 EVENTS_A_BATCH = 100
 EVENT_BYTES = 64 * 1024
@@ -167,7 +168,11 @@ class Spool:
         return False
 
     def _lines(self, limit: int) -> Iterator[tuple[int, bytes | None]]:
-        """Complete lines from the cursor on, moving it; None stands for one too long, or torn in a final segment."""
+        """Complete lines from the cursor on, moving it; None stands for one too long, or torn in a final segment.
+
+        Of lines too long, each of which may take a whole segment's reading, few at once.
+        """
+        too_long = 0
         while limit > 0 and not self.ended and self._at is not None:
             chunk, final = self._chunk(self._at)
             start = 0
@@ -179,6 +184,9 @@ class Spool:
             if limit == 0 or start > 0:
                 continue  # there may be more after what was read at once
             if not chunk and final:
+                if self._at.offset == 0:
+                    self.ended = True  # ours are never empty: there may be any number of these
+                    return
                 self._at = Place(self._at.seq, self._at.segment + 1, 0)
             elif len(chunk) > LINE_BYTES or (chunk and final):
                 place = self._skip(self._at)
@@ -186,7 +194,10 @@ class Spool:
                     return
                 self._at = place
                 limit -= 1
+                too_long += 1
                 yield place.seq - 1, None
+                if too_long == TOO_LONG_AT_ONCE:
+                    return
             else:
                 return
 

@@ -64,11 +64,12 @@ class Watched:
 
     def _size(self, folder: int, name: str) -> tuple[int, int]:
         """By opening it: over NFS stat may tell what was so half a minute ago, but who opens a file is told what its
-        writer had written when it last closed or flushed it."""
+        writer had written when it last closed or flushed it. One segment further a look at most: any number may be
+        there, and whoever reads the stream goes on to its end by itself."""
         segment, _ = self.sizes.get(name, (0, 0))
         size = _bytes(folder, name, segment)
-        while size > spool.SEGMENT_BYTES // 2 and (more := _bytes(folder, name, segment + 1)) >= 0:
-            segment, size = segment + 1, more
+        if size > spool.SEGMENT_BYTES // 2 and (more := _bytes(folder, name, segment + 1)) >= 0:
+            return segment + 1, more
         return segment, size
 
     def forget_ended(self, attempt: Attempt) -> None:

@@ -7,11 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 
 from jobs import lease
+from portal.models import Lease
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -56,4 +59,18 @@ def test_the_fence_rises() -> None:
     with pytest.raises(lease.LeaseLost), first.writing():
         pass
     with second.writing():
+        pass
+
+
+@pytest.mark.django_db
+def test_a_clock_that_is_set_back_leaves_nobody_waiting() -> None:
+    """What was held or given back before seems to be so for as long as the clock went back."""
+    first = lease.take("x")
+    assert first is not None
+    assert lease.take("x") is None
+    Lease.objects.update(expires_at=timezone.now() + timedelta(minutes=10))
+    second = lease.take("x")
+    assert second is not None
+    assert second.fence == first.fence + 1
+    with pytest.raises(lease.LeaseLost), first.writing():
         pass

@@ -152,6 +152,48 @@ def test_a_stream_goes_on_in_its_next_segment() -> None:
     assert steps(attempt) == [1, 2, 3]
 
 
+def test_forged_segments_without_number_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look opens one more file at most, however many segments there seem to be; there are some looks in a tick."""
+    attempt, (rank,) = running()
+    rank.log(1)
+    os.truncate(rank.path, 17_000_000)
+    for segment in range(1, 300):
+        Path(f"{rank.path}.{segment}").touch()
+        os.truncate(f"{rank.path}.{segment}", 10_000_000)
+    opened: list[int] = []
+    look = tail._bytes
+
+    def noted(folder: int, name: str, segment: int) -> int:
+        opened.append(segment)
+        return look(folder, name, segment)
+
+    monkeypatch.setattr(tail, "_bytes", noted)
+    for _ in range(3):
+        opened.clear()
+        tail.tick()
+        assert len(opened) < 100
+    assert steps(attempt) == [1]
+
+
+def test_empty_segments_are_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer turns the page when one is full: who made thousands of empty ones is not followed to their end."""
+    attempt, (rank,) = running()
+    rank.log(1)
+    for segment in range(1, 400):
+        Path(f"{rank.path}.{segment}").touch()
+    read: list[spooling.Place] = []
+    chunk = spooling.Spool._pread
+
+    def noted(self: spooling.Spool, place: spooling.Place, size: int) -> bytes:
+        read.append(place)
+        return chunk(self, place, size)
+
+    monkeypatch.setattr(spooling.Spool, "_pread", noted)
+    tail.tick()
+    assert steps(attempt) == [1]
+    assert len(read) < 50
+
+
 def test_a_shipper_that_posts_as_well_doubles_nothing() -> None:
     attempt, (rank,) = running()
     rank.log(1, 2, 3)
