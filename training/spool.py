@@ -20,6 +20,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeGuard
 
 NAME = re.compile(r"(?P<incarnation>\d{1,9})\.(?P<rank>-?\d{1,9})\.(?P<stream>[0-9a-f]{16})\.jsonl")
@@ -27,6 +28,7 @@ SERIES_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 LINE_BYTES = 1024 * 1024
 SEGMENT_BYTES = 16 * 1024 * 1024 + 2 * LINE_BYTES  # a writer turns the page at 16 MiB; anything far longer is not ours
 SEGMENTS = 10_000
+ENTRIES = 100_000  # of a folder that are looked at
 TOO_LONG_AT_ONCE = 2  # lines beyond LINE_BYTES
 POINTS_A_BATCH = 20_000
 EVENTS_A_BATCH = 100
@@ -260,7 +262,7 @@ def spool_names(directory: int) -> list[str]:
     """First segments of the streams in an open spool folder, in order of incarnation, rank and name."""
     found = []
     with os.scandir(directory) as entries:
-        for entry in entries:
+        for entry in islice(entries, ENTRIES):
             if (match := NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
                 found.append((int(match["incarnation"]), int(match["rank"]), entry.name))
     return [name for _, _, name in sorted(found)]

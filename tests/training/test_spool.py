@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from training import spool as spooling
 from training.spool import LINE_BYTES, Batch, Spool, open_folder, read_spool, spool_names
 
 ID = "0123456789abcdef"
@@ -266,3 +267,14 @@ def test_names_come_in_order(tmp_path: Path) -> None:
     (tmp_path / f"0.2.{ID}.jsonl.1").touch()
     names = spool_names(open_folder(tmp_path))
     assert [name.split(f".{ID}")[0] for name in names] == ["0.-1", "0.2", "0.10", "1.0"]
+
+
+def test_a_folder_may_hold_any_number_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooling, "ENTRIES", 10)
+    for number in range(20):
+        (tmp_path / f"0.{number}.{number:016x}.jsonl").touch()
+    folder = open_folder(tmp_path)
+    try:
+        assert len(spool_names(folder)) == 10
+    finally:
+        os.close(folder)
