@@ -1,8 +1,7 @@
 """Slurm, followed through slurmrestd with as few calls as it can be.
 
-`status` keeps what it was told. Where Slurm has a short list of states (REST v0.0.40) it asks for that, then for the
-jobs that changed; elsewhere for everything, but only if something has changed. What slurmctld has forgotten the
-accounts are asked about. The queue comes from the same memory: nobody else asks Slurm about jobs.
+`status` keeps what slurmctld last said (slurm_memory); about what that has forgotten the accounts are asked
+(slurm_past). The queue comes from the same memory: nobody else asks Slurm about jobs.
 """
 
 from __future__ import annotations
@@ -18,23 +17,18 @@ from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, NodeStatus, Schedul
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm_commands import Commands
 from nodes.schedulers.slurm_memory import Memory
+from nodes.schedulers.slurm_past import Past
 from nodes.schedulers.slurm_request import BY_TASK, NEW, array_of, lacks_nodes
-from nodes.schedulers.slurm_rest import Run, SlurmRest
+from nodes.schedulers.slurm_rest import SlurmRest
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
-SINGLY = 20  # changed jobs that are asked for one by one; more of them together
-ACCOUNTS_AT_ONCE = 20
 FIND_BACK_S = 2 * 86_400
 FRESH_S = 15.0  # reasons, priorities and estimates of waiting jobs
 SHARE = 20  # a full list is asked for again only after this many times what it took
-ACCOUNTS_LAG_S = 8.0
-AGAIN_S = 10.0  # until the accounts are asked again about a job whose end they do not tell
-AWAY_S = 5.0  # for so long they are left alone after they did not answer: each question may take a time-out
 HELD = "JobHeldUser"
-GAP_S = 10.0  # after which a job may have been requeued and started again unseen
 _SIGNALS = frozenset({"TERM", "USR1", "KILL"})
 NO_SUCH_ARRAY = 2081  # ESLURM_INVALID_ARRAY
 GONE = ("Invalid job id", "already completed", "already completing")
@@ -50,7 +44,8 @@ class Slurm:
     def __init__(self, rest: SlurmRest, *, tokens: Tokens, user: str, scontrol: str = "scontrol") -> None:
         self.rest, self.user = rest, user
         self.commands = Commands(tokens, scontrol)
-        self._memory = Memory()
+        self._memory = Memory(rest)
+        self._past = Past(rest)
 
     def submit(self, submission: Submission) -> str:
         return self._submit(submission)
@@ -102,28 +97,29 @@ class Slurm:
         return found if task is None else f"{found}_{task}"
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
-        memory = self._memory
+        memory, past = self._memory, self._past
         memory.keep_only(set(scheduler_ids))
+        past.keep_only(set(scheduler_ids))
         if not scheduler_ids:
             return {}
-        has_looked = self._look()
+        has_looked = memory.look()
         answer, forgotten = {}, []
         for scheduler_id in scheduler_ids:
             record = memory.find(scheduler_id)
             if record is not None:
                 answer[scheduler_id] = replace(record.status, scheduler_id=scheduler_id)
-            elif scheduler_id in memory.ended:
-                answer[scheduler_id] = memory.ended[scheduler_id]
+            elif (ended := past.ended.get(scheduler_id)) is not None:
+                answer[scheduler_id] = ended
             elif has_looked:
                 forgotten.append(scheduler_id)
             else:
                 answer[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
-        answer |= self._from_accounts(forgotten)
+        answer |= past.tell(forgotten)
         for scheduler_id in forgotten:
             if scheduler_id not in answer and (fate := memory.fate(scheduler_id)) is not None:
                 answer[scheduler_id] = fate
         memory.asked_at = time.monotonic()
-        return {known: self._with_before(status) for known, status in answer.items()}
+        return {known: past.with_before(status) for known, status in answer.items()}
 
     def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
         """The exit codes and signals of a run's steps, from the accounts; none while these have none."""
@@ -169,7 +165,7 @@ class Slurm:
         memory = self._memory
         age = time.monotonic() - memory.listed_at
         if age > max(FRESH_S, SHARE * memory.took_s):
-            self._list_all()
+            memory.list_all()
         return list(memory.queue.values())
 
     def partitions(self) -> list[Partition]:
@@ -191,117 +187,6 @@ class Slurm:
 
     def undrain(self, node: str) -> None:
         self._set_node(node, "RESUME", "")
-
-    def _look(self) -> bool:
-        """Bring the memory in step with slurmctld; whether it was asked at all."""
-        if self.rest.tells_states:
-            self._look_at_states()
-            return True
-        return self._look_for_changes()
-
-    def _look_at_states(self) -> None:
-        memory, states = self._memory, self.rest.states()
-        was_away = time.monotonic() - memory.asked_at > GAP_S
-        said = {_own_id(listed): words for listed, words in states.items()}
-        for own_id in [known for known in memory.records if known not in said]:
-            memory.forget(own_id)
-        changed = [own_id for own_id, words in said.items() if was_away or memory.words.get(own_id) != words]
-        if len(changed) > SINGLY:
-            self._list_all()
-        else:
-            for own_id in changed:
-                memory.take(self.rest.details(own_id), is_all=False)
-        memory.words = said
-        memory.waiting = frozenset(states)
-
-    def _look_for_changes(self) -> bool:
-        """Of a Slurm without the short list; a large answer is not asked for as often."""
-        memory, now = self._memory, time.monotonic()
-        if now - memory.listed_at < 4 * memory.took_s:
-            return False
-        clock = self.rest.clock()  # before the list: what changes in between is told twice
-        found = self.rest.jobs(since=None if memory.clock is None else memory.clock - 1)
-        memory.clock = clock
-        if found is not None:
-            memory.take(found, is_all=True)
-            memory.listed_at, memory.took_s = time.monotonic(), time.monotonic() - now
-        return True
-
-    def _list_all(self) -> None:
-        memory, began = self._memory, time.monotonic()
-        found = self.rest.jobs()
-        if found is not None:
-            memory.take(found, is_all=True)
-            memory.listed_at = time.monotonic()
-            memory.took_s = memory.listed_at - began
-
-    def _from_accounts(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
-        """Those that slurmctld has forgotten. What cannot be asked now is UNKNOWN, what accounts lack is left out."""
-        if not self.rest.has_accounts:
-            return {}
-        memory, now = self._memory, time.monotonic()
-        never = (float("-inf"), None)
-        due = [known for known in scheduler_ids if now - memory.told.get(known, never)[0] > AGAIN_S]
-        due.sort(key=lambda known: memory.told.get(known, never)[0])  # so that none waits for others without end
-        for scheduler_id in due[:ACCOUNTS_AT_ONCE]:
-            try:
-                found = self._accounted(scheduler_id)
-            except SchedulerError as error:
-                logger.warning("job %s: the accounts do not answer: %s", scheduler_id, error)
-                break
-            if found is not None and found.state in ENDED:
-                memory.ended[scheduler_id] = found
-            else:
-                memory.told[scheduler_id] = now, found
-        answer = {}
-        for scheduler_id in scheduler_ids:
-            unknown = JobStatus(scheduler_id=scheduler_id, state=UNKNOWN)
-            told = memory.ended.get(scheduler_id) or memory.told.get(scheduler_id, (now, unknown))[1]
-            if told is not None:
-                answer[scheduler_id] = told
-        return answer
-
-    def _accounted(self, scheduler_id: str) -> JobStatus | None:
-        runs = [run.record.status for run in self._runs(scheduler_id) if run.record.has(scheduler_id)]
-        if not runs:
-            return None
-        last = runs[-1]
-        if last.state not in ENDED:  # slurmctld does not know it, the accounts have not heard of its end: not yet told
-            return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key, other_key=last.other_key)
-        return replace(last, scheduler_id=scheduler_id, before=_before(runs, last.restart_count) or "")
-
-    def _runs(self, scheduler_id: str) -> list[Run]:
-        memory = self._memory
-        if time.monotonic() < memory.away_until:
-            raise SchedulerError("The accounts (slurmdbd) did not answer just now; they are asked again soon.")
-        try:
-            return self.rest.runs(scheduler_id.partition("_")[0])
-        except SchedulerError:
-            memory.away_until = time.monotonic() + AWAY_S
-            raise
-
-    def _with_before(self, status: JobStatus) -> JobStatus:
-        """With the end of the run before a restart. UNKNOWN until the accounts have heard of it."""
-        if not status.restart_count or status.before or status.state == UNKNOWN or not self.rest.has_accounts:
-            return status
-        memory, place = self._memory, (status.scheduler_id, status.restart_count)
-        if place not in memory.before:
-            since = memory.wondered.setdefault(place, time.monotonic())
-            word = self._ask_before(status)
-            if word is None and time.monotonic() - since < ACCOUNTS_LAG_S:
-                return replace(status, state=UNKNOWN)
-            memory.before[place] = word or ""
-            memory.wondered.pop(place, None)
-        return replace(status, before=memory.before[place])
-
-    def _ask_before(self, status: JobStatus) -> str | None:
-        """A word of ENDED, "" for a plain requeue, None where the accounts do not tell yet."""
-        try:
-            runs = self._runs(status.scheduler_id)
-        except SchedulerError:
-            return None
-        told = [run.record.status for run in runs if run.record.has(status.scheduler_id)]
-        return _before(told, status.restart_count)
 
     def _default_partition(self) -> str:
         """As scontrol tells it; "" where it does not, or is not installed beside the worker."""
@@ -337,11 +222,6 @@ class Slurm:
             self.commands.call("scontrol", "update", *given, user=self.user, why="This Slurm changes nodes")
 
 
-def _own_id(listed: str) -> str:
-    """Of "17" and of "17_3", in which Slurm writes either the array's id or, once it runs, the task's own."""
-    return listed.partition("_")[0]
-
-
 def _newest(records: Iterable[Record], key: str, user: str, task: int | None) -> JobStatus | None:
     """Of a person's jobs with this key (and this task of an array) the one that lives, else the last one."""
     wanted = (record for record in records if key in record.status.keys and _has_task(record, task))
@@ -351,9 +231,3 @@ def _newest(records: Iterable[Record], key: str, user: str, task: int | None) ->
 
 def _has_task(record: Record, task: int | None) -> bool:
     return task is None or record.has(f"{record.status.scheduler_id.partition('_')[0]}_{task}")
-
-
-def _before(runs: list[JobStatus], restart_count: int) -> str | None:
-    """Why the run before this one ended: a word of ENDED, "" for a plain requeue, None where that is not told yet."""
-    earlier = [run for run in runs if run.restart_count == restart_count - 1]
-    return earlier[-1].before if earlier and earlier[-1].ended_at else None

@@ -1,4 +1,8 @@
-"""What slurmctld last said of its jobs, so that it need not be asked for all of them again."""
+"""What slurmctld last said of its jobs, kept in step with it by as few calls as it takes.
+
+Where Slurm has a short list of states (REST v0.0.40) that is asked for, then the jobs that changed; elsewhere all of
+them, but only if something has changed.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +12,49 @@ from dataclasses import dataclass, field, replace
 
 from nodes.schedulers.base import ENDED, JobStatus
 from nodes.schedulers.cluster import QueuedJob
-from nodes.schedulers.slurm_rest import JobList
+from nodes.schedulers.slurm_rest import JobList, SlurmRest
 from nodes.schedulers.slurm_shapes import Record
+
+SINGLY = 20  # changed jobs that are asked for one by one; more of them together
+GAP_S = 10.0  # after which a job may have been requeued and started again unseen
+SHARE_OF_CHANGES = 4  # a list of changes is asked for again only after this many times what it took
 
 
 @dataclass
 class Memory:
-    """What slurmctld last said of its jobs: by their own ids, with the words that /jobs/state had for them then."""
+    """Jobs by their own ids, with the words that /jobs/state had for them. Times are of the monotonic clock."""
 
+    rest: SlurmRest
     records: dict[str, Record] = field(default_factory=dict)
     queue: dict[str, QueuedJob] = field(default_factory=dict)
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # "<array>_<task>" → own id
-    ended: dict[str, JobStatus] = field(default_factory=dict)  # by the id that was asked for
-    listed_at: float = float("-inf")  # monotonic: when all of them were last read
-    took_s: float = 0.0
-    asked_at: float = float("-inf")
-    before: dict[tuple[str, int], str] = field(default_factory=dict)  # (id, restart count) → why the run before ended
-    wondered: dict[tuple[str, int], float] = field(default_factory=dict)  # since when we wait to be told
+    listed_at: float = float("-inf")  # when all of them were last read
+    took_s: float = 0.0  # reading all of them
+    asked_at: float = float("-inf")  # when somebody last wanted to know of jobs
     clock: float | None = None  # Slurm's, when it last told everything
-    told: dict[str, tuple[float, JobStatus | None]] = field(default_factory=dict)  # of accounts, without an end; when
-    away_until: float = float("-inf")  # the accounts
     default_partition: str = ""
     waiting: frozenset[str] | None = None  # tasks of arrays, where Slurm lists them one by one
     cancelled: set[str] = field(default_factory=set)  # by us, of waiting tasks: Slurm forgets these without a word
 
+    def look(self) -> bool:
+        """Bring the memory in step with slurmctld; whether it was asked at all."""
+        if self.rest.tells_states:
+            self._look_at_states()
+            return True
+        return self._look_for_changes()
+
+    def list_all(self) -> None:
+        """Read all of them anew."""
+        began = time.monotonic()
+        found = self.rest.jobs()
+        if found is not None:
+            self.take(found, is_all=True)
+            self.listed_at = time.monotonic()
+            self.took_s = self.listed_at - began
+
     def take(self, found: JobList, *, is_all: bool) -> None:
+        """Remember these; `is_all`: and nothing but these."""
         if is_all:
             self.records.clear()
             self.queue.clear()
@@ -56,14 +77,10 @@ class Memory:
 
     def keep_only(self, wanted: Set[str]) -> None:
         """Nobody asks any more about the others: weeks go by, and an id may be given to another job."""
-        self.ended = {known: status for known, status in self.ended.items() if known in wanted}
-        self.told = {known: told for known, told in self.told.items() if known in wanted}
         self.cancelled &= wanted
-        self.before = {place: word for place, word in self.before.items() if place[0] in wanted}
-        long_ago = time.monotonic() - 3600
-        self.wondered = {place: since for place, since in self.wondered.items() if since > long_ago}
 
     def find(self, scheduler_id: str) -> Record | None:
+        """What tells of this id: a record of its own, or that of the array in which it waits."""
         own_id = self.places.get(scheduler_id, scheduler_id)
         if (known := self.records.get(own_id)) is not None and known.has(scheduler_id):
             return known
@@ -81,3 +98,37 @@ class Memory:
         if scheduler_id in self.cancelled:
             return JobStatus(scheduler_id=scheduler_id, state="cancelled")
         return None
+
+    def _look_at_states(self) -> None:
+        """By the short list, then job by job, or all together where many have changed."""
+        states = self.rest.states()
+        was_away = time.monotonic() - self.asked_at > GAP_S
+        said = {_own_id(listed): words for listed, words in states.items()}
+        for own_id in [known for known in self.records if known not in said]:
+            self.forget(own_id)
+        changed = [own_id for own_id, words in said.items() if was_away or self.words.get(own_id) != words]
+        if len(changed) > SINGLY:
+            self.list_all()
+        else:
+            for own_id in changed:
+                self.take(self.rest.details(own_id), is_all=False)
+        self.words = said
+        self.waiting = frozenset(states)
+
+    def _look_for_changes(self) -> bool:
+        """Of a Slurm without the short list; a large answer is not asked for as often."""
+        now = time.monotonic()
+        if now - self.listed_at < SHARE_OF_CHANGES * self.took_s:
+            return False
+        clock = self.rest.clock()  # before the list: what changes in between is told twice
+        found = self.rest.jobs(since=None if self.clock is None else self.clock - 1)
+        self.clock = clock
+        if found is not None:
+            self.take(found, is_all=True)
+            self.listed_at, self.took_s = time.monotonic(), time.monotonic() - now
+        return True
+
+
+def _own_id(listed: str) -> str:
+    """Of "17" and of "17_3", in which Slurm writes either the array's id or, once it runs, the task's own."""
+    return listed.partition("_")[0]

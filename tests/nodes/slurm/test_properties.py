@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodes.schedulers import slurm
+from nodes.schedulers import slurm_memory
 from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.base import ALIVE, ENDED, UNKNOWN
 from nodes.schedulers.slurm_states import ended_before, hold_of, job_state, node_state
@@ -228,7 +228,7 @@ def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
         one.answers.setdefault("/jobs", httpx.Response(200, json={"jobs": jobs}))
     assert played.slurm.queue() == plain.slurm.queue()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slurm, "SINGLY", 0)
+        patch.setattr(slurm_memory, "SINGLY", 0)
         assert played.slurm.status(ids) == plain.slurm.status(ids)
 
 

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
-from nodes.schedulers.slurm import SINGLY, Slurm
+from nodes.schedulers.slurm import Slurm
 from nodes.schedulers.slurm_http import SlurmHttp
+from nodes.schedulers.slurm_memory import SINGLY
 from nodes.schedulers.slurm_rest import SlurmRest
 from tests.nodes.slurm.model import NEW, OLD, Job, Model
 from tests.nodes.slurm.playing import OneToken
@@ -147,8 +148,8 @@ def test_a_random_walk(seed: int, version: str, monkeypatch: pytest.MonkeyPatch)
     left = {known for known in walk.following if walk.model.all[known].is_over}
     assert not left
     assert walk.ended
-    memory = walk.slurm._memory
-    assert len(memory.ended) + len(memory.told) + len(memory.before) <= 3 * len(walk.following)
+    memory, past = walk.slurm._memory, walk.slurm._past
+    assert len(past.ended) + len(past.told) + len(past.before) <= 3 * len(walk.following)
     assert set(memory.records) == set(map(str, walk.model.live)) or walk.model.version == OLD
     assert len(memory.places) <= len(memory.records)
 
