@@ -111,6 +111,7 @@ def _ask(sweep: Sweep, rows: list[Attempt], claim: datetime, scheduler: Schedule
     rows = [attempt for attempt in rows if attempt.cancel_asked_at is None]
     if not rows:
         return
+    handover.check_owner(sweep.owner)
     asked = array_submission(sweep, rows)
     if Attempt.objects.filter(handover.under(claim), job__sweep=sweep, ended_at=None).count() < len(rows):
         return  # writing took so long that somebody else is at it, or was

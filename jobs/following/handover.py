@@ -28,6 +28,7 @@ from jobs.following.restart import Ended
 from jobs.models import Attempt, Job, Predecessor, Sweep
 from nodes import inventory
 from nodes.schedulers.base import ENDED, JobStatus, Scheduler, SchedulerError, Submission
+from portal.models import User
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
         cancelled = Ended("cancelled", cancelled=True)
         end_unsubmitted(attempt, claim, cancelled, reason="Cancelled before it was submitted.")
         return None
+    check_owner(attempt.job.owner)
     if not _may_start(attempt, claim, source):
         return None
     asked = submission(attempt, prepare(attempt))
@@ -121,6 +123,13 @@ def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
     if not Attempt.objects.filter(under(claim), pk=attempt.pk, ended_at=None).exists():
         return None  # writing took so long that somebody else is at it, or was
     return source.submit(asked)
+
+
+def check_owner(owner: User) -> None:
+    """That somebody is there in whose name it starts: a deactivated account starts nothing more."""
+    if not owner.is_active:
+        message = f"The account of {owner} is deactivated, and nothing is started in that name any more."
+        raise SchedulerError(f"{message} Somebody else may clone it.", permanent=True)
 
 
 def _check_grace(asked: Submission) -> None:

@@ -129,6 +129,9 @@ def decide(attempt: Attempt, cause: str) -> Decision:
         return Decision(
             False, f"{WORDS.get(cause, '')} That would happen again, so Vigil does not start it anew. Your move."
         )
+    if not attempt.job.owner.is_active:
+        who = f"The account of {attempt.job.owner} is deactivated"
+        return Decision(False, f"{WORDS[cause]} {who}, so Vigil does not start it anew.")
     if cause not in {"preempted"} and struck_twice(attempt, cause):
         return Decision(False, f"{WORDS[cause]} The same struck twice with no checkpoint between. Your move.")
     used, allowed = restarts_used(attempt), attempt.job.spec.get("restart", {}).get("max_restarts", 0)

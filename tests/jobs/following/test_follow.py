@@ -16,6 +16,7 @@ from jobs.following import follow
 from jobs.models import Attempt, Job
 from nodes.models import Node
 from portal.models import Lease, User
+from tests.jobs.asking import ask
 from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import Told
 from tests.lab import a_checkpoint
@@ -164,3 +165,32 @@ def test_a_holder_that_slept_past_its_lease_writes_nothing(
     assert tick()
     assert newest().state == "pending"
     assert Lease.objects.get().holder == "another"
+
+
+class TestDeactivated:
+    """A person who has left: what runs goes on, and nothing more starts in their name."""
+
+    @pytest.fixture(autouse=True)
+    def _left(self, oskar: User, job: Job) -> None:
+        User.objects.filter(pk=oskar.pk).update(is_active=False)
+
+    def test_what_runs_is_followed_and_not_started_anew(self, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+        told.say("101", state="running")
+        tick()
+        assert Attempt.objects.get().state == "running"
+        told.say("101", state="node_fail")
+        tick()
+        attempt = Attempt.objects.get()
+        assert attempt.decision == (
+            "A node was lost. The account of oskar is deactivated, so Vigil does not start it anew."
+        )
+        assert len(told.submissions) == 1
+
+    def test_what_waits_is_not_handed_over(self, oskar: User, told: Told, tick: Callable[[], bool]) -> None:
+        oskar.is_active = True  # until just now
+        made, _ = ask(oskar)
+        tick()
+        attempt = Attempt.objects.get(job=made)
+        assert (attempt.state, attempt.cause) == ("failed", "rejected")
+        assert attempt.reason.startswith("The account of oskar is deactivated, and nothing is started in that name")
+        assert len(told.submissions) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.disk import rundir
+from jobs.disk import rundir, tokens
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.following import arrays, follow, handover
 from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
@@ -166,22 +166,43 @@ def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, told: Told) -> Non
     assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
 
 
-def test_a_worker_that_died_in_between_leaves_what_the_next_tick_finds(
-    oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["_prepare", "_claim", "_ask", "array_submission", "_taken", "tokens.leave"])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_worker_that_died_at_any_step_leaves_what_the_next_tick_finds(
+    step: str, is_done: bool, oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Killed before the step, or when it was done and nothing after it: all are handed over, and once."""
     sweep = make(oskar)
+    place, _, name = f"arrays.{step}".rpartition(".")
+    module = arrays if place == "arrays" else tokens
+    does = getattr(module, name)
 
-    def dies(*args: Any) -> None:
+    def dies(*words: Any, **more: Any) -> None:
+        if is_done:
+            does(*words, **more)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(arrays, "_ask", dies)
+        patch.setattr(module, name, dies)
         with pytest.raises(KeyboardInterrupt):
             arrays.hand_over(sweep.pk, told, until=time.monotonic() + 5)
-    later()
-    tick(told)
+    for _ in range(2):
+        later()
+        tick(told)
     assert len(told.arrays) == 1
-    assert firsts(sweep)[5].scheduler_id == "501_5"
+    assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
+    assert all(one.token_digest for one in firsts(sweep))
+    assert not told.submissions
+    assert not told.cancelled
+    assert not Stray.objects.exists()
+
+
+def test_a_deactivated_account_starts_no_sweep(oskar: User, told: Told) -> None:
+    sweep = make(oskar)
+    User.objects.filter(pk=oskar.pk).update(is_active=False)
+    tick(told)
+    assert not told.arrays
+    assert {(one.state, one.cause) for one in firsts(sweep)} == {("failed", "rejected")}
 
 
 def test_run_directories_are_written_as_there_is_time(oskar: User, told: Told) -> None:
