@@ -98,11 +98,10 @@ def remove_checkpoints() -> None:
 @shared_task(name="jobs.tasks.empty_trash", expires=600)
 def empty_trash() -> None:
     """Remove the run directories of deleted jobs, and uploads that no job came of."""
-    from jobs.disk import rundir, upload
-    from jobs.following import handover
+    from jobs.disk import trash, upload
 
-    rundir.empty_trash()
-    upload.forget_stale(awaited=handover.awaited_uploads())
+    trash.empty()
+    upload.forget_stale(awaited=upload.awaited())
 
 
 @shared_task(name="jobs.tasks.measure", expires=60)

@@ -22,7 +22,7 @@ from jobs.checking.finding import Finding, bad, of_error, ok, skip, warn
 from jobs.checking.rights import account_fits
 from jobs.checking.seen import plain, read
 from jobs.checking.site import Site, Who
-from jobs.disk import environments, rundir, sharing
+from jobs.disk import environments, rundir, sharing, trash
 from jobs.errors import JobError
 from jobs.spec import STOP_SECONDS, Environment, JobSpec
 from jobs.why.reasons import explained
@@ -297,16 +297,16 @@ def _cancel(site: Site, trial: Trial) -> None:
 
 def _discard(directory: str) -> Path | None:
     """Remove a run directory as the worker does; what is left of it, if anything."""
-    with rundir.discarded(directory):
+    with trash.discarded(directory):
         pass
-    rundir.empty_trash()
-    trash = rundir.runs_root() / rundir.TRASH
+    trash.empty()
+    rubbish = rundir.runs_root() / trash.TRASH
     if directory.startswith(
         f"{NO_PROJECT}/"
     ):  # a project's own folder stays: somebody's job may be about to be made in it
         with suppress(OSError):
             os.rmdir(rundir.path_of(directory).parent)
     deadline = time.monotonic() + REMOVAL_S  # the worker may be at it, too
-    while (left := next(trash.glob(f"{directory.replace('/', '-')}-*"), None)) and time.monotonic() < deadline:
+    while (left := next(rubbish.glob(f"{directory.replace('/', '-')}-*"), None)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

@@ -16,7 +16,7 @@ from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
 from jobs import checkpoints
-from jobs.disk import rundir
+from jobs.disk import rundir, trash
 from jobs.models import Attempt, Checkpoint, Event, Job
 from portal.access import note
 from portal.models import Project, User
@@ -130,7 +130,7 @@ def _is_on_disk(job: Job, checkpoint: Checkpoint) -> bool:
 def _discard(job: Job, checkpoint: Checkpoint) -> bool:
     """Whether its folder is gone."""
     try:
-        rundir.discard_checkpoint(job.directory, checkpoint.name)
+        trash.discard_checkpoint(job.directory, checkpoint.name)
     except FileNotFoundError:
         # Gone by itself; unless all of them are, as when the file system is away.
         return bool(rundir.names_under(rundir.path_of(job.directory), "job/checkpoints"))

@@ -15,7 +15,6 @@ import logging
 import os
 import pwd
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +31,7 @@ WAY = 0o2710  # the root and the projects: people's jobs go through to their own
 RUN = 0o2700  # until it is shared
 FOLDER = 0o2750
 JOB_FOLDER = 0o2770
-TRASH = ".trash"
-_told: set[str] = set()  # of the trash, what could not be removed, and is said once
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -107,38 +104,6 @@ def write(path: Path, text: str, *, mode: int = 0o640) -> None:
         raise
 
 
-@contextlib.contextmanager
-def discarded(directory: str) -> Iterator[None]:
-    """Move a run directory out of the way, and back if what follows fails; `empty_trash` removes the bytes."""
-    if not directory:
-        yield
-        return
-    trash = runs_root() / TRASH
-    trash.mkdir(mode=0o700, exist_ok=True)
-    place, moved = path_of(directory), trash / f"{directory.replace('/', '-')}-{secrets.token_hex(4)}"
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(place, moved)
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(moved, place)
-        raise
-
-
-def discard_checkpoint(directory: str, name: str) -> None:
-    """Move one of a job's checkpoints out of the way, by its name alone: no link on the way is followed.
-
-    FileNotFoundError where there is none; PermissionError where the job closed it to us.
-    """
-    trash = runs_root() / TRASH
-    trash.mkdir(mode=0o700, exist_ok=True)
-    (single,) = _parts(name)
-    target = f"{directory.replace('/', '-')}-{single}-{secrets.token_hex(4)}"
-    with folder_under(runs_root(), f"{directory}/job/checkpoints") as folder, folder_under(trash, "") as into:
-        os.rename(single, target, src_dir_fd=folder, dst_dir_fd=into)
-
-
 def has_checkpoint(directory: str, name: str) -> bool:
     """Whether a run directory holds a committed checkpoint of this name; OSError where that cannot be told."""
     try:
@@ -148,26 +113,14 @@ def has_checkpoint(directory: str, name: str) -> bool:
     return True
 
 
-def empty_trash() -> None:
-    """Remove what was discarded, and say of each thing once that it cannot be."""
-    trash = runs_root() / TRASH
-    for entry in sorted(trash.iterdir()) if trash.is_dir() else ():
-        try:
-            _remove(entry)
-        except OSError as error:
-            if entry.name not in _told:
-                _told.add(entry.name)
-                logger.warning("%s cannot be removed; its owner, or root, can: %s", entry, error)
-
-
 @contextlib.contextmanager
 def folder_under(root: Path, relative: str) -> Iterator[int]:
     """A descriptor of a folder below `root`, each component opened by itself and none of them a link."""
-    descriptor = os.open(root, _DIRECTORY)
+    descriptor = os.open(root, OPEN_FOLDER)
     try:
-        for part in _parts(relative):
+        for part in parts_of(relative):
             try:
-                inner = os.open(part, _DIRECTORY, dir_fd=descriptor)
+                inner = os.open(part, OPEN_FOLDER, dir_fd=descriptor)
             except NotADirectoryError:  # a link, too
                 raise Unsafe(f"{part!r} is not a folder") from None
             os.close(descriptor)
@@ -182,7 +135,7 @@ def open_under(root: Path, relative: str) -> int:
 
     No component may be a link, so nothing outside can be reached; a FIFO does not block; a device or folder is refused.
     """
-    *folders, name = _parts(relative)
+    *folders, name = parts_of(relative)
     with folder_under(root, "/".join(folders)) as folder:
         try:
             descriptor = os.open(name, _FILE, dir_fd=folder)
@@ -228,7 +181,7 @@ def names_under(root: Path, relative: str, *, limit: int = 20_000) -> list[str]:
         return []
 
 
-def _parts(relative: str) -> list[str]:
+def parts_of(relative: str) -> list[str]:
     """The components of a path below a root; anything that could lead out is Unsafe."""
     parts = [part for part in relative.split("/") if part]
     if relative.startswith("/") or any(part in {".", ".."} or "\0" in part for part in parts):
@@ -252,66 +205,3 @@ def _make_way(path: Path) -> None:
 def _make_folder(path: Path, mode: int) -> None:
     path.mkdir(mode=0o700)
     path.chmod(mode)  # mkdir's own mode is cut by the umask
-
-
-def _remove(entry: Path) -> None:
-    if entry.is_symlink() or not entry.is_dir():  # a job may call anything a checkpoint
-        entry.unlink(missing_ok=True)
-        return
-    try:
-        shutil.rmtree(entry, ignore_errors=True)
-        if os.path.lexists(entry):
-            if os.geteuid() != 0:  # root needs no leave
-                _open_up(entry)
-            shutil.rmtree(entry)
-    except (RecursionError, OSError) as error:  # each level takes a frame, and a descriptor
-        if isinstance(error, OSError) and error.errno != errno.EMFILE:
-            raise
-        _remove_deep(entry)
-
-
-def _remove_deep(entry: Path) -> None:
-    """A tree deeper than a stack: what is in a folder comes up to the top, until nothing has anything in it."""
-    top = os.open(entry, _DIRECTORY)
-    try:
-        while names := os.listdir(top):
-            for name in names:
-                _lift(name, top)
-    finally:
-        os.close(top)
-    os.rmdir(entry)
-
-
-def _lift(name: str, top: int) -> None:
-    """Remove something from a folder, having moved the folders in it up into that one."""
-    try:
-        folder = os.open(name, _DIRECTORY, dir_fd=top)
-    except NotADirectoryError:  # a link, too
-        os.unlink(name, dir_fd=top)
-        return
-    try:
-        for inner in os.listdir(folder):
-            os.rename(inner, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
-    finally:
-        os.close(folder)
-    os.rmdir(name, dir_fd=top)
-
-
-def _open_up(folder: Path) -> None:
-    """Give ourselves leave to remove what is in it: some programs take it away from their own user, as git-annex.
-
-    Only what is ours can be opened; a process of its job may still be at work in it, so no link is followed.
-    """
-    _open_one(os.fspath(folder), None)
-    for _, names, _, inside in os.fwalk(folder, follow_symlinks=False):
-        for name in names:
-            _open_one(name, inside)
-
-
-def _open_one(name: str, inside: int | None) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
-        try:
-            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
-        finally:
-            os.close(descriptor)

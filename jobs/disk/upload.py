@@ -22,6 +22,7 @@ from typing import cast
 from jobs.disk import sharing
 from jobs.disk.rundir import FOLDER, open_root, runs_root
 from jobs.errors import Problem, Refused
+from jobs.models import Attempt
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000
@@ -199,10 +200,17 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
                 file.write(piece)
 
 
+def awaited() -> set[str]:
+    """Names of uploads that are still to be unpacked: some jobs wait for days."""
+    first = Attempt.objects.filter(number=1, ended_at=None, scheduler_id="", job__kind="script")
+    rows = first.values_list("key", "job__sweep__key")
+    return {sweep_key or key for key, sweep_key in rows}
+
+
 def forget_stale(older_than_s: float = 86_400, *, awaited: Set[str] = frozenset()) -> None:
     """Remove uploads that no worker fetched within a day: their submission failed between the file and the row.
 
-    And what a worker that was killed had half unpacked. `awaited`: names of those that jobs still wait for.
+    And what a worker that was killed had half unpacked. `awaited`: names of those that are not stale (awaited).
     """
     folder = runs_root() / UPLOADS
     for path in (*folder.glob("*.tar.gz"), *folder.glob(f"{STAGING}*")):

@@ -25,7 +25,6 @@ BUDGET_S = 10.0  # of one round; the worker is niced, and others wait for it
 MOST_ENTRIES = 1_000_000
 DEEPEST = 32
 _BLOCK = 512  # what st_blocks counts in, on every system
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def _walk(folder: int, device: int, depth: int) -> Generator[os.stat_result | No
                 yield None
                 continue
             try:
-                inner = os.open(name.name, _FOLDER, dir_fd=folder)
+                inner = os.open(name.name, rundir.OPEN_FOLDER, dir_fd=folder)
             except OSError:  # gone meanwhile, or the job keeps it to itself
                 continue
             try:

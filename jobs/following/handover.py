@@ -57,13 +57,6 @@ def due(*, arrays: bool = False) -> list[int]:
     )
 
 
-def awaited_uploads() -> set[str]:
-    """Names of uploads that are still to be unpacked: some jobs wait for days."""
-    first = Attempt.objects.filter(number=1, ended_at=None, scheduler_id="", job__kind="script")
-    rows = first.values_list("key", "job__sweep__key")
-    return {sweep_key or key for key, sweep_key in rows}
-
-
 def is_of(attempt: Attempt, status: JobStatus) -> bool:
     """Whether the scheduler speaks of this job: one that was set up anew, as where a backup is restored, has given the
     id to another. What it requeued keeps the first attempt's key; what was of an array has its sweep's."""

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from jobs import checkpoints, tasks
 from jobs.disk import pins, upload
-from jobs.disk.rundir import discarded
+from jobs.disk.trash import discarded
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.following import after
 from jobs.following.restart import next_attempt

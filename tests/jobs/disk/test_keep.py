@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.disk import retention, rundir
+from jobs.disk import retention, rundir, trash
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.submitting import submit
 from portal.models import AuditEntry, Project
@@ -70,8 +70,8 @@ def test_only_the_last_one_stays_and_what_went_is_written_down(project: Project)
     assert entry.user is None
     assert "200 bytes" in entry.detail
     assert retention.remove_checkpoints() == 0
-    rundir.empty_trash()
-    assert list((rundir.runs_root() / rundir.TRASH).iterdir()) == []
+    trash.empty()
+    assert list((rundir.runs_root() / trash.TRASH).iterdir()) == []
 
 
 def test_it_can_be_resumed_afterwards(project: Project) -> None:
@@ -159,7 +159,7 @@ def test_links_are_never_followed(project: Project, tmp_path: Path) -> None:
     os.rename(folder, folder.with_name("elsewhere"))
     folder.symlink_to(treasure)
     retention.remove_checkpoints()
-    rundir.empty_trash()
+    trash.empty()
     assert (treasure / "step-1" / "kept").exists()
     assert whole.checkpoints.filter(state="pruned").count() == 0
 
@@ -172,8 +172,8 @@ def test_what_is_no_folder_leaves_the_trash_too(project: Project, tmp_path: Path
     os.rename(folder / "step-2", tmp_path / "elsewhere")
     (folder / "step-2").write_bytes(b"as large as it likes")
     assert retention.remove_checkpoints() == 2
-    rundir.empty_trash()
-    assert list((rundir.runs_root() / rundir.TRASH).iterdir()) == []
+    trash.empty()
+    assert list((rundir.runs_root() / trash.TRASH).iterdir()) == []
     assert (tmp_path / "kept" / "COMMITTED").exists()
 
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_moved_stays_and_is_tried_again(
 def test_folder_that_is_gone_is_written_down_unless_all_are(project: Project, runs: Path) -> None:
     """As after a kill between renaming and the row; and as while the file system is away."""
     job = a_job(project)
-    rundir.discard_checkpoint(job.directory, "step-1")
+    trash.discard_checkpoint(job.directory, "step-1")
     runs.rename(runs.with_name("away"))
     assert retention.remove_checkpoints() == 0
     assert not Checkpoint.objects.filter(state="pruned").exists()
@@ -216,7 +216,7 @@ def test_names_that_lead_out_are_refused(project: Project) -> None:
     job = a_job(project)
     for name in ("..", "../..", "/etc", "a/b", ""):
         with pytest.raises((rundir.Unsafe, ValueError)):
-            rundir.discard_checkpoint(job.directory, name)
+            trash.discard_checkpoint(job.directory, name)
 
 
 # Who says so

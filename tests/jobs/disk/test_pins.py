@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from jobs import checkpoints
-from jobs.disk import rundir, script
+from jobs.disk import rundir, script, trash
 from jobs.following import follow
 from jobs.models import Checkpoint, Job
 from portal.models import AuditEntry, Project, User
@@ -156,7 +156,7 @@ def test_a_name_means_the_one_that_is_there(client: Client, job: Job) -> None:
 
 def test_what_its_trainer_has_just_pruned_is_not_pinned(client: Client, job: Job) -> None:
     """The folder is gone, the word of it is still on its way."""
-    rundir.discard_checkpoint(job.directory, "step-4")
+    trash.discard_checkpoint(job.directory, "step-4")
     answer = patch(client, job, "step-4")
     assert answer.status_code == 409
     assert "not on disk any more" in answer.json()["detail"]

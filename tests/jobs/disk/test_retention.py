@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.disk import retention, rundir
+from jobs.disk import retention, rundir, trash
 from jobs.models import Attempt
 from tests.jobs.reporting import attempt_of
 
@@ -78,7 +78,7 @@ def test_a_link_in_a_run_directory_leads_nowhere(root: Path) -> None:
 
 def test_what_has_gone_already_is_no_error(root: Path) -> None:
     (attempt, folder) = closed(20)
-    with rundir.discarded(attempt.job.directory):
+    with trash.discarded(attempt.job.directory):
         pass
     assert retention.remove_spools() == 1
     assert not folder.exists()

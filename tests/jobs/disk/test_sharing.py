@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.disk import rundir, sharing, upload
+from jobs.disk import rundir, sharing, trash, upload
 from jobs.disk.sharing import Acl
 from jobs.errors import Refused
 from tests.jobs.disk.test_upload import file, other, packed
@@ -194,17 +194,17 @@ class TestThreeUsers:
             with rundir.folder_under(lab.run, "job/attempt-077") as folder:
                 shutil.rmtree("spool", dir_fd=folder)
             for mask in ("077", "027"):
-                rundir.discard_checkpoint(lab.directory, f"step-{mask}")
+                trash.discard_checkpoint(lab.directory, f"step-{mask}")
             assert rundir.names_under(lab.run, "job/checkpoints") == ["step-000"]
-            rundir.empty_trash()
-            with rundir.discarded(lab.directory):
+            trash.empty()
+            with trash.discarded(lab.directory):
                 pass
-            assert len(os.listdir(lab.root / rundir.TRASH)) == 1
-            rundir.empty_trash()
+            assert len(os.listdir(lab.root / trash.TRASH)) == 1
+            trash.empty()
             return ""
 
         lab.ours(work)
-        assert sorted(path.name for path in lab.root.rglob("*")) == [rundir.TRASH, "vision"]
+        assert sorted(path.name for path in lab.root.rglob("*")) == [trash.TRASH, "vision"]
 
     def test_nobody_else_gets_in(self, lab: Lab) -> None:
         lab.does(ALICE, "umask 0; mkdir $run/job/open; echo x > $run/job/open/file; chmod -R 777 $run/job/open")
@@ -232,15 +232,15 @@ class TestThreeUsers:
 
         def work() -> str:
             assert rundir.names_under(lab.run, "job/own") == []
-            with rundir.discarded(lab.directory):
+            with trash.discarded(lab.directory):
                 pass
-            rundir.empty_trash()
-            rundir.empty_trash()
+            trash.empty()
+            trash.empty()
             return "\n".join(record.getMessage() for record in caplog.records)
 
         told = lab.ours(work)
         assert told.count("cannot be removed; its owner, or root, can") == 1
-        left = {path.name for path in next((lab.root / rundir.TRASH).iterdir()).rglob("*")}
+        left = {path.name for path in next((lab.root / trash.TRASH).iterdir()).rglob("*")}
         assert left == {"job", "own", "file"}
 
     def test_what_was_closed_is_opened_when_the_attempt_ends(self, lab: Lab) -> None:
@@ -257,14 +257,14 @@ class TestThreeUsers:
             return ""
 
         def remove() -> str:
-            with rundir.discarded(lab.directory):
+            with trash.discarded(lab.directory):
                 pass
-            rundir.empty_trash()
+            trash.empty()
             return ""
 
         lab.ours(end, ALICE)
         lab.ours(remove)
-        assert not list((lab.root / rundir.TRASH).iterdir())
+        assert not list((lab.root / trash.TRASH).iterdir())
 
     def test_uploaded_code_belongs_to_both(self, lab: Lab) -> None:
         code = packed(file("d/run.sh", b"#!/bin/sh\necho ran", 0o755), other("link", tarfile.SYMTYPE, "d"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.disk import rundir, usage
+from jobs.disk import rundir, trash, usage
 from jobs.models import Attempt, Checkpoint, Job
 from tests import lab
 
@@ -101,7 +101,7 @@ def test_gone_directory_takes_nothing_and_an_absent_file_system_says_nothing(run
     runs.rename(runs.with_name("away"))
     assert measured(job).disk_bytes == known
     runs.with_name("away").rename(runs)
-    with rundir.discarded(job.directory):
+    with trash.discarded(job.directory):
         pass
     assert measured(job).disk_bytes == 0
 

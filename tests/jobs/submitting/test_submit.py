@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from jobs.disk import rundir
+from jobs.disk import rundir, trash
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.following import handover
 from jobs.intake import reports
@@ -233,8 +233,8 @@ class TestCancelAndDelete:
         delete(oskar, job)
         assert not Job.objects.exists()
         assert not root.exists()
-        rundir.empty_trash()
-        assert not list((rundir.runs_root() / rundir.TRASH).iterdir())
+        trash.empty()
+        assert not list((rundir.runs_root() / trash.TRASH).iterdir())
 
     @pytest.mark.django_db(transaction=True)
     def test_what_the_database_keeps_stays_on_disk(

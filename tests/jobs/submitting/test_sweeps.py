@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.disk import rundir, tokens
+from jobs.disk import rundir, tokens, upload
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
 from jobs.following import arrays, follow, handover
 from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
@@ -329,12 +329,12 @@ def test_each_job_of_a_script_has_the_code(oskar: User, told: Told, settings: An
     settings.VIGIL_LOCAL_TRUST = "everyone"
     text = 'name = "x"\nkind = "script"\n[script]\ndirectory = "."\n[sweep.over]\n"script.env.RATE" = ["1", "2"]\n'
     sweep = make(oskar, text, code=packed(train_py="print(1)"))
-    assert handover.awaited_uploads() == {sweep.key}
+    assert upload.awaited() == {sweep.key}
     tick(told)
     for one in firsts(sweep):
         root = rundir.path_of(one.job.directory)
         assert (root / "job" / "code" / "train.py").read_text() == "print(1)"
-    assert handover.awaited_uploads() == set()
+    assert upload.awaited() == set()
 
 
 def test_the_last_job_that_is_deleted_takes_the_sweep_along(oskar: User, told: Told) -> None:
