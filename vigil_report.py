@@ -381,7 +381,7 @@ def resume_path() -> Path | None:
         return None
     if form != "archive":
         return folder / kept if form == "file" else folder
-    unpacked = _attempt() / "resume" / f"{os.environ['VIGIL_INCARNATION']}.{os.environ['RANK']}" / kept
+    unpacked = _attempt() / "resume" / f"{os.environ['VIGIL_INCARNATION']}.{_rank()}" / kept
     if not unpacked.exists():
         shutil.unpack_archive(folder / "folder.tar", unpacked)
     return unpacked
@@ -394,7 +394,7 @@ def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int
     nothing, so call it when all have written. The copy is read while it is written: don't change the file meanwhile.
     """
     stream = _stream()
-    if stream is None or os.environ.get("RANK", "0") != "0":
+    if stream is None or _rank() != 0:
         return None
     began = time.monotonic()
     stream.flush(wait=10)  # a resume begins after this step: what was logged before it must not be lost
@@ -410,7 +410,7 @@ def _stream() -> Stream | None:
     """This process's stream, opened by the first call; None outside a Vigil job and in a forked child."""
     global _opened
     if _opened is None and "VIGIL_ATTEMPT_DIR" in os.environ:
-        rank, incarnation = int(os.environ.get("RANK") or 0), int(os.environ.get("VIGIL_INCARNATION") or 0)
+        rank, incarnation = _rank(), int(os.environ.get("VIGIL_INCARNATION") or 0)
         _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
         _line[:] = _resumed_line()
         try:  # so that Vigil can ask for stacks when the script does not stop
@@ -419,6 +419,21 @@ def _stream() -> Stream | None:
         except (OSError, ValueError):
             pass
     return _opened if _opened is not None and _opened.mine else None
+
+
+def _rank() -> int:
+    """torchrun's word, else that of who else starts one process a rank: Open MPI, MPICH, plain srun."""
+    return _number_of("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", default=0)
+
+
+def _world_size() -> int:
+    return _number_of("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", default=1)
+
+
+def _number_of(*names: str, default: int) -> int:
+    """The first of these variables that is a number."""
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in found if value.isascii() and value.isdigit()), default)
 
 
 def _attempt() -> Path:
@@ -463,7 +478,7 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
             "parent": _line[-1] if _line else None,
             "ancestors": _line,
             "consumed_samples": consumed_samples,
-            "world_size": int(os.environ.get("WORLD_SIZE") or 1),
+            "world_size": _world_size(),
             "layout": {"form": form, "name": path.name},
             "config_hash": "",
             "config": {},

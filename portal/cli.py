@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from portal import check_commands, cluster_commands, sweep_commands, tables
+from portal import attach_commands, check_commands, cluster_commands, sweep_commands, tables
 from portal.client import Portal, Trouble, find_portal
 from portal.usage import Commands, JobId, as_json, say_version
 from portal.usage import out as _out
@@ -95,7 +95,7 @@ def submit(
 @click.option("--state", multiple=True, help="A state, or alive, ended, bad; may be repeated.")
 @click.option("--project", multiple=True, help="Its short name; may be repeated.")
 @click.option("--owner", help="A user name.")
-@click.option("--kind", type=click.Choice(["distributed", "script"]))
+@click.option("--kind", type=click.Choice(["distributed", "script", "attached"]))
 @click.option("--tag", multiple=True, help="A tag that the job has; may be repeated.")
 @click.option("-q", "--search", "q", help="Words in the name; or a number, tag, project or person.")
 @click.option(
@@ -353,7 +353,7 @@ def _complain(trouble: Trouble) -> None:
         click.echo(f"vigil: {where}{error['message']}", err=True)
 
 
-for command in (*cluster_commands.ALL, *sweep_commands.ALL, check_commands.check):
+for command in (*cluster_commands.ALL, *sweep_commands.ALL, attach_commands.attach, check_commands.check):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ class Trouble(Exception):
         self.problem = problem or {"title": "Failed", "status": status, "detail": message, "errors": []}
 
 
+class _Closed(Trouble):
+    """A file that says where a portal is, but not to us."""
+
+
 @dataclass
 class Portal:
     """A portal, by its address and a token."""
@@ -145,11 +149,18 @@ def find_portal() -> Portal:
         raise Trouble("VIGIL_TOKEN holds what no token does. Copy it once more, from vgl_ on.")
     if url and token:
         return Portal(url, token)
+    closed: _Closed | None = None
     for path in _files():
-        known = _read(path)
+        try:
+            known = _read(path)
+        except _Closed as trouble:  # of whoever runs the portal, as on a login node: our own may come next
+            closed = closed or trouble
+            continue
         # A token goes to the portal that it was made by, and to no other.
         if known and (not url or url == known.url):
             return Portal(known.url, token or known.token, "VIGIL_URL" if url else known.source)
+    if closed:
+        raise closed
     if url:
         raise Trouble(f"No token for {url}. Make one at {url}/me/ and set VIGIL_TOKEN.")
     raise Trouble(HOW_TO)
@@ -173,7 +184,7 @@ def _read(path: Path) -> Portal | None:
     except FileNotFoundError:
         return None
     except PermissionError as error:
-        raise Trouble(f"{path} belongs to somebody else. Set VIGIL_URL and VIGIL_TOKEN.") from error
+        raise _Closed(f"{path} belongs to somebody else. Set VIGIL_URL and VIGIL_TOKEN.") from error
     except (tomllib.TOMLDecodeError, KeyError, OSError) as error:
         raise Trouble(f"{path} should hold url and token: {error}.") from error
 

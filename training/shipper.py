@@ -5,6 +5,8 @@ spool is the truth and the portal's answer is the cursor: whatever is lost on th
 next post goes on where the portal says. It ends when its stdin does: after a bounded moment to post the rest.
 Where nodes cannot reach the portal its token says so ("reports": "tail"): then the portal reads the spools by itself,
 and this process waits for another word.
+With --every-node one of them posts for all nodes: of a job that Slurm got past Vigil, where nothing of ours runs on the
+others. What those write is seen through a shared file system.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import os
 import random
 import select
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -32,6 +35,7 @@ STREAMS = 1_000
 LONGEST_WAIT = 5.0
 # At the end, without an answer or without ever a token, waiting is no use: the portal reads the spool from disk.
 HOPELESS_SECONDS, UNKNOWN_SECONDS = 3.0, 0.5
+LIST_SECONDS = 2.0  # a folder that others write into is listed again then, whatever its time says
 LARGE = 256 * 1024  # a stream of this size was shipped before, by a shipper that died: ask where it stands
 
 
@@ -47,13 +51,16 @@ class _Source:
 
 
 class Shipper:
-    def __init__(self, run_dir: Path, attempt_dir: Path, *, node: str) -> None:
+    """`node`: whose streams; None: everybody's."""
+
+    def __init__(self, run_dir: Path, attempt_dir: Path, *, node: str | None) -> None:
         self._token_file, self._owner = run_dir / "portal" / "token", read_json(attempt_dir / "owner.json") or {}
         self._directory = open_folder(attempt_dir / "spool")
         self._node = node
         self._sources: dict[str, _Source] = {}
         self._others: set[str] = set()  # streams of other nodes, or of nobody
         self._listed = self._token_seen = -1
+        self._listed_at = 0.0
         self._portal: Portal | None = None
         self._is_tailed = False
         self._pending: list[Portion] = []
@@ -83,7 +90,9 @@ class Shipper:
     @property
     def pause(self) -> float:
         """Seconds until something may be to do again."""
-        return IDLE_SECONDS if self._is_tailed else POLL_SECONDS
+        if self._is_tailed:
+            return IDLE_SECONDS
+        return POLL_SECONDS if self._node is not None else POLL_SECONDS * 5  # each look asks the file system's server
 
     @property
     def patience(self) -> float:
@@ -101,14 +110,14 @@ class Shipper:
 
     def _notice(self) -> None:
         """Streams that have appeared or grown."""
-        listed = os.fstat(self._directory).st_mtime_ns
-        if listed != self._listed:
-            self._listed = listed
+        listed, now = os.fstat(self._directory).st_mtime_ns, time.monotonic()
+        if listed != self._listed or (self._node is None and now - self._listed_at > LIST_SECONDS):
+            self._listed, self._listed_at = listed, now
             for name in spool_names(self._directory):
                 if name not in self._sources and name not in self._others:
                     self._sources[name] = _Source(Spool(self._directory, name))
         for name, source in list(self._sources.items()):
-            size = source.spool.size()
+            size = source.spool.size(of_another_node=self._node is None)
             if size != source.size:
                 if source.size < 0 and size > LARGE:
                     source.asked = False
@@ -157,7 +166,7 @@ class Shipper:
         if spool.header is None:
             source.more = False
             return None
-        if spool.header.node != self._node:
+        if self._node is not None and spool.header.node != self._node:
             self._leave(name)
             return None
         if not batches and source.asked and not spool.ended:
@@ -298,9 +307,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="training.shipper")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("attempt_dir", type=Path)
-    parser.add_argument("--node", required=True)
+    whose = parser.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--node")
+    whose.add_argument("--every-node", action="store_true", help="and let no signal to the whole job end it")
     parser.add_argument("--drain", type=float, default=10.0)
     arguments = parser.parse_args()
+    if arguments.every_node:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
     shipper = Shipper(arguments.run_dir, arguments.attempt_dir, node=arguments.node)
     try:
         run(shipper, drain=arguments.drain)

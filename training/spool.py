@@ -98,15 +98,18 @@ class Spool:
         """The seq of the next line to be read."""
         return self._at.seq if self._at else 0
 
-    def size(self) -> int:
-        """Bytes on disk, all segments: it grew if this did. 0 where there is no such file."""
+    def size(self, *, of_another_node: bool = False) -> int:
+        """Bytes on disk, all segments: it grew if this did. 0 where there is no such file.
+
+        `of_another_node`: over NFS stat may tell what was so half a minute ago; who opens a file is told what is true.
+        """
         total = 0
         for segment in range(SEGMENTS):
             try:
-                found = os.stat(self._segment(segment), dir_fd=self._directory, follow_symlinks=False)
+                found = self._opened_size(segment) if of_another_node else self._stat_size(segment)
             except OSError:
                 break
-            total += found.st_size
+            total += found
         return total
 
     @property
@@ -224,6 +227,17 @@ class Spool:
         if offset >= SEGMENT_BYTES:
             self.ended = True  # a segment of ours never gets here
         return None
+
+    def _stat_size(self, segment: int) -> int:
+        return os.stat(self._segment(segment), dir_fd=self._directory, follow_symlinks=False).st_size
+
+    def _opened_size(self, segment: int) -> int:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(self._segment(segment), flags, dir_fd=self._directory)
+        try:
+            return os.fstat(file).st_size
+        finally:
+            os.close(file)
 
     def _segment(self, number: int) -> str:
         return f"{self.name}.{number}" if number else self.name

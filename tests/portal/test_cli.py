@@ -72,6 +72,25 @@ def vigil(*arguments: str, status: int = 0):
 # Finding the portal
 
 
+def test_a_closed_file_of_the_portal_s_user_hides_none_of_our_own(tmp_path, monkeypatch):
+    """On a login node `vigil` may lie beside the portal's home, which is its user's alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "config" / "vigil").mkdir(parents=True)
+    (tmp_path / "config" / "vigil" / "cli.toml").write_text('url = "http://ours"\ntoken = "mine"\n')
+    read = Path.read_text
+
+    def refused(path, *options):
+        if path.is_relative_to(tmp_path / "home"):
+            raise PermissionError(13, "Permission denied")
+        return read(path, *options)
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert client.find_portal().url == "http://ours"
+    (tmp_path / "config" / "vigil" / "cli.toml").unlink()
+    with pytest.raises(client.Trouble, match="belongs to somebody else"):
+        client.find_portal()
+
+
 def test_without_a_portal_it_says_how_to_get_one():
     assert "VIGIL_URL" in vigil("jobs", status=1).stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -369,3 +370,13 @@ def test_the_portal_may_change_its_mind(server: Server, attempt: Path) -> None:
     reporter.close()
     _ship(shipper)
     assert _losses(server) == [(0, step, float(step)) for step in (1, 2, 3)]
+
+
+def test_one_ships_for_every_node_where_it_is_told_so(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    for node in ("dgx01", "dgx02"):
+        with contextlib.closing(_reporter(attempt, rank=int(node[-1]), node=node)) as reporter:
+            reporter.log(1, loss=0.5)
+    _opened.append(Shipper(attempt.parent.parent, attempt, node=None))
+    _ship(_opened[-1])
+    assert {rank for _, _, rank, _, _ in server.intake.identities()} == {1, 2}

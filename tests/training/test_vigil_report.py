@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import signal
 import subprocess
@@ -128,3 +129,22 @@ def test_it_is_one_file_of_the_standard_library(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, (3, 4)),  # plain srun
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (1, 2)),  # torchrun in it
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "SLURM_PROCID": "1"}, (5, 8)),
+        ({"RANK": "", "SLURM_PROCID": "no number"}, (0, 1)),
+    ],
+)
+def test_the_rank_is_told_by_whoever_started_the_process(
+    variables: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", *(key for key in os.environ if key.startswith(("SLURM_", "OMPI_", "PMI_")))):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (vigil_report._rank(), vigil_report._world_size()) == expected
