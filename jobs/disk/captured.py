@@ -36,7 +36,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment:
+class Captured:
     """Texts are empty and numbers None where nothing is known."""
 
     captured_at: datetime | None = None
@@ -82,12 +82,12 @@ class Change:
 class Ran:
     """An attempt's environment beside that of the newest earlier attempt that has one (`since`, its number)."""
 
-    environment: Environment
+    environment: Captured
     since: int | None = None
     changes: list[Change] = field(default_factory=list)
 
 
-def read(attempt: Attempt) -> Environment | None:
+def read(attempt: Attempt) -> Captured | None:
     """What was captured, or None while there is nothing (or nothing that can be read)."""
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder:
@@ -96,12 +96,12 @@ def read(attempt: Attempt) -> Environment | None:
     return None if found is None else parse(found)
 
 
-def parse(found: dict[str, Any]) -> Environment | None:
+def parse(found: dict[str, Any]) -> Captured | None:
     """The fields that are what they should be; None where it is no captured environment at all."""
     if type(found.get("version")) is not int or found["version"] != _VERSION:
         return None
     values = {name: _READERS.get(name, _text)(found.get(name)) for name in _FIELDS}
-    return Environment(**{name: value for name, value in values.items() if value is not None})
+    return Captured(**{name: value for name, value in values.items() if value is not None})
 
 
 def ran(attempt: Attempt) -> Ran | None:
@@ -118,7 +118,7 @@ def ran(attempt: Attempt) -> Ran | None:
 
 def history(attempts: list[Attempt], *, most: int) -> dict[int, Ran]:
     """By number, of the newest `most` attempts, which come oldest first; each one's file is read once."""
-    found, before = dict[int, Ran](), (0, Environment())
+    found, before = dict[int, Ran](), (0, Captured())
     for attempt in attempts[-most:]:
         if (environment := read(attempt)) is None:
             continue
@@ -129,7 +129,7 @@ def history(attempts: list[Attempt], *, most: int) -> dict[int, Ran]:
     return found
 
 
-def changes(before: Environment, after: Environment) -> Iterator[Change]:
+def changes(before: Captured, after: Captured) -> Iterator[Change]:
     """What differs, what is likeliest to matter first. What only one of the two could tell is no change."""
     if before.kernel and after.kernel:  # both told of their machine: a driver that is not there is gone
         pairs = [("driver", before.driver, after.driver), ("GPUs", gpus_of(before), gpus_of(after))]
@@ -150,14 +150,14 @@ def changes(before: Environment, after: Environment) -> Iterator[Change]:
         yield Change(f"variable {name}", *(("set", "") if name in before.variables else ("", "set")))
 
 
-def gpus_of(environment: Environment) -> str:
+def gpus_of(environment: Captured) -> str:
     """ "8 × NVIDIA H100 80GB HBM3", each kind once."""
     names = [gpu.name for gpu in environment.gpus]
     kinds = [(names.count(name), name) for name in dict.fromkeys(names)]
     return ", ".join(f"{count} × {name}" if count > 1 else name for count, name in kinds)
 
 
-def cpu_of(environment: Environment) -> str:
+def cpu_of(environment: Captured) -> str:
     if environment.cpus is None:
         return environment.cpu
     return f"{environment.cpus} × {environment.cpu or environment.machine or 'CPU'}"
@@ -225,7 +225,7 @@ def _variables(value: object) -> list[str] | None:
     return sorted({name for item in value[:MOST_VARIABLES] if (name := _matching(_NAME, item))})
 
 
-_FIELDS = [field.name for field in fields(Environment)]
+_FIELDS = [field.name for field in fields(Captured)]
 _READERS: dict[str, Any] = {
     "captured_at": _moment,
     "packages": _packages,

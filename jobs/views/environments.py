@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jobs.disk.captured import Change, Environment, Ran, cpu_of, gpus_of, history
+from jobs.disk.captured import Captured, Change, Ran, cpu_of, gpus_of, history
 from jobs.views.life import Life
 from portal import words
 
@@ -59,7 +59,7 @@ def _show(ran: Ran, others: dict[int, Ran]) -> Shown:
     )
 
 
-def sentence(environment: Environment) -> str:
+def sentence(environment: Captured) -> str:
     """ "Python 3.11.7, torch 2.13.0 (CPU), Linux 6.1.0; 212 packages"."""
     torch = environment.torch.partition("+")[0]
     parts = [
@@ -73,7 +73,7 @@ def sentence(environment: Environment) -> str:
     return f"{told}; {words.plural(count, 'package')}" if count else told
 
 
-def facts(environment: Environment) -> list[tuple[str, str]]:
+def facts(environment: Captured) -> list[tuple[str, str]]:
     """Name and value of what is known, but the packages."""
     e = environment
     memory = words.memory(e.memory_gib * 1024**3) if e.memory_gib else ""
@@ -92,7 +92,7 @@ def facts(environment: Environment) -> list[tuple[str, str]]:
     return [(name, value) for name, value in told if value]
 
 
-def _code(e: Environment) -> str:
+def _code(e: Captured) -> str:
     commit = f"commit {e.commit[:SHORT]}" if e.commit else ""
     if e.git:
         return _joined(e.git, e.ref if e.ref != e.commit else "", commit)

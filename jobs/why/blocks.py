@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from jobs.why.limits import Check
 from nodes.capacity import Cluster, Fit, Request, Seat
@@ -30,15 +30,13 @@ class Block:
     is_final: bool = False  # waiting will not help
 
 
-class Ahead(Protocol):
-    @property
-    def jobs(self) -> int: ...
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Who is ahead of it and waits for room, too. `named`: what the reader may know of them, five at most."""
 
-    @property
-    def gpus(self) -> int: ...
-
-    @property
-    def named(self) -> tuple[str, ...]: ...
+    jobs: int
+    gpus: int
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Facts:
     fit: Fit
     seats: Sequence[Seat]
     checks: Sequence[Check]
-    ahead: Ahead
+    ahead: Line
     window: Window | None = None
     own: QueuedJob | None = None
     names: Mapping[str, str]

@@ -14,7 +14,7 @@ from typing import Literal
 
 from jobs.spec import JobSpec
 from jobs.why import limits, stuck
-from jobs.why.blocks import Block, Facts, Window
+from jobs.why.blocks import Block, Facts, Line, Window, word_of
 from jobs.why.limits import Usage
 from jobs.why.reasons import explained
 from jobs.why.variants import Outcome, Variant, propose
@@ -38,15 +38,6 @@ class Waiting:
     you: str = ""  # the reader's own user name at the scheduler
     names: Mapping[str, str] = field(default_factory=dict)
     held_by_vigil: bool = False  # not handed over yet; `reason` says why
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Who is ahead of it and waits for room, too."""
-
-    jobs: int
-    gpus: int
-    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +67,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
     request = settled(waiting.request, own)
     reason = waiting.reason or (own.reason if own else "")
     board = _Board(request, cluster, ahead_of(own, request, cluster))
+    ahead = _line(board.line, waiting.names)
     blocks = stuck.blocks(
         Facts(
             request=request,
@@ -84,7 +76,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
             fit=look(request, board.seats, cluster),
             seats=board.seats,
             checks=board.checks(request),
-            ahead=_line(board.line, waiting.names),
+            ahead=ahead,
             window=_window(board, request),
             own=own,
             names=waiting.names,
@@ -100,7 +92,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
         meaning=explained(reason),
         starts_at=own.starts_at if own and own.starts_at and own.starts_at > cluster.now else None,
         blocks=tuple(blocks),
-        ahead=_line(board.line, waiting.names),
+        ahead=ahead,
         never=any(block.is_final for block in blocks),
         starts_on=board.nodes(request) if not blocks else (),
         variants=variants,
@@ -130,7 +122,7 @@ def ahead_of(own: QueuedJob | None, request: Request, cluster: Cluster) -> list[
 
 def _is_in_turn(job: QueuedJob, cluster: Cluster) -> bool:
     """Whether it waits for room, and not for something else. One machine starts all in order."""
-    return cluster.is_one_machine or job.reason.partition(",")[0].strip("() ") in IN_TURN
+    return cluster.is_one_machine or word_of(job.reason) in IN_TURN
 
 
 def _turn(job: QueuedJob) -> tuple[float, float, float]:
