@@ -70,7 +70,7 @@ def key(site: Site) -> Iterator[Finding]:
         KeyFile(path).of("nobody")  # reads it as the worker does
         found = path.stat()
     except SchedulerError as error:
-        yield of_error(title, error)
+        yield of_error(title, SchedulerError(f"{path}: {error}"))
         return
     mode, owner = stat.S_IMODE(found.st_mode), _name(found.st_uid)
     if found.st_uid not in {os.geteuid(), 0}:

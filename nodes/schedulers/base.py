@@ -98,7 +98,7 @@ class JobStatus:
         return not (self.user and user) or self.user == user
 
     def may_be_from(self, since: datetime | None, until: datetime | None) -> bool:
-        """Whether it may have been submitted between these moments of our clock, which Slurm's may be ahead of or behind.
+        """Whether it may have been submitted between these moments of our clock. Slurm's may differ.
 
         A requeue makes it look younger than it is.
         """

@@ -1,7 +1,7 @@
 """Tokens that speak for one Slurm user: minted from the cluster's key, or asked of a command that a site provides.
 
 Whoever holds the key is every user, so only the worker opens it, when it first asks Slurm something. Neither key nor
-token is ever logged, stored, or put into an error.
+token is ever logged, stored, or put into an error; nor is the key's place, as reasons of jobs are shown to people.
 """
 
 from __future__ import annotations
@@ -61,23 +61,26 @@ class KeyFile:
             with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
-                    raise SchedulerError(f"VIGIL_SLURM_KEY_FILE={self.path} is not a regular file.")
+                    raise SchedulerError("VIGIL_SLURM_KEY_FILE is not a regular file.")
                 if found.st_mode & TOO_OPEN:
                     mode = stat.S_IMODE(found.st_mode)
                     raise SchedulerError(
-                        f"The Slurm key {self.path} is open to others (mode {mode:04o}): who reads it is every user."
-                        f" Nothing is asked of Slurm until that is mended: chmod 0600 {shlex.quote(str(self.path))},"
-                        " or 0640 where the worker reads it through its group."
+                        f"The Slurm key (VIGIL_SLURM_KEY_FILE) is open to others (mode {mode:04o}):"
+                        " who reads it is every user."
+                        " Nothing is asked of Slurm until that is mended: chmod 0600, or 0640 where the worker reads it"
+                        " through its group."
                     )
                 key = file.read(65_536)
         except OSError as error:
             reason = error.strerror or str(error)
             raise SchedulerError(
-                f"The Slurm key {self.path} cannot be read: {reason}. Point VIGIL_SLURM_KEY_FILE at a copy of"
+                f"The Slurm key (VIGIL_SLURM_KEY_FILE) cannot be read: {reason}. Point that at a copy of"
                 " slurmctld's jwt_hs256.key that the worker's Unix user may read, or set VIGIL_SLURM_TOKEN_COMMAND."
             ) from None
         if len(key) < SHORTEST_KEY:
-            raise SchedulerError(f"The Slurm key {self.path} holds {len(key)} bytes only. It is not the right file.")
+            raise SchedulerError(
+                f"The Slurm key (VIGIL_SLURM_KEY_FILE) holds {len(key)} bytes only. It is not the right file."
+            )
         return key
 
 
