@@ -48,6 +48,12 @@ def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
     assert f'<a href="/jobs/{kept.pk}">resume it from step 100</a>' in html
 
 
+def test_what_does_not_fit_is_counted(mira: User, project: Project) -> None:
+    for number in range(12):
+        a_job(mira, project, state="pending", name=f"wren-{number}")
+    assert '?state=pending">2 more</a>' in home(mira)
+
+
 def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed", name="nightjar", attempt={"step": 120})
     saved = a_checkpoint(job, 100, state="verified")
