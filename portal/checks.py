@@ -78,6 +78,15 @@ def _runs_are_shared() -> bool:
 
 
 @register(TAG)
+def scheduler_is_known(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """A portal with another would start, and run no job."""
+    from nodes.schedulers import choose
+
+    name = settings.VIGIL_SCHEDULER
+    return [] if name in choose.NAMES else [Error(choose.unknown(name), id="vigil.E006")]
+
+
+@register(TAG)
 def slurm_is_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
     """What Slurm cannot be spoken with without; nothing is asked of it here. `vigil check slurm` asks everything."""
     if settings.VIGIL_SCHEDULER != "slurm":

@@ -25,7 +25,8 @@ def _scheduler(site: Site) -> Finding:
     title = "VIGIL_SCHEDULER"
     if site.scheduler_name == "slurm":
         return ok(title, "slurm")
-    return bad(title, f"{site.scheduler_name}: jobs run on this machine", "Set VIGIL_SCHEDULER=slurm.")
+    means = "jobs run on this machine" if site.scheduler_name == "local" else "not known"
+    return bad(title, f"{site.scheduler_name}: {means}", "Set VIGIL_SCHEDULER=slurm.")
 
 
 def url(site: Site) -> Finding:

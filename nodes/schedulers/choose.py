@@ -8,6 +8,8 @@ from pathlib import Path
 from nodes.schedulers.base import Scheduler, SchedulerError
 from nodes.schedulers.local import Gpu, LocalScheduler, find_gpus
 
+NAMES = ("local", "slurm")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
@@ -37,8 +39,11 @@ def open_scheduler(settings: SchedulerSettings) -> Scheduler:
         )
     if settings.name == "slurm":
         return _slurm(settings)
-    message = f"VIGIL_SCHEDULER={settings.name} is not known. Set it to local or slurm."
-    raise SchedulerError(message, permanent=True)
+    raise SchedulerError(unknown(settings.name), permanent=True)
+
+
+def unknown(name: str) -> str:
+    return f"VIGIL_SCHEDULER={name} is not known. Set it to {' or '.join(NAMES)}."
 
 
 def _slurm(settings: SchedulerSettings) -> Scheduler:

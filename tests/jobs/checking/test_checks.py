@@ -367,6 +367,14 @@ def test_the_command_ends_with_1_and_json(settings: Any, capsys: pytest.CaptureF
     assert told["findings"][0].keys() == {"level", "title", "detail", "remedy"}
 
 
+def test_a_start_refuses_an_unknown_scheduler(settings: Any) -> None:
+    assert checks.scheduler_is_known(None) == []
+    settings.VIGIL_SCHEDULER = "slrm"
+    (found,) = checks.scheduler_is_known(None)
+    assert (found.id, found.is_serious()) == ("vigil.E006", True)
+    assert "VIGIL_SCHEDULER=slrm is not known. Set it to local or slurm." in found.msg
+
+
 def test_a_start_names_what_slurm_needs(settings: Any, tmp_path: Path) -> None:
     assert checks.slurm_is_named(None) == []
     settings.VIGIL_SCHEDULER = "slurm"
