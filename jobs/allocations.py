@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,12 +10,13 @@ from datetime import datetime
 from django.conf import settings
 from django.db.models import Q, QuerySet
 
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Job, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
 from portal.models import User
 
 HOLDING = frozenset({"running", "suspended", "completing"})
+_KEY = re.compile(r"\.([0-9a-f]{16})\Z")  # what Vigil adds to the name that a person gave
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,20 @@ def jobs_of(user: User, scheduler_ids: Iterable[str]) -> dict[str, Job]:
     return {attempt.scheduler_id: attempt.job for attempt in rows}
 
 
+def sweeps_of(user: User, rows: Iterable[QueuedJob]) -> dict[str, Sweep]:
+    """Sweeps by the id of their arrays, whose waiting jobs are one row; of those that the person may see."""
+    keys = {row.scheduler_id: found[1] for row in rows if (found := _KEY.search(row.name))}
+    known = {
+        one.key: one for one in Sweep.objects.visible_to(user).filter(key__in=keys.values()).select_related("owner")
+    }
+    return {scheduler_id: known[key] for scheduler_id, key in keys.items() if key in known}
+
+
+def name_of(row: QueuedJob) -> str:
+    """As the person gave it, whosever it is."""
+    return _KEY.sub("", row.name) or row.name
+
+
 def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
     """By node, what runs there: the person's own first."""
     wanted = set(names)
@@ -73,7 +89,7 @@ def _held(row: QueuedJob, node: str, user: User, job: Job | None, shown: bool) -
     gpus = tuple(row.gpu_indices.get(node, ()))
     return Held(
         scheduler_id=row.scheduler_id,
-        name=(job.name if job else row.name) if known else "",
+        name=(job.name if job else name_of(row)) if known else "",
         user=(job.owner.username if job else row.user) if known else "",
         job=job,
         is_mine=own,

@@ -10,7 +10,7 @@ from django.db.models import BigIntegerField, Case, Count, ExpressionWrapper, F,
 from django.db.models.functions import Cast
 
 from jobs import allocations
-from jobs.models import Job
+from jobs.models import Job, Sweep
 from jobs.why.reasons import explained
 from nodes.models import QueuedJob
 from portal.asked import whole
@@ -29,17 +29,21 @@ class Entry:
 
     row: QueuedJob
     job: Job | None  # Vigil's, where it is one that the person may see
+    sweep: Sweep | None  # likewise, of an array
     is_mine: bool
     position: int | None  # of those that wait in its partition, by priority; 1 is next
     of: int
 
     @property
     def name(self) -> str:
-        return self.job.name if self.job else self.row.name
+        if self.job:
+            return self.job.name
+        return self.sweep.name if self.sweep else allocations.name_of(self.row)
 
     @property
     def user(self) -> str:
-        return self.job.owner.username if self.job else self.row.user
+        known = self.job or self.sweep
+        return known.owner.username if known else self.row.user
 
     @property
     def why(self) -> str:
@@ -105,11 +109,13 @@ def _listed(partition: str) -> str:
 def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
     """Rows of the queue with what else is known of them, in a few queries however many there are."""
     known = allocations.jobs_of(user, (row.scheduler_id for row in rows))
+    sweeps = allocations.sweeps_of(user, (row for row in rows if row.scheduler_id not in known))
     positions, waiting = _positions(rows)
     return [
         Entry(
             row=row,
             job=(job := known.get(row.scheduler_id)),
+            sweep=sweeps.get(row.scheduler_id),
             is_mine=(bool(row.user) and row.user == user.slurm_user) or (job is not None and job.owner_id == user.pk),
             position=positions.get(row.pk),
             of=waiting[row.partition],

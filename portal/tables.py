@@ -237,7 +237,7 @@ def queue(answer: dict[str, Any]) -> list[str]:
         [
             q["scheduler_id"],
             word(q["state"]),
-            q["name"] + (f" (#{q['job']})" if q["job"] else ""),
+            _queued(q),
             q["user"],
             q["partition"],
             str(q["node_count"]),
@@ -249,6 +249,14 @@ def queue(answer: dict[str, Any]) -> list[str]:
         for q in answer["items"]
     ]
     return table(head, rows, "The queue is empty.")
+
+
+def _queued(job: dict[str, Any]) -> str:
+    """Its name, what Vigil calls it, and how many wait as one."""
+    own = f"#{job['job']}" if job["job"] else f"sweep {job['sweep']}" if job.get("sweep") else ""
+    notes = [own] if own else []
+    notes += [f"{job['tasks']:,} jobs"] if job["tasks"] > 1 else []
+    return str(job["name"]) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def tokens(answer: dict[str, Any]) -> list[str]:

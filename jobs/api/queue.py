@@ -21,6 +21,7 @@ class QueuedShape(Schema):
 
     scheduler_id: str
     job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
+    sweep: int | None = Field(description="Vigil's number of the sweep whose array it is, where you can see it.")
     name: str
     user: str
     is_mine: bool
@@ -100,13 +101,14 @@ def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
 _SAME = tuple(
     name
     for name in QueuedShape.model_fields
-    if name not in {"job", "name", "user", "is_mine", "why", "position", "waiting"}
+    if name not in {"job", "name", "user", "sweep", "is_mine", "why", "position", "waiting"}
 )
 
 
 def queued_shape(entry: Entry) -> dict[str, Any]:
     return {name: getattr(entry.row, name) for name in _SAME} | {
         "job": entry.job.pk if entry.job else None,
+        "sweep": entry.sweep.pk if entry.sweep else None,
         "name": entry.name,
         "user": entry.user,
         "is_mine": entry.is_mine,
