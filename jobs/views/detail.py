@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import unified_diff
-from typing import cast
+from typing import Any, cast
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import again
-from jobs.views import charts, environments, steps
+from jobs.views import charts, environments, sentence, steps
 from jobs.views import life as lives
 from jobs.why import pending
 from jobs.why.reasons import reason_of
@@ -39,6 +39,7 @@ class Page:
             "section": "jobs",
             "job": self.job,
             "life": self.life,
+            "said": self.life.sentence,
             "attempt": self.life.latest,
             "may_change": self.may_change,
             "tab": tab,
@@ -65,7 +66,7 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
         series=charts.first_paint(page.job, page.life),
         marks=charts.marks(page.life),
         newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
-        waits=_waits(request, page),
+        **_waits(request, page),
     )
     return render(request, "jobs/overview.html", context)
 
@@ -78,16 +79,18 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
     tab = request.GET.get("tab", "overview")
     marks = charts.marks(page.life) if tab == "overview" else None
     newest = page.life.checkpoints[:OVERVIEW_CHECKPOINTS]
-    waits = _waits(request, page) if tab == "overview" else None
-    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks, waits=waits))
+    waits = _waits(request, page) if tab == "overview" else {}
+    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks, **waits))
 
 
-def _waits(request: HttpRequest, page: Page) -> pending.Told | None:
-    """Why it waits, while it does and nobody has cancelled it."""
+def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
+    """Why it waits, while it does and nobody has cancelled it; the sentence is of that where waiting is in vain."""
     if page.life.latest.state != Attempt.State.PENDING or page.life.cancelling:
-        return None
+        return {}
     told = pending.why(cast(User, request.user), page.job, page.life.latest, now=page.life.now)
-    return told if told.why else None
+    if not told.why:
+        return {}
+    return {"waits": told} | ({"said": sentence.never(told.why.sentence)} if told.why.never else {})
 
 
 @login_required

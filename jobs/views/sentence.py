@@ -44,6 +44,7 @@ class Facts:
     cancelling: bool = False
     cancelled_by: str = ""
     reports: bool = True  # a script may never report
+    attached: bool = False  # Vigil follows it, and did not start it
 
 
 def say(facts: Facts) -> Sentence:
@@ -53,6 +54,15 @@ def say(facts: Facts) -> Sentence:
     if facts.state in {"running", "completing", "suspended"}:
         return _running(facts)
     return _ended(facts)
+
+
+def never(why: str) -> Sentence:
+    """Of one that waits in vain. `why`: the limit, or what the cluster lacks."""
+    return Sentence(
+        "It never starts as it is.",
+        why.replace(" It never starts as it is.", ""),
+        "Submit it so that it fits, and cancel this one.",
+    )
 
 
 def _pending(facts: Facts) -> Sentence:
@@ -68,6 +78,8 @@ def _pending(facts: Facts) -> Sentence:
 
 
 def _running(facts: Facts) -> Sentence:
+    if facts.cancelling and facts.attached:
+        return Sentence("Cancelling.", "Slurm tells it to end, and kills what has not after its KillWait.")
     if facts.cancelling:
         return Sentence(
             "Cancelling.", "The ranks save a last checkpoint and stop; what has not stopped by then is killed."
@@ -92,6 +104,8 @@ def _running(facts: Facts) -> Sentence:
 
 
 def _starting(facts: Facts, since: str) -> Sentence:
+    if facts.attached and not facts.reports:
+        return Sentence(f"Running since {since}.", "It has reported nothing; Vigil follows what Slurm says of it.")
     if not facts.reports:
         return Sentence(
             f"Running since {since}.", "The script has reported nothing; its logs and use of the node are below."
@@ -148,7 +162,12 @@ def _ended(facts: Facts) -> Sentence:
         "deadline": f"Passed its deadline{_at_step(facts)}.",
     }.get(facts.state, f"Failed{_at_step(facts)}.")
     move = _resumable(facts)
-    return Sentence(lead, _stop(facts.reason), move or "Read the log, then clone it with the fix.")
+    fix = (
+        "Read its output, then hand it to sbatch anew."
+        if facts.attached
+        else "Read the log, then clone it with the fix."
+    )
+    return Sentence(lead, _stop(facts.reason), move or fix)
 
 
 def _at_step(facts: Facts) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from jobs.models import Sweep
+from jobs.spec import JobSpec
 from nodes import inventory
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import NodeStatus, SchedulerError
@@ -133,7 +135,7 @@ def test_the_queue_in_plain_words(mira: User, told: Told) -> None:
     html = text(mira, "/queue")
     assert "Your slurm-15 waits, 1 of 2 in gpu." in html
     assert "Resources: what it asks for is not free yet." in html
-    assert "its owner runs as much as the QOS allows one person." in html
+    assert "with it, its owner would run more than the QOS allows one person." in html
     order = [
         html.index(name) for name in (">wren<", ">slurm-15<", ">slurm-14<", ">slurm-13<", ">slurm-16<", ">slurm-12<")
     ]
@@ -175,6 +177,36 @@ def test_the_queue_over_rest(mira: User, told: Told) -> None:
     assert waiting["why"] == "Resources: what it asks for is not free yet."
     assert client.get("/api/v1/queue?state=sleeping").status_code == 422
     assert client.get("/api/v1/queue?cursor=x").status_code == 422
+
+
+def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, told: Told) -> None:
+    sweep = Sweep.objects.create(name="rates", key="120f9dbab06497d9", owner=mira, project=a_project())
+    told.queued += [
+        queued(17, name=f"rates.{sweep.key}", user="mira1", tasks=18, priority=99),
+        queued(18, name="finch.3beb2244f3f7ed47", state="running", user="oskar9", nodes=("dgx-01",)),
+    ]
+    inventory.read(told)
+    html = text(mira, "/queue")
+    assert f'href="/sweeps/{sweep.pk}">rates</a>' in html
+    assert "Your rates waits" in html
+    assert ">finch<" in html
+    assert "finch, oskar9" in html or "finch" in text(mira, "/nodes/dgx-01")
+    items = {item["scheduler_id"]: item for item in signed_in(mira).get("/api/v1/queue").json()["items"]}
+    assert (items["17"]["sweep"], items["17"]["name"], items["17"]["user"]) == (sweep.pk, "rates", "mira")
+    theirs = signed_in(person("stranger")).get("/api/v1/queue?q=rates").json()["items"][0]
+    assert (theirs["sweep"], theirs["name"], theirs["user"]) == (None, "rates", "mira1")
+
+
+def test_a_job_that_never_starts_says_so_first(mira: User, told: Told) -> None:
+    spec = JobSpec.parse({"name": "heron", "resources": {"time_limit": "2-00:00:00", "partition": "gpu"}})
+    facts = {"scheduler_id": "19", "reason": "PartitionTimeLimit"}
+    job = a_job(mira, a_project(), name="heron", state="pending", spec=spec.model_dump(mode="json"), attempt=facts)
+    told.queued.append(queued(19, user="mira1", reason="PartitionTimeLimit", time_limit_s=48 * HOUR_S))
+    inventory.read(told)
+    for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life"):
+        html = text(mira, address)
+        assert '<p class="say">It never starts as it is.' in html
+        assert "lets a job run for" in html[html.index("never starts") : html.index("Your move:")]
 
 
 def test_where_everybody_sees_their_own_alone(mira: User, told: Told, settings: Any) -> None:

@@ -101,7 +101,7 @@ def test_names_and_reasons_are_escaped(client: Client, mira: User, project: Proj
     ("told", "shown"),
     [
         ("Resources", "Resources: what it asks for is not free yet."),
-        ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser: its owner runs as much as the QOS allows one person."),
+        ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser: with it, its owner would run more than the QOS allows one person."),
         ("ReqNodeNotAvail, UnavailableNodes:dgx-03",
          "ReqNodeNotAvail (UnavailableNodes:dgx-03): a node that it needs is down, drained or reserved."),
         ("Waits for 2 CPUs; 0 of 2 are free.", "Waits for 2 CPUs; 0 of 2 are free."),
