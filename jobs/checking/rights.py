@@ -37,9 +37,8 @@ def level(site: Site) -> Iterator[Finding]:
     title = f"{site.user} may drain nodes"
     grant = f"sacctmgr modify user {site.user} set AdminLevel=Admin"
     if not site.admin_level:
-        yield warn(
-            title, f"the accounts know no user {site.user}", f"sacctmgr add user {site.user} account=… AdminLevel=Admin"
-        )
+        remedy = f"sacctmgr add user {site.user} account=root AdminLevel=Admin"
+        yield warn(title, f"the accounts know no user {site.user}", remedy)
     elif site.admin_level.startswith("admin"):
         yield ok(title, "AdminLevel=Administrator")
     else:

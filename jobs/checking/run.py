@@ -53,7 +53,7 @@ def look(site: Site, wishes: trial.Wishes | None, tell: trial.Tell) -> Iterator[
     failed: set[str] = set()
     jobs = [] if wishes is None else [_jobs(wishes, tell)]
     # slurm.conf last: where this machine cannot tell it, a job's node has.
-    for check in (*CHECKS, *jobs, Check("slurm.conf", conf.look, ("settings",))):
+    for check in (*CHECKS, *jobs, Check("slurm.conf", conf.look, ("settings", "key"))):
         missing = [name for name in check.needs if name in failed]
         if missing:
             failed.add(check.name)

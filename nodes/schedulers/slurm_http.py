@@ -287,7 +287,9 @@ def _no_answer(url: str, error: httpx.HTTPError) -> NoAnswer:
         return NoAnswer(f"slurmrestd cannot be reached at {url} ({why}). Is it running? VIGIL_SLURM_URL.", sent=False)
     if isinstance(error, httpx.TimeoutException):
         return NoAnswer(f"slurmrestd at {url} did not answer in time.", sent=True)
-    return NoAnswer(f"The connection to slurmrestd at {url} broke: {type(error).__name__} {error}".strip(), sent=True)
+    said = f"{type(error).__name__} {error}".strip().rstrip(".")
+    remedy = "Is it slurmrestd that listens there? VIGIL_SLURM_URL, and its log."
+    return NoAnswer(f"The connection to slurmrestd at {url} broke: {said}. {remedy}", sent=True)
 
 
 def _read(answer: Answer, url: str, user: str) -> Json:

@@ -78,9 +78,8 @@ class KeyFile:
                 " slurmctld's jwt_hs256.key that the worker's Unix user may read, or set VIGIL_SLURM_TOKEN_COMMAND."
             ) from None
         if len(key) < SHORTEST_KEY:
-            raise SchedulerError(
-                f"The Slurm key (VIGIL_SLURM_KEY_FILE) holds {len(key)} bytes only. It is not the right file."
-            )
+            remedy = "Put a copy of slurmctld's jwt_hs256.key there."
+            raise SchedulerError(f"The Slurm key (VIGIL_SLURM_KEY_FILE) holds {len(key)} bytes only. {remedy}")
         return key
 
 
