@@ -79,10 +79,14 @@ class Past:
         return replace(status, before=self.before[place])
 
     def _accounted(self, scheduler_id: str) -> JobStatus | None:
-        """Of its last run: its end, or UNKNOWN; None where the accounts lack it."""
-        runs = [run.record.status for run in self._runs(scheduler_id) if run.record.has(scheduler_id)]
-        if not runs:
+        """Of its last run: its end, or UNKNOWN; None where the accounts lack it.
+
+        Where slurmctld lost its state, they call all that ran cancelled: nobody did that, so they are as if not there.
+        """
+        records = [run.record for run in self._runs(scheduler_id) if run.record.has(scheduler_id)]
+        if not records or records[-1].was_dropped:
             return None
+        runs = [record.status for record in records]
         last = runs[-1]
         if last.state not in ENDED:  # slurmctld does not know it, the accounts have not heard of its end: not yet told
             return JobStatus(scheduler_id=scheduler_id, state=UNKNOWN, key=last.key, other_key=last.other_key)

@@ -49,6 +49,7 @@ class Record:
     tasks: tuple[int, ...] = ()  # of an array, still waiting together
     has_more: bool = False  # of these, than Slurm had room to tell
     is_array: bool = False  # what is left of one, for all tasks that never had a record of their own
+    was_dropped: bool = False  # slurmctld came back without it, and nobody had asked for its end
 
     def has(self, scheduler_id: str) -> bool:
         """Whether it tells of this id: its own, its place in an array, or one of the tasks waiting together."""
@@ -123,6 +124,7 @@ def accounted(raw: Raw, *, restart_count: int = 0) -> Record:
     return Record(
         own_id=own_id,
         user=text(raw.get("user")),
+        was_dropped=state == "cancelled" and raw.get("kill_request_user") == "",
         status=JobStatus(
             scheduler_id=f"{array}_{int(task)}" if array and task is not None else own_id,
             state=state,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.slurm_past import Past
 from nodes.schedulers.slurm_shapes import Record
 from tests.nodes.slurm.playing import VERSIONS, Played, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
@@ -214,6 +216,19 @@ def test_runs_of_a_requeued_job(version: str) -> None:
     assert (first.record.status.restart_count, second.record.status.restart_count) == (0, 1)
     assert first.record.status.ended_at is not None
     assert (first.record.status.before, second.record.status.state) == ("", "cancelled")
+
+
+@some_versions
+def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
+    """Who did it stands beside what somebody cancelled."""
+    told = body(version, "ended/slurmdb-jobs")
+    job_id = next(str(raw["job_id"]) for raw in told["jobs"] if raw["name"] == "cancelled")
+    (raw,) = (raw for raw in told["jobs"] if str(raw["job_id"]) == job_id)
+    for by, known in ((raw["kill_request_user"], True), ("", False)):
+        played = Played(version, "nothing")
+        answer = {**told, "jobs": [{**raw, "kill_request_user": by}]}
+        played.answers[f"slurmdb/{version}/job/{job_id}"] = httpx.Response(200, json=answer)
+        assert (job_id in Past(played.rest).tell([job_id])) == known
 
 
 @some_versions
