@@ -306,7 +306,7 @@ def _read(answer: Answer, url: str, user: str) -> Json:
         ) from None
     if not isinstance(found, Mapping):
         raise SchedulerError(f"{url} answered HTTP {answer.status} with JSON that is not Slurm's.")
-    if answer.status >= 400:
+    if answer.status >= 300:  # nobody is followed who sends us elsewhere
         raise error_of(found, status=answer.status, user=user)
     return found
 

@@ -12,13 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
+import httpx
 import pytest
 
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm import Slurm
 from nodes.schedulers.slurm_http import NoAnswer, SlurmHttp
 from nodes.schedulers.slurm_rest import SlurmRest
-from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, load, paths
+from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, load, paths
 
 NEWEST = VERSIONS[-1]
 
@@ -139,3 +140,13 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     with serving(UnixServer(str(path), Answering)), client(f"unix:{path}") as slurm:
         assert len(slurm.nodes()) == 8
         assert Answering.seen
+
+
+@pytest.mark.parametrize("number", [301, 302, 307, 308])
+def test_who_sends_us_elsewhere_is_neither_followed_nor_believed(number: int) -> None:
+    played = Played(VERSIONS[-1])
+    away = httpx.Response(number, json={"jobs": []}, headers={"Location": "http://elsewhere/"})
+    played.answers["/jobs"] = away
+    with pytest.raises(SchedulerError, match=f"HTTP {number}"):
+        played.rest.jobs()
+    assert {request.url.host for request in played.requests} == {"slurm.test"}
