@@ -155,6 +155,10 @@ def _opened(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iter
 def _place(attempt: Attempt, rank: int | None, incarnation: int | None) -> tuple[Path, str]:
     """Run directory and path of a log. Only numbers go into the name, so a request cannot lead anywhere else."""
     root, folder = root_of(attempt), find_folder(attempt)
+    if attempt.job.is_attached:
+        raise LogError(
+            f"sbatch started #{attempt.job_id}: its output is where that put it, by default slurm-<number>.out."
+        )
     if root is None:
         raise LogError(f"Attempt {attempt.number} has not begun: there is no log yet.")
     if rank is None:

@@ -48,6 +48,10 @@ def source_of(job: Job) -> Source | None:
 
 def pinned_toml(job: Job) -> str:
     """The spec as it was written, comments and all, but with the commit for a ref that may have moved on since."""
+    if job.is_attached:
+        raise Conflict(
+            f"sbatch started #{job.pk}, not Vigil: there is nothing to submit again. Its script is its owner's."
+        )
     source = source_of(job)
     if source is None or not source.git:
         return job.spec_toml

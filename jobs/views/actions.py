@@ -38,7 +38,8 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, f"Cancelling {job.name}. The ranks save a last checkpoint and stop.")
+        how = "Slurm ends it." if job.is_attached else "The ranks save a last checkpoint and stop."
+        messages.success(request, f"Cancelling {job.name}. {how}")
     return _back(request, job)
 
 
@@ -124,7 +125,8 @@ def delete(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
         return _back(request, job)
-    messages.success(request, f"Deleted #{job_id} {job.name} with its metrics, logs and checkpoints.")
+    what = "metrics; its own files stay" if job.is_attached else "metrics, logs and checkpoints"
+    messages.success(request, f"Deleted #{job_id} {job.name} with its {what}.")
     return redirect("jobs")
 
 

@@ -69,7 +69,9 @@ ACCURACY = {
 def figures(job: Job, life: Life) -> list[dict[str, Any]]:
     """The charts of this kind of job, in order."""
     empty = _empty(job, life)
-    drawn = _of_script(life) if job.kind == "script" else _of_trainer(job)
+    drawn = (
+        _of_trainer(job) if job.kind == "distributed" else _of_attached(life) if job.is_attached else _of_script(life)
+    )
     return [{"empty": empty, **figure} for figure in drawn]
 
 
@@ -84,7 +86,7 @@ def _empty(job: Job, life: Life) -> str:
         return "This job ended without reporting any."
     if life.latest.state == "pending":
         return "No values yet: it waits in the queue."
-    if job.kind == "script":
+    if job.kind != "distributed":
         return "No values yet. The script reports them with vigil_report.log(step, loss=…)."
     return "No values yet. The trainer reports about every second once step 1 is done."
 
@@ -118,6 +120,12 @@ def _of_trainer(job: Job) -> list[dict[str, Any]]:
     if samples:  # four in two rows
         return [LOSS, RANKS, ACCURACY, *({**figure, "width": "half"} for figure in (norm, speed, STEP_TIME))]
     return [LOSS, RANKS, speed, STEP_TIME, norm]
+
+
+def _of_attached(life: Life) -> list[dict[str, Any]]:
+    """What it has reported so far. An empty chart only where that is to be expected: somebody posts for its command."""
+    drawn = [figure for figure in _of_script(life) if figure["id"] not in USE]
+    return drawn or ([LOSS] if life.latest.is_alive and life.job.spec.get("command") else [])
 
 
 def _of_script(life: Life) -> list[dict[str, Any]]:
@@ -177,7 +185,7 @@ def _restarts(life: Life) -> list[int]:
 
 def first_paint(job: Job, life: Life) -> dict[str, Any] | None:
     """The lead chart's curves as the API would answer them, so that the first picture waits for no second request."""
-    if job.kind == "script":
+    if job.kind != "distributed":
         return None
     items = [_item(read.curve(owners(life), str(s["name"]), points=FIRST_POINTS)) for s in LOSS_SERIES]
     return {"items": [item for item in items if item["step"]], "bands": [], "version": life.latest.version}

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import again
-from jobs.views import charts, environments, sentence, steps
+from jobs.views import charts, environments, outside, sentence, steps
 from jobs.views import life as lives
 from jobs.why import pending
 from jobs.why.reasons import reason_of
@@ -44,6 +44,7 @@ class Page:
             "may_change": self.may_change,
             "tab": tab,
             "counts": counts,
+            "outside": outside.facts(self.job),
             **more,
         }
 
@@ -140,7 +141,8 @@ def spec(request: HttpRequest, job_id: int) -> HttpResponse:
     if parent is not None and not can(user, "see", parent):
         parent = None
     show = request.GET.get("show")
-    text = write_toml(JobSpec.model_validate(page.job.spec), defaults=True) if show == "all" else page.job.spec_toml
+    is_whole = show == "all" and not page.job.is_attached
+    text = write_toml(JobSpec.model_validate(page.job.spec), defaults=True) if is_whole else page.job.spec_toml
     context = page.context(
         "spec",
         parent=parent,

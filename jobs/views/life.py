@@ -111,7 +111,8 @@ class Life:
                 validation_loss=number(attempt.latest, "validation_loss"),
                 cancelling=self.cancelling,
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
-                reports=self.job.kind != "script" or attempt.last_report_at is not None,
+                reports=self.job.kind == "distributed" or attempt.last_report_at is not None,
+                attached=self.job.is_attached,
             )
         )
 
@@ -123,6 +124,8 @@ class Life:
 
     def _training(self) -> list[Fact]:
         latest, done = self.latest.latest, self.progress
+        if self.job.is_attached and done.step is None:
+            return []  # it may never report
         facts = [
             Fact(
                 name="Step",
@@ -132,17 +135,19 @@ class Life:
                 bar=done.fraction,
             )
         ]
-        if self.job.kind != "script" or "loss" in latest:
+        if self.job.kind == "distributed" or "loss" in latest:
             validation = number(latest, "validation_loss")
             small = f"val {words.loss(validation)}" if validation is not None else ""
             facts.append(Fact(name="Loss", value=words.loss(number(latest, "loss")), small=small, live="loss"))
         speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in latest), None)
-        if speed or self.job.kind != "script":
+        if speed or self.job.kind == "distributed":
             speed = speed or "tokens_per_second"
             title = "Tokens/s" if speed.startswith("tokens") else "Samples/s"
             facts.append(Fact(name=title, value=words.measure(number(latest, speed)), live="speed"))
             step_s = number(latest, "step_seconds")
             facts.append(Fact(name="Step time", value=words.duration(step_s), live="step_seconds"))
+        if self.job.is_attached:
+            return facts
         newest = self.resumable
         facts.append(
             Fact(
@@ -164,7 +169,8 @@ class Life:
             if attempt.ended_at:
                 facts.append(Fact(name="Ran", value=words.duration(self.ran_s)))
             else:
-                limit = f"of {words.duration(limit_seconds(self.job.spec))}"
+                most = limit_seconds(self.job.spec)
+                limit = f"of {words.duration(most)}" if most else ""
                 facts.append(Fact(name="Runs", value=words.duration(seconds), small=limit))
         if lost := sum(_lost(a, self.checkpoints) for a in self.attempts):
             facts.append(Fact(name="Lost so far", value=words.count(lost), small="steps"))
@@ -249,21 +255,33 @@ def ranks_and_nodes(spec: dict[str, Any]) -> tuple[int, int, bool]:
     return nodes * (gpus or int(resources.get("ranks_per_node") or 1)), nodes, bool(gpus)
 
 
+def has_ranks(spec: dict[str, Any]) -> bool:
+    """Whether Vigil starts its ranks, and so knows how many."""
+    return spec.get("kind") != Job.ATTACHED
+
+
 def wants(spec: dict[str, Any]) -> str:
-    """What the job waits for: "2 ranks on 1 node", "32 GPUs on 4 nodes"."""
+    """What the job waits for: "2 ranks on 1 node", "32 GPUs on 4 nodes"; "2 nodes", where nobody knows its ranks."""
     ranks, nodes, gpus = ranks_and_nodes(spec)
+    if not gpus and not has_ranks(spec):
+        return words.plural(nodes, "node") if spec.get("resources") else ""
     return f"{words.plural(ranks, 'GPU' if gpus else 'rank')} on {words.plural(nodes, 'node')}"
 
 
 def size(spec: dict[str, Any]) -> str:
     """The same for a table cell: "4 × 8 GPUs", "2 ranks"."""
     ranks, nodes, gpus = ranks_and_nodes(spec)
+    if not gpus and not has_ranks(spec):
+        return wants(spec)
     unit = "GPU" if gpus else "rank"
     return f"{nodes} × {words.plural(ranks // nodes, unit)}" if nodes > 1 else words.plural(ranks, unit)
 
 
 def _places(spec: dict[str, Any], nodes: list[str]) -> Fact:
     ranks, wanted, gpus = ranks_and_nodes(spec)
+    if not gpus and not has_ranks(spec):
+        count = len(nodes) or (wanted if spec.get("resources") else None)
+        return Fact(name="Nodes", value=words.count(count), small=f"on {nodes[0]}" if len(nodes) == 1 else "")
     where = f"on {nodes[0]}" if len(nodes) == 1 else f"on {words.plural(len(nodes) or wanted, 'node')}"
     return Fact(name="GPUs" if gpus else "Ranks", value=words.count(ranks), small=where)
 

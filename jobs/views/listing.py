@@ -27,7 +27,7 @@ SPANS = (
     ("30d", "Last 30 days"),
     ("365d", "Last year"),
 )
-KINDS = ("distributed", "script")
+KINDS = ("distributed", "script", Job.ATTACHED)
 
 
 @login_required

@@ -46,7 +46,8 @@ class Row:
         if step is not None:
             return f"{words.count(step)} / {words.count(steps)}" if steps else f"step {words.count(step)}"
         if self.state == "pending":
-            return f"needs {size(self.job.spec)}"
+            needs = size(self.job.spec)
+            return f"needs {needs}" if needs else words.MISSING
         return self.attempt.phase or words.MISSING
 
     @property

@@ -230,7 +230,7 @@ def _parent(request: HttpRequest, user: User) -> Job | None:
     number = request.POST.get("from") or request.GET.get("from")
     if not number:
         return None
-    jobs = Job.objects.visible_to(user)
+    jobs = Job.objects.visible_to(user).exclude(kind=Job.ATTACHED)  # what Vigil did not submit it cannot submit anew
     return get_object_or_404(jobs, pk=whole(number) or 0)
 
 

@@ -79,7 +79,7 @@ const known = new Set(["learning_rate", "memory_gib"]); // series that have a ch
 // A script has reported something that this page has no chart for: it is made anew with one.
 let making = 0;
 function novelty() {
-  if (grid?.dataset.kind !== "script" || making) return;
+  if (grid?.dataset.kind === "distributed" || making) return;
   making = setTimeout(() => (document.querySelector("dialog[open]") ? (making = 0) : location.reload()), 2_000);
 }
 
