@@ -22,6 +22,8 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
         return  # they lie in a folder of their owner's: nothing of ours looks after them
     if kind == "checkpoint.committed":
         _committed(attempt, event)
+    elif kind == "run.started":
+        _started(attempt, event)
     elif kind in {"checkpoint.pruned", "checkpoint.damaged"}:
         step, generation = _whole(event.get("step"), LARGE), _whole(event.get("generation"))
         if step is None or generation is None:
@@ -31,6 +33,17 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
             rows.exclude(state=State.PRUNED).update(state=State.PRUNED, pinned=False)
         else:
             rows.resumable().update(state=State.CORRUPT, problem=str(event.get("reason"))[:2000])
+
+
+def _started(attempt: Attempt, event: Mapping[str, Any]) -> None:
+    """What the scheduler requeued finds by itself where to go on: only its trainer can tell. Its own do not count."""
+    if attempt.resume_from_id is not None or attempt.origin != Attempt.Origin.REQUEUED:
+        return
+    rows = Checkpoint.objects.filter(job_id=attempt.job_id, name=str(event.get("resumed_from"))[:100])
+    found = rows.exclude(attempt=attempt).order_by("-generation").first()
+    if found is not None:
+        Attempt.objects.filter(pk=attempt.pk, resume_from=None).update(resume_from=found)
+        attempt.resume_from = found
 
 
 def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:

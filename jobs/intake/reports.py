@@ -339,7 +339,7 @@ def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
 
 
 def _tell_checkpoints(attempt: Attempt, event: Event) -> None:
-    if not event.kind.startswith("checkpoint."):
+    if not event.kind.startswith("checkpoint.") and event.kind != "run.started":
         return
     checkpoints.note_event(attempt, {**event.data, "kind": event.kind, "time": event.time.timestamp()})
 

@@ -133,6 +133,7 @@ def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
     assert max(one["step"] for one in alice.checkpoints(job_id)) == first["step"], "it saved before it went"
     reached = alice.wait_for_step(job_id, first["step"] + 1, 120)["progress"]["step"]
     assert reached < first["step"] + 1_000, "it did not begin anew"
+    assert alice.attempts(job_id)[1]["resume_from"] is not None, "and says from where"
     alice.cancel(job_id)
     alice.wait(job_id)
 

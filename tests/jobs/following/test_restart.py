@@ -89,6 +89,23 @@ class TestCheckpoints:
         checkpoints.note_event(attempt, event(100))  # a repeat of the older event brings nothing back
         assert Checkpoint.objects.get().state == "pruned"
 
+    def test_what_was_requeued_tells_where_it_goes_on(self, attempt: Attempt) -> None:
+        checkpoints.note_event(attempt, event(100))
+        started = {"kind": "run.started", "start_step": 100, "resumed_from": "step-100", "time": 1.7e9}
+        checkpoints.note_event(attempt, started)
+        assert attempt.resume_from is None, "in place, from its own"
+        second = Attempt.objects.create(job=attempt.job, number=2, state="running", origin=Attempt.Origin.REQUEUED)
+        for name in (None, "step-7", ["?"]):
+            checkpoints.note_event(second, {**started, "resumed_from": name})
+            assert second.resume_from is None
+        for _ in range(2):
+            checkpoints.note_event(second, started)
+        second.refresh_from_db()
+        assert second.resume_from == Checkpoint.objects.get()
+        asked = Attempt.objects.create(job=attempt.job, number=3, origin=Attempt.Origin.RESUMED)
+        checkpoints.note_event(asked, started)
+        assert asked.resume_from is None, "a person's own choice stays"
+
     def test_one_that_its_trainer_found_damaged_is_started_from_no_more(self, attempt: Attempt) -> None:
         checkpoints.note_event(attempt, event(100))
         checkpoints.note_event(attempt, event(200, parent_step=100, parent_generation=1))
