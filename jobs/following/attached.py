@@ -17,6 +17,7 @@ from jobs.following import ending
 from jobs.following.restart import Ended
 from jobs.following.round import Round, logger
 from jobs.models import Attempt, Job, Stray, Sweep
+from jobs.spec import limit_of
 from nodes import inventory
 from nodes.models import QueuedJob, Reading
 from nodes.schedulers.base import UNKNOWN, JobStatus
@@ -87,14 +88,13 @@ def name_of(row: QueuedJob) -> str:
 def resources_of(row: QueuedJob) -> dict[str, Any]:
     """What it asks for, in the words of [resources]; CPUs, GPUs and memory of a node."""
     nodes = max(1, row.node_count)
-    minutes, seconds = divmod(row.time_limit_s or 0, 60)
     told: dict[str, Any] = {
         "nodes": nodes,
         "gpus_per_node": -(-row.gpus // nodes),
         "gpu_type": row.gpu_type,
         "cpus_per_node": -(-row.cpus // nodes),
         "memory_gib": round(row.memory_mib / nodes / 1024, 2) or None,
-        "time_limit": f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}" if row.time_limit_s else None,
+        "time_limit": limit_of(row.time_limit_s) if row.time_limit_s else None,
         "partition": row.partition,
         "account": row.account,
         "qos": row.qos,

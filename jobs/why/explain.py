@@ -31,7 +31,7 @@ IN_TURN = frozenset({"", "None", "Resources", "Priority"})
 class Waiting:
     """A job that waits. `names`: what the reader may know of others, "#12 wren" by scheduler id."""
 
-    spec: JobSpec
+    spec: JobSpec | None  # None: of what Vigil did not submit, so that there are no variants to offer
     request: Request
     reason: str = ""  # the scheduler's word, or Vigil's own sentence
     scheduler_id: str = ""  # "": not handed over yet, or only a draft
@@ -85,7 +85,7 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
         )
     )
     variants: tuple[Variant, ...] = ()
-    if stuck.may_change(blocks):
+    if waiting.spec is not None and stuck.may_change(blocks):
         variants = propose(waiting.spec, request, cluster, board.attempt, board.ends())
     return Why(
         said=reason,

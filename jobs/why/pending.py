@@ -15,9 +15,10 @@ from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from jobs.why.explain import Waiting, Why, explain
 from jobs.why.reasons import explained, reason_of
-from jobs.why.requests import request_of
+from jobs.why.requests import request_of, request_outside
 from jobs.why.variants import Variant, as_options
 from nodes import cluster, inventory
+from nodes.capacity import Request
 from nodes.models import Reading
 from portal import words
 from portal.models import User
@@ -60,15 +61,15 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
         return Told(job, attempt, attempt.reason, now=now)
     if attempt.state != Attempt.State.PENDING:
         return Told(job, attempt, _not_waiting(attempt, now), now=now)
-    try:
-        spec = JobSpec.parse(job.spec)
-    except SpecError:  # one of an older release: nothing can be said of other shapes of it
+    asked = _asked(job, attempt)
+    if asked is None:
         return Told(job, attempt, explained(attempt.reason) or "It is in the queue.", now=now)
     there = cluster.read(now)
+    spec, request = asked
     found = explain(
         Waiting(
             spec=spec,
-            request=request_of(spec, user=attempt.scheduler_user, account=job.project.slurm_account),
+            request=request,
             reason=attempt.reason.strip(),
             scheduler_id=attempt.scheduler_id,
             you=user.slurm_user or "",
@@ -80,6 +81,18 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
     read_at, stale = _readings()
     text = "It is being cancelled." if attempt.cancel_asked_at else found.sentence
     return Told(job, attempt, text or "It is in the queue.", found, read_at, stale, now)
+
+
+def _asked(job: Job, attempt: Attempt) -> tuple[JobSpec | None, Request] | None:
+    """The specification, if Vigil submitted it, and what it asks for; None where that cannot be told."""
+    if job.is_attached:
+        told = job.spec.get("resources")
+        return (None, request_outside(told, user=attempt.scheduler_user)) if told else None
+    try:
+        spec = JobSpec.parse(job.spec)
+    except SpecError:  # one of an older release: nothing can be said of other shapes of it
+        return None
+    return spec, request_of(spec, user=attempt.scheduler_user, account=job.project.slurm_account)
 
 
 def names(user: User) -> Mapping[str, str]:

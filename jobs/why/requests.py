@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.spec import JobSpec
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.spec import JobSpec, seconds_of
 from nodes.capacity import Request
 
 
@@ -26,4 +29,23 @@ def request_of(spec: JobSpec, *, user: str = "", account: str = "") -> Request:
         user=user,
         account=account,
         qos=asked.qos,
+    )
+
+
+def request_outside(told: Mapping[str, Any], *, user: str) -> Request:
+    """The allocation that somebody asked Slurm for past Vigil, as far as Slurm tells it (jobs.following.attached)."""
+    return Request(
+        min_nodes=told["nodes"],
+        max_nodes=told["nodes"],
+        cpus=told.get("cpus_per_node", 1),
+        gpus=told.get("gpus_per_node", 0),
+        gpu_type=told.get("gpu_type", ""),
+        memory_mib=round(told.get("memory_gib", 0) * 1024),
+        time_limit_s=seconds_of(told["time_limit"]) if "time_limit" in told else 0,
+        partition=told.get("partition", ""),
+        constraint=told.get("constraint", ""),
+        reservation=told.get("reservation", ""),
+        user=user,
+        account=told.get("account", ""),
+        qos=told.get("qos", ""),
     )

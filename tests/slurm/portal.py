@@ -77,8 +77,12 @@ class Portal(Stack):
         )  # fmt: skip
         self._secrets = json.loads(done.stdout)
 
+    def secret_of(self, name: str) -> str:
+        """Their API token."""
+        return self._secrets[name]
+
     def as_person(self, name: str) -> Person:
-        headers = {"Authorization": f"Bearer {self._secrets[name]}"}
+        headers = {"Authorization": f"Bearer {self.secret_of(name)}"}
         return Person(self, httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, trust_env=False))
 
 

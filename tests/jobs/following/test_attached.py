@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +20,8 @@ from jobs.submitting import submit
 from jobs.submitting.attaching import Claim, attach
 from jobs.why import pending
 from nodes.models import QueuedJob
-from nodes.schedulers.base import JobStatus, SlurmStep
+from nodes.schedulers.base import JobStatus, NodeStatus, SlurmStep
+from nodes.schedulers.cluster import Partition
 from nodes.schedulers.cluster import QueuedJob as Queued
 from portal.models import Project, User
 from tests.jobs.following.launchers import newest
@@ -252,3 +254,18 @@ def test_the_project_is_the_only_one_or_is_named(alice: User, told: Told) -> Non
     with pytest.raises(SpecError, match='"vision" is not a project of yours. Choose one of default.'):
         attach(alice, claim(project="vision"))
     assert attach(alice, claim(tags=("a", "a"))).attempt.job.project.slug == "default"
+
+
+def test_why_it_waits_is_told_without_variants(alice: User, told: Told, tick: Callable[[], bool]) -> None:
+    told.machines = [NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, gpu_type="h100", partitions=("batch",))]
+    told.divided = [Partition(name="batch", nodes=("dgx-01",), is_default=True)]
+    told.jobs["77"] = replace(RUNNING, state="pending", nodes=(), reason="Resources")
+    told.queued = [replace(ROW, state="pending", nodes=(), reason="Resources")]
+    job = attach(alice, claim()).attempt.job
+    assert pending.why(alice, job).why is None, "nothing before Slurm says whose it is"
+    tick()
+    tick()
+    found = pending.why(alice, Job.objects.select_related("latest").get())
+    assert found.why is not None
+    assert found.why.blocks
+    assert found.why.variants == ()

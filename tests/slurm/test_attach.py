@@ -1,0 +1,226 @@
+"""What people start by sbatch themselves and have followed: `vigil attach`, on a real Slurm, as alice and bob."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.people import ALICE, BOB
+from tests.slurm.portal import Person, Portal
+from tests.stack import REPOSITORY, wait_for
+
+VIGIL = f"{sys.executable} -P -m portal.cli"
+# Logs until it is told to go, from the step after the checkpoint that it finds.
+TRAIN = """\
+import os, pathlib, time, vigil_report
+found, step = vigil_report.resume_path(), 0
+if found:
+    step = int(found.read_text())
+pathlib.Path(f"from.{os.environ.get('SLURM_RESTART_COUNT', 0)}").write_text(str(step))
+while not pathlib.Path("go").exists() or step < 10:
+    step += 1
+    vigil_report.log(step, loss=1 / step)
+    if step == 5:
+        pathlib.Path("model.txt").write_text("5")
+        vigil_report.checkpoint("model.txt", 5)
+    time.sleep(0.05)
+pathlib.Path(f"done.{os.environ['SLURM_PROCID']}").write_text(str(step))
+"""
+
+
+@pytest.fixture(scope="module")
+def portal(slurm: Cluster) -> Iterator[Portal]:
+    made = Portal(slurm)
+    try:
+        made.start()
+        made.make_people()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def alice(portal: Portal) -> Iterator[Person]:
+    person = portal.as_person("alice")
+    yield person
+    person.client.close()
+
+
+@pytest.fixture
+def bob(portal: Portal) -> Iterator[Person]:
+    person = portal.as_person("bob")
+    yield person
+    person.client.close()
+
+
+class Desk:
+    """Alice at a login node: a folder of hers that all nodes see, sbatch, and `vigil` with her token."""
+
+    def __init__(self, portal: Portal, slurm: Cluster, folder: Path) -> None:
+        self.portal, self.slurm, self.folder = portal, slurm, folder
+        folder.mkdir()
+        folder.chmod(0o777)
+        (folder / "train.py").write_text(TRAIN)
+
+    def sbatch(self, command: str, *options: str) -> str:
+        lines = [
+            "#!/bin/bash",
+            f"export PYTHONPATH={REPOSITORY} VIGIL_HOME=/nonexistent",
+            f"export VIGIL_URL={self.portal.url} VIGIL_TOKEN={self.portal.secret_of('alice')}",
+            command,
+        ]
+        words = (
+            "sbatch",
+            "--parsable",
+            "--time=5",
+            f"--output={self.folder}/out.%j",
+            f"--chdir={self.folder}",
+            *options,
+        )
+        return self.slurm.run(*words, user=ALICE, stdin="\n".join(lines)).strip()
+
+    def vigil(self, *words: str, name: str = "alice") -> subprocess.CompletedProcess[str]:
+        known = {
+            "VIGIL_URL": self.portal.url,
+            "VIGIL_TOKEN": self.portal.secret_of(name),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        return subprocess.run(
+            [*VIGIL.split(), *words], env={**os.environ, **known}, cwd=self.folder, capture_output=True, text=True,
+            check=False, timeout=60,
+        )  # fmt: skip
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+
+@pytest.fixture
+def desk(portal: Portal, slurm: Cluster, request: pytest.FixtureRequest) -> Iterator[Desk]:
+    made = Desk(portal, slurm, slurm.layout.scratch / f"desk-{abs(hash(request.node.nodeid))}")
+    yield made
+    slurm.run("scancel", f"--user={ALICE}")
+
+
+def attached(person: Person, scheduler_id: str) -> int:
+    """The number of the job that follows it, once there is one."""
+
+    def look() -> int | None:
+        jobs = person.client.get("/jobs", params={"kind": "attached"}).json()["items"]
+        return next((job["id"] for job in jobs if job["attempt"]["scheduler_id"] == scheduler_id), None)
+
+    found = wait_for(look, f"Slurm's job {scheduler_id} to be attached", 60)
+    assert found is not None
+    return found
+
+
+def steps_of(person: Person, job_id: int, rank: int) -> list[int]:
+    query: dict[str, Any] = {"name": "loss", "rank": rank, "points": 20_000}
+    items = person.client.get(f"/jobs/{job_id}/series", params=query).json()["items"]
+    return list(items[0]["step"]) if items else []
+
+
+def test_it_shows_live_with_what_all_its_ranks_report(desk: Desk, alice: Person) -> None:
+    options = ("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2", "--job-name=plain")
+    slurm_id = desk.sbatch(f"{VIGIL} attach --tag mine -- srun {sys.executable} train.py", *options)
+    job_id = attached(alice, slurm_id)
+    live = alice.wait_for_step(job_id, 20)
+    assert live["state"] == "running"
+    assert len(live["attempt"]["nodes"]) == 2
+    told = wait_for(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
+    assert (told["nodes"], told["gpus_per_node"], told["partition"], told["time_limit"]) == (2, 2, "batch", "00:05:00")
+    assert (alice.job(job_id)["name"], live["tags"], live["project"]) == ("plain", ["mine"], "vision")
+    desk.go()
+    done = alice.wait(job_id)
+    assert (done["state"], done["attempt"]["cause"], done["attempt"]["exit_code"]) == ("completed", "completed", 0)
+    for rank in (0, 1):
+        last = int((desk.folder / f"done.{rank}").read_text())
+        assert steps_of(alice, job_id, rank) == list(range(1, last + 1))
+    out = (desk.folder / f"out.{slurm_id}").read_text()
+    assert out == f"vigil: this run is #{job_id}: {done['url']}\n"
+    wait_for(lambda: alice.attempts(job_id)[0]["slurm_steps"], "how its steps ended", 30)
+
+
+def test_a_failure_is_the_command_s_own(desk: Desk, alice: Person) -> None:
+    slurm_id = desk.sbatch(f"exec {VIGIL} attach -- srun {sys.executable} -c 'raise SystemExit(3)'")
+    done = alice.wait(attached(alice, slurm_id))
+    assert (done["state"], done["attempt"]["exit_code"]) == ("failed", 3)
+    assert "Vigil did not submit it" in wait_for(lambda: alice.job(done["id"])["attempt"]["decision"], "the decision")
+
+
+def test_cancelled_in_vigil_it_is_cancelled_in_slurm(desk: Desk, alice: Person) -> None:
+    slurm_id = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py")
+    job_id = attached(alice, slurm_id)
+    alice.wait_for_step(job_id, 5)
+    alice.cancel(job_id)
+    done = alice.wait(job_id)
+    assert (done["state"], desk.slurm.state(slurm_id)) == ("cancelled", "CANCELLED")
+
+
+def test_a_job_that_runs_or_waits_is_attached_by_its_number(desk: Desk, alice: Person) -> None:
+    for options, state in ((("--job-name=late",), "running"), (("--begin=now+1hour",), "pending")):
+        slurm_id = desk.sbatch(f"srun {sys.executable} train.py", *options)
+        done = desk.vigil("attach", slurm_id)
+        assert (done.returncode, done.stderr) == (0, "")
+        job_id = attached(alice, slurm_id)
+        assert done.stdout.startswith(f"Slurm's job {slurm_id} is followed as #{job_id} ")
+        assert desk.vigil("attach", slurm_id).stdout.split("#")[1].split()[0] == str(job_id), "the same again"
+        alice.wait(job_id, state)
+    assert "BeginTime" in wait_for(lambda: alice.job(job_id)["reason"], "the reason")
+    assert "start" in alice.client.get(f"/jobs/{job_id}/why").json()["text"]
+    alice.cancel(job_id)
+    assert alice.wait(job_id)["state"] == "cancelled"
+
+
+def test_nobody_attaches_another_s(desk: Desk, bob: Person) -> None:
+    slurm_id = desk.sbatch("sleep 60")
+    for number in (slurm_id, "999999"):
+        done = desk.vigil("attach", number, name="bob")
+        assert done.returncode == 1
+        assert f"Slurm has no job {number} of yours." in done.stderr
+    assert desk.slurm.state(slurm_id) in {"RUNNING", "PENDING"}
+    assert all(job["state"] == "failed" for job in bob.client.get("/jobs", params={"owner": "bob"}).json()["items"])
+    assert desk.slurm.run("squeue", "--noheader", f"--user={BOB}").strip() == ""
+
+
+def test_requeued_by_slurm_it_is_the_next_attempt(desk: Desk, alice: Person) -> None:
+    slurm_id = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py", "--requeue")
+    job_id = attached(alice, slurm_id)
+    alice.wait_for_step(job_id, 10)
+    desk.slurm.run("scontrol", "requeue", slurm_id, user=ALICE)
+    wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 60)
+    desk.slurm.run("scontrol", "update", f"JobId={slurm_id}", "StartTime=now", user=ALICE)
+    desk.go()
+    alice.wait(job_id, "completed")
+    first, second = alice.attempts(job_id)
+    assert (second["number"], second["scheduler_id"], first["state"]) == (2, first["scheduler_id"], "requeued")
+    assert [(desk.folder / f"from.{count}").read_text() for count in (0, 1)] == ["0", "5"], "from its own checkpoint"
+    assert (first["step"] >= 10, second["step"]) == (True, 10)
+    assert steps_of(alice, job_id, 0)[:10] == list(range(1, 11))
+    assert alice.checkpoints(job_id) == [], "Vigil does not look after them"
+
+
+def test_a_portal_that_is_away_hears_all_of_it_later(desk: Desk, portal: Portal, alice: Person) -> None:
+    portal.stop()
+    try:
+        slurm_id = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py")
+        spools = desk.folder / ".vigil" / slurm_id / "job" / "attempt-1" / "spool"
+        wait_for(
+            lambda: spools.is_dir() and any(spool.stat().st_size > 2000 for spool in spools.iterdir()), "reports", 60
+        )
+    finally:
+        portal.start()
+    job_id = attached(alice, slurm_id)
+    alice.wait_for_step(job_id, 20)
+    desk.go()
+    done = alice.wait(job_id)
+    assert done["state"] == "completed"
+    last = int((desk.folder / "done.0").read_text())
+    wait_for(lambda: steps_of(alice, job_id, 0) == list(range(1, last + 1)), "all of it")
+    assert "is attached once the portal answers" in (desk.folder / f"out.{slurm_id}").read_text()
