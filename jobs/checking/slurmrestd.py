@@ -11,10 +11,10 @@ from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm_http import NoAnswer, SlurmError
 from nodes.schedulers.slurm_tokens import Tokens
+from nodes.schedulers.slurm_versions import NOTHING_LACKING
 
 APART_S = 30  # clocks
 FAR_APART_S = 300  # a token is good for 900 s
-NEW = (0, 0, 40)
 
 
 def reach(site: Site) -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def believed(site: Site) -> Iterator[Finding]:
 def speaks(site: Site) -> Iterator[Finding]:
     title, version = "Slurm's version", site.rest.version
     spoken = f"Slurm {site.release}, REST {site.rest.http.served.version_of('slurm')}"
-    if version >= NEW:
+    if version >= NOTHING_LACKING:
         yield ok(title, f"{spoken}: nothing is lacking")
         return
     lacking = "has no words for draining nodes, nor for jobs on nodes by name"

@@ -18,10 +18,11 @@ from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm_commands import Commands
 from nodes.schedulers.slurm_memory import Memory
 from nodes.schedulers.slurm_past import Past
-from nodes.schedulers.slurm_request import BY_TASK, NEW, array_of, lacks_nodes
+from nodes.schedulers.slurm_request import array_of, lacks_nodes
 from nodes.schedulers.slurm_rest import SlurmRest
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_tokens import Tokens
+from nodes.schedulers.slurm_versions import BY_TASK, NODES_BY_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Slurm:
         if known is None:
             return None
         found = known.scheduler_id.partition("_")[0]
-        if known.reason == HELD and self.rest.version < NEW:
+        if known.reason == HELD and self.rest.version < NODES_BY_NAME:
             self.cancel(found, user=user)  # it may lack its nodes: see _name_nodes
             return None
         return found if task is None else f"{found}_{task}"

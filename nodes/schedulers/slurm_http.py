@@ -22,11 +22,11 @@ import msgspec
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm_deadline import Deadline, Transport
 from nodes.schedulers.slurm_tokens import Tokens
+from nodes.schedulers.slurm_versions import OLDEST, Version
 from nodes.schedulers.slurm_words import integer, mapping, objects, text
 
 logger = logging.getLogger(__name__)
 
-OLDEST = (0, 0, 38)  # Slurm 22.05
 TIMEOUT_S = 10.0
 TRIES = 3
 WHOLE = 2  # time-outs until the last byte of an answer must be there: 15 MB of jobs take their time
@@ -40,7 +40,6 @@ PASSING = frozenset({2016, 2019, 2020, 2021, 2022, 2027, 2028})
 _PATH = re.compile(r"/(slurm|slurmdb)/v(\d+)\.(\d+)\.(\d+)/(.+?)/?\Z")
 
 Service = Literal["slurm", "slurmdb"]
-Version = tuple[int, int, int]
 Json = Mapping[str, Any]
 
 

@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from nodes.schedulers.base import Submission
-from nodes.schedulers.slurm_http import Version
+from nodes.schedulers.slurm_versions import NEW_FORM, NODES_BY_NAME, OLDEST, SCRIPT_IN_JOB, Version
 
-OLD = (0, 0, 38)
-NEW = (0, 0, 39)  # everything inside of `job`, numbers as {set, number}
-SCRIPT_IN_JOB = (0, 0, 40)
-BY_TASK = (0, 0, 40)  # cancels "17_3", one of an array
 PATH = "/usr/local/bin:/usr/bin:/bin"
 LONGEST_NAME = 200
 
@@ -28,7 +24,7 @@ def comment(asked: Submission) -> str:
 
 def lacks_nodes(asked: Submission, version: Version) -> bool:
     """Whether this version cannot be told which nodes are wanted, or not: the job is changed before it may start."""
-    return version < NEW and bool(asked.required_nodes or asked.excluded_nodes)
+    return version < NODES_BY_NAME and bool(asked.required_nodes or asked.excluded_nodes)
 
 
 def array_of(tasks: Sequence[int], at_once: int | None) -> str:
@@ -45,7 +41,7 @@ def array_of(tasks: Sequence[int], at_once: int | None) -> str:
 
 def request(asked: Submission, script: str, version: Version, *, array: str = "") -> dict[str, Any]:
     """The body of POST /job/submit. `array`: "0-19%4"."""
-    job = _new(asked) if version >= NEW else _old(asked)
+    job = _new(asked) if version >= NEW_FORM else _old(asked)
     if array:
         job["array"] = array
     if version >= SCRIPT_IN_JOB:
@@ -94,7 +90,7 @@ def _old(asked: Submission) -> dict[str, Any]:
         job["begin_time"] = f"uts{math.ceil(asked.begin_at)}"
     if asked.max_nodes > asked.min_nodes:
         job["no_kill"] = "set"
-    if lacks_nodes(asked, OLD):
+    if lacks_nodes(asked, OLDEST):
         job["hold"] = True
     return job
 

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
-from nodes.schedulers.slurm_http import NOTHING_FOUND, UNKNOWN_JOB, Json, SlurmError, SlurmHttp, Version, is_permanent
-from nodes.schedulers.slurm_request import BY_TASK, request
+from nodes.schedulers.slurm_http import NOTHING_FOUND, UNKNOWN_JOB, Json, Service, SlurmError, SlurmHttp, is_permanent
+from nodes.schedulers.slurm_request import request
 from nodes.schedulers.slurm_shapes import Record
+from nodes.schedulers.slurm_versions import ACCOUNTS_BY_USER, BATCH_SIGNALS, BY_TASK, Version
 from nodes.schedulers.slurm_words import at, integer, moment, objects, text, words
 
 T = TypeVar("T")
+ALREADY_ENDED = 2021  # ESLURM_ALREADY_DONE
 _ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,9})?\Z", re.ASCII)
 
 
@@ -98,39 +100,18 @@ class SlurmRest:
             return None
         return JobList(_list(answer, "jobs"))
 
-    def job(self, job_id: str, *, user: str = "") -> list[Record]:
-        """One job, or all that is there of an array; none where slurmctld has forgotten it."""
-        try:
-            answer = self.http.get(f"job/{job_id}", user=user) or {}
-        except SlurmError as error:
-            if error.number in UNKNOWN_JOB:
-                return []
-            raise
-        return list(_each(shapes.record, _list(answer, "jobs")))
-
     def details(self, job_id: str) -> JobList:
-        """As job(), for the queue."""
-        try:
-            return JobList(_list(self.http.get(f"job/{job_id}") or {}, "jobs"))
-        except SlurmError as error:
-            if error.number in UNKNOWN_JOB:
-                return JobList([])
-            raise
+        """One job, or all that is there of an array; none where slurmctld has forgotten it."""
+        return JobList(self._of_job(job_id, service="slurm"))
 
-    def runs(self, job_id: str, *, user: str = "") -> list[Run]:
+    def runs(self, job_id: str) -> list[Run]:
         """What the accounts keep of a job, run by run; none where they know none."""
-        try:
-            answer = self.http.get(f"job/{job_id}", user=user, service="slurmdb") or {}
-        except SlurmError as error:
-            if error.number in UNKNOWN_JOB:
-                return []
-            raise
-        return _in_order(_list(answer, "jobs"))
+        return _in_order(self._of_job(job_id, service="slurmdb"))
 
     def accounted(self, *, user: str, since: float) -> list[Record]:
         """What the accounts keep of one person's jobs that were there since then."""
         query = {"start_time": f"uts{int(since)}", "skip_steps": "true"}
-        if self.version >= (0, 0, 39):
+        if self.version >= ACCOUNTS_BY_USER:
             query["users"] = user
         answer = self.http.get("jobs", query, user=user, service="slurmdb") or {}
         return [found for found in _each(shapes.accounted, _list(answer, "jobs")) if found.user in {user, ""}]
@@ -140,7 +121,7 @@ class SlurmRest:
 
     def signal(self, job_id: str, name: str, *, user: str) -> None:
         """To the batch script; up to v0.0.39 to everything that it started, too."""
-        flags = {"flags": "BATCH_JOB"} if self.version >= (0, 0, 40) else {}
+        flags = {"flags": "BATCH_JOB"} if self.version >= BATCH_SIGNALS else {}
         self._end(job_id, user, {"signal": name, **flags})
 
     def clock(self) -> float | None:
@@ -173,6 +154,14 @@ class SlurmRest:
             body["reason"] = reason
         self.http.post(f"node/{name}", lambda _: body)
 
+    def _of_job(self, job_id: str, *, service: Service) -> list[Mapping[str, object]]:
+        try:
+            return _list(self.http.get(f"job/{job_id}", service=service) or {}, "jobs")
+        except SlurmError as error:
+            if error.number in UNKNOWN_JOB:
+                return []
+            raise
+
     def _end(self, job_id: str, user: str, query: dict[str, str]) -> None:
         is_task_to_old = "_" in job_id and self.version < BY_TASK  # which reads 17, the whole array
         if not _ID.match(job_id) or is_task_to_old:
@@ -184,7 +173,7 @@ class SlurmRest:
                     said = text(at(told, "error", "message")) or text(at(told, "error", "string"))
                     raise SlurmError(f"Slurm error {number}: {said}", permanent=is_permanent(number), number=number)
         except SlurmError as error:
-            if error.number not in {*UNKNOWN_JOB, 2021}:  # 2021: it has already ended
+            if error.number not in {*UNKNOWN_JOB, ALREADY_ENDED}:
                 raise
 
 

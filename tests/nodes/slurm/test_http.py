@@ -284,7 +284,7 @@ def test_unknown_jobs(version: str) -> None:
         version, "refused/cancel-unknown" if request.method == "DELETE" else "refused/slurm-job-unknown"
     )
     played.answers[f"/slurmdb/{version}/job/987654"] = load(version, "refused/slurmdb-job-unknown")
-    assert played.rest.job("987654") == []
+    assert list(played.rest.details("987654").records()) == []
     assert played.rest.runs("987654") == []
     assert played.slurm.status(["987654"]) == {}
     played.slurm.cancel("987654")
