@@ -48,6 +48,11 @@ class Held:
                 raise LeaseLost(self.name)
             yield
 
+    def check(self) -> None:
+        """LeaseLost unless it is still ours; renewed where it is. Before something is asked of others."""
+        with self.writing():
+            pass
+
     def release(self) -> None:
         """Give it back; the fence stays, so that a late write of ours still fails once another has taken it."""
         Lease.objects.filter(name=self.name, holder=self.holder, fence=self.fence).update(expires_at=Now())

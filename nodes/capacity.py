@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import lru_cache
 from math import inf
 
@@ -33,6 +34,7 @@ PASSING = {
     "powering_down": "powering down", "power_up": "powering up", "powering_up": "powering up", "pow_up": "powering up",
 }  # fmt: skip
 CLOSED = {"maint": "reserved", "resv": "reserved", "reserved": "reserved", "maintenance": "reserved"}
+WINDOW = "window"  # why not: somebody else's time begins before it would be over
 MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "maint", "@": "reboot", "^": "reboot_issued"}
 
 
@@ -105,6 +107,16 @@ class Seat:
     until: float = inf
     taken_by: str = ""  # whose that time is
     lasting: bool = False  # it will not do for this request, however long it waits
+
+
+class Step(IntEnum):
+    """How near a node is to taking a request."""
+
+    NEVER = 0  # too small, or not what is asked for
+    EVER = 1  # it would do, but is out of service
+    ABLE = 2  # it is in service
+    CLEAR = 3  # and nobody else's for long enough
+    NOW = 4  # and enough of it is free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,36 +218,12 @@ def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | Non
 def look(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
     """Whether it could start now on these seats; if not, what is in the way."""
     end = cluster.now + request.time_limit_s
-    need = request.room
-    now_on, able, ever = [], [], []
-    why: Counter[str] = Counter()
-    clear: Counter[int] = Counter()
-    until = inf
-    for seat in seats:
-        node = seat.node
-        known = node.memory_mib > 0
-        if seat.lasting:
-            why[seat.why] += 1
-            continue
-        if small := lacking(need, whole(node), memory_known=known):
-            why[f"small:{small}"] += 1
-            continue
-        ever.append(seat)
-        if not is_in_service(node.state):
-            why[seat.why] += 1
-            continue
-        able.append(seat)
-        if seat.why:
-            why[seat.why] += 1
-        elif seat.until < end:
-            until = min(until, seat.until)
-            why["window"] += 1
-        else:
-            clear[seat.room.gpus] += 1
-            if short := lacking(need, seat.room, memory_known=known):
-                why[f"room:{short}"] += 1
-            else:
-                now_on.append(seat)
+    judged = [(seat, *_judged(seat, request.room, end)) for seat in seats]
+
+    def at_least(step: Step) -> list[Seat]:
+        return [seat for seat, reached, _ in judged if reached >= step]
+
+    now_on, able, ever = at_least(Step.NOW), at_least(Step.ABLE), at_least(Step.EVER)
     ways = features.read(request.constraint)
     return Fit(
         starts=ways is not None and _enough(request, now_on, ways, cluster),
@@ -243,9 +231,9 @@ def look(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
         able=len(able),
         could=ways is None or _enough(request, able, ways, cluster, empty=True),
         ever=ways is None or _enough(request, ever, ways, cluster, empty=True),
-        others=tuple(why.most_common()),
-        free_gpus=clear,
-        until=until,
+        others=tuple(Counter(why for _, _, why in judged if why).most_common()),
+        free_gpus=Counter(seat.room.gpus for seat in at_least(Step.CLEAR)),
+        until=min((seat.until for seat, _, why in judged if why == WINDOW), default=inf),
         is_sure=ways is not None,
     )
 
@@ -287,6 +275,24 @@ def may_use(reservation: Reservation, *, user: str, account: str) -> bool:
         return False
     invited = {name for name in (*reservation.users, *reservation.accounts) if not name.startswith("-")}
     return not invited or user in invited or account in invited
+
+
+def _judged(seat: Seat, need: Room, end: float) -> tuple[Step, str]:
+    """How far a seat is from taking this until then, and what keeps it from more, in a word; "" for nothing."""
+    node, known = seat.node, seat.node.memory_mib > 0
+    if seat.lasting:
+        return Step.NEVER, seat.why
+    if small := lacking(need, whole(node), memory_known=known):
+        return Step.NEVER, f"small:{small}"
+    if not is_in_service(node.state):
+        return Step.EVER, seat.why
+    if seat.why:
+        return Step.ABLE, seat.why
+    if seat.until < end:
+        return Step.ABLE, WINDOW
+    if short := lacking(need, seat.room, memory_known=known):
+        return Step.CLEAR, f"room:{short}"
+    return Step.NOW, ""
 
 
 def _claims(request: Request, cluster: Cluster) -> dict[str, tuple[float, str]]:

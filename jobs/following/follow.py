@@ -106,15 +106,13 @@ class Tick(Round):
         for attempt_id in handover.due(arrays=self.scheduler.has_arrays):
             if time.monotonic() > until:
                 break
-            with self.held.writing():  # still ours? then ask
-                pass
+            self.held.check()
             self.live_through(partial(handover.hand_over, attempt_id, self.scheduler), f"attempt {attempt_id}")
         until = time.monotonic() + ARRAY_S
         for sweep_id in arrays.due() if self.scheduler.has_arrays else ():
             if time.monotonic() > until:
                 return
-            with self.held.writing():
-                pass
+            self.held.check()
             self.live_through(partial(arrays.hand_over, sweep_id, self.scheduler, until=until), f"sweep {sweep_id}")
 
     def ask_for_steps(self) -> None:

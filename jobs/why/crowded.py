@@ -7,7 +7,7 @@ from math import inf
 
 from jobs.why.blocks import Block, Facts, are, clock
 from jobs.why.limits import HOLDING
-from nodes.capacity import Request
+from nodes.capacity import WINDOW, Request
 from portal import words
 
 
@@ -76,7 +76,7 @@ def _why(facts: Facts, why: str, number: int) -> str:
         if many == 1:
             return f"{has} no{free} {unit}"
         return f"{has} fewer than {many}{free} {unit}s"
-    if what == "window":
+    if what == WINDOW:
         return f"{is_} reserved before it would end"
     if what in {"other GPUs", "other features"}:
         return f"{has} {what}"
@@ -107,7 +107,7 @@ def _taken(facts: Facts) -> Block:
     until, now = facts.fit.until, facts.cluster.now
     first = next((seat for seat in facts.seats if seat.until == until), None)
     name = first.taken_by if first else ""
-    nodes = dict(facts.fit.others).get("window", 0)
+    nodes = dict(facts.fit.others).get(WINDOW, 0)
     who = words.plural(nodes, "node")
     text = (
         f"Reservation {name} takes {who} at {clock(until, now)}, {words.duration(until - now)} from now;"
