@@ -227,7 +227,8 @@ def spec(job_id: int, pinned: bool, as_json: bool) -> None:
 def cancel(job_id: int, as_json: bool) -> None:
     """Ask a job to stop; it writes a last checkpoint first."""
     job = find_portal().post(f"jobs/{job_id}/cancel")
-    _out(job, lambda job: [f"#{job['id']} is asked to stop. Its last checkpoint will be kept."], as_json)
+    how = "Slurm ends it." if job["kind"] == "attached" else "Its last checkpoint will be kept."
+    _out(job, lambda job: [f"#{job['id']} is asked to stop. {how}"], as_json)
 
 
 @main.command()
