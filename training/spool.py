@@ -28,6 +28,7 @@ SERIES_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 LINE_BYTES = 1024 * 1024
 SEGMENT_BYTES = 16 * 1024 * 1024 + 2 * LINE_BYTES  # a writer turns the page at 16 MiB; anything far longer is not ours
 SEGMENTS = 10_000
+READ_BYTES = 1024 * 1024  # of lines read at once: each is soon parsed, and may hold thousands of points
 ENTRIES = 100_000  # of a folder that are looked at
 TOO_LONG_AT_ONCE = 2  # lines beyond LINE_BYTES
 POINTS_A_BATCH = 20_000
@@ -147,17 +148,20 @@ class Spool:
         return count
 
     def read(self, limit: int = 256) -> list[Batch]:
-        """The next complete batches, at most `limit`. Empty at the end of what is on disk."""
+        """The next complete batches, at most `limit`, none after READ_BYTES. Empty at the end of what is on disk."""
         if self._at is None and not self._read_header():
             return []
-        batches = []
+        batches, size = [], 0
         for seq, line in self._lines(limit):
             batch = _parse(line, seq)
+            size += len(line or b"")
             if batch is None:
                 self.ended = True
                 self._at = replace(self._at or Place(0, 0, 0), seq=seq)  # the end line is no batch
                 break
             batches.append(batch)
+            if size >= READ_BYTES:
+                break
         return batches
 
     def _read_header(self) -> bool:

@@ -278,3 +278,19 @@ def test_a_folder_may_hold_any_number_of_files(tmp_path: Path, monkeypatch: pyte
         assert len(spool_names(folder)) == 10
     finally:
         os.close(folder)
+
+
+def test_long_lines_are_read_few_at_once(tmp_path: Path) -> None:
+    """Each read takes a moment, whatever a job wrote; all of them come."""
+    path = tmp_path / f"0.2.{ID}.jsonl"
+    wide = {"series": {"loss": [[step, step / 7] for step in range(15_000)]}}
+    path.write_bytes(_line(HEADER) + b"".join(_line(_batch(seq, **wide)) for seq in range(20)))
+    folder = open_folder(tmp_path)
+    try:
+        spool, found = Spool(folder, path.name), []
+        while batches := spool.read():
+            assert len(batches) < 6
+            found += batches
+        assert [batch.seq for batch in found] == list(range(20))
+    finally:
+        os.close(folder)
