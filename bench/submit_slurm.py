@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _measure(slurm: Any, release: str) -> int:
-    from jobs.disk.script import prepare, submission
+    from jobs.disk.prepare import prepare, submission
     from jobs.following.handover import hand_over
     from jobs.models import Attempt
     from nodes.schedulers.slurm import Slurm

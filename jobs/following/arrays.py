@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.disk import tokens
-from jobs.disk.script import array_submission, prepare
+from jobs.disk.prepare import array_submission, prepare
 from jobs.errors import JobError
 from jobs.following import handover, strays
 from jobs.following.handover import PASSING, RETRY

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from jobs.disk import folders, rundir
-from jobs.disk.script import grace_of
+from jobs.disk.prepare import grace_of
 from jobs.following.round import Round, logger
 from jobs.models import Attempt, Job
 from jobs.models.attempt import AttemptQuerySet

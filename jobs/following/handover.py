@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.disk import tokens
-from jobs.disk.script import prepare, submission
+from jobs.disk.prepare import prepare, submission
 from jobs.errors import JobError
 from jobs.following import after, strays, turns
 from jobs.following.ending import end

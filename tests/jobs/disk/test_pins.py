@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from jobs import checkpoints
-from jobs.disk import rundir, script, trash
+from jobs.disk import prepare, rundir, trash
 from jobs.following import follow
 from jobs.models import Checkpoint, Job
 from portal.models import AuditEntry, Project, User
@@ -195,13 +195,13 @@ def test_every_attempt_starts_with_what_is_pinned(client: Client, job: Job) -> N
     file = rundir.path_of(job.directory) / "portal" / "pinned.json"
     file.unlink()
     assert job.latest
-    script.prepare(job.latest)
+    prepare.prepare(job.latest)
     assert kept(job) == {(8, 1)}
 
 
 def test_a_job_without_pins_has_no_such_file(job: Job, told: Told) -> None:
     assert job.latest
-    script.prepare(job.latest)
+    prepare.prepare(job.latest)
     follow.tick(told)
     assert not (rundir.path_of(job.directory) / "portal" / "pinned.json").exists()
 

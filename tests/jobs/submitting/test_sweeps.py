@@ -376,7 +376,7 @@ class TestWithoutArrays:
 
 
 def _asked(sweep: Sweep) -> Any:
-    from jobs.disk.script import submission
+    from jobs.disk.prepare import submission
 
     first = firsts(sweep)[0]
     return submission(first, handover.prepare(first))

@@ -1,4 +1,4 @@
-"""What the portal writes into a run directory: spec.toml, run.toml, batch.sh, and the hint which attempt this is."""
+"""Prepare an attempt: what the portal writes into its run directory, and the request that goes to the scheduler."""
 
 from __future__ import annotations
 
