@@ -70,6 +70,8 @@ class Standing:
             self.phase = phase[:32]
         if kind in {"run.started", "progress"} and (steps := _whole(data.get("steps"))) is not None:
             self.steps = steps
+        if kind == "phase" and self.step is None:
+            return  # before it has begun it counts from 0, wherever it will go on from
         step = _whole(data.get("start_step" if kind == "run.started" else "step"))
         if kind in {"run.started", "progress", "phase", "run.completed"} and step is not None:
             self._reach(step)

@@ -233,6 +233,25 @@ def test_the_answer_over_http() -> None:
     assert send(attempt, {"version": 1, "streams": [ahead]}).json()["streams"] == {stream.uid: 1}
 
 
+def test_pace_does_not_count_what_was_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that restores a checkpoint says step 0 until it has."""
+    attempt = attempt_of()
+    stream = Spooled()
+    now = timezone.now()
+    for second in range(4):
+        monkeypatch.setattr(timezone, "now", lambda at=now + timedelta(seconds=10 * second): at)
+        if second == 0:
+            stream.tell("phase", phase="restore", step=0)
+        elif second == 1:
+            stream.tell("run.started", steps=2000, start_step=900)
+        else:
+            stream.log(900 + 10 * (second - 1), loss=1.0)
+        reports.take(attempt.pk, post((stream, second, second + 1)))
+        attempt.refresh_from_db()
+        assert (attempt.step, attempt.phase) == (None if second == 0 else 890 + 10 * max(second, 1), "restore")
+    assert attempt.pace_seconds / attempt.pace_steps == pytest.approx(1.0)
+
+
 def test_pace_counts_wall_time_and_survives_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds a step as the clock saw them: 1 s a step at first, then 600 s of silence in which 300 were done."""
     attempt = attempt_of()
