@@ -73,7 +73,9 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
         return ""
     if cause == "cancelled":
         who = attempt.cancel_asked_by
-        return f"Cancelled by {who}." if who is not None else "Cancelled."
+        if who is not None:
+            return f"Cancelled by {who}."
+        return "Cancelled outside Vigil, as by scancel." if attempt.cancel_asked_at is None else "Cancelled."
     error = failure.get("error", "") or (folders.said_before_launch(attempt) if cause == "failed" else "")
     rank = f"Rank {failure['rank']}: " if "rank" in failure else ""
     return f"{rank}{error}" if error else WORDS.get(cause, "")

@@ -151,7 +151,11 @@ def _ended(facts: Facts) -> Sentence:
         return Sentence(f"Completed{took}{attempts}.", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
     if facts.state == "cancelled":
         by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
-        return Sentence(f"Cancelled{by}{_at_step(facts)}.", _resumable(facts))
+        lead = f"Cancelled{by}{_at_step(facts)}."
+        # The reason says more where nobody in Vigil asked for it: scancel, or a job that it was to come after.
+        more = "" if by else _stop(facts.reason)
+        rest = _resumable(facts)
+        return Sentence(lead, rest) if more in {"", "Cancelled."} else Sentence(more, rest)
     lead = {
         "timeout": f"Reached its time limit{_at_step(facts)}.",
         "out_of_memory": f"Ran out of memory{_at_step(facts)}.",

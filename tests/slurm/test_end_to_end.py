@@ -119,6 +119,7 @@ def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
     done = alice.wait(job_id)
     (attempt,) = alice.attempts(job_id)
     assert (done["state"], attempt["cause"]) == ("cancelled", "cancelled")
+    assert attempt["reason"] == "Cancelled outside Vigil, as by scancel."
     assert slurm.state(scheduler_id) == "CANCELLED"
 
 
