@@ -206,15 +206,21 @@ def queued(raw: Raw, told: Record) -> QueuedJob:
     )
 
 
+def _of_vigil(reason: str) -> tuple[str, str]:
+    """Slurm knows only that it was the portal's user: whom Vigil asked for stands behind its reasons."""
+    found = re.search(r" \(vigil: ([^()]+)\)\Z", reason)
+    return (reason[: found.start()], found[1]) if found else (reason, "")
+
+
 def node(raw: Raw) -> NodeStatus:
     there, used = gpus(raw.get("gres")), tres(raw.get("tres_used"))
     load = number(raw.get("cpu_load"))
-    reason = text(raw.get("reason"))
+    reason, asked_by = _of_vigil(text(raw.get("reason")))
     return NodeStatus(
         name=text(raw.get("name")),
         state=node_state([*words(raw.get("state")), *words(raw.get("state_flags"))]),
         reason=reason,
-        reason_by=text(raw.get("reason_set_by_user")) if reason else "",
+        reason_by=(asked_by or text(raw.get("reason_set_by_user"))) if reason else "",
         reason_at=moment(raw.get("reason_changed_at")) if reason else None,
         partitions=words(raw.get("partitions")),
         features=words(raw.get("active_features")) or words(raw.get("features")),

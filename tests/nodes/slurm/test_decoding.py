@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.cluster import QueuedJob
 from nodes.schedulers.slurm_past import Past
 from nodes.schedulers.slurm_shapes import Record
@@ -138,6 +139,8 @@ def test_nodes(version: str) -> None:
     assert (fan.reason, fan.reason_by) == ("fan 3 is loud", PORTAL)
     assert fan.reason_at is not None
     assert (nodes["dgx06"].reason, nodes["dgx01"].reason) == ("Not responding", "")
+    asked = shapes.node({"name": "a", "reason": "fan (3) (vigil: sam)", "reason_set_by_user": PORTAL})
+    assert (asked.reason, asked.reason_by) == ("fan (3)", "sam")
     one = nodes["dgx01"]
     assert (one.gpus, one.gpus_used, one.gpu_type, one.gpus_allocated) == (8, 3, "h100", (0, 1, 2))
     assert (one.cpus, one.memory_mib) == (128, 2_000_000)
