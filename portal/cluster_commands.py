@@ -20,6 +20,9 @@ def nodes(partition: str | None, state: str | None, as_json: bool) -> None:
     """List the nodes."""
     found = find_portal().get("nodes", partition=partition, state=state)
     _note_silence(found["reading"])
+    if not found["items"] and not as_json and (partition or state):
+        click.echo("No node is so. See them all with `vigil nodes`.")
+        return
     out(found, tables.nodes, as_json)
 
 

@@ -255,7 +255,7 @@ def _queued(job: dict[str, Any]) -> str:
     """Its name, what Vigil calls it, and how many wait as one."""
     own = f"#{job['job']}" if job["job"] else f"sweep {job['sweep']}" if job.get("sweep") else ""
     notes = [own] if own else []
-    notes += [f"{job['tasks']:,} jobs"] if job["tasks"] > 1 else []
+    notes += [f"{job['tasks']:,} jobs"] if job.get("tasks", 1) > 1 else []
     return str(job["name"]) + (f" ({', '.join(notes)})" if notes else "")
 
 

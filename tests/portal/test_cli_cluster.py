@@ -40,6 +40,12 @@ def test_nodes_and_one(portal):  # noqa: F811
     assert json.loads(vigil("node", "dgx-01", "--json").stdout) == NODE
 
 
+def test_no_node_of_a_state_is_no_empty_cluster(portal):  # noqa: F811
+    portal.answers["GET", "nodes"] = {"items": [], "reading": READING}
+    assert vigil("nodes", "--state", "drained").stdout == "No node is so. See them all with `vigil nodes`.\n"
+    assert "has named none yet" in vigil("nodes").stdout
+
+
 def test_a_silent_scheduler_is_told_beside_what_it_said(portal):  # noqa: F811
     reading = {**READING, "error": "Slurm did not answer for 10 s."}
     portal.answers["GET", "nodes"] = {"items": [NODE], "reading": reading}
