@@ -65,7 +65,7 @@ def _one(slurm: Any, portal: Any, alice: Any) -> list[float]:
     """One job's start and end: seconds until its socket told each."""
     from websockets.sync.client import connect
 
-    from tests.slurm.test_end_to_end import language
+    from tests.slurm.portal import language
 
     # It waits until its socket is there.
     job_id = alice.submit(language(resources={"begin": _in_a_day()}, steps=5, checkpoint_every=0))

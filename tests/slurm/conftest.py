@@ -13,6 +13,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.slurm.cluster import Cluster, cluster
+from tests.slurm.portal import Person, Portal, portal_on
 from tests.slurm.release import RELEASES
 
 CHOSEN = os.environ.get("TEST_SLURM", "")
@@ -49,3 +50,26 @@ def slurm(release: str) -> Iterator[Cluster]:
     """A cluster of that release, up since its first test. Shared: leave it as it was (`slurm.without("slurmctld")`)."""
     with cluster(release) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def portal(slurm: Cluster) -> Iterator[Portal]:
+    """One portal for a module. Jobs of one test are no concern of another's."""
+    with portal_on(slurm) as made:
+        yield made
+
+
+@pytest.fixture
+def alice(portal: Portal) -> Iterator[Person]:
+    """A researcher of the project vision, over REST."""
+    person = portal.as_person("alice")
+    yield person
+    person.client.close()
+
+
+@pytest.fixture
+def bob(portal: Portal) -> Iterator[Person]:
+    """Of the project speech."""
+    person = portal.as_person("bob")
+    yield person
+    person.client.close()

@@ -8,19 +8,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from nodes.schedulers.base import ENDED
 from tests.slurm.cluster import Cluster
-from tests.slurm.people import ALICE, BOB, PORTAL, People
+from tests.slurm.people import PORTAL, People
 from tests.stack import REPOSITORY, Stack, wait_for
 
-ENDED = frozenset(
-    {"completed", "cancelled", "failed", "timeout", "node_fail", "preempted", "out_of_memory", "boot_fail", "deadline"}
-)
+LANGUAGE = tomllib.loads((REPOSITORY / "examples" / "language.toml").read_text())
+SMALL = {"layers": 1, "heads": 2, "head_width": 8, "context": 32}
 _MAKE_PEOPLE = """
 import json, sys
 from portal.models import Membership, Project, Token, User
@@ -146,4 +148,25 @@ class Person:
         assert answer.status_code < 300, answer.text
 
 
-__all__ = ["ALICE", "BOB", "PORTAL", "Person", "Portal"]
+@contextmanager
+def portal_on(slurm: Cluster, **environment: str) -> Iterator[Portal]:
+    """A portal that is up, with its people."""
+    made = Portal(slurm, **environment)
+    try:
+        made.start()
+        made.make_people()
+        yield made
+    finally:
+        made.close()
+
+
+def language(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:
+    """The example, smaller: two ranks on one node."""
+    return {
+        **LANGUAGE,
+        "tags": [],
+        "name": "small",
+        "project": "vision",
+        "resources": {"nodes": 1, "ranks_per_node": 2, "time_limit": "00:05:00", **(resources or {})},
+        "run": {"recipe": "language", "steps": 40, "checkpoint_every": 10, "language": SMALL, **run},
+    }

@@ -35,31 +35,6 @@ pathlib.Path(f"done.{os.environ['SLURM_PROCID']}").write_text(str(step))
 """
 
 
-@pytest.fixture(scope="module")
-def portal(slurm: Cluster) -> Iterator[Portal]:
-    made = Portal(slurm)
-    try:
-        made.start()
-        made.make_people()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def alice(portal: Portal) -> Iterator[Person]:
-    person = portal.as_person("alice")
-    yield person
-    person.client.close()
-
-
-@pytest.fixture
-def bob(portal: Portal) -> Iterator[Person]:
-    person = portal.as_person("bob")
-    yield person
-    person.client.close()
-
-
 class Desk:
     """Alice at a login node: a folder of hers that all nodes see, sbatch, and `vigil` with her token."""
 

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.portal import Portal
@@ -28,17 +26,6 @@ from tests.stack import REPOSITORY
 KNOWN = {
     "Its file system", "Vigil's own folder", "Partition debug: GPU", "MinJobAge", "ProctrackType", "KillWait",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def portal(slurm: Cluster) -> Iterator[Portal]:
-    made = Portal(slurm)
-    try:
-        made.start()
-        made.make_people()
-        yield made
-    finally:
-        made.close()
 
 
 class Checked:

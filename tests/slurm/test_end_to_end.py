@@ -5,59 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tomllib
-from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE
-from tests.slurm.portal import Person, Portal
+from tests.slurm.portal import Person, Portal, language
 from tests.stack import REPOSITORY, wait_for
-
-LANGUAGE = tomllib.loads((REPOSITORY / "examples" / "language.toml").read_text())
-SMALL = {"layers": 1, "heads": 2, "head_width": 8, "context": 32}
-
-
-@pytest.fixture(scope="session")
-def portal(slurm: Cluster) -> Iterator[Portal]:
-    """One portal for the whole session of a release. Jobs of one test are no concern of another's."""
-    made = Portal(slurm)
-    try:
-        made.start()
-        made.make_people()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def alice(portal: Portal) -> Iterator[Person]:
-    person = portal.as_person("alice")
-    yield person
-    person.client.close()
-
-
-@pytest.fixture
-def bob(portal: Portal) -> Iterator[Person]:
-    person = portal.as_person("bob")
-    yield person
-    person.client.close()
-
-
-def language(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:
-    """The example, smaller: two ranks on one node."""
-    return {
-        **LANGUAGE,
-        "tags": [],
-        "name": "small",
-        "project": "vision",
-        "resources": {"nodes": 1, "ranks_per_node": 2, "time_limit": "00:05:00", **(resources or {})},
-        "run": {"recipe": "language", "steps": 40, "checkpoint_every": 10, "language": SMALL, **run},
-    }
 
 
 def test_two_nodes_train_over_gloo_and_go_on_from_a_checkpoint(alice: Person) -> None:

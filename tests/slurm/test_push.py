@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.portal import Portal
-from tests.slurm.test_end_to_end import language
+from tests.slurm.portal import Portal, language, portal_on
 from tests.stack import REPOSITORY
 
 SECRET = "what the lab's hooks know"
@@ -20,13 +19,8 @@ SECRET = "what the lab's hooks know"
 
 @pytest.fixture
 def portal(slurm: Cluster) -> Iterator[Portal]:
-    made = Portal(slurm, VIGIL_PUSH_SECRET=SECRET)
-    try:
-        made.start()
-        made.make_people()
+    with portal_on(slurm, VIGIL_PUSH_SECRET=SECRET) as made:
         yield made
-    finally:
-        made.close()
 
 
 @contextmanager

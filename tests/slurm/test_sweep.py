@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,24 +38,6 @@ time.sleep(0.5)
 with ran.open("a") as file:
     file.write(f"{began}-{time.time()} ")
 """
-
-
-@pytest.fixture(scope="module")
-def portal(slurm: Cluster) -> Iterator[Portal]:
-    made = Portal(slurm)
-    try:
-        made.start()
-        made.make_people()
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def alice(portal: Portal) -> Iterator[Person]:
-    person = portal.as_person("alice")
-    yield person
-    person.client.close()
 
 
 def text_of(count: int, *, at_once: int | None = None, mode: str = "", restarts: int = 1) -> str:
