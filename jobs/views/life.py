@@ -113,6 +113,7 @@ class Life:
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
                 reports=self.job.kind == "distributed" or attempt.last_report_at is not None,
                 attached=self.job.is_attached,
+                unconfirmed=attempt.is_unconfirmed,
             )
         )
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from jobs.models import Attempt, Job
 from jobs.progress import Progress, progress
-from jobs.views.life import number, ranks_and_nodes, size
+from jobs.views.life import has_ranks, number, ranks_and_nodes, size
 from jobs.why.reasons import reason_of
 from portal import words
 
@@ -67,8 +67,9 @@ class Row:
         return reason_of(attempt)
 
     @property
-    def ranks(self) -> int:
-        return ranks_and_nodes(self.job.spec)[0]
+    def ranks(self) -> int | None:
+        ranks, _, gpus = ranks_and_nodes(self.job.spec)
+        return ranks if gpus or has_ranks(self.job.spec) else None
 
     @property
     def size(self) -> str:

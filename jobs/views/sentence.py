@@ -45,6 +45,7 @@ class Facts:
     cancelled_by: str = ""
     reports: bool = True  # a script may never report
     attached: bool = False  # Vigil follows it, and did not start it
+    unconfirmed: bool = False  # nor has the scheduler said that it is this person's
 
 
 def say(facts: Facts) -> Sentence:
@@ -142,6 +143,8 @@ def _margin(facts: Facts) -> str:
 
 
 def _ended(facts: Facts) -> Sentence:
+    if facts.unconfirmed:
+        return Sentence("Not attached.", _stop(facts.reason))
     took = f" in {words.duration(facts.ran_s)}" if facts.ran_s is not None else ""
     if facts.state == "completed":
         rest = f"{words.plural(facts.step, 'step')}" if facts.step else ""

@@ -75,3 +75,13 @@ def test_it_is_not_cloned_nor_resumed(client: Client, mira: User, project: Proje
 def test_cancelling_it_says_who_ends_it(client: Client, mira: User, project: Project) -> None:
     job = outside(mira, project, "running")
     assert "Slurm ends it." in text(client.post(f"/jobs/{job.pk}/cancel", follow=True))
+
+
+def test_a_claim_that_did_not_hold_says_so(client: Client, mira: User, project: Project) -> None:
+    why = "Slurm has no job 77 of yours. `squeue --me` lists them."
+    known: dict[str, Any] = {"reason": why, "cause": "rejected", "submitted_at": None, "nodes": [], "started_at": None}
+    job = outside(mira, project, "failed", spec={"kind": "attached"}, **known)
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert "Not attached." in html
+    assert "Slurm has no job 77 of yours." in html
+    assert "Your move" not in html
