@@ -13,9 +13,9 @@ from django.db.models import Q, QuerySet
 from jobs.models import Attempt, Job, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
+from nodes.schedulers.cluster import HOLDING
 from portal.models import User
 
-HOLDING = frozenset({"running", "suspended", "completing"})
 _KEY = re.compile(r"\.([0-9a-f]{16})\Z")  # what Vigil adds to the name that a person gave
 
 

@@ -19,11 +19,11 @@ from jobs.models import Attempt, Job, Sweep, Tag
 from jobs.spec import JobSpec, SweepSpec
 from jobs.submitting.admission import check
 from jobs.submitting.once import answered, durable, remember
+from jobs.submitting.submit import CANCEL_TRIES
 from portal.access import can, note_if_sysadmin
 from portal.models import Project, User
 
 ROUTE = "sweeps"  # of idempotency keys
-CANCEL_TRIES = 3
 
 
 def submit(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import inf
 
 from jobs.why.blocks import Block, Facts, are, clock
-from jobs.why.limits import HOLDING
 from nodes.capacity import WINDOW, Request
+from nodes.schedulers.cluster import HOLDING
 from portal import words
 
 

@@ -12,11 +12,10 @@ from functools import cached_property
 from typing import Literal
 
 from nodes.capacity import Cluster, Request
-from nodes.schedulers.cluster import Association, Limits, Qos, QueuedJob
+from nodes.schedulers.cluster import HOLDING, Association, Limits, Qos, QueuedJob
 from portal import words
 
 Scope = Literal["job", "node", "user", "account", "group", "time", "minutes"]
-HOLDING = frozenset({"running", "completing", "suspended"})
 JOBS = "jobs"  # beside TRES: how many jobs
 _WORDS = {"cpu": "Cpu", "mem": "Mem", "node": "Node", "billing": "Billing", "energy": "Energy", "bb": "BB"}
 

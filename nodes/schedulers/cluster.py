@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+HOLDING = frozenset({"running", "suspended", "completing"})  # states of jobs that have their nodes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
