@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F
+from django.db.models import F, Max
 from django.urls import reverse
 from django.utils import timezone
 
@@ -47,6 +47,8 @@ class Life:
     done_at: datetime | None = None
     limit_at: datetime | None = None
     restarts: dict[int, list[tuple[datetime, str]]] = field(default_factory=dict)
+    # By attempt, step and time of the newest that it saved, pruned since or not.
+    saved: dict[int, tuple[int, datetime]] = field(default_factory=dict)
 
     @property
     def latest(self) -> Attempt:
@@ -173,13 +175,12 @@ class Life:
                 most = limit_seconds(self.job.spec)
                 limit = f"of {words.duration(most)}" if most else ""
                 facts.append(Fact(name="Runs", value=words.duration(seconds), small=limit))
-        if lost := sum(_lost(a, self.checkpoints) for a in self.attempts):
+        if lost := sum(_lost(a, self.saved) for a in self.attempts):
             facts.append(Fact(name="Lost so far", value=words.count(lost), small="steps"))
         return facts
 
     def _piece(self, attempt: Attempt) -> ribbons.Piece:
-        lost = _lost(attempt, self.checkpoints)
-        behind = _behind(attempt, self.checkpoints) if lost else None
+        lost = _lost(attempt, self.saved)
         return ribbons.Piece(
             number=attempt.number,
             state=attempt.state,
@@ -187,7 +188,7 @@ class Life:
             started=attempt.started_at,
             ended=attempt.ended_at,
             note=_note(attempt, lost),
-            lost_from=(behind.created_at if behind else attempt.started_at) if lost else None,
+            lost_from=self.saved.get(attempt.pk, (0, attempt.started_at))[1] if lost else None,
             resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
             restarts=tuple(self.restarts.get(attempt.pk, ())),
             url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
@@ -203,7 +204,7 @@ class Life:
 
 
 def tell(job: Job, now: datetime | None = None) -> Life:
-    """The job's life in four queries."""
+    """The job's life in five queries."""
     now = now or timezone.now()
     attempts = list(job.attempts.select_related("resume_from", "cancel_asked_by").order_by("number"))
     checkpoints: list[Checkpoint] = list(
@@ -223,7 +224,13 @@ def tell(job: Job, now: datetime | None = None) -> Life:
         done_at=sentences.soon(now, done.eta_seconds),
         limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
         restarts=_restarts(attempts),
+        saved=_saved(job),
     )
+
+
+def _saved(job: Job) -> dict[int, tuple[int, datetime]]:
+    rows = job.checkpoints.exclude(state=Checkpoint.State.CORRUPT).order_by().values_list("attempt_id")
+    return {pk: (step, at) for pk, step, at in rows.annotate(Max("step"), Max("created_at")) if pk is not None}
 
 
 def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
@@ -292,18 +299,12 @@ def _note(attempt: Attempt, lost: int) -> str:
     return f"{note} · {words.plural(lost, 'step')} lost" if lost else note
 
 
-def _behind(attempt: Attempt, checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """The newest sound checkpoint that this attempt wrote itself."""
-    own = (c for c in checkpoints if c.attempt_id == attempt.pk and c.resumable)
-    return max(own, key=lambda c: c.step, default=None)
-
-
-def _lost(attempt: Attempt, checkpoints: list[Checkpoint]) -> int:
+def _lost(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:
     """Steps done after the newest checkpoint of an attempt that ended before it was complete."""
     if attempt.is_alive or attempt.state == "completed" or attempt.step is None:
         return 0
-    behind = _behind(attempt, checkpoints)
-    base = behind.step if behind else attempt.resume_from.step if attempt.resume_from else 0
+    own = saved.get(attempt.pk)
+    base = own[0] if own else attempt.resume_from.step if attempt.resume_from else 0
     return max(0, attempt.step - base)
 
 

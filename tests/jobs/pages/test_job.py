@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs.models import Attempt, Event
+from jobs.models import Attempt, Checkpoint, Event
 from portal.models import Project, User
 from tests.jobs.pages.reading import save, text
 from tests.lab import a_job, a_project, person
@@ -54,6 +54,8 @@ def test_a_running_job_tells_its_life(client: Client, mira: User, project: Proje
         assert fact in html
     assert "2 attempts since" in html, "the ribbon in words"
     assert "failed · 20 steps lost" in html
+    Checkpoint.objects.update(state="pruned")
+    assert "failed · 20 steps lost" in text(client.get(f"/jobs/{job.pk}")), "pruned later, it was saved all the same"
     assert 'data-state="running" data-alive="1"' in html
     assert 'id="figures" type="application/json"' in html
     assert "Cancel nightjar?" in html
