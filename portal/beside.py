@@ -229,7 +229,7 @@ class Posting:
                 return True
             except Trouble as trouble:
                 if trouble.status not in PASSING and trouble.status < 500:
-                    self._say(f"the run goes on without Vigil. {trouble}")
+                    self._say(f"the run goes on without Vigil. {_words(trouble)}")
                     return False
                 if trouble.status != 409:
                     self._say(f"the run goes on, and is attached once the portal answers. {trouble}")
@@ -275,6 +275,12 @@ class Posting:
 def say(line: str) -> None:
     with suppress(OSError, ValueError):  # stderr may be closed: that is the command's affair
         print(f"vigil: {' '.join(line.split())}", file=sys.stderr, flush=True)
+
+
+def _words(trouble: Trouble) -> str:
+    """What the portal does not take, field by field where it says so."""
+    errors = trouble.problem.get("errors") or []
+    return " ".join(f"{error['field']}: {error['message']}" for error in errors) or str(trouble)
 
 
 def _from_keyboard() -> bool:

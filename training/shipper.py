@@ -35,6 +35,7 @@ STREAMS = 1_000
 LONGEST_WAIT = 5.0
 # At the end, without an answer or without ever a token, waiting is no use: the portal reads the spool from disk.
 HOPELESS_SECONDS, UNKNOWN_SECONDS = 3.0, 0.5
+LOOKS_A_SECOND = 400  # at files that others write: each asks the file system's server
 LIST_SECONDS = 2.0  # a folder that others write into is listed again then, whatever its time says
 LARGE = 256 * 1024  # a stream of this size was shipped before, by a shipper that died: ask where it stands
 
@@ -60,7 +61,7 @@ class Shipper:
         self._sources: dict[str, _Source] = {}
         self._others: set[str] = set()  # streams of other nodes, or of nobody
         self._listed = self._token_seen = -1
-        self._listed_at = 0.0
+        self._listed_at = self._noticed_at = 0.0
         self._portal: Portal | None = None
         self._is_tailed = False
         self._pending: list[Portion] = []
@@ -73,7 +74,9 @@ class Shipper:
         has_portal = self._find_portal()
         if self._is_tailed:
             return False
-        self._notice()
+        if self._node is not None or time.monotonic() - self._noticed_at >= self.pause:
+            self._notice()
+            self._noticed_at = time.monotonic()
         if not has_portal or time.monotonic() < self._next_post:
             return False
         self._pending = self._pending or self._gather()
@@ -92,7 +95,9 @@ class Shipper:
         """Seconds until something may be to do again."""
         if self._is_tailed:
             return IDLE_SECONDS
-        return POLL_SECONDS if self._node is not None else POLL_SECONDS * 5  # each look asks the file system's server
+        if self._node is not None:
+            return POLL_SECONDS
+        return max(POLL_SECONDS * 5, len(self._sources) / LOOKS_A_SECOND)
 
     @property
     def patience(self) -> float:
@@ -100,6 +105,10 @@ class Shipper:
         if self._portal is None:
             return UNKNOWN_SECONDS
         return HOPELESS_SECONDS if self._failures else float("inf")
+
+    def look_again(self) -> None:
+        """At everything, in the next round: who wrote it has ended."""
+        self._noticed_at = self._listed_at = 0.0
 
     def close(self) -> None:
         if self._portal:
@@ -295,6 +304,7 @@ def run(shipper: Shipper, *, drain: float) -> None:
             readable, _, _ = select.select([sys.stdin], [], [], 0 if busy else shipper.pause)
             if readable and not os.read(sys.stdin.fileno(), 64):
                 ending = time.monotonic()
+                shipper.look_again()
             continue
         waited = time.monotonic() - ending
         if (shipper.is_done and not busy) or waited > min(drain, shipper.patience):

@@ -380,3 +380,23 @@ def test_one_ships_for_every_node_where_it_is_told_so(server: Server, attempt: P
     _opened.append(Shipper(attempt.parent.parent, attempt, node=None))
     _ship(_opened[-1])
     assert {rank for _, _, rank, _, _ in server.intake.identities()} == {1, 2}
+
+
+def test_beside_a_command_it_outlives_a_signal_to_the_whole_job(server: Server, attempt: Path) -> None:
+    server.leave_token(attempt.parent.parent)
+    words = [str(attempt.parent.parent), str(attempt), "--every-node"]
+    process = subprocess.Popen([sys.executable, "-m", "training.shipper", *words], stdin=subprocess.PIPE)
+    try:
+        with contextlib.closing(_reporter(attempt)) as reporter:
+            reporter.log(1, loss=0.5)
+            _until(lambda: server.intake.points)
+            process.send_signal(signal.SIGTERM)
+            reporter.log(2, loss=0.25)
+        assert process.stdin
+        process.stdin.close()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [step for *_, step in server.intake.identities()] == [1, 2]
+    assert len(server.intake.ended) == 1
