@@ -66,6 +66,9 @@ def attach(user: User, claim: Claim) -> Attached:
     row = QueuedJob.objects.filter(scheduler_id=claim.scheduler_id, is_made_up=False).first()
     if row is not None and row.user != user.slurm_user:
         raise _not_yours(claim)
+    if row is not None and row.tasks > 1:
+        several = f"{row.scheduler_id} is an array whose tasks are jobs of their own."
+        raise Refused(f"Not attached: {several}", f"Name one, such as {row.scheduler_id}_0.")
     with durable(), transaction.atomic():
         User.objects.select_for_update().get(pk=user.pk)  # two at once make one
         known = _known(user, claim)

@@ -153,6 +153,29 @@ def test_a_job_that_runs_or_waits_is_attached_by_its_number(desk: Desk, alice: P
     assert alice.wait(job_id)["state"] == "cancelled"
 
 
+def test_tasks_of_an_array_are_jobs_of_their_own(desk: Desk, alice: Person) -> None:
+    """The last one to start gets the array's own number from Slurm."""
+    array = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py", "--array=0-1")
+    jobs = [attached(alice, f"{array}_{task}") for task in (0, 1)]
+    for job_id in jobs:
+        alice.wait_for_step(job_id, 10)
+    alice.cancel(jobs[1])
+    assert alice.wait(jobs[1])["state"] == "cancelled"
+    assert alice.job(jobs[0])["state"] == "running"
+    desk.go()
+    assert alice.wait(jobs[0])["state"] == "completed"
+
+
+def test_vigil_s_own_are_not_attached(desk: Desk, alice: Person) -> None:
+    resources = {"nodes": 1, "begin": "+2h", "time_limit": "00:05:00"}
+    job_id = alice.submit({"name": "own", "project": "vision", "resources": resources, "run": {"recipe": "language"}})
+    slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
+    done = desk.vigil("attach", slurm_id)
+    assert (done.returncode, f"{slurm_id} is #{job_id} of Vigil's own" in done.stderr) == (1, True)
+    alice.cancel(job_id)
+    alice.wait(job_id)
+
+
 def test_nobody_attaches_another_s(desk: Desk, bob: Person) -> None:
     slurm_id = desk.sbatch("sleep 60")
     for number in (slurm_id, "999999"):

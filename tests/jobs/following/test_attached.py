@@ -123,6 +123,12 @@ def test_the_queue_refuses_at_once(bob: User) -> None:
         attach(bob, claim())
 
 
+def test_an_array_is_attached_task_by_task(alice: User) -> None:
+    QueuedJob.objects.create(scheduler_id="77", name="x", user="alice", state="pending", tasks=20)
+    with pytest.raises(Refused, match=r"77 is an array .* Name one, such as 77_0\."):
+        attach(alice, claim())
+
+
 def test_a_claim_is_not_cancelled_in_slurm_before_it_is_confirmed(
     bob: User, told: Told, tick: Callable[[], bool]
 ) -> None:
