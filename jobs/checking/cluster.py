@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobs.checking.finding import Finding, bad, ok, warn
+from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
+from nodes.schedulers.base import SchedulerError
 
 
 def nodes(site: Site) -> Iterator[Finding]:
     """GPUs by type, as Slurm tells them, and which nodes are not there."""
+    try:
+        there = site.nodes
+    except SchedulerError as error:
+        remedy = f"Where slurm.conf has PrivateData=nodes: sacctmgr modify user {site.user} set AdminLevel=Admin"
+        yield of_error("Nodes", error, remedy)
+        return
     counted: dict[str, int] = {}
-    for node in site.nodes:
+    for node in there:
         if node.gpus:
             kind = node.gpu_type or "GPUs without a type"
             counted[kind] = counted.get(kind, 0) + node.gpus
     seen = ", ".join(f"{count} × {kind}" for kind, count in sorted(counted.items())) or "no GPUs"
-    away = [node.name for node in site.nodes if node.state.startswith(("down", "drain", "fail", "unknown"))]
+    away = [node.name for node in there if node.state.startswith(("down", "drain", "fail", "unknown"))]
     if away:
         remedy = "sinfo -R says why; scontrol update NodeName=… State=RESUME brings one back."
-        yield warn("Nodes", f"{len(site.nodes)} with {seen}; {len(away)} away: {', '.join(away[:8])}", remedy)
-    elif not site.nodes:
+        yield warn("Nodes", f"{len(there)} with {seen}; {len(away)} away: {', '.join(away[:8])}", remedy)
+    elif not there:
         yield bad("Nodes", "Slurm names none", "See slurm.conf.")
     else:
-        yield ok("Nodes", f"{len(site.nodes)} with {seen}")
+        yield ok("Nodes", f"{len(there)} with {seen}")
 
 
 def partitions(site: Site) -> Iterator[Finding]:
     """Since v0.0.40 slurmrestd tells them only while slurmdbd is up."""
-    if site.partitions:
-        yield ok("Partitions", ", ".join(one.name for one in site.partitions))
+    try:
+        found = site.partitions
+    except SchedulerError as error:
+        yield of_error("Partitions", error, "Mend slurmdbd first: while it is away, slurmrestd tells of none.")
+        return
+    if found:
+        yield ok("Partitions", ", ".join(one.name for one in found))
     else:
         yield bad("Partitions", "Slurm names none", "See slurm.conf.")

@@ -106,6 +106,15 @@ def test_every_check_speaks_for_itself(site: FakeSite) -> None:
     assert all(one.remedy for one in found if one.level != "ok")
 
 
+def test_a_refusal_names_its_mend(site: FakeSite) -> None:
+    for path in ("/nodes", "/partitions"):
+        denied = {"errors": [{"error_number": 2002, "error": "Access/permission denied"}]}
+        site.fake.answers[path] = httpx.Response(500, json=denied)
+    found = {one.title: one.remedy for one in run.look(site, None, print) if one.level == "error"}
+    assert found["Nodes"].endswith("sacctmgr modify user vigil set AdminLevel=Admin")
+    assert found["Partitions"].startswith("Mend slurmdbd first")
+
+
 def test_what_needs_something_else_is_left_out_by_name(site: FakeSite) -> None:
     site.key_file = ""
     found = list(run.look(site, None, print))
