@@ -1,8 +1,9 @@
 """The end of an attempt: its last word, what it left on disk, and the moment from which it takes no reports any more.
 
-    end      the scheduler's final state and the cause, by a conditional update; whoever changed the row goes on
-    settle   read from the spools what the shipper had not posted; close when nothing can come any more
+    end        the scheduler's final state and the cause, by a conditional update; whoever changed the row goes on
+    collect    what the shipper had not posted, from the spools
     follow_up  the next attempt, or the decision to stop (restart)
+    close      once nothing can come any more
 Each leaves a row that the next tick finds: ended_at without decided_at, decided_at without closed_at.
 """
 
@@ -101,11 +102,11 @@ def follow_up(attempt: Attempt) -> Attempt | None:
     return following
 
 
-def sweep(attempt: Attempt, *, until: float) -> None:
+def collect(attempt: Attempt, *, until: float) -> None:
     """Take in from disk what was never posted, until a moment (monotonic seconds); the row says how far that came."""
-    is_first = attempt.sweep_began_at is None
+    is_first = attempt.collecting_since is None
     if is_first:
-        _note(attempt, sweep_began_at=timezone.now())
+        _note(attempt, collecting_since=timezone.now())
     if folders.is_away(attempt):
         if is_first:
             logger.warning("attempt %s: its run directory is not there; looked for again", attempt.pk)
@@ -113,11 +114,11 @@ def sweep(attempt: Attempt, *, until: float) -> None:
     try:
         root, folder = folders.root_of(attempt), folders.find_folder(attempt)
         if root is not None and folder and attempt.closed_at is None:
-            reports.sweep(attempt, root, until=until)
+            reports.collect(attempt, root, until=until)
     except Exception:  # what is damaged must not hold up what follows
         logger.exception("attempt %s: its spools cannot be read in this tick", attempt.pk)
     if time.monotonic() < until:
-        _note(attempt, swept_at=timezone.now())
+        _note(attempt, collected_at=timezone.now())
 
 
 def _note(attempt: Attempt, **changes: datetime) -> None:
@@ -126,18 +127,18 @@ def _note(attempt: Attempt, **changes: datetime) -> None:
         setattr(attempt, name, value)
 
 
-def is_sweep_due(attempt: Attempt) -> bool:
+def is_collecting_due(attempt: Attempt) -> bool:
     """Until one came to its end, then twice a minute: to find that nothing came costs a look through every spool."""
     assert attempt.ended_at is not None
     since = (timezone.now() - attempt.ended_at).total_seconds()
-    return attempt.swept_at is None or since < 10 or since % 30 < 3
+    return attempt.collected_at is None or since < 10 or since % 30 < 3
 
 
 def may_decide(attempt: Attempt) -> bool:
     """Whether its spools have been read, or take so long that what follows shall not wait for them any more."""
-    if attempt.swept_at is not None:
+    if attempt.collected_at is not None:
         return True
-    return attempt.sweep_began_at is not None and timezone.now() - attempt.sweep_began_at > DECIDE_AFTER
+    return attempt.collecting_since is not None and timezone.now() - attempt.collecting_since > DECIDE_AFTER
 
 
 def nothing_can_come(attempt: Attempt) -> bool:
@@ -146,7 +147,7 @@ def nothing_can_come(attempt: Attempt) -> bool:
     last = max(attempt.ended_at, attempt.last_report_at or attempt.ended_at)
     if folders.is_away(attempt):
         return timezone.now() - last > AWAY_AT_MOST
-    if attempt.swept_at is None:
+    if attempt.collected_at is None:
         return False
     if timezone.now() - last > NO_GROWTH:
         return True

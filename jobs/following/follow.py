@@ -2,7 +2,7 @@
 
     poll      scheduler states → attempt states (poll)
     cancel    asked → signalled → killed, a step a tick (cancels); what came too late (strays)
-    settle    what ended: sweep, decide, close (ending)
+    settle    what ended: collect, decide, close (ending)
     submit    what no scheduler has yet (handover; sweeps: arrays)
 Nothing here may take long: a tick that is cut short goes on with the next one. A scheduler that did not answer the poll
 is not asked anything else in that tick, and nothing is concluded from its silence.
@@ -30,7 +30,7 @@ FOLDERS_S = 1.0  # a tick's budget for each part that may have much to do, so th
 SUBMIT_S = 2.0
 ARRAY_S = 1.5  # for sweeps: their run directories are many
 SETTLE_S = 2.5
-SWEEP_S = 1.0  # of that, for one attempt
+COLLECT_S = 1.0  # of that, for one attempt
 
 
 def tick(scheduler: Scheduler | None = None) -> bool:
@@ -130,8 +130,8 @@ class Tick(Round):
             attached.describe(self)
 
     def _settle(self, attempt: Attempt, until: float) -> None:
-        if ending.is_sweep_due(attempt):
-            ending.sweep(attempt, until=min(until, time.monotonic() + SWEEP_S))
+        if ending.is_collecting_due(attempt):
+            ending.collect(attempt, until=min(until, time.monotonic() + COLLECT_S))
         attempt.refresh_from_db(fields=["last_report_at", "decided_at", "cancel_asked_at"])
         if attempt.decided_at is None and ending.may_decide(attempt):
             with self.held.writing():

@@ -36,7 +36,7 @@ SERIES = 1_000  # of an attempt
 STREAMS = 50_000
 EVENTS = 50_000
 QUIET = timedelta(minutes=10)
-_SWEPT = 64  # batches taken at once; a batch has at most spool.POINTS_A_BATCH points
+_AT_ONCE = 64  # batches taken at once; a batch has at most spool.POINTS_A_BATCH points
 
 _ADVANCE = (
     "UPDATE jobs_stream SET next_seq = %s, ended = %s, quarantined = quarantined + %s WHERE id = %s AND next_seq = %s"
@@ -101,7 +101,7 @@ def take(attempt_id: int, post: Post) -> Answer:
         return Answer(intake.cursors, attempt.version, bool(intake.accepted))
 
 
-def sweep(
+def collect(
     attempt: Attempt,
     root: Path,
     *,
@@ -110,7 +110,7 @@ def sweep(
 ) -> int:
     """Take from an attempt's spools in run directory `root` what was never posted; answers how many batches.
 
-    Stops at `until` (monotonic seconds): the next sweep goes on from the cursors. `streams` names those in an open
+    Stops at `until` (monotonic seconds): the next call goes on from the cursors. `streams` names those in an open
     spool folder that are worth a look, each when the one before has been read.
     """
     taken = 0
@@ -122,7 +122,7 @@ def sweep(
                 if time.monotonic() >= until:
                     break
                 try:
-                    taken += _sweep_stream(attempt.pk, spool.Spool(folder, name), until)
+                    taken += _collect_stream(attempt.pk, spool.Spool(folder, name), until)
                 except (Malformed, OSError, DataError) as error:
                     logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
                 except (Closed, DatabaseError):
@@ -136,7 +136,7 @@ def sweep(
     return taken
 
 
-def _sweep_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
+def _collect_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
     """Post the rest of a stream, as its shipper would have; no more at once than a post may hold."""
     stream.read(0)
     if stream.header is None:
@@ -149,7 +149,7 @@ def _sweep_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
         stream.seek(cursor, near=near, until=until)
         if stream.next_seq < cursor:
             break  # no time to count further, or the file has lost its end
-        batches = stream.read(_SWEPT)
+        batches = stream.read(_AT_ONCE)
         if not batches and not stream.ended:
             break  # more may come
         post = wire.of_spool(stream.header, batches, end=stream.ended)
@@ -157,7 +157,7 @@ def _sweep_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
         answer = take(attempt_id, post)
         ended = stream.ended
         if answer.streams[stream.stream] <= cursor and batches:
-            break  # a shipper was quicker: the next sweep sees what is left
+            break  # a shipper was quicker: the next call sees what is left
         cursor = answer.streams[stream.stream]
     if (place := stream.place) is not None and not ended and place.seq > (near.seq if near else 0):
         where = {"place_seq": place.seq, "place_segment": place.segment, "place_offset": place.offset}

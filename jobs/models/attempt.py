@@ -127,8 +127,10 @@ class Attempt(models.Model):
     cancel_killed_at = models.DateTimeField(null=True, blank=True)
 
     # After the end: what Vigil decided. A row that ended and has no decision is found by the next tick.
-    sweep_began_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were first looked through.")
-    swept_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were last read to their end.")
+    collecting_since = models.DateTimeField(
+        null=True, blank=True, help_text="When its spools were first looked through."
+    )
+    collected_at = models.DateTimeField(null=True, blank=True, help_text="When its spools were last read to their end.")
     spools_removed_at = models.DateTimeField(null=True, blank=True)
     decided_at = models.DateTimeField(null=True, blank=True)
     decision = models.TextField(blank=True, help_text="In a sentence: restarted as which attempt, or stopped and why.")
@@ -185,7 +187,7 @@ class Stream(models.Model):
     boot_id = models.CharField(max_length=64, blank=True)
     restart_count = models.PositiveIntegerField(default=0)
     next_seq = models.BigIntegerField(default=0)
-    # Where on disk the line of a seq not beyond the cursor begins, so that a sweep need not count lines again.
+    # Where on disk the line of a seq not beyond the cursor begins, so that collecting need not count lines again.
     place_seq = models.BigIntegerField(default=0)
     place_segment = models.PositiveIntegerField(default=0)
     place_offset = models.BigIntegerField(default=0, help_text="0: not known.")

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from jobs.errors import Problem
 from jobs.spec import JobSpec
-from nodes.models import Node, Partition, Qos, Reservation
+from nodes.capacity import may_use
+from nodes.models import Association, AssociationQuerySet, Node, Partition, Qos, Reservation
+from nodes.schedulers import cluster
+from portal.models import User
 
 SHOWN = 6
 TITLES = {"partition": "partition", "qos": "QOS", "reservation": "reservation", "gpu_type": "GPU of type"}
@@ -29,10 +32,12 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
             yield Problem(f"resources.{field}", f'Slurm has no node "{missing[0]}". {_near(missing[0], there)}')
 
 
-def known(field: str) -> list[str]:
-    """What can be chosen for a field of [resources]; empty where nothing is known."""
-    found = _THERE.get("nodes" if field.endswith("_nodes") else field)
-    return sorted(found()) if found else []
+def known(user: User, field: str) -> list[str]:
+    """What this person can choose for a field of [resources]; empty where nothing is known."""
+    name = "nodes" if field.endswith("_nodes") else field
+    if narrowed := _OPEN.get(name):
+        return sorted(narrowed(user))
+    return sorted(_THERE[name]()) if name in _THERE else []
 
 
 def _near(name: str, there: Iterable[str]) -> str:
@@ -55,6 +60,46 @@ def _nodes() -> set[str]:
     return set(Node.objects.told().values_list("name", flat=True))
 
 
+def _accounts(user: User) -> set[str]:
+    """The accounts that they compute for; empty where the scheduler tells none."""
+    return set(_own(user).values_list("account", flat=True))
+
+
+def _own(user: User) -> AssociationQuerySet:
+    return Association.objects.told().filter(user=user.slurm_user) if user.slurm_user else Association.objects.none()
+
+
+def _open_partitions(user: User) -> set[str]:
+    """Those that take one of their accounts; what is closed for now can be waited for."""
+    accounts = _accounts(user)
+    return {
+        one.name
+        for one in Partition.objects.told()
+        if not accounts
+        or any(
+            name not in one.denied_accounts and (not one.allowed_accounts or name in one.allowed_accounts)
+            for name in accounts
+        )
+    }
+
+
+def _open_qos(user: User) -> set[str]:
+    """Those of their associations; all where these name none."""
+    there = _THERE["qos"]()
+    own = {name for names in _own(user).values_list("qos", flat=True) for name in names}
+    return there & own or there
+
+
+def _open_reservations(user: User) -> set[str]:
+    """Those made for them or one of their accounts."""
+    found, accounts = set(), _accounts(user) or {""}
+    for one in Reservation.objects.told():
+        made = cluster.Reservation(name=one.name, users=tuple(one.users), accounts=tuple(one.accounts))
+        if any(may_use(made, user=user.slurm_user or "", account=name) for name in accounts):
+            found.add(one.name)
+    return found
+
+
 _THERE: dict[str, Callable[[], set[str]]] = {
     "partition": lambda: set(Partition.objects.told().values_list("name", flat=True)),
     "qos": lambda: set(Qos.objects.told().values_list("name", flat=True)),
@@ -62,4 +107,9 @@ _THERE: dict[str, Callable[[], set[str]]] = {
     "gpu_type": _gpu_types,
     "constraint": _features,
     "nodes": _nodes,
+}
+_OPEN: dict[str, Callable[[User], set[str]]] = {
+    "partition": _open_partitions,
+    "qos": _open_qos,
+    "reservation": _open_reservations,
 }

@@ -7,6 +7,7 @@ import re
 import uuid
 from dataclasses import dataclass
 from difflib import unified_diff
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -277,7 +278,7 @@ def _next_name(parent: Job) -> str:
 
 def _sections(user: User, drafted: Draft) -> list[Section]:
     projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
-    return forms.sections(drafted.data, drafted.problems, projects, known=named.known)
+    return forms.sections(drafted.data, drafted.problems, projects, known=partial(named.known, user))
 
 
 def _context(user: User, drafted: Draft, parent: Job | None) -> dict[str, Any]:

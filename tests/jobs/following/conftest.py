@@ -17,7 +17,7 @@ from tests.jobs.schedulers import Told
 
 @pytest.fixture(autouse=True)
 def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "sweep", lambda attempt, root, until: None)
+    monkeypatch.setattr(reports, "collect", lambda attempt, root, until: None)
 
 
 @pytest.fixture

@@ -233,12 +233,12 @@ def test_spools_that_take_long_hold_up_nobody(
     told.say("101", state="node_fail")
     spec = JobSpec.parse({"name": "other"})
     other, _ = submit(oskar, spec, spec_toml=write_toml(spec))
-    monkeypatch.setattr(follow, "SWEEP_S", 0.0)
+    monkeypatch.setattr(follow, "COLLECT_S", 0.0)
     tick()
     assert other.attempts.get().scheduler_id == "102"
     first = job.attempts.get()
-    assert (first.state, first.decided_at, first.swept_at) == ("node_fail", None, None)
-    Attempt.objects.filter(pk=first.pk).update(sweep_began_at=timezone.now() - timedelta(seconds=21))
+    assert (first.state, first.decided_at, first.collected_at) == ("node_fail", None, None)
+    Attempt.objects.filter(pk=first.pk).update(collecting_since=timezone.now() - timedelta(seconds=21))
     tick()
     first, second = job.attempts.order_by("number")
     assert (second.origin, second.scheduler_id) == ("restarted", "103")
@@ -246,7 +246,7 @@ def test_spools_that_take_long_hold_up_nobody(
     tick()
     first.refresh_from_db()
     assert first.closed_at is None
-    monkeypatch.setattr(follow, "SWEEP_S", 1.0)
+    monkeypatch.setattr(follow, "COLLECT_S", 1.0)
     tick()
     first.refresh_from_db()
     assert first.closed_at is not None
@@ -262,12 +262,12 @@ def test_a_file_system_that_is_away_closes_nothing(
     tick()
     Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=11))
     tick()
-    assert (newest().state, newest().swept_at, newest().closed_at) == ("completed", None, None)
+    assert (newest().state, newest().collected_at, newest().closed_at) == ("completed", None, None)
     settings.VIGIL_RUNS = there
     tick()
-    assert newest().swept_at is not None
+    assert newest().collected_at is not None
     assert newest().closed_at is not None
     settings.VIGIL_RUNS = tmp_path / "unmounted"
-    Attempt.objects.update(ended_at=timezone.now() - timedelta(days=2), swept_at=None, closed_at=None)
+    Attempt.objects.update(ended_at=timezone.now() - timedelta(days=2), collected_at=None, closed_at=None)
     tick()
     assert newest().closed_at is not None

@@ -1,4 +1,4 @@
-"""The sweep: what was never posted is taken from the spools, once, whatever lies there."""
+"""Collecting: what was never posted is taken from the spools, once, whatever lies there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spool(root: Path, stream: Spooled, *, torn: bytes = b"", end: bool = False) 
     return path
 
 
-def test_a_sweep_takes_what_was_never_posted_and_only_that(tmp_path: Path) -> None:
+def test_collecting_takes_what_was_never_posted_and_only_that(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
     posted, unknown = Spooled(rank=0), Spooled(rank=1)
     for step in range(200):
@@ -45,17 +45,17 @@ def test_a_sweep_takes_what_was_never_posted_and_only_that(tmp_path: Path) -> No
     reports.take(attempt.pk, post((posted, 0, 150)))
     spool(tmp_path, posted, torn=b'{"seq": 400, "ser')
     spool(tmp_path, unknown, end=True)
-    assert reports.sweep(attempt, tmp_path) == 250 + 200
+    assert reports.collect(attempt, tmp_path) == 250 + 200
     found = stored(attempt)
     assert len(found) == 400
     assert all(len(values) == 1 for values in found.values())
     assert dict(Stream.objects.values_list("rank", "ended")) == {0: False, 1: True}
     before = world(attempt)
-    assert reports.sweep(attempt, tmp_path) == 0
+    assert reports.collect(attempt, tmp_path) == 0
     assert world(attempt) == before
 
 
-def test_a_sweep_goes_on_where_the_one_before_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collecting_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a job that was killed: no end line, nearly everything posted. Nothing is counted a second time."""
     attempt = attempt_of(directory="attempt-1")
     stream = Spooled()
@@ -63,17 +63,17 @@ def test_a_sweep_goes_on_where_the_one_before_was(tmp_path: Path, monkeypatch: p
         stream.log(step, loss=step / 2)
     reports.take(attempt.pk, post((stream, 0, 290)))
     path = spool(tmp_path, stream)
-    assert reports.sweep(attempt, tmp_path) == 10
+    assert reports.collect(attempt, tmp_path) == 10
     row = Stream.objects.get()
     assert (row.next_seq, row.place_seq, row.place_offset) == (300, 300, path.stat().st_size)
     monkeypatch.setattr(Spool, "_leap", None)
     stream.log(300, loss=1.0)
     spool(tmp_path, stream)
-    assert reports.sweep(attempt, tmp_path) == 1
+    assert reports.collect(attempt, tmp_path) == 1
     assert Stream.objects.get().place_seq == 301
 
 
-def test_a_sweep_of_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:
+def test_collecting_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
     good = spool(tmp_path, Spooled(rank=0).log(1, loss=1.0))
     folder = good.parent
@@ -88,16 +88,16 @@ def test_a_sweep_of_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:
     stranger.batches.append(stranger.log(1, loss=1.0).batches[0])
     spool(tmp_path, stranger).write_text('{"stream": "nonsense"}\n' * 3)
     spool(tmp_path, Spooled(rank=7).tell("weird", text="\ud800", big=2**70).log(2, loss=2.0))
-    reports.sweep(attempt, tmp_path)
+    reports.collect(attempt, tmp_path)
     assert set(stored(attempt)) == {("loss", 0, 0, 1), ("loss", 0, 7, 2)}
     assert Event.objects.get(kind="weird").data == {"text": "\ufffd", "big": 2**70}
 
 
-def test_a_node_with_half_a_surrogate_pair_is_swept(tmp_path: Path) -> None:
+def test_a_node_with_half_a_surrogate_pair_is_collected(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
     path = spool(tmp_path, Spooled(rank=0).log(1, loss=1.0))
     path.write_text(path.read_text().replace('"node": "n"', r'"node": "n\udc80"'))
-    assert reports.sweep(attempt, tmp_path) == 1
+    assert reports.collect(attempt, tmp_path) == 1
     assert Stream.objects.get().node == "n\ufffd"
 
 
@@ -115,7 +115,7 @@ def test_a_stream_that_nobody_can_take_does_not_hold_up_the_next(
         return of_spool(header, batches, end=end)
 
     monkeypatch.setattr(wire, "of_spool", failing)
-    assert reports.sweep(attempt, tmp_path) == 2
+    assert reports.collect(attempt, tmp_path) == 2
     assert {rank for _, _, rank, _ in stored(attempt)} == {0, 2}
 
 
@@ -125,16 +125,16 @@ def test_a_spool_folder_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> 
     spool(elsewhere, Spooled().log(1, loss=1.0))
     (tmp_path / "run" / "job").mkdir(parents=True)
     (tmp_path / "run" / "job" / "attempt-1").symlink_to(elsewhere / "job" / "attempt-1")
-    assert reports.sweep(attempt, tmp_path / "run") == 0
+    assert reports.collect(attempt, tmp_path / "run") == 0
     attempt.directory = ""
-    assert reports.sweep(attempt, tmp_path / "run") == 0
+    assert reports.collect(attempt, tmp_path / "run") == 0
     assert not Stream.objects.exists()
 
 
-def test_a_closed_attempt_is_not_swept(tmp_path: Path) -> None:
+def test_a_closed_attempt_is_not_collected(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1", closed_at=timezone.now())
     spool(tmp_path, Spooled().log(1, loss=1.0))
-    assert reports.sweep(attempt, tmp_path) == 0
+    assert reports.collect(attempt, tmp_path) == 0
 
 
 @pytest.mark.parametrize("depth", [64, 485, 20_000])
@@ -142,6 +142,6 @@ def test_a_deep_event_in_a_spool_is_passed(depth: int, tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
     path = spool(tmp_path, Spooled(rank=0).tell("deep", data="?").log(5, loss=1.0))
     path.write_text(path.read_text().replace('"?"', "[" * depth + "]" * depth))
-    assert reports.sweep(attempt, tmp_path) == 2
+    assert reports.collect(attempt, tmp_path) == 2
     assert Event.objects.get().kind == "report.damaged"
     assert len(stored(attempt)) == 1

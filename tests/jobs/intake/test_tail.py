@@ -122,7 +122,7 @@ def test_while_nothing_comes_no_spool_is_read(monkeypatch: pytest.MonkeyPatch) -
         return look(folder, name, segment)
 
     monkeypatch.setattr(tail, "_bytes", noted)
-    monkeypatch.setattr(reports, "_sweep_stream", lambda *words: pytest.fail("nothing has grown"))
+    monkeypatch.setattr(reports, "_collect_stream", lambda *words: pytest.fail("nothing has grown"))
     with CaptureQueriesContext(connection) as queries:
         tail.tick()
     assert len(opened) == 7
@@ -216,16 +216,16 @@ def test_one_with_much_to_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
     class Time:
         monotonic = staticmethod(lambda: clock[0])
 
-    sweep = reports.sweep
+    collect = reports.collect
 
     def slow(attempt: Attempt, root: Path, *, until: float, streams: Callable[[int], Any]) -> int:
         order.append(attempt.pk)
-        taken = sweep(attempt, root, streams=streams)
+        taken = collect(attempt, root, streams=streams)
         clock[0] = until if attempt == busy else clock[0] + 0.01
         return taken
 
     monkeypatch.setattr(tail, "time", Time)
-    monkeypatch.setattr(reports, "sweep", slow)
+    monkeypatch.setattr(reports, "collect", slow)
     much.log(*range(100))
     little.log(1)
     tail.tick()
