@@ -1,5 +1,6 @@
 """The submit page: form and text, problems at their place, clones."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from jobs.models import Job
+from nodes.models import Association, Node, Partition, Qos, Reservation
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
-from tests.lab import a_job, a_project, person
+from tests.lab import a_job, a_project, person, signed_in
 from tests.stack import REPOSITORY
 
 pytestmark = pytest.mark.django_db
@@ -170,3 +172,32 @@ def test_a_clone_begins_with_its_parents_text_and_remembers_it(client: Client, m
     stranger = a_job(person("oskar", elsewhere), elsewhere)
     assert client.get(f"/submit?from={stranger.pk}").status_code == 404
     assert client.get("/submit?from=x").status_code == 404
+
+
+def test_what_slurm_has_is_offered_to_whom_it_is_for(mira: User, client: Client, settings: Any) -> None:
+    settings.VIGIL_SCHEDULER = "slurm"
+    assert "<datalist" not in text(client.get("/submit")), "nothing is told yet"
+    User.objects.filter(pk=mira.pk).update(slurm_user="mira1")
+    Node.objects.create(name="dgx-01", gpu_type="h100", features=["nvlink"])
+    Node.objects.create(name="made-up", gpu_type="tpu", is_made_up=True)
+    Partition.objects.create(name="batch")
+    Partition.objects.create(name="theirs", allowed_accounts=["other"])
+    Qos.objects.create(name="high")
+    Qos.objects.create(name="urgent")
+    Reservation.objects.create(name="course", accounts=["lab"])
+    Reservation.objects.create(name="repair", users=["root"])
+    Association.objects.create(account="lab", user="mira1", qos=["high"])
+    Association.objects.create(account="other", user="oskar9", qos=["urgent"])
+    assert offered(client) == {
+        "partition": ["batch"], "qos": ["high"], "reservation": ["course"], "gpu_type": ["h100"],
+        "constraint": ["nvlink"], "require_nodes": ["dgx-01"], "exclude_nodes": ["dgx-01"],
+    }  # fmt: skip
+    stranger = offered(signed_in(person("stranger")))
+    assert stranger["partition"] == ["batch", "theirs"], "nothing is known of their accounts"
+    assert "reservation" not in stranger
+
+
+def offered(client: Client) -> dict[str, list[str]]:
+    """By field of [resources], what its list offers."""
+    lists = re.findall(r'<datalist id="f-resources-(\w+)-k">(.*?)</datalist>', text(client.get("/submit")))
+    return {name: re.findall(r'value="([^"]*)"', options) for name, options in lists}
