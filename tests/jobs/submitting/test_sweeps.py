@@ -279,7 +279,7 @@ def test_a_restart_is_a_submission_of_its_own(oskar: User, told: Told) -> None:
     tick(told)
     told.say("501_4", state="node_fail", started_at=time.time(), ended_at=time.time(), nodes=("dgx-01",))
     tick(told)
-    Attempt.objects.filter(scheduler_id="501_4").update(swept_at=timezone.now(), sweep_began_at=timezone.now())
+    Attempt.objects.filter(scheduler_id="501_4").update(collected_at=timezone.now(), collecting_since=timezone.now())
     tick(told)
     job = sweep.jobs.get(sweep_index=4)
     second = job.attempts.get(number=2)
