@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Q
+from django.db.models import Count, Min, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from jobs.models import Attempt, Checkpoint, Job
+from jobs.models import Attempt, Checkpoint, Job, Sweep
+from jobs.models.job import JobQuerySet
 from jobs.views.life import number
 from jobs.views.places import Place, free_now
 from jobs.views.rows import Row
@@ -59,6 +60,18 @@ class News:
         return number(self.attempt.latest, "validation_loss")
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A line of what waits: a job, or those of a sweep that do, of which `row` is the first."""
+
+    row: Row
+    jobs: int
+
+    @property
+    def sweep(self) -> Sweep | None:
+        return self.row.job.sweep if self.jobs > 1 else None
+
+
 @login_required
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
@@ -67,7 +80,7 @@ def home(request: HttpRequest) -> HttpResponse:
     since = max(user.seen_at or now - FIRST_LOOK, now - FURTHEST)
     news = _news(user, since)
     running, more_running = _rows(user, ("running", "suspended", "completing"), now)
-    waiting, more_waiting = _rows(user, ("pending",), now)
+    waiting, more_waiting = _waiting(user, now)
     nodes = list(Node.objects.all())
     context = {
         "section": "home",
@@ -83,7 +96,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "wide": any(max(node.gpus, node.cpus if not node.gpus else 0) > 8 for node in nodes),
         "free": free_now(nodes),
         "has_jobs": bool(news or running or waiting) or Job.objects.visible_to(user).exists(),
-        "say": say(news, len(running) + more_running, len(waiting) + more_waiting, now),
+        "say": say(news, len(running) + more_running, sum(line.jobs for line in waiting) + more_waiting, now),
     }
     return render(request, "portal/home.html", context)
 
@@ -137,11 +150,26 @@ def _sentence(text: str) -> str:
 
 def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[Row], int]:
     """The person's own jobs in these states first, then their projects'; and how many more there are."""
-    found = Job.objects.visible_to(user).filter(latest__state__in=states).with_latest_attempt()
-    mine = list(found.filter(owner=user).order_by("-id")[:MOST_ROWS])
-    others = list(found.exclude(owner=user).order_by("-id")[: MOST_ROWS - len(mine)])
-    rows = [Row(job, now) for job in (*mine, *others)]
+    found = Job.objects.visible_to(user).filter(latest__state__in=states)
+    rows = _first(user, found, now)
     return rows, (found.count() - len(rows)) if len(rows) == MOST_ROWS else 0
+
+
+def _waiting(user: User, now: datetime) -> tuple[list[Waiting], int]:
+    """The same of those that wait, each sweep once: its jobs wait for the same. How many more jobs there are."""
+    found = Job.objects.visible_to(user).filter(latest__state="pending")
+    of_sweeps = found.exclude(sweep=None).order_by().values("sweep").annotate(first=Min("pk"))
+    rows = _first(user, found.filter(Q(sweep=None) | Q(pk__in=of_sweeps.values("first"))).select_related("sweep"), now)
+    shown = {row.job.sweep_id for row in rows} - {None}
+    many = dict(of_sweeps.filter(sweep__in=shown).values_list("sweep").annotate(jobs=Count("pk")))
+    lines = [Waiting(row, many.get(row.job.sweep_id, 1)) for row in rows]
+    return lines, (found.count() - sum(line.jobs for line in lines)) if len(lines) == MOST_ROWS else 0
+
+
+def _first(user: User, found: JobQuerySet, now: datetime) -> list[Row]:
+    ordered = found.with_latest_attempt().order_by("-id")
+    mine = list(ordered.filter(owner=user)[:MOST_ROWS])
+    return [Row(job, now) for job in (*mine, *ordered.exclude(owner=user)[: MOST_ROWS - len(mine)])]
 
 
 def say(news: list[News], running: int, waiting: int, now: datetime) -> tuple[str, str]:

@@ -1,11 +1,12 @@
 """Home: what happened since one looked, what runs, what waits, what is free."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from jobs.models import Attempt
+from jobs.models import Attempt, Sweep
 from nodes.models import Node
 from portal.models import Project, User
 from tests.lab import a_checkpoint, a_job, a_project, person, signed_in
@@ -52,6 +53,27 @@ def test_what_does_not_fit_is_counted(mira: User, project: Project) -> None:
     for number in range(12):
         a_job(mira, project, state="pending", name=f"wren-{number}")
     assert '?state=pending">2 more</a>' in home(mira)
+
+
+def test_a_sweep_that_waits_is_one_line(mira: User, project: Project) -> None:
+    sweep = Sweep.objects.create(name="rates", owner=mira, project=project)
+    last = Sweep.objects.create(name="seeds", owner=mira, project=project)
+    facts: dict[str, Any] = {"state": "pending", "attempt": {"reason": "Resources"}}
+    for index in range(12):
+        a_job(mira, project, name=f"rates-{index}", sweep=sweep, sweep_index=index, **facts)
+    a_job(mira, project, name="rates-12", sweep=sweep, sweep_index=12, state="running")
+    a_job(mira, project, name="seeds-7", sweep=last, sweep_index=7, **facts)
+    a_job(mira, project, name="siskin", **facts)
+    html = home(mira).replace("\N{NO-BREAK SPACE}", " ")
+    assert f'12 of sweep <a href="/sweeps/{sweep.pk}"><b>rates</b></a> wait' in html
+    assert "<b>rates-" not in html
+    assert html.count("Resources: what it asks for is not free yet.") == 3
+    assert "<b>seeds-7</b>" in html, "what is left alone goes by its own name"
+    assert "1 job runs, 14 wait." in html
+    assert "more</a>" not in html
+    for number in range(10):
+        a_job(mira, project, name=f"wren-{number}", **facts)
+    assert '?state=pending">14 more</a>' in home(mira), "jobs are counted, not lines"
 
 
 def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
