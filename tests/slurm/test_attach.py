@@ -159,7 +159,7 @@ def test_tasks_of_an_array_are_jobs_of_their_own(desk: Desk, alice: Person) -> N
     jobs = [attached(alice, f"{array}_{task}") for task in (0, 1)]
     for job_id in jobs:
         alice.wait_for_step(job_id, 10)
-    alice.cancel(jobs[1])
+    desk.slurm.run("scancel", f"{array}_1", user=ALICE)  # behind our back; past 22.05's REST only root may here
     assert alice.wait(jobs[1])["state"] == "cancelled"
     assert alice.job(jobs[0])["state"] == "running"
     desk.go()
