@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from django.db.models import BigIntegerField, Case, Count, ExpressionWrapper, F, Q, QuerySet, Value, When
+from django.db.models import BigIntegerField, Case, ExpressionWrapper, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Cast
 
 from jobs import allocations
@@ -67,9 +67,7 @@ class QueueSearch:
 
     def page(self, user: User, *, cursor: str | None = None, limit: int = 50) -> Page[QueuedJob]:
         """The person's own first; then those that wait, the next to start first; then those that run."""
-        rows = self._filtered(user)
-        if self.states:
-            rows = rows.filter(state__in=self.states)
+        rows = self._in_states(user)
         group = Case(
             When(allocations.mine(user) & Q(state="pending"), then=Value(1)),
             When(allocations.mine(user), then=Value(0)),
@@ -82,8 +80,16 @@ class QueueSearch:
         return page(rows.annotate(place=place), _ORDER, cursor=cursor, limit=limit)
 
     def counts(self, user: User) -> dict[str, int]:
-        """How many match in each state, the state filter itself left aside: for tabs."""
-        return dict(self._filtered(user).order_by().values_list("state").annotate(count=Count("pk")))
+        """How many jobs match in each state, the state filter itself left aside: for tabs. An array's are its tasks."""
+        return dict(self._filtered(user).order_by().values_list("state").annotate(jobs=Sum("tasks")))
+
+    def rows(self, user: User) -> int:
+        """How many rows match: fewer than jobs where an array waits."""
+        return self._in_states(user).count()
+
+    def _in_states(self, user: User) -> QuerySet[QueuedJob]:
+        rows = self._filtered(user)
+        return rows.filter(state__in=self.states) if self.states else rows
 
     def _filtered(self, user: User) -> QuerySet[QueuedJob]:
         rows = allocations.visible_queue(user)
@@ -125,7 +131,10 @@ def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
 
 
 def _positions(rows: list[QueuedJob]) -> tuple[dict[int, int], Counter[str]]:
-    """Of those that wait and are not held: the how-manieth in its partition. And how many wait in each."""
+    """Of those that wait and are not held: the how-manieth in its partition, an array by its first task.
+
+    And how many wait in each.
+    """
     places = {row.partition for row in rows if row.state == "pending"}
     if not places:
         return {}, Counter()
@@ -133,8 +142,9 @@ def _positions(rows: list[QueuedJob]) -> tuple[dict[int, int], Counter[str]]:
     waiting = QueuedJob.objects.filter(state="pending", partition__in=places).exclude(reason__startswith=HELD)
     counts: Counter[str] = Counter()
     found = {}
-    for pk, partition in waiting.order_by("-priority", "id").values_list("pk", "partition").iterator():
-        counts[partition] += 1
+    ordered = waiting.order_by("-priority", "id").values_list("pk", "partition", "tasks")
+    for pk, partition, tasks in ordered.iterator():
         if pk in wanted:
-            found[pk] = counts[partition]
+            found[pk] = counts[partition] + 1
+        counts[partition] += tasks
     return found, counts

@@ -46,7 +46,7 @@ class QueuedShape(Schema):
     gpu_type: str
     memory_mib: int
     gpu_indices: dict[str, list[int]] = Field(description="By node.")
-    tasks: int = Field(description="Of an array: how many wait.")
+    tasks: int = Field(description="How many jobs wait in this row: those of an array are one row.")
     reservation: str
     features: str
     dependency: str
@@ -57,7 +57,7 @@ class QueuedShape(Schema):
 class Queue(Schema):
     items: list[QueuedShape]
     next: str | None
-    counts: dict[str, int] = Field(description="By state, the filter of states left aside.")
+    counts: dict[str, int] = Field(description="Jobs by state, the filter of states left aside.")
     reading: ReadingShape
 
 

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from jobs import allocations
 from jobs.allocations import Held
+from jobs.queue import QueueSearch
 from jobs.views.cluster import is_fragment, stale, varied
 from jobs.views.places import counted, free_now
 from nodes import orders
@@ -107,13 +108,13 @@ def index(request: HttpRequest) -> HttpResponse:
     first = min(_whole(request.GET.get("from")), max(0, len(wanted) - 1))
     page = wanted[first : first + MOST]
     held = allocations.held_on(user, (node.name for node in page))
-    queue = allocations.visible_queue(user)
+    jobs = QueueSearch().counts(user)
     context = {
         "section": "nodes",
         "fragment": is_fragment(request),
         "stale": stale(Reading.Part.NODES, now),
         "say": say(everything),
-        "facts": facts(everything, queue.filter(state="pending").count(), queue.filter(state="running").count()),
+        "facts": facts(everything, jobs.get("pending", 0), jobs.get("running", 0)),
         "groups": grouped([Shown(node, held[node.name]) for node in page], partition),
         "partitions": sorted({name for node in everything for name in node.partitions}),
         "partition": partition,

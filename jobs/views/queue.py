@@ -43,7 +43,7 @@ def index(request: HttpRequest) -> HttpResponse:
             {"state": value, "title": title, "count": _count(counts, value), "current": value == state}
             for value, title in _tabs(state)
         ],
-        "found": sum(_count(counts, state) for state in search.states) if search.states else sum(counts.values()),
+        "found": search.rows(user),
         "filtered": any(request.GET.get(name) for name in ("q", "state", "partition", "user", "mine")),
         "partitions": sorted({name for row in _partitions() for name in row.split(",") if name}),
         "stale": stale(Reading.Part.QUEUE, now),
@@ -66,7 +66,8 @@ def search_of(params: QueryDict) -> QueueSearch:
 def say(user: User) -> tuple[str, str]:
     """The sentence that leads the page: how the person's own stand, then everybody's."""
     rows = allocations.visible_queue(user)
-    waiting, running = rows.filter(state="pending").count(), rows.filter(state="running").count()
+    counts = QueueSearch().counts(user)
+    waiting, running = counts.get("pending", 0), counts.get("running", 0)
     everything = f"{words.plural(waiting, 'job waits', 'jobs wait')} in all, {words.plural(running, 'runs', 'run')}."
     if not waiting and not running:
         return "Nothing waits and nothing runs.", ""
@@ -76,9 +77,13 @@ def say(user: User) -> tuple[str, str]:
         return (f"{words.plural(own, 'job')} of yours {'runs' if own == 1 else 'run'}." if own else everything), (
             everything if own else "None of them is yours."
         )
+    many = next_one.row.tasks
+    who = f"Your {next_one.name} waits" if many == 1 else f"{words.plural(many, 'job')} of your {next_one.name} wait"
     place = f"{words.count(next_one.position)} of {words.count(next_one.of)}" if next_one.position else "held"
+    if many > 1 and next_one.position:
+        place = f"from place {place}"
     starts = f", starts about {words.clock(next_one.row.starts_at)}" if next_one.row.starts_at else ""
-    return f"Your {next_one.name} waits, {place} in {next_one.row.partition or 'the queue'}{starts}.", everything
+    return f"{who}, {place} in {next_one.row.partition or 'the queue'}{starts}.", everything
 
 
 def _own_waiting(user: User) -> list[Entry]:

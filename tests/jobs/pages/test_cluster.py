@@ -188,13 +188,37 @@ def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, told: Told) 
     inventory.read(told)
     html = text(mira, "/queue")
     assert f'href="/sweeps/{sweep.pk}">rates</a>' in html
-    assert "Your rates waits" in html
+    assert "18 jobs of your rates wait" in html
     assert ">finch<" in html
     assert "finch, oskar9" in html or "finch" in text(mira, "/nodes/dgx-01")
     items = {item["scheduler_id"]: item for item in signed_in(mira).get("/api/v1/queue").json()["items"]}
     assert (items["17"]["sweep"], items["17"]["name"], items["17"]["user"]) == (sweep.pk, "rates", "mira")
     theirs = signed_in(person("stranger")).get("/api/v1/queue?q=rates").json()["items"][0]
     assert (theirs["sweep"], theirs["name"], theirs["user"]) == (None, "rates", "mira1")
+
+
+def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, told: Told) -> None:
+    """Alike on the pages, over REST and at home, which counts jobs of Vigil's."""
+    sweep = Sweep.objects.create(name="rates", key="120f9dbab06497d9", owner=mira, project=a_project())
+    for index in range(12):
+        facts = {"scheduler_id": f"17_{index}", "reason": "Resources"}
+        a_job(mira, sweep.project, name=f"rates-{index}", state="pending", sweep=sweep, attempt=facts)
+    told.queued = [queued(17, name=f"rates.{sweep.key}", user="mira1", tasks=12, priority=99), queued(18, priority=1)]
+    inventory.read(told)
+    html = text(mira, "/queue")
+    assert (
+        '12 jobs of your rates wait, from place 1 of 13 in gpu. <span class="muted">13 jobs wait in all, 0 run.' in html
+    )
+    assert 'Waiting <span class="count">13</span>' in html
+    assert "stands for 12 jobs" in html
+    assert "8 GPUs each" in html
+    assert "13 of 13" in html, "one who comes after twelve"
+    assert ">2 of 2 rows</span>" in html
+    assert "13 <small>jobs</small>" in text(mira, "/nodes")
+    answer = signed_in(mira).get("/api/v1/queue").json()
+    assert answer["counts"] == {"pending": 13}
+    assert [(item["position"], item["waiting"]) for item in answer["items"]] == [(1, 13), (13, 13)]
+    assert "1 job runs, 12 wait." in text(mira, "/")
 
 
 def test_a_job_that_never_starts_says_so_first(mira: User, told: Told) -> None:
