@@ -19,7 +19,7 @@ from tests.slurm.release import RELEASES
 CHOSEN = os.environ.get("TEST_SLURM", "")
 NAMES = [CHOSEN] if CHOSEN not in ("", "1") else [release.name for release in RELEASES]
 
-LIVES = re.compile(r"/test_(end_to_end|push|sweep)\.py::")
+LIVES = re.compile(r"/test_(attach|end_to_end|push)\.py::")
 
 collect_ignore_glob = [] if CHOSEN else ["test_*.py"]
 
