@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from django.db.models import BigIntegerField, Case, ExpressionWrapper, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Cast
 
 from jobs import allocations
-from jobs.models import Job, Sweep
+from jobs.models import Attempt, Job, Sweep
 from jobs.why.reasons import explained
-from nodes.models import QueuedJob
+from nodes import inventory
+from nodes.models import QueuedJob, Reading
+from portal import words
 from portal.asked import whole
 from portal.models import User
 from portal.paging import Order, Page, page
 
 STATES = ("pending", "running", "suspended", "completing")
 HELD = "JobHeld"  # how Slurm's word begins for one that somebody holds
+TAKES = timedelta(seconds=30)  # a reading at most; what is handed over meanwhile may not be in it
+MOST_UNSEEN = 10_000
 _GROUP = 10**12  # above any priority, so that one number says group and priority
 _ORDER = Order("place")
 
@@ -110,6 +115,40 @@ class QueueSearch:
 def _listed(partition: str) -> str:
     """A job may wait in several partitions: this one between commas."""
     return rf"(^|,){re.escape(partition)}(,|$)"
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Jobs of one person that the rows of the queue cannot show yet."""
+
+    kept: int  # Vigil has not handed them over
+    newer: int  # handed over since the queue was read
+
+    @property
+    def text(self) -> str:
+        """In a sentence; "" where the rows show all."""
+        said = []
+        if self.kept:
+            has = "has" if self.kept == 1 else "have"
+            said.append(f"{words.plural(self.kept, 'job')} of yours {has} not been handed to the scheduler yet.")
+        if self.newer:
+            was = "was" if self.newer == 1 else "were"
+            said.append(f"{words.plural(self.newer, 'job')} of yours {was} handed over since the queue was read.")
+        return " ".join(said).replace(words.NBSP, " ")  # for the command line as well
+
+
+def unseen(user: User) -> Unseen:
+    """What the person has submitted and does not find in the queue."""
+    read_at = inventory.readings()[Reading.Part.QUEUE].read_at
+    alive = Attempt.objects.alive().filter(job__owner=user).exclude(job__kind=Job.ATTACHED)
+    handed = alive.exclude(scheduler_id="").exclude(submitted_at=None)
+    if read_at is not None:
+        handed = handed.filter(submitted_at__gt=read_at - TAKES)
+    ids = set(handed.order_by("-id").values_list("scheduler_id", flat=True)[:MOST_UNSEEN])
+    arrays = {one.partition("_")[0] for one in ids}
+    there = set(QueuedJob.objects.filter(scheduler_id__in=ids | arrays).values_list("scheduler_id", flat=True))
+    newer = sum(1 for one in ids if one not in there and one.partition("_")[0] not in there)
+    return Unseen(alive.filter(scheduler_id="").count(), newer)
 
 
 def described(user: User, rows: list[QueuedJob]) -> list[Entry]:

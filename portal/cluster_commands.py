@@ -22,6 +22,7 @@ def nodes(partition: str | None, state: str | None, as_json: bool) -> None:
     _note_silence(found["reading"])
     if not found["items"] and not as_json and (partition or state):
         click.echo("No node is so. See them all with `vigil nodes`.")
+        click.echo(tables.as_of(found["reading"]))
         return
     out(found, tables.nodes, as_json)
 
@@ -79,8 +80,10 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
         found += page["items"][: limit - len(found)]
     if not found and not as_json and (mine or any(filters.values())):
         click.echo("Nothing matches. See everything with `vigil queue`.")
+        for line in tables.freshness(page):
+            click.echo(line)
         return
-    out({"items": found}, tables.queue, as_json)
+    out({"items": found} | {name: page[name] for name in ("reading", "unseen") if name in page}, tables.queue, as_json)
 
 
 ALL = (nodes, node, drain, undrain, queue)

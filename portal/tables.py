@@ -202,7 +202,7 @@ def nodes(answer: dict[str, Any]) -> list[str]:
         ]
         for n in answer["items"]
     ]
-    return table(head, rows, "No nodes: the scheduler has named none yet.")
+    return [*table(head, rows, "No nodes: the scheduler has named none yet."), as_of(answer["reading"])]
 
 
 def node(answer: dict[str, Any]) -> list[str]:
@@ -248,7 +248,22 @@ def queue(answer: dict[str, Any]) -> list[str]:
         ]
         for q in answer["items"]
     ]
-    return table(head, rows, "The queue is empty.")
+    return [*table(head, rows, "The queue is empty."), *freshness(answer)]
+
+
+def freshness(answer: dict[str, Any]) -> list[str]:
+    """How old a queue is, and which of the person's own jobs it cannot show yet; a portal of before tells no such."""
+    unseen = answer.get("unseen") or {"text": ""}
+    return [as_of(answer["reading"]), *([unseen["text"]] if unseen["text"] else [])]
+
+
+def as_of(reading: dict[str, Any]) -> str:
+    """How old an answer is."""
+    if reading["read_at"] is None:
+        return "The scheduler has not been asked yet: this is not what it says."
+    then = datetime.fromisoformat(reading["read_at"]).astimezone()
+    today = then.date() == datetime.now().astimezone().date()
+    return f"As of {then:%H:%M:%S}." if today else f"As of {then:%Y-%m-%d %H:%M:%S}."
 
 
 def _queued(job: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from ninja import Query, Router, Schema
 from pydantic import Field, field_validator
 
-from jobs.queue import STATES, Entry, QueueSearch, described
+from jobs.queue import STATES, Entry, QueueSearch, described, unseen
 from nodes import inventory
 from nodes.api import ReadingShape
 from nodes.models import Reading
@@ -54,11 +54,20 @@ class QueuedShape(Schema):
     is_made_up: bool
 
 
+class UnseenShape(Schema):
+    """Your own jobs that the queue cannot show yet."""
+
+    kept: int = Field(description="Vigil has not handed them to the scheduler yet.")
+    newer: int = Field(description="Handed over since the queue was read.")
+    text: str = Field(description="The same in a sentence; empty where the queue shows all.")
+
+
 class Queue(Schema):
     items: list[QueuedShape]
     next: str | None
     counts: dict[str, int] = Field(description="Jobs by state, the filter of states left aside.")
     reading: ReadingShape
+    unseen: UnseenShape
 
 
 class WantedQueue(Schema):
@@ -95,6 +104,7 @@ def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
         "next": found.next,
         "counts": search.counts(request.auth),
         "reading": inventory.readings()[Reading.Part.QUEUE],
+        "unseen": unseen(request.auth),
     }
 
 

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from jobs import allocations
 from jobs.allocations import Held
-from jobs.queue import QueueSearch
+from jobs.queue import QueueSearch, unseen
 from jobs.views.cluster import is_fragment, stale, varied
 from jobs.views.places import counted, free_now
 from nodes import orders
@@ -109,11 +109,12 @@ def index(request: HttpRequest) -> HttpResponse:
     page = wanted[first : first + MOST]
     held = allocations.held_on(user, (node.name for node in page))
     jobs = QueueSearch().counts(user)
+    lead, more = say(everything)
     context = {
         "section": "nodes",
         "fragment": is_fragment(request),
         "stale": stale(Reading.Part.NODES, now),
-        "say": say(everything),
+        "say": (lead, f"{more} {unseen(user).text}".strip()),
         "facts": facts(everything, jobs.get("pending", 0), jobs.get("running", 0)),
         "groups": grouped([Shown(node, held[node.name]) for node in page], partition),
         "partitions": sorted({name for node in everything for name in node.partitions}),

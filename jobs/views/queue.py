@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import cast
 
 from django.contrib.auth.decorators import login_required
@@ -11,8 +12,9 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from jobs import allocations
-from jobs.queue import STATES, Entry, QueueSearch, described
+from jobs.queue import STATES, Entry, QueueSearch, described, unseen
 from jobs.views.cluster import is_fragment, stale, varied
+from nodes import inventory
 from nodes.models import QueuedJob, Reading
 from portal import words
 from portal.asked import plain
@@ -32,7 +34,7 @@ def index(request: HttpRequest) -> HttpResponse:
         page = search.page(user, cursor=request.GET.get("after") or None, limit=ROWS)
     except BadCursor:
         page = search.page(user, limit=ROWS)
-    counts = search.counts(user)
+    counts, read = search.counts(user), inventory.readings()[Reading.Part.QUEUE].read_at
     state = request.GET.get("state", "")
     context = {
         "section": "queue",
@@ -47,7 +49,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "filtered": any(request.GET.get(name) for name in ("q", "state", "partition", "user", "mine")),
         "partitions": sorted({name for row in _partitions() for name in row.split(",") if name}),
         "stale": stale(Reading.Part.QUEUE, now),
-        "say": say(user),
+        "say": say(user, read),
+        "fragment": is_fragment(request),
+        "read": read,
     }
     return varied(render(request, "nodes/_queue.html" if is_fragment(request) else "nodes/queue.html", context))
 
@@ -63,27 +67,29 @@ def search_of(params: QueryDict) -> QueueSearch:
     )
 
 
-def say(user: User) -> tuple[str, str]:
-    """The sentence that leads the page: how the person's own stand, then everybody's."""
+def say(user: User, read: datetime | None) -> tuple[str, str]:
+    """The sentence that leads the page: how the person's own stand, then everybody's, then what it does not show."""
     rows = allocations.visible_queue(user)
-    counts = QueueSearch().counts(user)
+    counts, new = QueueSearch().counts(user), unseen(user).text
     waiting, running = counts.get("pending", 0), counts.get("running", 0)
     everything = f"{words.plural(waiting, 'job waits', 'jobs wait')} in all, {words.plural(running, 'runs', 'run')}."
+    if read is None:
+        return "The queue has not been read yet.", new
     if not waiting and not running:
-        return "Nothing waits and nothing runs.", ""
+        return ("The queue was empty when it was read.", new) if new else ("Nothing waits and nothing runs.", "")
     next_one = next(iter(_own_waiting(user)), None)
     if next_one is None:
         own = rows.filter(allocations.mine(user)).exclude(state="pending").count()
-        return (f"{words.plural(own, 'job')} of yours {'runs' if own == 1 else 'run'}." if own else everything), (
-            everything if own else "None of them is yours."
-        )
+        if not own:
+            return everything, new or "None of them is yours."
+        return f"{words.plural(own, 'job')} of yours {'runs' if own == 1 else 'run'}.", f"{everything} {new}".strip()
     many = next_one.row.tasks
     who = f"Your {next_one.name} waits" if many == 1 else f"{words.plural(many, 'job')} of your {next_one.name} wait"
     place = f"{words.count(next_one.position)} of {words.count(next_one.of)}" if next_one.position else "held"
     if many > 1 and next_one.position:
         place = f"from place {place}"
     starts = f", starts about {words.clock(next_one.row.starts_at)}" if next_one.row.starts_at else ""
-    return f"{who}, {place} in {next_one.row.partition or 'the queue'}{starts}.", everything
+    return f"{who}, {place} in {next_one.row.partition or 'the queue'}{starts}.", f"{everything} {new}".strip()
 
 
 def _own_waiting(user: User) -> list[Entry]:

@@ -1,6 +1,7 @@
 """The cluster on the command line, against a portal that answers what a test says."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_nodes_and_one(portal):  # noqa: F811
 
 def test_no_node_of_a_state_is_no_empty_cluster(portal):  # noqa: F811
     portal.answers["GET", "nodes"] = {"items": [], "reading": READING}
-    assert vigil("nodes", "--state", "drained").stdout == "No node is so. See them all with `vigil nodes`.\n"
+    assert vigil("nodes", "--state", "drained").stdout.startswith("No node is so. See them all with `vigil nodes`.\n")
     assert "has named none yet" in vigil("nodes").stdout
 
 
@@ -91,13 +92,29 @@ def test_queue(portal):  # noqa: F811
          "reading": READING},
     ]  # fmt: skip
     lines = vigil("queue", "--mine", "--state", "pending", "-n", "2").stdout.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "wren (#7)" in lines[1]
     assert "3/12" in lines[1]
     assert "Priority: jobs ahead of it start first." in lines[1]
     assert lines[2].endswith("dgx-01")
+    assert lines[3].startswith("As of 2026-01-31 ")
     assert portal.asked[0].url.params["mine"] == "true"
     assert portal.asked[1].url.params["cursor"] == "c"
     portal.answers["GET", "queue"] = {"items": [], "next": None, "reading": READING}
     assert "queue is empty" in vigil("queue").stdout
     assert vigil("queue", "--user", "mira").stdout.startswith("Nothing matches.")
+
+
+def test_how_old_an_answer_is(portal):  # noqa: F811
+    now = datetime.now().astimezone()
+    fresh = {**READING, "read_at": now.isoformat()}
+    unseen = {"kept": 1, "newer": 0, "text": "1 job of yours has not been handed to the scheduler yet."}
+    portal.answers["GET", "nodes"] = {"items": [NODE], "reading": fresh}
+    portal.answers["GET", "queue"] = {"items": [], "next": None, "reading": fresh, "unseen": unseen}
+    as_of = f"As of {now:%H:%M:%S}."
+    assert vigil("nodes").stdout.splitlines()[-1] == as_of
+    assert vigil("queue").stdout.splitlines() == ["The queue is empty.", as_of, unseen["text"]]
+    assert vigil("queue", "--mine").stdout.splitlines()[1:] == [as_of, unseen["text"]]
+    assert json.loads(vigil("queue", "--json").stdout) == {"items": [], "reading": fresh, "unseen": unseen}
+    portal.answers["GET", "queue"] = {"items": [], "next": None, "reading": {**READING, "read_at": None}}
+    assert "has not been asked yet" in vigil("queue").stdout

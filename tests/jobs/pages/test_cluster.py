@@ -277,9 +277,36 @@ def test_silence_is_said(mira: User, told: Told) -> None:
 
 def test_empty_pages_say_what_comes(mira: User) -> None:
     assert "No nodes yet" in text(mira, "/nodes")
-    assert "The queue is empty" in text(mira, "/queue")
+    assert "The queue has not been read yet." in text(mira, "/queue")
     Reading.objects.create(part="nodes", error="Connection refused")
     assert "does not answer. Connection refused." in text(mira, "/nodes")
+
+
+def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None:
+    inventory.read(Told(machines=[node("dgx-01")]))
+    assert "Nothing waits and nothing runs." in text(mira, "/queue")
+    a_job(mira, a_project(), state="pending", name="siskin")
+    one = "1 job of yours has not been handed to the scheduler yet."
+    stranger = person("stranger")
+    for address in ("/queue", "/nodes"):
+        assert one in text(mira, address)
+        assert one not in text(stranger, address)
+    html = text(mira, "/queue")
+    assert "The queue was empty when it was read." in html
+    assert "starts at once" not in html
+    now = timezone.now()
+    for task in (0, 1):
+        facts = {"scheduler_id": f"17_{task}", "submitted_at": now}
+        a_job(mira, a_project(), state="pending", name=f"rates-{task}", attempt=facts)
+    handed = "2 jobs of yours were handed over since the queue was read."
+    assert f"{one} {handed}" in text(mira, "/queue")
+    client = signed_in(mira)
+    assert client.get("/api/v1/queue").json()["unseen"] == {"kept": 1, "newer": 2, "text": f"{one} {handed}"}
+    inventory.read(Told(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
+    assert client.get("/api/v1/queue").json()["unseen"]["newer"] == 0
+    assert f"2 jobs wait in all, 1 runs. {one}" in text(mira, "/queue")
+    fragment = text(mira, "/queue", **{"HX-Request": "true", "HX-Target": "live"})
+    assert 'hx-swap-oob="true">everything that waits or runs on the cluster, read' in fragment
 
 
 def test_a_thousand_nodes_come_page_by_page(mira: User) -> None:
