@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.conf import settings
-from django.db.models import Q, QuerySet
+from django.db.models import Case, Q, QuerySet, Value, When
+from django.db.models.functions import StrIndex, Substr
 
 from jobs.models import Attempt, Job, Sweep
 from jobs.models.attempt import AttemptQuerySet
@@ -38,12 +39,12 @@ def visible_queue(user: User) -> QuerySet[QueuedJob]:
     if user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone":
         return QueuedJob.objects.all()
     known = _alive().filter(job__in=Job.objects.visible_to(user))
-    return QueuedJob.objects.filter(_of_person(user) | Q(scheduler_id__in=known.values("scheduler_id")))
+    return QueuedJob.objects.filter(_of_person(user) | _of_attempts(known))
 
 
 def mine(user: User) -> Q:
     """Of the queue: those that the person submitted, through Vigil or past it."""
-    return _of_person(user) | Q(scheduler_id__in=_alive().filter(job__owner=user).values("scheduler_id"))
+    return _of_person(user) | _of_attempts(_alive().filter(job__owner=user))
 
 
 def jobs_of(user: User, scheduler_ids: Iterable[str]) -> dict[str, Job]:
@@ -101,6 +102,15 @@ def _held(row: QueuedJob, node: str, user: User, job: Job | None, shown: bool) -
 
 def _alive() -> AttemptQuerySet:
     return Attempt.objects.alive().confirmed().exclude(scheduler_id="")
+
+
+def _of_attempts(attempts: AttemptQuerySet) -> Q:
+    """Rows of these: their own, and the one of their array, "12" of "12_3", which stands for all that wait."""
+    array = Substr("scheduler_id", 1, StrIndex("scheduler_id", Value("_")) - 1)
+    tasks = attempts.filter(scheduler_id__contains="_")
+    # PostgreSQL refuses a negative length, and may cut before it has filtered.
+    arrays = tasks.annotate(array=Case(When(scheduler_id__contains="_", then=array), default=Value("")))
+    return Q(scheduler_id__in=attempts.values("scheduler_id")) | Q(scheduler_id__in=arrays.values("array"))
 
 
 def _of_person(user: User) -> Q:

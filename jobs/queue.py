@@ -160,8 +160,9 @@ def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
         Entry(
             row=row,
             job=(job := known.get(row.scheduler_id)),
-            sweep=sweeps.get(row.scheduler_id),
-            is_mine=(bool(row.user) and row.user == user.slurm_user) or (job is not None and job.owner_id == user.pk),
+            sweep=(sweep := sweeps.get(row.scheduler_id)),
+            is_mine=(bool(row.user) and row.user == user.slurm_user)
+            or any(one is not None and one.owner_id == user.pk for one in (job, sweep)),
             position=positions.get(row.pk),
             of=waiting[row.partition],
         )

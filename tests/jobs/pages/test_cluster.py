@@ -250,6 +250,24 @@ def test_where_everybody_sees_their_own_alone(mira: User, told: Told, settings: 
     assert signed_in(person("stranger")).get("/api/v1/queue").json()["items"] == []
 
 
+def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(mira: User, told: Told, settings: Any) -> None:
+    """The attempts go by "17_0" and "17_1"; what still waits of them is the row 17."""
+    settings.VIGIL_QUEUE_VISIBLE = "own"
+    sweep = Sweep.objects.create(name="rates", key="120f9dbab06497d9", owner=mira, project=a_project())
+    for task in (0, 1):
+        facts = {"scheduler_id": f"17_{task}", "submitted_at": timezone.now()}
+        a_job(mira, sweep.project, state="pending", name=f"rates-{task}", sweep=sweep, attempt=facts)
+    told.queued += [queued(17, name=f"rates.{sweep.key}", user="portal", tasks=2), queued(1, user="oskar9")]
+    inventory.read(told)
+    anna = person("anna", sweep.project)
+    items = {item["scheduler_id"]: item for item in signed_in(anna).get("/api/v1/queue").json()["items"]}
+    assert set(items) == {"11", "17"}
+    assert (items["17"]["name"], items["17"]["sweep"], items["17"]["is_mine"]) == ("rates", sweep.pk, False)
+    own = {item["scheduler_id"]: item for item in signed_in(mira).get("/api/v1/queue?mine=1").json()["items"]}
+    assert own["17"]["is_mine"], "whoever's name Slurm has for it"
+    assert signed_in(person("stranger")).get("/api/v1/queue").json()["items"] == []
+
+
 def test_other_peoples_jobs_lead_nowhere(told: Told) -> None:
     stranger = person("stranger")
     html = text(stranger, "/nodes")
