@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.following.restart import STOPPED
 from jobs.models import Attempt
 
 _NAMES = {"batch": "the batch script", "extern": "what came from outside", "interactive": "the shell"}
@@ -13,7 +14,7 @@ _NAMES = {"batch": "the batch script", "extern": "what came from outside", "inte
 
 @dataclass
 class Shown:
-    """`wrong`: whether one of them ended badly, which the summary then says."""
+    """`wrong`: whether one of them ended badly, which the summary then says. To stop and be resumed is no such end."""
 
     summary: str
     lines: list[str]
@@ -25,18 +26,28 @@ def shown(attempt: Attempt) -> Shown | None:
     steps = [step for step in attempt.slurm_steps if isinstance(step, dict)]
     if not steps:
         return None
-    wrong = [step for step in steps if step.get("state") != "completed"]
+    lines = [_line(step, _stopped(attempt, step)) for step in steps]
+    others = [(step, line) for step, line in zip(steps, lines, strict=True) if step.get("state") != "completed"]
     total = f"{len(steps)} Slurm step{'s' * (len(steps) != 1)}"
+    if not others:
+        return Shown(f"{total}, all completed", lines, wrong=False)
+    wrong = [line for step, line in others if not _stopped(attempt, step)]
     if not wrong:
-        return Shown(f"{total}, all completed", [_line(step) for step in steps], wrong=False)
-    first = _line(wrong[0]) + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
-    return Shown(f"{total}: {first}", [_line(step) for step in steps], wrong=True)
+        return Shown(f"{total}, stopped to be resumed", lines, wrong=False)
+    first = wrong[0] + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
+    return Shown(f"{total}: {first}", lines, wrong=True)
 
 
-def _line(step: dict[str, Any]) -> str:
+def _stopped(attempt: Attempt, step: dict[str, Any]) -> bool:
+    """Whether the launcher ended it with a checkpoint, for another turn. An attached job's programs may mean else."""
+    return step.get("exit_code") == STOPPED and not step.get("signal") and not attempt.job.is_attached
+
+
+def _line(step: dict[str, Any], stopped: bool) -> str:
     number, name = str(step.get("number", "")), str(step.get("name", ""))
     what = _NAMES.get(number) or f"step {number}" + (f" ({name})" if name else "")
-    parts = [f"{what} {str(step.get('state', '')).replace('_', ' ')}"]
+    how = "stopped to be resumed" if stopped else str(step.get("state", "")).replace("_", " ")
+    parts = [f"{what} {how}"]
     if (code := step.get("exit_code")) or step.get("state") == "failed":
         parts.append(f"exit {code}" if code is not None else "no exit code told")
     if number_of := step.get("signal"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -110,3 +111,18 @@ def test_rest_and_the_page_tell_them(oskar: User, failed: Attempt, told: Told, t
     page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
     assert "3 Slurm steps: step 0 (python) failed, no exit code told, SIGKILL, on dgx-01, dgx-02, and 1 more" in page
     assert "the batch script failed, exit 1, on dgx-01" in page
+
+
+def test_a_stop_to_be_resumed_is_no_failure(oskar: User, failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+    launcher = SlurmStep(number="0", name="python", state="failed", exit_code=75, started_at=2.0)
+    told.stepped["101", 0] = (FINE, launcher, replace(BATCH, exit_code=75))
+    tick()
+    page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
+    assert "<summary>3 Slurm steps, stopped to be resumed</summary>" in page
+    assert "<li>the batch script stopped to be resumed, exit 75, on dgx-01</li>" in page
+    Attempt.objects.update(slurm_steps=[*steps.kept([launcher, KILLED])])
+    page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
+    assert "2 Slurm steps: step 0 (python) failed, no exit code told, SIGKILL" in page
+    assert "step 0 (python) stopped to be resumed, exit 75" in page
+    Job.objects.update(kind=Job.ATTACHED)
+    assert "step 0 (python) failed, exit 75" in text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
