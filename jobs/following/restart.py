@@ -19,6 +19,7 @@ WORDS = {
     "cancelled": "Somebody cancelled it.",
     "stopped": "It was asked to stop, saved a checkpoint and ended.",
     "preempted": "The scheduler took its nodes for another job.",
+    "requeued": "It was put back into the queue, by somebody or by the scheduler.",
     "node_fail": "A node was lost.",
     "forgotten": "The scheduler does not know it any more.",
     "lost": "A process was killed from outside.",
@@ -31,8 +32,8 @@ WORDS = {
     "fenced": "A newer launch of the same job had taken over.",
     "failed": "The program ended with an error.",
 }
-RESTARTED = frozenset({"stopped", "preempted", "node_fail", "forgotten", "lost", "hang", "timeout"})
-FREE = frozenset({"stopped", "preempted"})  # count neither against max_restarts nor in_place (PROTOCOLS §1)
+RESTARTED = frozenset({"stopped", "preempted", "requeued", "node_fail", "forgotten", "lost", "hang", "timeout"})
+FREE = frozenset({"stopped", "preempted", "requeued"})  # count neither against max_restarts nor in_place (PROTOCOLS §1)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
     if ended.exit_code == STOPPED or result.get("cause") == "stopped":
         return "stopped", failure
     if ended.state in {"preempted", "requeued"}:
-        return "preempted", failure
+        return ended.state, failure
     if ended.state in {"node_fail", "boot_fail"}:
         return "node_fail", failure
     if ended.state in {"timeout", "deadline"}:
@@ -132,7 +133,7 @@ def decide(attempt: Attempt, cause: str) -> Decision:
     if not attempt.job.owner.is_active:
         who = f"The account of {attempt.job.owner} is deactivated"
         return Decision(False, f"{WORDS[cause]} {who}, so Vigil does not start it anew.")
-    if cause not in {"preempted"} and struck_twice(attempt, cause):
+    if cause not in {"preempted", "requeued"} and struck_twice(attempt, cause):
         return Decision(False, f"{WORDS[cause]} The same struck twice with no checkpoint between. Your move.")
     used, allowed = restarts_used(attempt), attempt.job.spec.get("restart", {}).get("max_restarts", 0)
     if cause not in FREE and used >= allowed:

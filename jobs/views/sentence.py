@@ -164,7 +164,7 @@ def _ended(facts: Facts) -> Sentence:
         "out_of_memory": f"Ran out of memory{_at_step(facts)}.",
         "node_fail": f"Lost a node{_at_step(facts)}.",
         "preempted": f"Preempted{_at_step(facts)}.",
-        "requeued": f"Requeued by the scheduler{_at_step(facts)}.",
+        "requeued": f"Requeued{_at_step(facts)}.",
         "boot_fail": "Its node did not boot.",
         "deadline": f"Passed its deadline{_at_step(facts)}.",
     }.get(facts.state, f"Failed{_at_step(facts)}.")

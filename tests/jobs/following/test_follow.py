@@ -123,6 +123,19 @@ def test_a_requeue_is_an_attempt_of_its_own(job: Job, told: Told, tick: Callable
     assert (second.state, second.directory) == ("completed", "attempt-2")
 
 
+@pytest.mark.parametrize(("before", "why"), [("", "by somebody or by the scheduler"), ("preempted", "for another job")])
+def test_a_requeue_by_hand_is_no_preemption(
+    job: Job, told: Told, tick: Callable[[], bool], before: str, why: str
+) -> None:
+    told.say("101", state="running")
+    tick()
+    told.say("101", state="pending", restart_count=1, before=before)
+    tick()
+    first = Attempt.objects.order_by("number")[0]
+    assert (first.state, first.cause) == (before or "requeued", before or "requeued")
+    assert why in first.reason
+
+
 def test_requeues_that_no_tick_saw_get_their_rows(job: Job, told: Told, tick: Callable[[], bool]) -> None:
     told.say("101", state="completed", restart_count=3, exit_code=0)
     tick()

@@ -34,7 +34,7 @@ def failed(kind: str, **more: Any) -> dict[str, Any]:
         (Ended("failed", 75, cancelled=True), "cancelled"),
         (Ended("cancelled"), "cancelled"),
         (Ended("preempted"), "preempted"),
-        (Ended("requeued"), "preempted"),
+        (Ended("requeued"), "requeued"),
         (Ended("requeued", result={"cause": "stopped"}), "stopped"),
         (Ended("node_fail"), "node_fail"),
         (Ended("boot_fail"), "node_fail"),
