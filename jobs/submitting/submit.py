@@ -219,6 +219,9 @@ def _resumable(job: Job, step: int | None, steps: int | None) -> Attempt:
     last = job.latest
     if last is None or last.ended_at is None:
         raise Conflict(f"Not resumed. #{job.pk} has not ended: it is {last.state if last else 'being made'}.")
+    if not job.owner.is_active:
+        why = f"The account of {job.owner} is deactivated, and nothing is started in that name any more."
+        raise Conflict(f"Not resumed. {why} Clone #{job.pk}: then it is yours.")
     if last.decided_at is None:
         raise Conflict(f"Not resumed. Vigil is just deciding how #{job.pk} goes on. Ask again in a few seconds.")
     if last.state == Attempt.State.COMPLETED and step is None and steps is None:

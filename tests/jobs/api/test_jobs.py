@@ -116,6 +116,17 @@ def test_resume(client, mira, project):
     assert send(client, "post", f"{JOBS}/{completed.pk}/resume", {}).status_code == 409
 
 
+def test_nothing_is_resumed_in_the_name_of_a_closed_account(mira, project):
+    job = lab.a_job(mira, project, state="failed")
+    type(mira).objects.filter(pk=mira.pk).update(is_active=False)
+    lead = lab.bearer(lab.person("lena", project, role="lead"))
+    answer = send(lead, "post", f"{JOBS}/{job.pk}/resume", {})
+    assert answer.status_code == 409
+    assert "The account of mira is deactivated" in answer.json()["detail"]
+    assert answer.json()["detail"].endswith(f"Clone #{job.pk}: then it is yours.")
+    assert job.attempts.count() == 1
+
+
 @pytest.mark.parametrize("body", [{"step": -1}, {"step": "100"}, {"step": 1.5}, {"step": 2**70}, {"to": 5}])
 def test_resume_refuses_nonsense(client, mira, project, body):
     job = lab.a_job(mira, project, state="failed")
