@@ -24,6 +24,7 @@ MOST = 1_000  # combinations
 MOST_PROBLEMS = 20
 TABLE = "sweep"
 _PATH = re.compile(r"run(\.\w+)+|script\.args|script\.env\.\w+", re.ASCII)
+_EXAMPLE = 'Write a line [sweep.over], and below it what it goes over, as "run.learning_rate" = [1e-3, 2e-3].'
 _ONLY = "A sweep goes over run.…, script.args and script.env.…"
 
 
@@ -122,15 +123,23 @@ def _table(data: dict[str, Any]) -> Over:
     try:
         found = _Whole.model_validate({TABLE: data.get(TABLE)}).sweep
     except ValidationError as error:
-        raise SpecError(problems_of(error, _Whole, data)) from None
+        raise SpecError(_with_example(problems_of(error, _Whole, data))) from None
     if problems := list(_wrong(found)):
         raise SpecError(problems)
     return found
 
 
+def _with_example(problems: list[Problem]) -> list[Problem]:
+    """What is missing is a table, and what stands in it nobody guesses."""
+    return [
+        Problem(one.field, f"Missing. {_EXAMPLE}") if one.field == f"{TABLE}.over" and "Missing" in one.message else one
+        for one in problems
+    ]
+
+
 def _wrong(found: Over) -> Iterator[Problem]:
     if not found.over:
-        yield Problem("sweep.over", 'Goes over nothing. Write "run.learning_rate" = [1e-3, 2e-3] there.')
+        yield Problem("sweep.over", f"Goes over nothing. {_EXAMPLE}")
     for path, values in found.over.items():
         field = f"sweep.over.{path[:200]}"
         if path.startswith("resources."):

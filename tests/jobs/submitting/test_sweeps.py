@@ -101,6 +101,15 @@ def test_what_does_not_hold_names_the_path_and_the_value(line: str, field: str, 
     assert any(p.field == field and said in p.message for p in caught.value.problems), caught.value.problems
 
 
+@pytest.mark.parametrize("text", ['name = "x"\n[sweep]\n', 'name = "x"\n[sweep]\nover = {}\n'])
+def test_a_sweep_over_nothing_is_told_how_to_write_it(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        SweepSpec.parse_toml(text)
+    (problem,) = caught.value.problems
+    assert problem.field == "sweep.over"
+    assert 'Write a line [sweep.over], and below it what it goes over, as "run.learning_rate" =' in problem.message
+
+
 def test_a_thousand_jobs_are_made_in_seconds(oskar: User, django_assert_max_num_queries: Any) -> None:
     text = f'name = "many"\n[sweep.over]\n"run.seed" = {list(range(1000))}\n'
     began = time.monotonic()
