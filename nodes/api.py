@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from ninja import Query, Router, Schema, Status
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from nodes import inventory, orders
 from nodes.models import Association, Node, NodeOrder, Partition, Qos, Reading, Reservation
@@ -19,7 +19,21 @@ from portal.problems import Problem
 router = Router(tags=["nodes"])
 cluster = Router(tags=["cluster"])
 Part = Reading.Part
-Why = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
+
+
+def _line(reason: str) -> str:
+    """A line of text, or a ValueError that says what is wanted."""
+    reason = reason.strip()
+    if not reason or len(reason) > orders.MOST_REASON:
+        raise ValueError(f"Say why, in at most {orders.MOST_REASON} characters: whoever asks the scheduler reads it.")
+    if any(letter < " " for letter in reason):
+        raise ValueError("Say it in one line: take line breaks and tabs out.")
+    return reason
+
+
+Why = Annotated[
+    str, AfterValidator(_line), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": orders.MOST_REASON})
+]
 
 
 class ReadingShape(Schema):

@@ -62,6 +62,16 @@ def test_is_carried_out_by_the_next_tick(ops: User, told: Told) -> None:
     assert listed["next"]
 
 
+@pytest.mark.parametrize(("reason", "said"), [(" ", "Say why"), ("x" * 201, "at most 200"), ("fan\n3", "in one line")])
+def test_a_reason_that_does_not_do_is_told_what_would(ops: User, told: Told, reason: str, said: str) -> None:
+    answer = post(ops, "dgx-01/drain", reason=reason)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "reason"
+    assert said in error["message"]
+    assert not NodeOrder.objects.exists()
+
+
 def test_asking_twice_is_one_order_and_another_wish_replaces_it(ops: User, told: Told) -> None:
     first = post(ops, "dgx-01/drain", reason="fan").json()
     assert post(ops, "dgx-01/drain", reason=" fan ").json()["id"] == first["id"]
