@@ -37,8 +37,8 @@ def level(site: Site) -> Iterator[Finding]:
     title = f"{site.user} may drain nodes"
     grant = f"sacctmgr modify user {site.user} set AdminLevel=Admin"
     if not site.admin_level:
-        remedy = f"sacctmgr add user {site.user} account=root AdminLevel=Admin"
-        yield warn(title, f"the accounts know no user {site.user}", remedy)
+        remedy = f"sacctmgr add user {site.user} account=root AdminLevel=Admin, or correct VIGIL_SLURM_USER."
+        yield bad(title, f"Slurm's accounts know no user {site.user}", remedy)
     elif site.admin_level.startswith("admin"):
         yield ok(title, "AdminLevel=Administrator")
     else:

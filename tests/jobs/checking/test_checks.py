@@ -176,6 +176,14 @@ def test_who_may_drain(site: FakeSite, word: str, drains: str) -> None:
     assert found["vigil sees everybody's jobs"] == ("skip" if word == "None" else "ok")
 
 
+def test_a_speaker_whom_the_accounts_do_not_know_is_a_failure(site: FakeSite) -> None:
+    site.fake.answers["/user/vigil"] = httpx.Response(200, json={"users": []})
+    site.fake.answers["/jobs"] = httpx.Response(200, json={"jobs": []})
+    found = {one.title: one for one in rights.level(site)}["vigil may drain nodes"]
+    assert (found.level, found.detail) == ("error", "Slurm's accounts know no user vigil")
+    assert found.remedy.startswith("sacctmgr add user vigil account=root AdminLevel=Admin")
+
+
 def test_people_and_their_accounts(site: FakeSite) -> None:
     site.people = [
         Who("ada", "ada", "cats", "vision"),
