@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import StrIndex, Substr
 
-from jobs.models import Attempt, Job, Sweep
+from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
 from nodes.schedulers.cluster import HOLDING
@@ -63,9 +63,20 @@ def sweeps_of(user: User, rows: Iterable[QueuedJob]) -> dict[str, Sweep]:
     return {scheduler_id: known[key] for scheduler_id, key in keys.items() if key in known}
 
 
-def name_of(row: QueuedJob) -> str:
-    """As the person gave it, whosever it is."""
-    return _KEY.sub("", row.name) or row.name
+def names_of(rows: Iterable[QueuedJob]) -> dict[str, str]:
+    """By the scheduler's id, as people gave them, whosever they are. Past Vigil a name may end like one of its keys."""
+    rows = list(rows)
+    keys = {found[1] for row in rows if (found := _KEY.search(row.name))}
+    own = {
+        key
+        for kind in (Attempt, Sweep, Stray)
+        for key in kind.objects.filter(key__in=keys).values_list("key", flat=True)
+    }
+    named = {}
+    for row in rows:
+        found = _KEY.search(row.name)
+        named[row.scheduler_id] = (found and found[1] in own and row.name[: found.start()]) or row.name
+    return named
 
 
 def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
@@ -73,24 +84,25 @@ def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
     wanted = set(names)
     running = [row for row in QueuedJob.objects.filter(state__in=HOLDING) if not wanted.isdisjoint(row.nodes)]
     known = jobs_of(user, (row.scheduler_id for row in running))
+    given = names_of(running)
     shown = user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone"
     found: dict[str, list[Held]] = {name: [] for name in wanted}
     for row in running:
         job = known.get(row.scheduler_id)
         for node in wanted.intersection(row.nodes):
-            found[node].append(_held(row, node, user, job, shown))
+            found[node].append(_held(row, node, user, job, shown, given[row.scheduler_id]))
     for held in found.values():
         held.sort(key=lambda one: (not one.is_mine, one.gpus, one.scheduler_id))
     return found
 
 
-def _held(row: QueuedJob, node: str, user: User, job: Job | None, shown: bool) -> Held:
+def _held(row: QueuedJob, node: str, user: User, job: Job | None, shown: bool, given: str) -> Held:
     own = bool(row.user) and row.user == user.slurm_user or (job is not None and job.owner_id == user.pk)
     known = shown or own or job is not None
     gpus = tuple(row.gpu_indices.get(node, ()))
     return Held(
         scheduler_id=row.scheduler_id,
-        name=(job.name if job else name_of(row)) if known else "",
+        name=(job.name if job else given) if known else "",
         user=(job.owner.username if job else row.user) if known else "",
         job=job,
         is_mine=own,

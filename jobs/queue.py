@@ -33,6 +33,7 @@ class Entry:
     """A job of the scheduler as one person may see it."""
 
     row: QueuedJob
+    given: str  # its name as a person gave it
     job: Job | None  # Vigil's, where it is one that the person may see
     sweep: Sweep | None  # likewise, of an array
     is_mine: bool
@@ -43,7 +44,7 @@ class Entry:
     def name(self) -> str:
         if self.job:
             return self.job.name
-        return self.sweep.name if self.sweep else allocations.name_of(self.row)
+        return self.sweep.name if self.sweep else self.given
 
     @property
     def user(self) -> str:
@@ -155,10 +156,12 @@ def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
     """Rows of the queue with what else is known of them, in a few queries however many there are."""
     known = allocations.jobs_of(user, (row.scheduler_id for row in rows))
     sweeps = allocations.sweeps_of(user, (row for row in rows if row.scheduler_id not in known))
+    given = allocations.names_of(rows)
     positions, waiting = _positions(rows)
     return [
         Entry(
             row=row,
+            given=given[row.scheduler_id],
             job=(job := known.get(row.scheduler_id)),
             sweep=(sweep := sweeps.get(row.scheduler_id)),
             is_mine=(bool(row.user) and row.user == user.slurm_user)

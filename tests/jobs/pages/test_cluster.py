@@ -181,20 +181,25 @@ def test_the_queue_over_rest(mira: User, told: Told) -> None:
 
 def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, told: Told) -> None:
     sweep = Sweep.objects.create(name="rates", key="120f9dbab06497d9", owner=mira, project=a_project())
+    theirs = a_job(person("finn"), a_project("siskin"), name="finch", state="running")
+    assert theirs.latest is not None
+    past = "model.0123456789abcdef"
     told.queued += [
+        queued(19, name=past, user="oskar9"),
         queued(17, name=f"rates.{sweep.key}", user="mira1", tasks=18, priority=99),
-        queued(18, name="finch.3beb2244f3f7ed47", state="running", user="oskar9", nodes=("dgx-01",)),
+        queued(18, name=f"finch.{theirs.latest.key}", state="running", user="oskar9", nodes=("dgx-01",)),
     ]
     inventory.read(told)
     html = text(mira, "/queue")
     assert f'href="/sweeps/{sweep.pk}">rates</a>' in html
     assert "18 jobs of your rates wait" in html
     assert ">finch<" in html
+    assert f">{past}<" in html, "what came past Vigil is called as it is"
     assert "finch, oskar9" in html or "finch" in text(mira, "/nodes/dgx-01")
     items = {item["scheduler_id"]: item for item in signed_in(mira).get("/api/v1/queue").json()["items"]}
     assert (items["17"]["sweep"], items["17"]["name"], items["17"]["user"]) == (sweep.pk, "rates", "mira")
-    theirs = signed_in(person("stranger")).get("/api/v1/queue?q=rates").json()["items"][0]
-    assert (theirs["sweep"], theirs["name"], theirs["user"]) == (None, "rates", "mira1")
+    item = signed_in(person("stranger")).get("/api/v1/queue?q=rates").json()["items"][0]
+    assert (item["sweep"], item["name"], item["user"]) == (None, "rates", "mira1")
 
 
 def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, told: Told) -> None:
