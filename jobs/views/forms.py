@@ -32,6 +32,8 @@ FIRST = {
 SLURM = (
     "partition", "qos", "reservation", "gpu_type", "constraint", "exclusive", "require_nodes", "exclude_nodes",
 )  # fmt: skip
+MOST_KNOWN = 200  # names that a box offers …
+NAMED = 4  # … and up to which they stand below it
 OPTIONS_FIRST = 6  # of a recipe's own options
 _WORDS = {"tags", "after", "environment.modules"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
@@ -72,7 +74,7 @@ def sections(
     if fields := [f for f in found[1].more if f.path.partition(".")[2] in SLURM]:
         found[1].more = [f for f in found[1].more if f not in fields]
         if slurm := [f for f in fields if settings.VIGIL_SCHEDULER == "slurm" or f.changed or f.problem]:
-            found.insert(2, Section("Slurm", more=[replace(f, known=_known(known, f)) for f in slurm]))
+            found.insert(2, Section("Slurm", more=[_offering(f, known) for f in slurm]))
     return [*found, _section("environment", schema, _table(data, "environment"), wrong)]
 
 
@@ -285,8 +287,11 @@ def _choices(described: dict[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _known(known: Callable[[str], list[str]] | None, drawn: Field) -> tuple[str, ...]:
-    return tuple(known(drawn.path.partition(".")[2])[:200]) if known is not None else ()
+def _offering(drawn: Field, known: Callable[[str], list[str]] | None) -> Field:
+    """With what there is to choose; a few of it are named, for nobody looks for a list in a box of text."""
+    names = known(drawn.path.partition(".")[2])[:MOST_KNOWN] if known is not None else []
+    said = f"{drawn.hint}. Here: {', '.join(names)}" if 0 < len(names) <= NAMED else drawn.hint
+    return replace(drawn, known=tuple(names), hint=said)
 
 
 def _choose(drawn: Field, names: list[str]) -> Field:

@@ -192,6 +192,7 @@ def test_what_slurm_has_is_offered_to_whom_it_is_for(mira: User, client: Client,
         "partition": ["batch"], "qos": ["high"], "reservation": ["course"], "gpu_type": ["h100"],
         "constraint": ["nvlink"], "require_nodes": ["dgx-01"], "exclude_nodes": ["dgx-01"],
     }  # fmt: skip
+    assert "default. Here: batch</p>" in text(client.get("/submit"))
     stranger = offered(signed_in(person("stranger")))
     assert stranger["partition"] == ["batch", "theirs"], "nothing is known of their accounts"
     assert "reservation" not in stranger
