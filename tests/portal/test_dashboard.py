@@ -49,6 +49,13 @@ def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
     assert f'<a href="/jobs/{kept.pk}">resume it from step 100</a>' in html
 
 
+def test_what_is_not_handed_over_is_not_in_the_queue(mira: User, project: Project) -> None:
+    a_job(mira, project, state="pending", name="wren")
+    assert "Not handed to the scheduler yet." in home(mira)
+    Attempt.objects.update(scheduler_id="12")
+    assert "In the queue; it starts as soon as there is room." in home(mira)
+
+
 def test_what_does_not_fit_is_counted(mira: User, project: Project) -> None:
     for number in range(12):
         a_job(mira, project, state="pending", name=f"wren-{number}")
