@@ -181,7 +181,7 @@ class Poll:
         following = None
         with self.held.writing():
             now = timezone.now()
-            text = f"Requeued by the scheduler; it goes on as attempt {attempt.number + 1}."
+            text = f"Requeued; it goes on as attempt {attempt.number + 1}."
             if not ending.end(attempt, ended, decided_at=now, decision=text):
                 return None
             # Read under the row's lock: whoever asks later finds this attempt decided, and asks for the next one's end.

@@ -134,6 +134,7 @@ def test_a_requeue_by_hand_is_no_preemption(
     first = Attempt.objects.order_by("number")[0]
     assert (first.state, first.cause) == (before or "requeued", before or "requeued")
     assert why in first.reason
+    assert first.decision == "Requeued; it goes on as attempt 2.", "whoever asked for it"
 
 
 def test_requeues_that_no_tick_saw_get_their_rows(job: Job, told: Told, tick: Callable[[], bool]) -> None:
