@@ -30,7 +30,7 @@ EVERY = {
 }
 AGAIN = timedelta(seconds=15)  # what failed is asked again no sooner
 BUDGET_S = 2.0  # a tick: what has not been begun by then is the next tick's
-AGAIN_AT_ONCE = 2  # parts a tick that were read before: their calls come on top of the poll's
+AT_ONCE = 2  # parts a tick, but for a site's very first: their calls come on top of the poll's
 
 
 def scheduler() -> Scheduler:
@@ -78,12 +78,10 @@ def sync(source: Scheduler) -> None:
     until = time.monotonic() + BUDGET_S
     known = Reading.objects.in_bulk()
     due = _due(timezone.now(), known)
-    again = [part for part in due if part.value in known]
-    for part in due:
+    for part in due[: AT_ONCE if known else None]:
         if time.monotonic() > until:
             return
-        if part not in again[AGAIN_AT_ONCE:]:
-            read(source, part)
+        read(source, part)
 
 
 def read(source: Scheduler, *parts: Part) -> None:

@@ -41,6 +41,7 @@ _PATH = re.compile(r"/(slurm|slurmdb)/v(\d+)\.(\d+)\.(\d+)/(.+?)/?\Z")
 
 Service = Literal["slurm", "slurmdb"]
 Json = Mapping[str, Any]
+Decode = Callable[[bytes], object]  # raises ValueError where it is no JSON
 
 
 class SlurmError(SchedulerError):
@@ -123,10 +124,16 @@ class SlurmHttp:
         return self._served
 
     def get(
-        self, path: str, query: Mapping[str, str] | None = None, *, user: str = "", service: Service = "slurm"
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        user: str = "",
+        service: Service = "slurm",
+        decode: Decode | None = None,
     ) -> Json | None:
         """The answer; None where nothing has changed since the `update_time` of the query."""
-        return self._ask("GET", path, user=user, service=service, query=query, may_repeat=True)
+        return self._ask("GET", path, user=user, service=service, query=query, decode=decode, may_repeat=True)
 
     def post(self, path: str, body: Callable[[Version], object], *, user: str = "", service: Service = "slurm") -> Json:
         """Sent once: what it asks for might be done twice. The body is made for the version that is served now."""
@@ -148,6 +155,7 @@ class SlurmHttp:
         may_repeat: bool,
         query: Mapping[str, str] | None = None,
         body: Callable[[Version], object] | None = None,
+        decode: Decode | None = None,
     ) -> Json | None:
         answer = None
         who = user or self.user
@@ -162,11 +170,11 @@ class SlurmHttp:
         assert answer is not None
         if answer.status == 304:
             return None
-        return self._read(answer, who)
+        return self._read(answer, who, decode)
 
-    def _read(self, answer: Answer, user: str) -> Json:
+    def _read(self, answer: Answer, user: str, decode: Decode | None = None) -> Json:
         try:
-            return _read(answer, self.url, user)
+            return _read(answer, self.url, user, decode or decoded)
         except SlurmError as error:
             if isinstance(error, NotTaken) or not error.number or error.number < 0:  # v0.0.38 does not say why
                 self.tokens.forget(user)
@@ -291,10 +299,10 @@ def _no_answer(url: str, error: httpx.HTTPError) -> NoAnswer:
     return NoAnswer(f"The connection to slurmrestd at {url} broke: {said}. {remedy}", sent=True)
 
 
-def _read(answer: Answer, url: str, user: str) -> Json:
+def _read(answer: Answer, url: str, user: str, decode: Decode) -> Json:
     """The JSON object of an answer, or an error with Slurm's own number and words."""
     try:
-        found = _decoded(answer.content)
+        found = decode(answer.content)
     except (ValueError, RecursionError):
         if answer.status in {401, 403}:
             raise _refused(user, f"HTTP {answer.status}") from None
@@ -310,7 +318,7 @@ def _read(answer: Answer, url: str, user: str) -> Json:
     return found
 
 
-def _decoded(content: bytes) -> object:
+def decoded(content: bytes) -> object:
     """JSON, quickly: of thousands of jobs there are tens of megabytes. What is odd about it takes the slower way."""
     try:
         return msgspec.json.decode(content)

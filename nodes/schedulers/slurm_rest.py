@@ -11,6 +11,7 @@ from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
 from nodes.schedulers.slurm_http import NOTHING_FOUND, UNKNOWN_JOB, Json, Service, SlurmError, SlurmHttp, is_permanent
+from nodes.schedulers.slurm_listed import listed
 from nodes.schedulers.slurm_request import request
 from nodes.schedulers.slurm_shapes import Record
 from nodes.schedulers.slurm_versions import ACCOUNTS_BY_USER, BATCH_SIGNALS, BY_TASK, Version
@@ -95,7 +96,7 @@ class SlurmRest:
     def jobs(self, *, since: float | None = None, user: str = "") -> JobList | None:
         """All of them; None if nothing has changed `since`, a time of Slurm's own clock."""
         query = {} if since is None else {"update_time": str(int(since))}
-        answer = self.http.get("jobs", query, user=user)
+        answer = self.http.get("jobs", query, user=user, decode=listed)
         if answer is None or (since is not None and not answer.get("jobs") and _is_unchanged(answer)):
             return None
         return JobList(_list(answer, "jobs"))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import httpx
 import pytest
 
 from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.cluster import QueuedJob
+from nodes.schedulers.slurm_http import decoded
+from nodes.schedulers.slurm_listed import READ, listed
 from nodes.schedulers.slurm_past import Past
+from nodes.schedulers.slurm_rest import JobList
 from nodes.schedulers.slurm_shapes import Record
 from tests.nodes.slurm.playing import VERSIONS, Played, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
@@ -258,3 +264,36 @@ def test_accounts_of_jobs_that_never_started(version: str) -> None:
     assert told["failed"].exit_code == (None if version == "v0.0.38" else 3)
     assert told["timeout"].state == "timeout"
     assert {one.key for one in told.values()} == {KEY}
+
+
+class Asked(dict[str, object]):
+    """A job that notes what is looked at."""
+
+    seen: set[str] = set()
+
+    def get(self, name: str, default: object = None) -> object:
+        self.seen.add(name)
+        return super().get(name, default)
+
+
+@every_version
+def test_the_list_leaves_out_only_what_nobody_reads(version: str) -> None:
+    told = body(version, "busy/slurm-jobs")
+    answers: list[Any] = [read(json.dumps(told).encode()) for read in (decoded, listed)]
+    whole, brief = (answer["jobs"] for answer in answers)
+    assert {*brief[0]} == {*READ}
+    for raw, short in zip(map(Asked, whole), brief, strict=True):
+        record = shapes.record(raw)
+        assert shapes.record(short) == record
+        assert shapes.queued(short, record) == shapes.queued(raw, record)
+    assert JobList(brief).default_partition() == JobList(list(map(Asked, whole))).default_partition()
+    assert Asked.seen == {*READ}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"jobs": ["odd", {"job_id": 1}]}', '{"errors": [{"error_number": 7}]}', '{"jobs": [{"priority": NaN}]}'],
+)
+def test_an_odd_list_is_decoded_whole(content: str) -> None:
+    found = listed(content.encode())
+    assert repr(found) == repr(json.loads(content))
