@@ -223,16 +223,17 @@ class SlurmHttp:
         content = None if body is None else json.dumps(body).encode()
         if content is not None:
             headers = {**headers, "Content-Type": "application/json"}
-        found = bytearray()
+        pieces, size = [], 0
         with self._client.stream(method, url, params=query, content=content, headers=headers) as answer:
             for piece in answer.iter_bytes():
-                found += piece
-                if len(found) > LONGEST_ANSWER:
+                pieces.append(piece)
+                size += len(piece)
+                if size > LONGEST_ANSWER:
                     message = f"{self.url} answered with more than {LONGEST_ANSWER // 1024**2} MiB. Lower MaxJobCount."
                     raise SchedulerError(message)
                 if time.monotonic() > until:
                     raise httpx.ReadTimeout("not whole in time")
-            return Answer(answer.status_code, answer.headers.get("content-type", ""), bytes(found))
+            return Answer(answer.status_code, answer.headers.get("content-type", ""), b"".join(pieces))
 
 
 def served_by(document: Json) -> Served:
