@@ -105,9 +105,9 @@ class TestLocal(SchedulerContract):
         assert Path(asked.output).read_text() == "1,2,3\n"
         folder = Path(asked.directory)
         assert [(folder / f"gpus-{node}").read_text().strip() for node in range(3)] == ["1", "2", "3"]
-        until(lambda: scheduler.nodes()[0].gpus_used == 1)  # free once its last word is on disk
+        until(lambda: len(scheduler.queue()) == 1)  # it leaves the queue once its last word is on disk
         node = scheduler.nodes()[0]
-        assert node.gpus_allocated == (0,)
+        assert (node.gpus_used, node.gpus_allocated) == (1, (0,))
         assert [job.gpu_indices for job in scheduler.queue()] == [{node.name: (0,)}]
         assert (scheduler.nodes()[0].gpus, scheduler.nodes()[0].gpu_type) == (4, "H100")
         scheduler.cancel(holder)
