@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from training.spool import Batch, Header
+from training.spool_lines import Batch, Header
 
 COMPRESSED_BYTES = 1024 * 1024  # the portal's limits
 INFLATED_BYTES = 16 * 1024 * 1024

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from training.posting import Answer, Portal, Portion, Unreachable, packed
 from training.rendezvous import read_json
-from training.spool import Batch, Spool, open_folder, spool_names
+from training.spool import Spool, open_folder, spool_names
+from training.spool_lines import Batch
 
 POLL_SECONDS = 0.05
 IDLE_SECONDS = 1.0  # between two looks at the token, where it says that nothing is to be posted

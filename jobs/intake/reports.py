@@ -36,7 +36,7 @@ SERIES = 1_000  # of an attempt
 STREAMS = 50_000
 EVENTS = 50_000
 QUIET = timedelta(minutes=10)
-_AT_ONCE = 64  # batches taken at once; a batch has at most spool.POINTS_A_BATCH points
+_AT_ONCE = 64  # batches taken at once; a batch has at most POINTS_A_BATCH of training.spool_lines points
 
 _ADVANCE = (
     "UPDATE jobs_stream SET next_seq = %s, ended = %s, quarantined = quarantined + %s WHERE id = %s AND next_seq = %s"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.models import Attempt
-from training.spool import STEP_LIMIT
+from training.spool_lines import STEP_LIMIT
 
 LATEST = 64  # series kept for lists
 FADE_SECONDS = 60.0  # how fast the pace forgets

@@ -19,8 +19,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from training import spool
-from training.spool import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
+from training import spool_lines
+from training.spool_lines import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
 
 COMPRESSED_BYTES = 1024 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
@@ -187,7 +187,7 @@ def parse(body: bytes) -> Post:
     return Post(frame.streams, series, events, bad)
 
 
-def of_spool(header: spool.Header, batches: Sequence[spool.Batch], *, end: bool) -> Post:
+def of_spool(header: spool_lines.Header, batches: Sequence[spool_lines.Batch], *, end: bool) -> Post:
     """The post that a shipper would send of these consecutive batches of one stream."""
     bad: dict[Batch, str] = {}
     part = Part(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodes.schedulers.base import Scheduler, SchedulerError
-from nodes.schedulers.local import Gpu, LocalScheduler, find_gpus
+from nodes.schedulers.local import LocalScheduler
+from nodes.schedulers.machine import Gpu, find_gpus
 
 NAMES = ("local", "slurm")
 

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodes.schedulers import local_queue, processes, shim, slots
+from nodes.schedulers import local_queue, machine, processes, shim, slots
 from nodes.schedulers.base import JobStatus, NodeStatus, SchedulerError, SlurmStep, Submission
 from nodes.schedulers.cluster import Accounts, Partition, QueuedJob, Reservation
+from nodes.schedulers.machine import Gpu
 
 # A job's environment is built from these and what the submission says, never inherited.
 PASSED_ON = (
@@ -41,12 +41,6 @@ PASSED_ON = (
 START_WAIT_S = 15
 KEEP_S = 30 * 86_400  # folders of ended jobs
 FINAL = frozenset({"completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory"})
-
-
-@dataclass(frozen=True)
-class Gpu:
-    index: str
-    name: str
 
 
 class LocalScheduler:
@@ -69,8 +63,8 @@ class LocalScheduler:
         self.user = user
         self.pass_on = (*PASSED_ON, *pass_on)
         self.cpus = cpus or max(2, len(os.sched_getaffinity(0)))  # two ranks can meet on the smallest machine
-        self.gpus = tuple(gpus) if gpus is not None else find_gpus()
-        self.memory_mib = memory_mib or machine_memory_mib()
+        self.gpus = tuple(gpus) if gpus is not None else machine.find_gpus()
+        self.memory_mib = memory_mib or machine.memory_mib()
         for name in ("jobs", "keys", "queue"):
             os.makedirs(os.path.join(self.root, name), mode=0o700, exist_ok=True)
 
@@ -364,20 +358,6 @@ def _starting(request: slots.Facts) -> slots.Facts:
     return {"state": "pending", "submitted_at": request["submitted_at"], "reason": "Starting", "nodes": []}
 
 
-def find_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that the driver shows; none where there is no driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    command = [tool, "--query-gpu=index,name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    lines = (line.split(",", 1) for line in answer.splitlines() if "," in line)
-    return tuple(Gpu(index.strip(), name.strip()) for index, name in lines)
-
-
 def _closed_to(user: Mapping[str, Any], path: Path) -> Path | None:
     """The first folder on the way to a path that this user may not enter."""
     for folder in reversed(path.parents):
@@ -391,16 +371,6 @@ def _closed_to(user: Mapping[str, Any], path: Path) -> Path | None:
         if not may:
             return folder
     return None
-
-
-def machine_memory_mib() -> int:
-    """What the machine has, or what its control group allows if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        limit = "max"
-    return min(total, int(limit) if limit.isdecimal() else total) // (1 << 20)
 
 
 def _tail(path: str) -> str:

@@ -19,7 +19,8 @@ import pytest
 from nodes.schedulers import processes, shim, slots
 from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
-from nodes.schedulers.local import Gpu, LocalScheduler
+from nodes.schedulers.local import LocalScheduler
+from nodes.schedulers.machine import Gpu
 from tests.nodes.scheduler_contract import ENDED, SchedulerContract, until
 
 

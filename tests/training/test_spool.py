@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from training import spool as spooling
-from training.spool import LINE_BYTES, Batch, Spool, open_folder, read_spool, spool_names
+from training.spool import LINE_BYTES, Spool, open_folder, read_spool, spool_names
+from training.spool_lines import Batch
 
 ID = "0123456789abcdef"
 HEADER = {
