@@ -96,8 +96,7 @@ def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
         trainer._prepare(None)
         cpu, wall = time.process_time(), time.perf_counter()
         while trainer.step < STEPS:
-            _, saving = trainer._one_step()
-            trainer._between_steps(saving)
+            trainer._between_steps(trainer._one_step())
         reporter.flush(wait=10)
         spent = time.process_time() - cpu, time.perf_counter() - wall
     reporter.close()

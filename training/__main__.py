@@ -83,12 +83,13 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
         heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
     assert heartbeat is not None
     stop.watch(where.attempt_dir)
-    return _train(run.config, where, world, heartbeat, stop)
+    return _train(run, where, world, heartbeat, stop)
 
 
 def _train(
-    settings: config.RunConfig, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest
+    run: config.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest
 ) -> int:
+    settings = run.config
     from training import distributed
     from training.trainer import Trainer, set_determinism
 
@@ -103,7 +104,9 @@ def _train(
     )
     set_determinism(settings.determinism)
     try:
-        completed = Trainer(settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=stop).run()
+        completed = Trainer(
+            settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=run.mtbf_hours
+        ).run()
     except BaseException as error:
         _fail(reporter, error)
     reporter.close()

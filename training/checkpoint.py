@@ -1,7 +1,7 @@
 """Checkpoints of a run: written beside training, committed by one rename, pruned, read back (PROTOCOLS §4).
 
-A save copies the state at a step boundary, and a thread of each rank writes the copy on a process group of its own
-(on the default group it would mix with training's collectives and hang). Only one save is in flight.
+A save copies the state at a step boundary (training.staging), and a thread of each rank writes the copy on a process
+group of its own (on the default group it would mix with training's collectives and hang). Only one save is in flight.
 
     .step-400.3/          made exclusively by rank 0, written by all, fsynced, digests taken on the way
     .step-400.3/COMMITTED written by rank 0 once every rank has told what it wrote
@@ -10,27 +10,28 @@ A save copies the state at a step boundary, and a thread of each rank writes the
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from training import manifest as manifests
+from training.cadence import Cadence
+from training.committing import commit, mark_damaged, mark_verified
 from training.distributed import World, broadcast
 from training.launch.attempt import Fenced, read_generation
 from training.loading import without_collections
 from training.manifest import CheckpointError, File, Manifest, Unreadable
-from training.pruning import delete, finish, pinned, prune, remove
+from training.pruning import Keep, delete, finish, pinned, prune
 from training.rendezvous import read_json, write_json
 from training.report import AnyReporter
+from training.staging import Staging, State
 
-State = dict[str, Any]
 REPORT_SECONDS = 5.0
 """How long a commit waits for the metrics before it to be on disk: after a resume nobody would report them again."""
 
@@ -46,7 +47,33 @@ class Facts:
     config: dict[str, Any]
     data: str
     state: dict[str, Any] = field(default_factory=dict)
+    """Small plain values to go on from: see `remember`."""
     versions: dict[str, str] = field(default_factory=dict)
+
+
+class Remembers(Protocol):
+    """A part of the trainer that goes on from plain values after a resume: guards, the loss scale, the cadence.
+
+    What rank 0 remembers is what all ranks recall, on any layout. A rank's own tensors (factors, residuals) belong
+    into the state instead, under "comm", by names with the rank in them; where they do not fit they are begun anew.
+    """
+
+    def remember(self) -> dict[str, Any]:
+        """Numbers, text, lists and dicts."""
+
+    def recall(self, told: Mapping[str, Any]) -> None:
+        """What `remember` said before the save; {} if nothing did, or an older version of it."""
+
+
+def remember(parts: Mapping[str, Remembers]) -> dict[str, Any]:
+    """What goes into Facts.state: a plain dict by the name of each part."""
+    return {name: part.remember() for name, part in parts.items()}
+
+
+def recall(parts: Mapping[str, Remembers], start: Manifest) -> None:
+    for name, part in parts.items():
+        told = start.state.get(name)
+        part.recall(told if isinstance(told, dict) else {})
 
 
 @dataclass
@@ -60,18 +87,29 @@ class _Save:
     thread: threading.Thread | None = None
     committed: Manifest | None = None
     error: BaseException | None = None
+    waited: bool = False
+    """Training stood still for the rest of it, so nothing can be told of what it costs to go on beside it."""
 
 
 class Checkpoints:
     """The checkpoints of one run, as one rank sees them."""
 
     def __init__(
-        self, job_dir: Path, attempt_dir: Path, world: World, *, generation: int, keep: int, reporter: AnyReporter
+        self,
+        job_dir: Path,
+        attempt_dir: Path,
+        world: World,
+        *,
+        generation: int,
+        keep: Keep,
+        cadence: Cadence,
+        reporter: AnyReporter,
     ) -> None:
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
-        self._generation, self._keep, self._reporter = generation, keep, reporter
+        self._generation, self._keep, self._cadence, self._reporter = generation, keep, cadence, reporter
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
+        self.staging = Staging(self._group)
         self._flight: _Save | None = None
         self._start: set[tuple[int, int]] = set()
         self._line: list[tuple[int, int]] = []
@@ -95,11 +133,20 @@ class Checkpoints:
         """Reads a checkpoint into the state's tensors, once every file has the digest it was written with."""
         with without_collections():
             from training import storage
+        folder = self.folder / start.name
+        found: State = {}
+
+        def look() -> set[str]:
+            found.update(storage.find(state, folder))
+            return storage.names(state)
+
         try:
             self._together(lambda: self._verify_share(start))
+            wanted = self._together(look)
+            storage.check_complete(folder, set().union(*wanted))
+            storage.read(found, folder, self._group)
         except CheckpointError as error:
             raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
-        storage.read(state, self.folder / start.name, self._group)
 
     @property
     def busy(self) -> bool:
@@ -110,8 +157,9 @@ class Checkpoints:
         """Begins to save; call on all ranks at the same step boundary, none of them busy."""
         self.settle()
         began = time.monotonic()
-        copy = _copy(state)
+        copy = self.staging.copy(state)
         save = self._flight = _Save(facts, time.time(), time.monotonic() - began)
+        self._cadence.note_begun()
         save.thread = threading.Thread(target=self._run, args=(save, copy), name="checkpoint", daemon=True)
         save.thread.start()
 
@@ -120,8 +168,7 @@ class Checkpoints:
         save = self._flight
         if save is None or save.thread is None:
             raise RuntimeError("nothing is being saved")
-        save.thread.join()
-        self.settle()
+        self.finish_flight()
         if save.error is not None:
             raise save.error
         assert save.committed is not None
@@ -130,6 +177,7 @@ class Checkpoints:
     def finish_flight(self) -> None:
         """Waits for a save that may be in flight. If it fails, training has the state still, and can save it again."""
         if self._flight is not None and self._flight.thread is not None:
+            self._flight.waited = self.busy
             self._flight.thread.join()
         self.settle()
 
@@ -141,6 +189,8 @@ class Checkpoints:
         self._flight = None
         if save.committed is not None:
             self.latest = save.committed
+            if self._world.leads and not save.waited:
+                self._tell_cadence(save, save.committed)
         elif isinstance(save.error, Fenced):
             raise save.error
         elif self._world.leads:
@@ -148,6 +198,7 @@ class Checkpoints:
 
     def skip(self, step: int) -> None:
         """Counts a due save that was left out because the one before is still being written."""
+        self._cadence.note_skipped()
         if self._world.leads:
             self._reporter.event("checkpoint.skipped", step=step, reason="the one before is still being written")
 
@@ -158,20 +209,24 @@ class Checkpoints:
             save.committed = self._write(save, state)
         except BaseException as error:  # handed to the main thread, which knows what it means
             save.error = error
+            if self._world.leads:
+                delete(self._staging_of(save))  # where the disk is full, half a checkpoint would keep it so
             return
-        if self._world.leads:
-            self._look_after(save.committed)
+        self._look_after(save.committed)
 
     def _write(self, save: _Save, state: State) -> Manifest:
         with without_collections():
             from training import storage
-        staging = self.folder / f".step-{save.facts.step}.{self._generation}"
+        staging = self._staging_of(save)
         self._together(lambda: self._make(staging) if self._world.leads else None)
         files = storage.write(state, staging, self._group)
         told = self._together(lambda: self._told(files))
         manifest = self._manifest(save, [file for part in told for file in part])
         self._together(lambda: self._commit(staging, manifest, save) if self._world.leads else None)
         return manifest
+
+    def _staging_of(self, save: _Save) -> Path:
+        return self.folder / f".step-{save.facts.step}.{self._generation}"
 
     def _told(self, files: list[File]) -> list[File]:
         """What this rank wrote; its metrics up to here are on disk, too."""
@@ -204,35 +259,34 @@ class Checkpoints:
         )
 
     def _commit(self, staging: Path, manifest: Manifest, save: _Save) -> None:
-        """The one moment at which it becomes a checkpoint."""
-        _write_durably(staging / manifests.COMMITTED, manifest.dump())
-        _fsync_folder(staging)
-        self._check_fence()
-        target = self.folder / manifest.name
-        _move_aside(target)
-        os.rename(staging, target)
-        _fsync_folder(self.folder)
+        commit(staging, manifest, check_fence=self._check_fence)
         self._tell_committed(manifest, save.stall)
 
     def _look_after(self, manifest: Manifest) -> None:
-        """Reads the new checkpoint back, then removes what is no longer needed. Never fails the save."""
+        """Reads the new checkpoint back, each rank a share, then removes what is no longer needed. Never fails it."""
         self._line = [*self._line, manifest.identity]
         folder = self.folder / manifest.name
         try:
-            manifests.verify(folder)
-            _write_durably(folder / manifests.VERIFIED, f"{time.time()}\n")
-        except (OSError, Unreadable):
-            pass  # nothing is known against it; it only counts as not verified
+            self._together(lambda: manifests.verify(folder, files=self._share(manifest)))
+            if self._world.leads:
+                mark_verified(folder)
+        except (OSError, Unreadable, RuntimeError):
+            pass  # nothing is known against it (a peer may have died): it only counts as not verified
         except CheckpointError as error:
-            self._tell_damaged(manifest, error)
-        with suppress(OSError, Fenced):
-            self._prune()
+            if self._world.leads:
+                self._tell_damaged(manifest, error)
+        if self._world.leads:
+            with suppress(OSError, Fenced):
+                self._prune()
+
+    def _share(self, manifest: Manifest) -> tuple[File, ...]:
+        return manifest.files[self._world.rank :: self._world.size]
 
     def _prune(self) -> None:
-        """Removes from this run's own line all but the newest, what people pinned, the start, two verified ones."""
+        """Removes from this run's own line what nobody wants: neither its rules, nor people, nor a restart."""
         own = [found for found in manifests.committed(self.folder) if found.identity in self._line]
         verified = [found for found in own if (self.folder / found.name / manifests.VERIFIED).exists()]
-        kept = {found.identity for found in (*own[-self._keep :], *verified[-2:])} | self._start
+        kept = self._keep.of(own) | {found.identity for found in verified[-2:]} | self._start
         for found in own:
             if found.identity in kept or found.identity in pinned(self._job_dir):
                 continue
@@ -274,15 +328,12 @@ class Checkpoints:
 
     def _verify_share(self, start: Manifest) -> None:
         folder = self.folder / start.name
-        files = manifests.check(folder).files[self._world.rank :: self._world.size]
         try:
-            manifests.verify(folder, files=files)
+            manifests.verify(folder, files=self._share(manifests.check(folder)))
         except Unreadable:
             raise
         except CheckpointError as error:
-            # Whoever looks for a checkpoint to resume from passes this one by from now on.
-            with suppress(OSError):
-                _write_durably(folder / manifests.DAMAGED, f"{error}\n")
+            mark_damaged(folder, error)
             self._tell_damaged(start, error)
             raise
 
@@ -297,6 +348,11 @@ class Checkpoints:
     def _tell_damaged(self, manifest: Manifest, error: Exception) -> None:
         about = {"step": manifest.step, "name": manifest.name, "generation": manifest.generation}
         self._reporter.event("checkpoint.damaged", **about, reason=str(error))
+
+    def _tell_cadence(self, save: _Save, manifest: Manifest) -> None:
+        about = self._cadence.note_written(stall=save.stall, write=manifest.seconds)
+        if about is not None:
+            self._reporter.event("checkpoint.cadence", step=manifest.step, **about)
 
     def _tell_committed(self, manifest: Manifest, stall: float) -> None:
         tell_committed(self._reporter, manifest, stall)
@@ -338,41 +394,3 @@ def load_start(checkpoints: Checkpoints, world: World, name: str) -> Manifest | 
     if isinstance(agreed, CheckpointError):
         raise CheckpointError(f"{name} can't be resumed from: {agreed}")
     return agreed
-
-
-def _copy(state: State) -> State:
-    """The state's tensors on the CPU, no longer training's own."""
-    return {
-        name: _copy(value) if isinstance(value, dict) else value.detach().to("cpu", copy=True)
-        for name, value in state.items()
-    }
-
-
-def _move_aside(target: Path) -> None:
-    """A step of another line keeps its checkpoint under a name of its own: step-400.g2."""
-    if not target.exists():
-        return
-    try:
-        generation = manifests.read(target).generation
-    except CheckpointError:
-        remove(target)
-        return
-    aside = target.with_name(f"{target.name}.g{generation}")
-    if aside.exists():
-        remove(aside)
-    os.rename(target, aside)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

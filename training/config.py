@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     field_validator,
     model_serializer,
     model_validator,
@@ -96,13 +97,32 @@ class RunConfig(BaseModel):
     clip: float = Field(1.0, ge=0, allow_inf_nan=False, description="Largest global gradient norm; 0: no clipping.")
     validate_every: int = Field(100, ge=0, description="Steps between validations; 0: none.")
     validation_batches: int = Field(8, ge=1, description="Global batches per validation.")
-    checkpoint_every: int = Field(
-        100, ge=0, description="Steps between checkpoints; 0: only at the end and when stopped."
+    checkpoint_every: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="Steps between checkpoints, or auto: as often as their measured cost and failures make it best; "
+        "0: only at the end and when stopped.",
     )
     keep_checkpoints: int = Field(
         3,
         ge=1,
         description="How many of the newest checkpoints to keep, beside pinned ones and the one the run started from.",
+    )
+    keep_every: int = Field(
+        0, ge=0, description="A checkpoint at every multiple of so many steps is made, and kept for good; 0: none."
+    )
+    keep_best: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="How many checkpoints with the lowest validation losses are made and kept, too; 0: none.",
+    )
+    mtbf_hours: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="Hours between failures of the run's nodes together, for checkpoint_every = auto; left out: as the "
+        "portal has seen them, else 24 for each node.",
     )
     determinism: Literal["bitwise", "fast"] = Field(
         "bitwise",
@@ -144,6 +164,14 @@ class RunConfig(BaseModel):
         if isinstance(data, Mapping) and "warmup_steps" not in data and type(steps := data.get("steps")) is int:
             return {**data, "warmup_steps": min(WARMUP_STEPS, max(0, steps // 5))}
         return data
+
+    @field_validator("checkpoint_every", mode="wrap")
+    @classmethod
+    def _is_cadence(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:  # one for each kind that it could be
+            raise ValueError(f'must be "auto", or a whole number of steps of at least 0, not {value!r}.') from None
 
     @field_validator("recipe")
     @classmethod
@@ -224,6 +252,7 @@ class RunConfig(BaseModel):
 
 BOOKKEEPING = {
     *("validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints"),
+    *("keep_every", "keep_best", "mtbf_hours"),
     *("flush_seconds", "flush_steps", "micro_batch"),
 }
 
@@ -236,6 +265,8 @@ class RunFile:
     config: RunConfig
     on_cpu: bool
     """The job asked for no GPU, so none is used even where there is one."""
+    mtbf_hours: float | None = None
+    """Between failures of the job's nodes together, as the portal has seen them."""
 
 
 def load(path: Path) -> RunFile:
@@ -249,8 +280,14 @@ def load(path: Path) -> RunFile:
     if not isinstance(data.get("run"), dict):
         raise ConfigError([Problem("run", 'is missing. Write a table [run] with at least recipe = "language".')])
     allocation = data.get("launch", data.get("resources", {}))
-    on_cpu = isinstance(allocation, dict) and allocation.get("gpus_per_node") == 0
-    return RunFile(str(data.get("name", path.stem)), parse(data["run"]), on_cpu)
+    allocation = allocation if isinstance(allocation, dict) else {}
+    hours = allocation.get("mtbf_hours")
+    return RunFile(
+        str(data.get("name", path.stem)),
+        parse(data["run"]),
+        on_cpu=allocation.get("gpus_per_node") == 0,
+        mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
+    )
 
 
 def parse(table: Mapping[str, Any]) -> RunConfig:

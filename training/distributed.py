@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -68,6 +68,17 @@ def sum_over_ranks(world: World, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+class Agreed(NamedTuple):
+    """What all ranks know at a step's boundary."""
+
+    stop: bool
+    """Some rank was asked to stop."""
+    saving: bool
+    """Some rank was still writing a checkpoint when the step began."""
+    due: bool
+    """Rank 0 finds that a checkpoint is due now."""
+
+
 class Agreement:
     """What the ranks decide together at every step boundary: one small reduction, begun with the step, read at its end.
 
@@ -77,24 +88,22 @@ class Agreement:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._flags = torch.zeros(2, dtype=torch.int32)
+        self._flags = torch.zeros(3, dtype=torch.int32)
         self._work: dist.Work | None = None
 
-    def begin(self, *, stop: bool, saving: bool) -> None:
-        self._flags[0], self._flags[1] = stop, saving
+    def begin(self, *, stop: bool, saving: bool, due: bool) -> None:
+        self._flags[0], self._flags[1], self._flags[2] = stop, saving, due
         if self._world.size > 1:
             self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
 
-    def end(self) -> tuple[bool, bool]:
-        """(some rank was asked to stop, some rank is still saving)."""
+    def end(self) -> Agreed:
         if self._work is not None:
             self._work.wait()
             self._work = None
-        stop, saving = self._flags.tolist()
-        return bool(stop), bool(saving)
+        return Agreed(*map(bool, self._flags.tolist()))
 
-    def now(self, *, stop: bool, saving: bool = False) -> tuple[bool, bool]:
-        self.begin(stop=stop, saving=saving)
+    def now(self, *, stop: bool) -> Agreed:
+        self.begin(stop=stop, saving=False, due=False)
         return self.end()
 
 

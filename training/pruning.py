@@ -10,11 +10,12 @@ directory, which the portal replaces whole; a run without a portal has none.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training import manifest as manifests
@@ -23,6 +24,35 @@ from training.manifest import CheckpointError, Manifest, Unreadable
 PREFIX = ".pruned-"
 _BYTES = 1 << 20
 _NONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints of its own line a run keeps."""
+
+    last: int = 3
+    """So many of the newest."""
+    every: int = 0
+    """For good: of every so many steps the first, which is the multiple itself where one was saved. 0: none."""
+    best: int = 0
+    """So many with the lowest validation loss at their very step."""
+
+    def of(self, line: Sequence[Manifest]) -> set[tuple[int, int]]:
+        """(step, generation) of those to keep; `line` is the oldest first."""
+        kept = list(line[-self.last :])
+        if self.every:
+            kept += [found for found in line if found.step // self.every > _step_before(found) // self.every]
+        scored = [(loss, found.identity) for found in line if (loss := _loss(found)) is not None]
+        return {found.identity for found in kept} | {identity for _, identity in sorted(scored)[: self.best]}
+
+
+def _step_before(found: Manifest) -> int:
+    return found.parent[0] if found.parent else 0
+
+
+def _loss(found: Manifest) -> float | None:
+    loss = found.state.get("validation_loss")
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 
 def pinned(job_dir: Path) -> frozenset[tuple[int, int]]:

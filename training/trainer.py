@@ -18,15 +18,27 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from training import step as arithmetic
-from training.checkpoint import Checkpoints, Facts, check_fence, load_start, tell_committed
+from training.best import BestLosses
+from training.cadence import Cadence, mtbf, nodes_here
+from training.checkpoint import (
+    Checkpoints,
+    Facts,
+    Remembers,
+    check_fence,
+    load_start,
+    recall,
+    remember,
+    tell_committed,
+)
 from training.config import ConfigError, Problem, RunConfig
 from training.data import Ids, Loader, Order, Prepared, Share, Split, Task, cache_dir, derive_seed, fixed_batch
-from training.distributed import Agreement, World, broadcast, sum_over_ranks
+from training.distributed import Agreed, Agreement, World, broadcast, sum_over_ranks
 from training.heartbeat import Heartbeat, NullHeartbeat
 from training.manifest import Manifest
 from training.metrics import Meter, StepTimes
 from training.optimizer import AdamW
 from training.place import Place
+from training.pruning import Keep
 from training.report import AnyReporter
 from training.step import MicroBatch
 from training.stopping import Stopped, StopRequest
@@ -47,20 +59,32 @@ class Trainer:
         reporter: AnyReporter,
         heartbeat: Heartbeat | NullHeartbeat,
         stop: StopRequest,
+        mtbf_hours: float | None = None,
     ) -> None:
+        """`mtbf_hours`: between failures of this run's nodes, as the portal has seen them."""
         self.config, self.place, self.world = config, place, world
         self.reporter, self.heartbeat, self.stop = reporter, heartbeat, stop
         self.agreement = Agreement(world)
         self.step = 0
         self.consumed = 0
         self.best_validation_loss: float | None = None
+        self.validation_loss: float | None = None
         self.validated_step: int | None = None
+        self.best = BestLosses(config.keep_best)
+        self.cadence = Cadence(
+            config.checkpoint_every,
+            mtbf(config.mtbf_hours, mtbf_hours, nodes_here()),
+            keep_every=config.keep_every,
+        )
+        self.remembers: dict[str, Remembers] = {"cadence": self.cadence, "best": self.best}
+        """What goes on from plain values in a checkpoint, by the name under which they lie there."""
         self.checkpoints = Checkpoints(
             place.job_dir,
             place.attempt_dir,
             world,
             generation=place.generation,
-            keep=config.keep_checkpoints,
+            keep=Keep(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best),
+            cadence=self.cadence,
             reporter=reporter,
         )
 
@@ -71,13 +95,12 @@ class Trainer:
         self.checkpoints.start_from(start)
         self._prepare(start)
         self._begin(start)
-        stopping, _ = self.agreement.now(stop=self.stop.asked)
+        stopping = self.agreement.now(stop=self.stop.asked).stop
         if not stopping and self._owes_validation(start):
             stopping = self._validate()
         while not stopping and self.step < self.config.steps:
-            stopping, saving = self._one_step()
-            if not stopping:
-                stopping = self._between_steps(saving)
+            agreed = self._one_step()
+            stopping = agreed.stop or self._between_steps(agreed)
         return self._finish(stopping)
 
     # Setting up.
@@ -175,6 +198,7 @@ class Trainer:
         best = start.state.get("best_validation_loss")
         self.best_validation_loss = float(best) if best is not None else None
         self.validated_step = start.state.get("validated_step")
+        recall(self.remembers, start)
 
     def _owes_validation(self, start: Manifest | None) -> bool:
         """Whether the run stopped at a step whose validation was due and not finished: the next start does it first."""
@@ -219,11 +243,12 @@ class Trainer:
 
     # The loop.
 
-    def _one_step(self) -> tuple[bool, bool]:
-        """One optimizer step; (some rank was asked to stop, some rank is still saving)."""
+    def _one_step(self) -> Agreed:
+        """One optimizer step, and what the ranks agreed on beside it."""
         began = time.perf_counter()
         self.heartbeat.beat("data", self.step)
-        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy)
+        due = self.world.leads and self.cadence.due(self.step + 1)
+        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
         micro_batches = self._micro_batches(self.loader.ids(self.consumed), self.step)
         loaded = time.perf_counter()
         self.heartbeat.beat("step", self.step)
@@ -234,10 +259,11 @@ class Trainer:
         self.optimizer.zero_grad()
         self.step += 1
         self.consumed += self.config.global_batch
-        stopping, saving = self.agreement.end()
+        agreed = self.agreement.end()
         times = StepTimes(step=time.perf_counter() - began, data=loaded - began)
+        self.cadence.note_step(times.step, saving=agreed.saving)
         self.meter.record(self.step, loss=loss, norm=norm, learning_rate=rate, times=times)
-        return stopping, saving
+        return agreed
 
     def _micro_batches(self, ids: list[Ids], step: int) -> list[MicroBatch]:
         return [
@@ -255,14 +281,18 @@ class Trainer:
         batch = self.task.batch(split, ids)
         return batch if device.type == "cpu" else tuple(part.to(device, non_blocking=True) for part in batch)
 
-    def _between_steps(self, saving: bool) -> bool:
+    def _between_steps(self, agreed: Agreed) -> bool:
         """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
         self.checkpoints.settle()
-        config, last = self.config, self.step == self.config.steps
+        last = self.step == self.config.steps
         if self._validates_here() and self._validate():
             return True
-        if config.checkpoint_every and not last and self.step % config.checkpoint_every == 0:
-            if saving:
+        validated = self.validated_step == self.step and self.validation_loss is not None
+        if validated and self.best.enters(self.validation_loss) and not last:  # type: ignore[arg-type]
+            self.checkpoints.finish_flight()
+            self._save()
+        elif agreed.due and not last:
+            if agreed.saving:
                 self.checkpoints.skip(self.step)
             else:
                 self._save()
@@ -285,7 +315,7 @@ class Trainer:
                     seen += len(ids)
                     for name, mean in self.task.score(self.task.model, self._batch("validation", ids)).items():
                         sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)
-                stopping, _ = self.agreement.now(stop=self.stop.asked)
+                stopping = self.agreement.now(stop=self.stop.asked).stop
                 if stopping:
                     break
         self.task.model.train()
@@ -299,7 +329,7 @@ class Trainer:
         flat = torch.tensor([*(sums[name] for name in names), seen], dtype=torch.float64)
         *totals, count = sum_over_ranks(self.world, flat).tolist()
         means = {name: total / count for name, total in zip(names, totals, strict=True)}
-        self.validated_step = self.step
+        self.validated_step, self.validation_loss = self.step, means["loss"]
         if self.best_validation_loss is None or means["loss"] < self.best_validation_loss:
             self.best_validation_loss = means["loss"]
         if self.world.leads:
@@ -325,7 +355,12 @@ class Trainer:
             config_hash=self.config.hash(),
             config=self.config.numerics(),
             data=self.prepared.identity,
-            state={"best_validation_loss": self.best_validation_loss, "validated_step": self.validated_step},
+            state={
+                "best_validation_loss": self.best_validation_loss,
+                "validated_step": self.validated_step,
+                "validation_loss": self.validation_loss if self.validated_step == self.step else None,
+                **remember(self.remembers),
+            },
             versions=_versions(),
         )
         self.checkpoints.save(self._state(), facts)

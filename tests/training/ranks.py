@@ -224,11 +224,12 @@ def add_choices(folder: Path) -> None:
 
 
 def _end_saves_between_steps() -> None:
+    from training.distributed import Agreed
     from training.trainer import Trainer
 
     one_step = Trainer._one_step
 
-    def patient_step(trainer: Trainer) -> tuple[bool, bool]:
+    def patient_step(trainer: Trainer) -> Agreed:
         trainer.checkpoints.finish_flight()
         return one_step(trainer)
 

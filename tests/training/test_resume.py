@@ -45,7 +45,7 @@ KILLS = {
     "staging": ("training.storage:write", ""),
     "half a file": ("training.storage:_Stream.flush", ""),
     "all files, no manifest": ("training.checkpoint:Checkpoints._manifest", ""),
-    "manifest, no rename": ("training.checkpoint:_move_aside", ""),
+    "manifest, no rename": ("training.committing:move_aside", ""),
     "renamed, not told": ("training.checkpoint:Checkpoints._tell_committed", "step-4"),
     "told, not verified": ("training.checkpoint:Checkpoints._look_after", "step-4"),
 }
