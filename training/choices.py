@@ -1,7 +1,7 @@
 """What a run may choose: the modules in training/recipes, training/parallel, … and their options.
 
 A choice is one file; its name in the configuration is the module's name, the first line of its docstring is its
-description, and its options are the keyword-only arguments of its entry function, with types and literal defaults.
+description, and its options are the keyword-only arguments of its entry functions, with types and literal defaults.
 Everything is read with `ast`: nothing is imported, so the portal can list what needs torch to run, and a folder added
 to a package's `__path__` is listed like our own.
 """
@@ -17,10 +17,12 @@ from pathlib import Path
 
 Value = int | float | bool | str | None
 
-ENTRY = {"recipes": "build", "parallel": "apply"}
-"""The function whose keyword-only arguments are a choice's options, by folder."""
+ENTRY = {"recipes": ("prepare", "build"), "parallel": ("apply",)}
+"""The functions whose keyword-only arguments are a choice's options, by folder. Every module has the last of them."""
 
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
+PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")
+PATH_LETTERS = 4096
 
 
 class ChoiceError(ValueError):
@@ -41,6 +43,10 @@ class Option:
     low: float | None = None
     high: float | None = None
     description: str = ""
+    is_path: bool = False
+    """Noted "a path" or "word or a path": only its shape is judged here; it is opened inside the allocation."""
+    words: tuple[str, ...] = ()
+    """What may be written instead of a path."""
 
     def problem(self, value: object) -> str | None:
         """What is wrong with this value, with the fix; None if it is fine."""
@@ -55,7 +61,15 @@ class Option:
                 return f"is {value}. The smallest allowed is {self.low:g}."
             if self.high is not None and value > self.high:
                 return f"is {value}. The largest allowed is {self.high:g}."
-        return None
+        return self._path_problem(value) if self.is_path and isinstance(value, str) else None
+
+    def _path_problem(self, value: str) -> str | None:
+        if value in self.words:
+            return None
+        if value.startswith(("/", "~/")) and len(value) <= PATH_LETTERS and value.isprintable():
+            return None
+        words = "".join(f'"{word}", ' for word in self.words)
+        return f"is {value!r:.100}. Write {words.removesuffix(', ')}{' or ' if words else ''}a whole path, from / on."
 
     def _has_type(self, value: object) -> bool:
         if self.type == "float":
@@ -122,14 +136,18 @@ def _files(kind: str) -> dict[str, Path]:
 
 
 @functools.lru_cache(maxsize=256)
-def _read(file: Path, entry: str, _mtime_ns: int) -> Choice:
+def _read(file: Path, entry: tuple[str, ...], _mtime_ns: int) -> Choice:
     tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-    function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry), None)
-    if function is None:
-        raise ChoiceError(f"{file}: no function `{entry}`, which every module in {file.parent.name}/ has")
-    pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    options = tuple(_option(file, argument, default) for argument, default in pairs)
-    return Choice(file.stem, _first_line(tree), options, _constants(tree))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in entry}
+    if entry[-1] not in functions:
+        raise ChoiceError(f"{file}: no function `{entry[-1]}`, which every module in {file.parent.name}/ has")
+    options: dict[str, Option] = {}
+    for function in functions.values():
+        for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+            if argument.arg in options:
+                raise ChoiceError(f"{file}: {argument.arg}: an option of two functions. Let one of them have it")
+            options[argument.arg] = _option(file, argument, default)
+    return Choice(file.stem, _first_line(tree), tuple(options.values()), _constants(tree))
 
 
 def _first_line(tree: ast.Module) -> str:
@@ -159,8 +177,9 @@ def _option(file: Path, argument: ast.arg, default: ast.expr | None) -> Option:
         raise ChoiceError(f"{where}: an option's default must be a literal, not `{ast.unparse(default)}`") from None
     annotation, notes = _unwrap(argument.annotation)
     kind, optional, values = _kind(where, annotation)
-    low, high, description = _notes(notes)
-    return Option(argument.arg, kind, value, optional, values, low, high, description)
+    low, high, path, description = _notes(notes)
+    words = tuple(path["words"].split(", ")) if path and path["words"] else ()
+    return Option(argument.arg, kind, value, optional, values, low, high, description, path is not None, words)
 
 
 def _unwrap(annotation: ast.expr) -> tuple[ast.expr, list[str]]:
@@ -188,15 +207,18 @@ def _kind(where: str, annotation: ast.expr) -> tuple[str, bool, tuple[Value, ...
     )
 
 
-def _notes(notes: list[str]) -> tuple[float | None, float | None, str]:
-    low = high = None
+def _notes(notes: list[str]) -> tuple[float | None, float | None, re.Match[str] | None, str]:
+    """Lowest and highest value, what "a path" was noted as, and the description."""
+    low = high = path = None
     description = ""
     for note in notes:
         if match := RANGE.fullmatch(note):
             low, high = (float(match[end]) if match[end] else None for end in ("low", "high"))
+        elif match := PATH.fullmatch(note):
+            path = match
         else:
             description = note
-    return low, high, description
+    return low, high, path, description
 
 
 def _is_generic(annotation: ast.expr, name: str) -> bool:

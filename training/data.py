@@ -7,7 +7,7 @@ consumed, and is the same on any number of ranks (PROTOCOLS §5).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -33,6 +33,10 @@ class Prepared:
 
     path: Path
     identity: str
+    vocabulary: int | None = None
+    """Of the tokens, where there are tokens: the model's."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """Worth telling once: how many documents, duplicates, tokens, shards."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Task:
     model: nn.Module
     samples: dict[Split, int]
     batch: Callable[[Split, Ids], Batch]
-    """Looks up samples by their ids."""
+    """Looks up samples by their ids, and does nothing else: a thread calls it ahead of time (training.prefetch)."""
     loss: Callable[[Callable[..., Tensor], Batch], Tensor]
     """(model, batch) → mean loss over the samples, a scalar."""
     score: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]]
@@ -52,6 +56,8 @@ class Task:
     units_per_sample: int = 1
     facts: dict[str, object] = field(default_factory=dict)
     """Worth telling once, at the start."""
+    by_shard: list[int] = field(default_factory=list)
+    """Training samples in each shard of the data, where it has shards."""
 
 
 class Order:
@@ -138,6 +144,11 @@ class Loader:
         self._first = self._end = 0
         self._known: np.ndarray = np.empty((0, share.size), dtype=np.int64)
 
+    @property
+    def stride(self) -> int:
+        """From one step's position to the next's."""
+        return self._share.global_batch
+
     def ids(self, consumed: int) -> list[Ids]:
         """The micro-batches of the step that begins when `consumed` samples have been consumed, by all ranks."""
         batch = self._share.global_batch
@@ -197,3 +208,9 @@ def cache_dir(run_dir: Path) -> Path:
     own = run_dir / "job" / "cache"
     own.mkdir(parents=True, exist_ok=True)
     return own
+
+
+def accepted(function: Callable[..., object], options: Mapping[str, object]) -> dict[str, object]:
+    """Those of a recipe's options that this function of it declares (each has a default: training.choices)."""
+    declared = getattr(function, "__kwdefaults__", None) or {}
+    return {name: value for name, value in options.items() if name in declared}

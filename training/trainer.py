@@ -18,6 +18,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from training import step as arithmetic
+from training import supply
 from training.best import BestLosses
 from training.cadence import Cadence, mtbf, nodes_here
 from training.checkpoint import (
@@ -31,8 +32,9 @@ from training.checkpoint import (
     tell_committed,
 )
 from training.config import ConfigError, Problem, RunConfig
-from training.data import Ids, Loader, Order, Prepared, Share, Split, Task, cache_dir, derive_seed, fixed_batch
-from training.distributed import Agreed, Agreement, World, broadcast, sum_over_ranks
+from training.data import Loader, Order, Share, Task, cache_dir, derive_seed, fixed_batch
+from training.distributed import Agreed, Agreement, World, sum_over_ranks
+from training.feeding import Feed, Part
 from training.heartbeat import Heartbeat, NullHeartbeat
 from training.manifest import Manifest
 from training.metrics import Meter, StepTimes
@@ -111,9 +113,17 @@ class Trainer:
         recipe, parallel = _module("recipes", config.recipe), _module("parallel", config.parallelism)
         self._check(start)
         self._phase("data")
-        self.prepared = self._prepare_data(recipe, start)
+        self.prepared = supply.prepare(
+            recipe,
+            config,
+            world,
+            cache=cache_dir(self.place.run_dir),
+            identity=start.data if start else None,
+            heartbeat=self.heartbeat,
+            reporter=self.reporter,
+        )
         torch.manual_seed(derive_seed(config.seed))
-        self.task: Task = recipe.build(self.prepared.path, **config.recipe_options())
+        self.task: Task = supply.build(recipe, config, self.prepared)
         self.task.model.to(world.device)
         shape = {axis: world.size if axis == "dp" else 1 for axis in parallel.AXES}
         parallel.check(shape, **config.parallelism_options())
@@ -123,6 +133,8 @@ class Trainer:
         self._forward_backward = getattr(parallel, "forward_backward", arithmetic.forward_backward)
         self.share = self._share(mesh["dp"].get_local_rank(), shape["dp"], start)
         self.loader = Loader(Order(self.task.samples["train"], derive_seed(config.seed, 1)), self.share)
+        end = config.steps * config.global_batch
+        self.feed = Feed(self.task, self.loader, divide=lambda batch: batch, device=world.device, end=end)
         self.optimizer = AdamW(self.task.model.named_parameters(), weight_decay=config.weight_decay)
         self.meter = self._meter()
         self._phase("compile")
@@ -142,19 +154,6 @@ class Trainer:
             raise ConfigError([Problem("run.global_batch", message)])
         if start is not None:
             _check_same_model(self.config, start)
-
-    def _prepare_data(self, recipe: ModuleType, start: Manifest | None) -> Prepared:
-        """Rank 0 makes the data, the others open the very same."""
-        made: Prepared | Exception | None = None
-        if self.world.leads:
-            try:
-                made = recipe.prepare(cache_dir(self.place.run_dir), start.data if start else None)
-            except Exception as error:  # told to all, so that no rank waits for data that never comes
-                made = error
-        agreed: Prepared | Exception = broadcast(self.world, made)
-        if isinstance(agreed, Exception):
-            raise agreed
-        return agreed
 
     def _share(self, index: int, count: int, start: Manifest | None) -> Share:
         """The micro-batch stays what it was when ranks are lost: memory doesn't grow, accumulation does."""
@@ -186,8 +185,8 @@ class Trainer:
         ones; without this, a resumed run would differ from one that went on.
         """
         buffers = {name: buffer.clone() for name, buffer in self.task.model.named_buffers()}
-        ids = self.loader.ids(0)[:1]
-        self._forward_backward(self.task, self.model, self._micro_batches(ids, DISCARDED), self._accumulating)
+        parts = [self.feed.look_up("train", ids) for ids in self.loader.ids(0)[:1]]
+        self._forward_backward(self.task, self.model, self._micro_batches(parts, DISCARDED), self._accumulating)
         self.optimizer.zero_grad()
         for name, buffer in self.task.model.named_buffers():
             buffer.copy_(buffers[name])
@@ -236,6 +235,7 @@ class Trainer:
             versions=_versions(),
             **self.task.facts,
         )
+        supply.tell_prepared(self.reporter, self.prepared, self.task, self.share)
         self._phase("step")
         came = f"from {start.name}" if start else "afresh"
         ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)} on {self.world.device.type}"
@@ -249,8 +249,7 @@ class Trainer:
         self.heartbeat.beat("data", self.step)
         due = self.world.leads and self.cadence.due(self.step + 1)
         self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
-        micro_batches = self._micro_batches(self.loader.ids(self.consumed), self.step)
-        loaded = time.perf_counter()
+        micro_batches = self._micro_batches(self.feed.take(self.consumed), self.step)
         self.heartbeat.beat("step", self.step)
         loss = self._forward_backward(self.task, self.model, micro_batches, self._accumulating)
         norm = arithmetic.clip_gradients(self.optimizer.parameters, self.config.clip)
@@ -260,26 +259,21 @@ class Trainer:
         self.step += 1
         self.consumed += self.config.global_batch
         agreed = self.agreement.end()
-        times = StepTimes(step=time.perf_counter() - began, data=loaded - began)
+        times = StepTimes(step=time.perf_counter() - began, data=self.feed.waited)
         self.cadence.note_step(times.step, saving=agreed.saving)
         self.meter.record(self.step, loss=loss, norm=norm, learning_rate=rate, times=times)
         return agreed
 
-    def _micro_batches(self, ids: list[Ids], step: int) -> list[MicroBatch]:
+    def _micro_batches(self, parts: list[Part], step: int) -> list[MicroBatch]:
         return [
             MicroBatch(
-                batch=self._batch("train", part),
-                weight=len(part) * self.share.count / self.share.global_batch,
-                share=len(part) / self.share.size,
+                batch=part.batch,
+                weight=len(part.ids) * self.share.count / self.share.global_batch,
+                share=len(part.ids) / self.share.size,
                 seed=derive_seed(self.config.seed, step, number, self.share.index),
             )
-            for number, part in enumerate(ids)
+            for number, part in enumerate(parts)
         ]
-
-    def _batch(self, split: Split, ids: Ids) -> tuple[torch.Tensor, ...]:
-        device = self.world.device
-        batch = self.task.batch(split, ids)
-        return batch if device.type == "cpu" else tuple(part.to(device, non_blocking=True) for part in batch)
 
     def _between_steps(self, agreed: Agreed) -> bool:
         """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
@@ -313,7 +307,7 @@ class Trainer:
                 self.heartbeat.beat("validate", self.step)
                 for ids in fixed_batch(batch, samples=samples, share=self.share):
                     seen += len(ids)
-                    for name, mean in self.task.score(self.task.model, self._batch("validation", ids)).items():
+                    for name, mean in self.task.score(self.task.model, self.feed.look_up("validation", ids).batch).items():
                         sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)
                 stopping = self.agreement.now(stop=self.stop.asked).stop
                 if stopping:
@@ -370,6 +364,7 @@ class Trainer:
 
     def _finish(self, stopping: bool) -> bool:
         """The last checkpoint, committed before anybody leaves."""
+        self.feed.close()
         self.meter.flush()
         reason = self.stop.why()
         if stopping and self.world.leads and not self.place.launched:  # the launcher has told it

@@ -1,0 +1,112 @@
+"""Text to tokens: bytes, which need nothing, or a tokenizer.json of Hugging Face's `tokenizers` library."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from training.corpus.errors import DataError
+
+Tokens = np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
+
+AUTO, BYTES = "auto", "bytes"
+END_OF_BYTES = 255
+"""Ends a document of bytes: no UTF-8 text holds it, so 256 tokens are enough, and a byte of disk each."""
+END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]")
+
+
+@dataclass(frozen=True)
+class TokenizerId:
+    """Which tokenizer made some tokens: two are the same if their digests are."""
+
+    name: str
+    sha256: str
+    vocabulary: int
+    """One more than the largest token."""
+    end_of_document: int
+
+    @property
+    def label(self) -> str:
+        """Short, and fit for a file's name."""
+        return self.name if self.name == BYTES else f"{self.name}-{self.sha256[:8]}"
+
+    @property
+    def dtype(self) -> str:
+        """The smallest that holds every token."""
+        return np.min_scalar_type(self.vocabulary - 1).name
+
+
+class Tokenizer(Protocol):
+    @property
+    def id(self) -> TokenizerId: ...
+
+    def encode(self, texts: list[str]) -> list[Tokens]:
+        """The tokens of each text, of the id's dtype, without marks for its beginning or end."""
+        ...
+
+
+class Bytes:
+    """UTF-8's own bytes."""
+
+    def __init__(self) -> None:
+        about = f"UTF-8 bytes, {END_OF_BYTES} ends a document"
+        self.id = TokenizerId(BYTES, hashlib.sha256(about.encode()).hexdigest(), 256, END_OF_BYTES)
+
+    def encode(self, texts: list[str]) -> list[Tokens]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+
+class HuggingFace:
+    """What a tokenizer.json says. One without a token for a document's end gets one more."""
+
+    def __init__(self, path: Path) -> None:
+        content = _read(path)
+        try:
+            import tokenizers  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            message = (
+                "needs the library `tokenizers`, which the job's Python does not have. Install it there "
+                '(pip install tokenizers), or write "bytes".'
+            )
+            raise DataError(message, "tokenizer") from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises plain Exception
+            message = f"{path} is no tokenizer.json that tokenizers {tokenizers.__version__} can read ({error})."
+            raise DataError(message, "tokenizer") from None
+        # What such a file was once used with must not cut or fill documents, nor read `</s>` in a text as the end.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        known = self._tokenizer.get_vocab(with_added_tokens=True)
+        largest = max(known.values(), default=-1)
+        end = next((known[name] for name in END_NAMES if name in known), largest + 1)
+        name = path.parent.name if path.name == "tokenizer.json" else path.stem
+        self.id = TokenizerId(plain(name), hashlib.sha256(content).hexdigest(), max(largest, end) + 1, end)
+
+    def encode(self, texts: list[str]) -> list[Tokens]:
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self.id.dtype) for encoding in found]
+
+
+def load(wanted: str) -> Tokenizer:
+    """`auto` and `bytes`: bytes; else the file of that path."""
+    return Bytes() if wanted in (AUTO, BYTES) else HuggingFace(Path(wanted).expanduser())
+
+
+def plain(name: str) -> str:
+    """A name made fit to be part of a folder's: letters, digits, dots, dashes."""
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
+    return kept.strip(".-")[:40] or "data"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"{path} can't be read ({error.strerror}). Name a tokenizer.json that the job can read."
+        raise DataError(message, "tokenizer") from None

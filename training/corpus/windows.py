@@ -1,0 +1,58 @@
+"""The samples of one split: windows of `context` + 1 consecutive tokens, read straight from the mapped shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from training.corpus.errors import DataError
+from training.corpus.shards import Index
+from training.data import Ids, Split
+
+Windowed = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
+
+class Windows:
+    """Each window starts where the one before is predicted last, so that every position is a target once an epoch.
+
+    None crosses a shard's end: of each shard at most `context` positions are left over.
+    """
+
+    def __init__(self, folder: Path, index: Index, split: Split, context: int) -> None:
+        little = np.dtype(index.dtype).newbyteorder("<")
+        shards = [shard for shard in index.shards(split) if shard.tokens]
+        self._files = [folder / shard.file for shard in shards]
+        self._tokens = [np.memmap(file, dtype=little, mode="r") for file in self._files]
+        self._vocabulary = index.tokenizer.vocabulary
+        # A dtype that the vocabulary fills needs no look at the tokens: none can be too large.
+        self._trusts = np.iinfo(index.dtype).max < self._vocabulary
+        self._context = context
+        self.by_shard = [max(0, (len(tokens) - 1) // context) for tokens in self._tokens]
+        """Windows of each shard."""
+        self._ends = np.cumsum(self.by_shard, dtype=np.int64)
+        if not len(self):
+            longest = max((shard.tokens for shard in shards), default=0)
+            most = f"Take at most {longest - 1}, or more data" if longest > 1 else "More data is needed"
+            how = " or a larger validation_percent" if split == "validation" else ""
+            message = f"{context} is longer than the {split} data, {longest:,} tokens. {most}{how}."
+            raise DataError(message, "context")
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, ids: Ids) -> Windowed:
+        """(samples, context + 1)."""
+        rows = np.empty((len(ids), self._context + 1), dtype=np.int64)
+        shards = np.searchsorted(self._ends, ids, side="right")
+        for row, (shard, sample) in enumerate(zip(shards.tolist(), ids.tolist(), strict=True)):
+            start = (sample - (int(self._ends[shard - 1]) if shard else 0)) * self._context
+            rows[row] = self._tokens[shard][start : start + self._context + 1]
+        if not self._trusts and len(rows) and (largest := int(rows.max())) >= self._vocabulary:
+            wrong = self._files[int(shards[int(rows.max(axis=1).argmax())])]
+            message = (
+                f"{wrong} holds token {largest}, but its tokenizer has only {self._vocabulary}. Was it made with "
+                "another? Make the shards anew."
+            )
+            raise DataError(message, "source")
+        return rows
