@@ -116,7 +116,9 @@ def _train(
 
 def _fail(reporter: Reporter, error: BaseException) -> None:
     """Says why, and ends without waiting for threads that may wait for peers that are gone."""
-    if isinstance(error, config.ConfigError | manifest.CheckpointError):
+    from training.corpus.errors import DataError
+
+    if isinstance(error, config.ConfigError | manifest.CheckpointError | DataError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)
