@@ -28,7 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from training import choices
+from training import choices, shape
 from training.choices import Choice, Value
 
 
@@ -66,7 +66,13 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     recipe: str = Field("language", json_schema_extra=_names("recipes"), description="What is trained, on what data.")
-    parallelism: str = Field("ddp", json_schema_extra=_names("parallel"), description="How the ranks share the work.")
+    parallelism: str = Field(
+        "ddp", json_schema_extra=_names("parallel"), description="How the ranks that the batch is divided over share."
+    )
+    mesh: dict[str, int] = Field(
+        default_factory=dict,
+        description="Ranks along each axis (pp, dp, shard, cp, tp); parallelism's own axis takes what is left over.",
+    )
     steps: int = Field(200, ge=1, le=100_000_000, description="Optimizer steps.")
     global_batch: int = Field(
         32,
@@ -183,10 +189,21 @@ class RunConfig(BaseModel):
     def _is_parallelism(cls, name: str) -> str:
         return _chosen("parallel", name)
 
+    @field_validator("mesh")
+    @classmethod
+    def _is_mesh(cls, mesh: dict[str, int]) -> dict[str, int]:
+        known = {axis: "" for name in choices.names("parallel") for axis in shape.axes_of(name)}
+        for axis, size in mesh.items():
+            if axis not in known:
+                raise ValueError(f'"{axis}" is no axis. {choices.suggest(axis, list(known))}')
+            if size < 1:
+                raise ValueError(f"{axis} is {size}. The smallest allowed is 1.")
+        return mesh
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         chosen = {self.recipe: choices.get("recipes", self.recipe)}
-        chosen[self.parallelism] = choices.get("parallel", self.parallelism)
+        chosen |= {name: choices.get("parallel", name) for name in shape.modules(self)}
         wrong = [line for table, given in self.options.items() for line in self._wrong_options(chosen, table, given)]
         if wrong:
             # Raised inside a validator, these keep their own places: run.language.layers, not run.
@@ -197,9 +214,12 @@ class RunConfig(BaseModel):
 
     def _wrong_options(self, chosen: Mapping[str, Choice], table: str, given: object) -> Iterator[InitErrorDetails]:
         if table not in chosen:
+            axes = shape.axes_of(table) if table in choices.names("parallel") else ()
+            own = [axis for axis in axes if axis not in shape.DATA_AXES]
+            remedy = f"give mesh.{own[0]} a size" if own else f"choose {table}"
             message = (
                 f"is a table of options that this run doesn't use (recipe {self.recipe}, parallelism "
-                f"{self.parallelism}). Remove it, or choose {table}."
+                f"{self.parallelism}). Remove it, or {remedy}."
             )
             yield _line((table,), message, given)
         elif not isinstance(given, Mapping):
@@ -213,20 +233,16 @@ class RunConfig(BaseModel):
         """The shape people write: options as tables named after what they belong to, nothing that is None."""
         data: dict[str, Any] = handler(self)
         tables = data.pop("options", {})
+        if not data["mesh"]:
+            del data["mesh"]
         written = {name: value for name, value in data.items() if value is not None}
         written.update(tables)
         return written
 
     def check(self, world_size: int) -> Iterator[Problem]:
         """What can't work on this many ranks, with the nearest values that can."""
-        micro = self.micro_batch or 1
-        unit = world_size * micro
-        if self.global_batch % unit:
-            over = f"{world_size} rank{'s' * (world_size > 1)}" + (f" × micro batch {micro}" if micro > 1 else "")
-            yield Problem(
-                "global_batch",
-                f"{self.global_batch} does not divide over {over}. {_nearest_multiples(self.global_batch, unit)}",
-            )
+        for misfit in shape.check(self, world_size):
+            yield Problem(misfit.field, str(misfit))
         if self.warmup_steps >= self.steps > 1:
             yield Problem(
                 "warmup_steps",
@@ -237,8 +253,9 @@ class RunConfig(BaseModel):
     def recipe_options(self) -> dict[str, Value]:
         return dict(self.options.get(self.recipe, {}))
 
-    def parallelism_options(self) -> dict[str, Value]:
-        return dict(self.options.get(self.parallelism, {}))
+    def options_of(self, name: str) -> dict[str, Value]:
+        """Of one of the run's parallelisms."""
+        return dict(self.options.get(name, {}))
 
     def hash(self) -> str:
         """Of everything that decides the numbers a run computes; a checkpoint remembers it."""
@@ -323,9 +340,3 @@ def _chosen(kind: str, name: str) -> str:
     if name not in known:
         raise ValueError(f'"{name}" does not exist. {choices.suggest(name, known)}')
     return name
-
-
-def _nearest_multiples(value: int, unit: int) -> str:
-    below = value // unit * unit
-    above = below + unit
-    return f"Nearest that do: {below} or {above}." if below else f"The nearest that does: {above}."

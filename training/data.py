@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from training.dims import Dims
+
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -51,6 +54,12 @@ class Task:
     """(model, batch) → mean loss over the samples, a scalar."""
     score: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]]
     """(model, batch) → means over the samples; "loss" is among them. Reported as validation_<name>."""
+    initialise: Callable[[str, Tensor, torch.Generator], None] | None = None
+    """(name, whole parameter, generator): fills it. A model whose task has one is made without memory, its weights are
+    filled once it is cut, the same on every layout; any other model comes with its weights."""
+    inputs: Callable[[Batch], Tensor] | None = None
+    """batch → what the model is called with. A pipeline, whose first stage has no loss, needs it."""
+    dims: Dims | None = None
     unit: str = "samples"
     """What throughput counts: tokens or samples."""
     units_per_sample: int = 1

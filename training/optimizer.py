@@ -7,13 +7,39 @@ any layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
+
+
+class Optimizer(Protocol):
+    """What the training loop asks of one."""
+
+    parameters: list[nn.Parameter]
+
+    def step(self, learning_rate: float, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
+        """One step from the gradients divided by `grad_scale`; none where `found_inf` is 1 (float32 scalars)."""
+
+    def zero_grad(self) -> None: ...
+
+    def state(self) -> dict[str, object]:
+        """The very tensors, by name: to save, or to read a checkpoint into."""
+
+
+def decayed(parameter: Tensor) -> bool:
+    """Gains and biases are not decayed."""
+    return parameter.ndim >= 2
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it, the very memory: AdamW works number by number, however they are laid out."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
 class AdamW:
@@ -26,25 +52,23 @@ class AdamW:
         """Optimizer steps taken, a float32 scalar as the kernel wants it."""
         self.means = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
         self.squares = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
-        # Gains and biases are not decayed.
         self._groups = [
-            _Group([name for name, parameter in named.items() if (parameter.ndim >= 2) == decayed], named, self, decay)
-            for decayed, decay in ((True, weight_decay), (False, 0.0))
+            _Group([name for name, parameter in named.items() if decayed(parameter) == wanted], named, self, decay)
+            for wanted, decay in ((True, weight_decay), (False, 0.0))
         ]
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         """One step from the gradients that the parameters hold."""
-        self.steps += 1
+        self.steps += 1 if found_inf is None else 1 - found_inf
         for group in self._groups:
-            group.step(self.steps, learning_rate)
+            group.step(self.steps, learning_rate, grad_scale, found_inf)
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
     def state(self) -> dict[str, object]:
-        """The very tensors, by name: to save, or to read a checkpoint into."""
         return {"steps": self.steps, "means": self.means, "squares": self.squares}
 
 
@@ -52,24 +76,21 @@ class _Group:
     """Parameters of one weight decay, as the lists that the kernel takes."""
 
     def __init__(self, names: list[str], named: dict[str, nn.Parameter], owner: AdamW, decay: float) -> None:
-        self._parameters: list[Tensor] = [named[name] for name in names]
-        self._means = [owner.means[name] for name in names]
-        self._squares = [owner.squares[name] for name in names]
+        self._parameters = [named[name] for name in names]
+        self._means = [local(owner.means[name]) for name in names]
+        self._squares = [local(owner.squares[name]) for name in names]
         self._decay = decay
 
-    def step(self, steps: Tensor, learning_rate: float) -> None:
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if len(gradients) != len(self._parameters):
-            raise RuntimeError("a parameter took no part in the loss, so it has no gradient")
-        if not gradients:
+    def step(self, steps: Tensor, learning_rate: float, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        if not self._parameters:
             return
         torch._fused_adamw_(
-            self._parameters,
-            gradients,
+            [local(parameter) for parameter in self._parameters],
+            gradients_of(self._parameters),
             self._means,
             self._squares,
             [],
-            [steps] * len(gradients),
+            [steps] * len(self._parameters),
             lr=learning_rate,
             beta1=BETAS[0],
             beta2=BETAS[1],
@@ -77,4 +98,14 @@ class _Group:
             eps=EPSILON,
             amsgrad=False,
             maximize=False,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
+
+
+def gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """What this rank holds of each gradient."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if len(gradients) != len(parameters):
+        raise RuntimeError("a parameter took no part in the loss, so it has no gradient")
+    return gradients

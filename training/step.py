@@ -57,9 +57,9 @@ def seed_model(seed: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def clip_gradients(parameters: list[nn.Parameter], largest: float) -> Tensor:
-    """The global norm before clipping, a scalar on the device; 0 clips nothing."""
-    return nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf)
+def clip_scale(norm: Tensor, largest: float) -> Tensor | None:
+    """What to divide the gradients by so that their norm is at most `largest`; 0 clips nothing."""
+    return (norm / largest).clamp(min=1.0) if largest > 0 else None
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

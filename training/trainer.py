@@ -11,14 +11,13 @@ import importlib
 import platform
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
 
+from training import meshes, supply
 from training import step as arithmetic
-from training import supply
 from training.best import BestLosses
 from training.cadence import Cadence, mtbf, nodes_here
 from training.checkpoint import (
@@ -31,6 +30,7 @@ from training.checkpoint import (
     remember,
     tell_committed,
 )
+from training.composing import Composed
 from training.config import ConfigError, Problem, RunConfig
 from training.data import Loader, Order, Share, Task, cache_dir, derive_seed, fixed_batch
 from training.distributed import Agreed, Agreement, World, sum_over_ranks
@@ -38,7 +38,7 @@ from training.feeding import Feed, Part
 from training.heartbeat import Heartbeat, NullHeartbeat
 from training.manifest import Manifest
 from training.metrics import Meter, StepTimes
-from training.optimizer import AdamW
+from training.norms import GradientNorm
 from training.place import Place
 from training.pruning import Keep
 from training.report import AnyReporter
@@ -110,7 +110,7 @@ class Trainer:
     def _prepare(self, start: Manifest | None) -> None:
         """Data, model, optimizer; then one pass that is thrown away, and only then the state."""
         config, world = self.config, self.world
-        recipe, parallel = _module("recipes", config.recipe), _module("parallel", config.parallelism)
+        recipe = importlib.import_module(f"training.recipes.{config.recipe}")
         self._check(start)
         self._phase("data")
         self.prepared = supply.prepare(
@@ -124,18 +124,13 @@ class Trainer:
         )
         torch.manual_seed(derive_seed(config.seed))
         self.task: Task = supply.build(recipe, config, self.prepared)
-        self.task.model.to(world.device)
-        shape = {axis: world.size if axis == "dp" else 1 for axis in parallel.AXES}
-        parallel.check(shape, **config.parallelism_options())
-        mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=parallel.AXES)
-        self.model = parallel.apply(self.task.model, mesh, **config.parallelism_options())
-        self._accumulating = parallel.accumulating
-        self._forward_backward = getattr(parallel, "forward_backward", arithmetic.forward_backward)
-        self.share = self._share(mesh["dp"].get_local_rank(), shape["dp"], start)
+        self.model = Composed(self.task, config, world)
+        self.share = self._share(*meshes.coordinate(self.model.mesh), start)
         self.loader = Loader(Order(self.task.samples["train"], derive_seed(config.seed, 1)), self.share)
         end = config.steps * config.global_batch
-        self.feed = Feed(self.task, self.loader, divide=lambda batch: batch, device=world.device, end=end)
-        self.optimizer = AdamW(self.task.model.named_parameters(), weight_decay=config.weight_decay)
+        self.feed = Feed(self.task, self.loader, divide=self.model.divide, device=world.device, end=end)
+        self.optimizer = self.model.optimizer()
+        self.norm = GradientNorm(self.optimizer.parameters, self.model.shape)
         self.meter = self._meter()
         self._phase("compile")
         self._discarded_pass()
@@ -159,7 +154,8 @@ class Trainer:
         """The micro-batch stays what it was when ranks are lost: memory doesn't grow, accumulation does."""
         batch = self.config.global_batch
         before = start.layout.get("micro_batch") if start else None
-        micro = self.config.micro_batch or (before if isinstance(before, int) else -(-batch // count))
+        fresh = self.model.micro_batch
+        micro = self.config.micro_batch or (before if isinstance(before, int) and not self.model.is_piped else fresh)
         return Share(index, count, batch, micro)
 
     def _meter(self) -> Meter:
@@ -184,12 +180,13 @@ class Trainer:
         DDP rebuilds its buckets after its first backward, so that pass adds gradients in another order than all later
         ones; without this, a resumed run would differ from one that went on.
         """
-        buffers = {name: buffer.clone() for name, buffer in self.task.model.named_buffers()}
-        parts = [self.feed.look_up("train", ids) for ids in self.loader.ids(0)[:1]]
-        self._forward_backward(self.task, self.model, self._micro_batches(parts, DISCARDED), self._accumulating)
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        ids = self.loader.ids(0)
+        parts = [self.feed.look_up("train", part) for part in (ids if self.model.is_piped else ids[:1])]
+        self.model.forward_backward(self._micro_batches(parts, DISCARDED))
         self.optimizer.zero_grad()
-        for name, buffer in self.task.model.named_buffers():
-            buffer.copy_(buffers[name])
+        for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
     def _restore(self, start: Manifest) -> None:
         self.checkpoints.restore(self._state(), start)
@@ -211,18 +208,19 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds: the very tensors, to copy from or to read into."""
-        return {"model": dict(self.task.model.state_dict()), "optimizer": self.optimizer.state()}
+        return {"model": self.model.state(), "optimizer": self.optimizer.state()}
 
     def _begin(self, start: Manifest | None) -> None:
         if not self.world.leads:
             return
         if start is not None:
             tell_committed(self.reporter, start)  # perhaps it died between commit and report; the portal takes it once
-        parameters = sum(parameter.numel() for parameter in self.task.model.parameters())
+        parameters = self.task.dims.parameters if self.task.dims else _count(self.task.model)
         self.reporter.event(
             "run.started",
             recipe=self.config.recipe,
             parallelism=self.config.parallelism,
+            mesh=dict(self.model.shape),
             steps=self.config.steps,
             start_step=self.step,
             world_size=self.world.size,
@@ -251,10 +249,10 @@ class Trainer:
         self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
         micro_batches = self._micro_batches(self.feed.take(self.consumed), self.step)
         self.heartbeat.beat("step", self.step)
-        loss = self._forward_backward(self.task, self.model, micro_batches, self._accumulating)
-        norm = arithmetic.clip_gradients(self.optimizer.parameters, self.config.clip)
+        loss = self.model.forward_backward(micro_batches)
+        norm = self.norm()
         rate = arithmetic.learning_rate(self.config, self.step)
-        self.optimizer.step(rate)
+        self.optimizer.step(rate, arithmetic.clip_scale(norm, self.config.clip))
         self.optimizer.zero_grad()
         self.step += 1
         self.consumed += self.config.global_batch
@@ -301,18 +299,18 @@ class Trainer:
         sums: dict[str, torch.Tensor] = {}
         seen = 0
         stopping = False
-        self.task.model.eval()
+        self.model.train(False)
         with torch.no_grad():
             for batch in range(batches):
                 self.heartbeat.beat("validate", self.step)
                 for ids in fixed_batch(batch, samples=samples, share=self.share):
                     seen += len(ids)
-                    for name, mean in self.task.score(self.task.model, self.feed.look_up("validation", ids).batch).items():
+                    for name, mean in self.model.score(self.feed.look_up("validation", ids).batch).items():
                         sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)
                 stopping = self.agreement.now(stop=self.stop.asked).stop
                 if stopping:
                     break
-        self.task.model.train()
+        self.model.train()
         if not stopping:
             self._report_validation(sums, seen)
         self._phase("step")
@@ -337,7 +335,7 @@ class Trainer:
         self.heartbeat.beat("save", self.step)
         layout = {
             "parallelism": self.config.parallelism,
-            "axes": {"dp": self.share.count},
+            "axes": dict(self.model.shape),
             "micro_batch": self.share.micro_batch,
             "device": self.world.device.type,
             "threads": torch.get_num_threads(),
@@ -399,6 +397,10 @@ class Trainer:
             print(text, flush=True)
 
 
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def set_determinism(wanted: str) -> None:
     """bitwise: only kernels that give the same bits every time. fast: whatever is fastest."""
     if "torch._inductor" in sys.modules:
@@ -408,10 +410,6 @@ def set_determinism(wanted: str) -> None:
         torch._C._set_deterministic_algorithms(wanted == "bitwise", warn_only=False)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = wanted == "fast"
-
-
-def _module(kind: str, name: str) -> ModuleType:
-    return importlib.import_module(f"training.{kind}.{name}")
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,204 @@
+"""A task's model as the run's parallelisms make it: cut, filled with weights, wrapped, and ready to be trained.
+
+Each parallelism is one module of training/parallel with `AXES`, `check(shape, **options)` and
+`apply(model, mesh, **options)`; the rest is optional: `accumulating(model)`, `forward_backward(task, model, …)`,
+`score(task, model, batch)`, `divide(batch, mesh)`, `surrounding(**options)`, `optimizer(parameters, mesh, …)` and
+`micro_batches(share, shape, **options)`.
+An option called `dtype` that is left out takes the run's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from training import meshes, shape, step
+from training.config import RunConfig
+from training.data import Batch, Task, derive_seed
+from training.distributed import World
+from training.optimizer import AdamW, Optimizer, local
+from training.shape import Shape
+from training.step import MicroBatch
+
+
+class Composed:
+    """What one rank has of the model, and how it is run."""
+
+    def __init__(self, task: Task, config: RunConfig, world: World) -> None:
+        self.task, self._config = task, config
+        self.shape: Shape = shape.shape_of(config, world.size)
+        self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
+        self._modules = {name: shape.load(name) for name in shape.modules(config)}
+        self._options = {name: self._options_of(name, module) for name, module in self._modules.items()}
+        self.parts: list[nn.Module] = [task.model]
+        """The pieces of the model on this rank, under their own names: one, or the stages of a pipeline."""
+        self._whole: nn.Module = task.model
+        """What is called: the model as the last parallelism left it, or a pipeline."""
+        self._apply(world.device)
+        self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
+        self._accumulating = getattr(self._data, "accumulating", _nothing)
+        self._forward_backward = self._function("forward_backward", step.forward_backward)
+        self._score = self._function("score", _score)
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own loss, a scalar."""
+        with self._surrounded():
+            loss = self._forward_backward(self.task, self._whole, micro_batches, self._accumulating)
+        for parameter in self._laid_out:
+            _lay_out_gradient(parameter)
+        return whole_of(loss)
+
+    def score(self, batch: Batch) -> dict[str, Tensor]:
+        """The task's means over this rank's part of a batch."""
+        with self._surrounded():
+            return {name: whole_of(mean) for name, mean in self._score(self.task, self._whole, batch).items()}
+
+    def divide(self, batch: Batch) -> Batch:
+        """What of its samples this rank looks at."""
+        for module in self._modules.values():
+            if hasattr(module, "divide"):
+                batch = module.divide(batch, self.mesh)
+        return batch
+
+    def optimizer(self) -> Optimizer:
+        make: Callable[..., Optimizer] | None = getattr(self._data, "optimizer", None)
+        decay = self._config.weight_decay
+        if make is None:
+            return AdamW(self.named_parameters(), weight_decay=decay)
+        return make(self.named_parameters(), self.mesh, weight_decay=decay)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by their names in the whole model: to save, or to read a checkpoint into."""
+        return {name: value for part in self.parts for name, value in part.state_dict().items()}
+
+    def buffers(self) -> list[Tensor]:
+        return [buffer for part in self.parts for buffer in part.buffers()]
+
+    def train(self, mode: bool = True) -> None:
+        for part in self.parts:
+            part.train(mode)
+
+    @property
+    def is_piped(self) -> bool:
+        return self.shape["pp"] > 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that go through the model at once, where the run doesn't say: all of this rank's, or a pipeline's."""
+        share = -(-self._config.global_batch // self.shape.coordinates)
+        cuts = [
+            module.micro_batches(share, self.shape, **self._options[name])
+            for name, module in self._modules.items()
+            if hasattr(module, "micro_batches")
+        ]
+        return -(-share // max(cuts, default=1))
+
+    # Making it.
+
+    @property
+    def _data(self) -> ModuleType:
+        return self._modules[self._config.parallelism]
+
+    def _options_of(self, name: str, module: ModuleType) -> dict[str, Any]:
+        options: dict[str, Any] = self._config.options_of(name)
+        if "dtype" in inspect.signature(module.apply).parameters and options.get("dtype") is None:
+            options["dtype"] = self._config.dtype
+        return options
+
+    def _apply(self, device: torch.device) -> None:
+        *others, data = self._modules
+        is_empty = self.task.initialise is not None
+        if not is_empty:
+            self.task.model.to(device)
+        for name in others:
+            self._wrap(name)
+        if is_empty and not getattr(self._data, "WITHOUT_WEIGHTS", False):
+            self._fill(device)
+            is_empty = False
+        self._wrap(data)
+        if is_empty:
+            self._fill(device)
+
+    def _wrap(self, name: str) -> None:
+        """Applies one parallelism: to the model, or to each stage that the pipeline has made of it."""
+        apply: Callable[..., nn.Module] = self._modules[name].apply
+        stages = getattr(self._whole, "parts", None) if self.is_piped else None
+        if stages is None:
+            self._whole = apply(self._whole, self.mesh, **self._options[name])
+            if name == "pipeline":
+                self.parts = list(self._whole.parts)  # type: ignore[arg-type]
+            return
+        for index, stage in enumerate(stages):
+            stages[index] = apply(stage, self.mesh, **self._options[name])
+
+    def _fill(self, device: torch.device) -> None:
+        """Memory for every parameter, and weights that depend on the run's seed and the parameter's name alone."""
+        assert self.task.initialise is not None
+        for part in self.parts:
+            part.to_empty(device="cpu" if self._options[self._config.parallelism].get("offload") else device)
+            for name, parameter in part.named_parameters():
+                generator = torch.Generator(device).manual_seed(self._seed_of(name))
+                whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                self.task.initialise(name, whole, generator)
+                with torch.no_grad():
+                    local(parameter).copy_(part_of(whole, parameter))
+
+    def _seed_of(self, name: str) -> int:
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        return derive_seed(self._config.seed, number)
+
+    # Running it.
+
+    def _function(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        found = (getattr(module, name) for module in self._modules.values() if hasattr(module, name))
+        return next(found, default)
+
+    def _surrounded(self) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        for name, module in self._modules.items():
+            if hasattr(module, "surrounding"):
+                stack.enter_context(module.surrounding(**self._options[name]))
+        return stack
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def _lay_out_gradient(parameter: Any) -> None:
+    """As the parameter is. Tensor parallelism leaves some still to be summed, and a split embedding's whole."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, laid out as `like` is."""
+    if not hasattr(like, "placements"):
+        return whole
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(whole.shape, like.device_mesh, like.placements)  # type: ignore[attr-defined]
+    return whole[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
+
+
+def _nothing(model: nn.Module) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _score(task: Task, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    return task.score(model, batch)

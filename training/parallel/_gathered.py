@@ -1,0 +1,56 @@
+"""Attention of a part of the queries to all keys and values, which every rank gathers."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
+
+
+class GatheredAttention:
+    """As a model's `attend`: (samples, heads, T / ranks, head_width) of this rank's two chunks."""
+
+    def __init__(self, context: int, axis: DeviceMesh) -> None:
+        self._rank, self._count, self._group = axis.get_local_rank(), axis.size(), axis.get_group()
+        self._chunk = context // (2 * self._count)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = _Gathered.apply(torch.stack((key, value)), self._group, self._chunk).unbind(0)  # type: ignore[no-untyped-call]
+        chunks = (self._rank, 2 * self._count - 1 - self._rank)
+        parts = zip(torch.split(query, self._chunk, dim=2), chunks, strict=True)
+        return torch.cat([self._attend(part, keys, values, (chunk + 1) * self._chunk) for part, chunk in parts], dim=2)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, seen: int) -> Tensor:
+        """A chunk's queries to the first `seen` places, of which the last are its own."""
+        grouped = query.shape[1] != keys.shape[1]
+        bias = causal_lower_right(query.shape[2], seen)
+        key, value = keys[:, :, :seen], values[:, :, :seen]
+        if grouped:
+            times = query.shape[1] // keys.shape[1]
+            key, value = key.repeat_interleave(times, dim=1), value.repeat_interleave(times, dim=1)
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+
+class _Gathered(torch.autograd.Function):
+    """(…, T / ranks, head_width) of every rank → (…, T, head_width) in the sample's own order; backward: the sum."""
+
+    @staticmethod
+    def forward(ctx, mine: Tensor, group: dist.ProcessGroup, chunk: int) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.group, ctx.chunk = group, chunk
+        parts = mine.new_empty((group.size() * mine.shape[0], *mine.shape[1:]))
+        dist.all_gather_into_tensor(parts, mine.contiguous(), group=group)
+        parts = parts.view(group.size(), *mine.shape)
+        fronts = [part.narrow(-2, 0, chunk) for part in parts]
+        backs = [part.narrow(-2, chunk, chunk) for part in reversed(parts.unbind(0))]
+        return torch.cat([*fronts, *backs], dim=-2)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+        count, chunks = ctx.group.size(), torch.split(gradient, ctx.chunk, dim=-2)
+        parts = torch.cat([torch.cat((chunks[r], chunks[2 * count - 1 - r]), dim=-2) for r in range(count)])
+        mine = gradient.new_empty((parts.shape[0] // count, *parts.shape[1:]))
+        dist.reduce_scatter_tensor(mine, parts, group=ctx.group)
+        return mine, None, None

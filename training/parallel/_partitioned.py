@@ -1,0 +1,65 @@
+"""AdamW whose state is divided over the ranks, each parameter's whole state on one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from training.optimizer import BETAS, EPSILON, decayed
+
+
+class PartitionedAdamW:
+    """torch's class divides and sends; the state is kept by name here, so a checkpoint resumes on any number of ranks.
+
+    (Its own state_dict must first be gathered on one rank, which would hold what no rank is meant to hold.)
+    """
+
+    def __init__(
+        self, parameters: Iterable[tuple[str, nn.Parameter]], group: ProcessGroup, *, weight_decay: float
+    ) -> None:
+        named = {name: parameter for name, parameter in parameters if parameter.requires_grad}
+        self.parameters = list(named.values())
+        groups = [
+            {"params": [p for p in self.parameters if decayed(p) == wanted], "weight_decay": decay}
+            for wanted, decay in ((True, weight_decay), (False, 0.0))
+        ]
+        self._whole: Any = ZeroRedundancyOptimizer(
+            [group for group in groups if group["params"]],
+            optimizer_class=torch.optim.AdamW,
+            process_group=group,
+            betas=BETAS,
+            eps=EPSILON,
+            fused=True,
+            lr=0.0,
+        )
+        self._mine: Any = self._whole.optim
+        names = {parameter: name for name, parameter in named.items()}
+        self.steps = torch.zeros((), device=self.parameters[0].device)
+        self.means: dict[str, Tensor] = {}
+        self.squares: dict[str, Tensor] = {}
+        for parameter in (p for group in self._mine.param_groups for p in group["params"]):
+            mean, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            self.means[names[parameter]], self.squares[names[parameter]] = mean, square
+            self._mine.state[parameter] = {"step": self.steps.clone(), "exp_avg": mean, "exp_avg_sq": square}
+
+    def step(self, learning_rate: float, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
+        for group in (*self._whole.param_groups, *self._mine.param_groups):
+            group["lr"] = learning_rate
+        for state in self._mine.state.values():
+            state["step"].copy_(self.steps)
+        self._mine.grad_scale, self._mine.found_inf = grad_scale, found_inf
+        self._whole.step()
+        self.steps += 1 if found_inf is None else 1 - found_inf
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def state(self) -> dict[str, object]:
+        """This rank's part, by parameter name."""
+        return {"steps": self.steps, "means": self.means, "squares": self.squares}

@@ -1,0 +1,45 @@
+"""As ddp, but the optimizer's state is divided over the ranks (ZeRO-1, arXiv 1910.02054; ZeroRedundancyOptimizer)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
+
+from training.parallel import ddp
+from training.shape import Misfit, Shape
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from training.optimizer import Optimizer
+
+AXES = ("dp",)
+
+
+def check(shape: Shape, **options: object) -> None:
+    for axis in ("tp", "pp"):
+        if shape[axis] > 1:
+            message = f'zero1 divides the state of whole models only. With mesh.{axis} write parallelism = "fsdp".'
+            raise Misfit("parallelism", message)
+
+
+def apply(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    bucket_mib: Annotated[float, "0.1..4000", "Gradients are reduced in buckets of this size."] = 25.0,
+) -> nn.Module:
+    return ddp.apply(model, mesh, bucket_mib=bucket_mib)
+
+
+def accumulating(model: nn.Module) -> AbstractContextManager[None]:
+    return ddp.accumulating(model)
+
+
+def optimizer(parameters: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh, *, weight_decay: float) -> Optimizer:
+    """Steps this rank's part of the parameters and sends them to the others."""
+    from training.parallel._partitioned import PartitionedAdamW
+
+    return PartitionedAdamW(parameters, mesh["dp"].get_group(), weight_decay=weight_decay)

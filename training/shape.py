@@ -1,0 +1,186 @@
+"""How many ranks lie along each axis of the mesh, and whether that can work; checked without torch, before allocation.
+
+    [run]
+    parallelism = "fsdp"       # what is done with the ranks that the batch is divided over
+    [run.mesh]
+    tp = 2                     # two ranks share each matrix; all that are left go to fsdp's own axis, shard
+
+Outermost first: pp, the stages of a pipeline; dp, replicas; shard, replicas that hold a part each; cp, parts of the
+context; tp, parts of each matrix. Neighbours on the innermost axis exchange most, so they should share a node.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from training import choices
+from training.dims import Dims
+
+if TYPE_CHECKING:
+    from training.config import RunConfig
+
+AXES = ("pp", "dp", "shard", "cp", "tp")
+DATA_AXES = ("dp", "shard")
+"""Along these every rank has samples of its own."""
+
+
+class Misfit(ValueError):
+    """A setting that can't work on these ranks; `field` is its path below [run]."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Shape(Mapping[str, int]):
+    """Axis → ranks along it; an axis that is not there has one."""
+
+    sizes: Mapping[str, int]
+    """Outermost first."""
+    dims: Dims | None = None
+    """The model's, where its recipe tells them."""
+    global_batch: int = 1
+    micro_batch: int | None = None
+
+    def __getitem__(self, axis: str) -> int:
+        return self.sizes.get(axis, 1)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(self.sizes.values())
+
+    @property
+    def coordinates(self) -> int:
+        """Data-parallel coordinates: the global batch is divided over so many."""
+        return self["dp"] * self["shard"]
+
+    def __str__(self) -> str:
+        return " × ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+
+
+def owners(data: str, axes: Mapping[str, int]) -> dict[str, str]:
+    """Axis → the module that works along it: the chosen parallelism's own axes, and those that are given."""
+    own = dict.fromkeys(axes_of(data), data)
+    others = {axis: name for name in choices.names("parallel") for axis in axes_of(name) if axis not in DATA_AXES}
+    return {axis: name for axis, name in {**others, **own}.items() if axis in own or axis in axes}
+
+
+def axes_of(name: str) -> tuple[str, ...]:
+    found = choices.get("parallel", name).constants.get("AXES", ())
+    return tuple(found) if isinstance(found, tuple | list) else ()
+
+
+def modules(config: RunConfig) -> list[str]:
+    """The parallelisms of a run in the order in which they are applied: a cut into stages first, the data's last."""
+    found = owners(config.parallelism, config.mesh)
+    order = ["pp", *(axis for axis in found if axis not in AXES), "tp", "cp"]
+    return [*(found[axis] for axis in order if axis in found and found[axis] != config.parallelism), config.parallelism]
+
+
+def shape_of(config: RunConfig, world_size: int) -> Shape:
+    """The run's mesh on so many ranks; Misfit with the nearest that works if there is none."""
+    own = axes_of(config.parallelism)
+    for axis in config.mesh:
+        if axis in DATA_AXES and axis not in own:
+            raise Misfit(f"mesh.{axis}", f"is no axis of {config.parallelism}. {_with_axis(axis)}")
+    rest = next((axis for axis in reversed(own) if axis not in config.mesh), None)
+    given = math.prod(config.mesh.values())
+    if world_size % given or (rest is None and given != world_size):
+        raise _uneven(config, world_size, given)
+    sizes = {axis: config.mesh.get(axis, 1) for axis in (*own, *config.mesh)}
+    if rest is not None:
+        sizes[rest] = world_size // given
+    order = [*AXES, *(axis for axis in sizes if axis not in AXES)]
+    ordered = {axis: sizes[axis] for axis in order if axis in sizes and (sizes[axis] > 1 or axis == own[-1])}
+    return Shape(ordered, _dims(config), config.global_batch, config.micro_batch)
+
+
+def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
+    """Everything about the mesh that can't work on so many ranks."""
+    try:
+        shape = shape_of(config, world_size)
+    except Misfit as misfit:
+        yield misfit
+        return
+    unit = shape.coordinates * (config.micro_batch or 1)
+    if config.global_batch % unit:
+        yield Misfit("global_batch", _uneven_batch(config, shape, unit))
+    for name in modules(config):
+        try:
+            load(name).check(shape, **config.options_of(name))
+        except Misfit as misfit:
+            yield misfit
+        except ValueError as error:
+            yield Misfit(f"mesh.{axes_of(name)[0]}", str(error))
+
+
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"training.parallel.{name}")
+
+
+def nearest_divisors(wanted: int, of: int) -> str:
+    """`Nearest that do: 2 or 4.`"""
+    divisors = [number for number in range(1, of + 1) if of % number == 0]
+    below = max((number for number in divisors if number <= wanted), default=None)
+    above = min((number for number in divisors if number > wanted), default=None)
+    return _either([number for number in (below, above) if number is not None])
+
+
+def nearest_multiples(value: int, unit: int) -> str:
+    below = value // unit * unit
+    return _either([number for number in (below, below + unit) if number])
+
+
+def _either(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"The nearest that does: {numbers[0]}."
+    return f"Nearest that do: {' or '.join(map(str, numbers))}."
+
+
+def _dims(config: RunConfig) -> Dims | None:
+    recipe = importlib.import_module(f"training.recipes.{config.recipe}")
+    if not hasattr(recipe, "dims"):
+        return None
+    try:
+        found: Dims = recipe.dims(**config.recipe_options())
+    except ValueError as error:
+        raise Misfit(config.recipe, str(error)) from None
+    return found
+
+
+def _with_axis(axis: str) -> str:
+    names = [name for name in choices.names("parallel") if axis in axes_of(name)]
+    return f'Write parallelism = "{names[0]}", or leave the axis out.' if names else "Leave it out."
+
+
+def _uneven(config: RunConfig, world_size: int, given: int) -> Misfit:
+    ranks = f"{world_size} rank{'s' * (world_size > 1)}"
+    product = " × ".join(f"{axis} {size}" for axis, size in config.mesh.items())
+    largest = max(config.mesh, key=lambda axis: config.mesh[axis])
+    others = given // config.mesh[largest]
+    if world_size % others:
+        return Misfit("mesh", f"{product} does not fit {ranks}. {nearest_multiples(world_size, given)[:-1]} ranks.")
+    fits = nearest_divisors(config.mesh[largest], world_size // others)
+    if all(axis in config.mesh for axis in axes_of(config.parallelism)):
+        fits = f"Write {world_size // others}, or leave it out: it takes what is left over."
+    return Misfit(f"mesh.{largest}", f"{product} = {given} does not divide {ranks}. {fits}")
+
+
+def _uneven_batch(config: RunConfig, shape: Shape, unit: int) -> str:
+    count = shape.coordinates
+    what = "rank" if count == shape.world_size else "data-parallel coordinate"
+    micro = f" × micro batch {config.micro_batch}" if (config.micro_batch or 1) > 1 else ""
+    over = f"{count} {what}{'s' * (count > 1)}{micro}"
+    return f"{config.global_batch} does not divide over {over}. {nearest_multiples(config.global_batch, unit)}"
