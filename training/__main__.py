@@ -82,13 +82,11 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
         hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
         heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
     assert heartbeat is not None
-    stop.watch(where.attempt_dir)
+    stop.watch(where.attempt_dir, where.incarnation)
     return _train(run, where, world, heartbeat, stop)
 
 
-def _train(
-    run: config.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest
-) -> int:
+def _train(run: config.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest) -> int:
     settings = run.config
     from training import distributed
     from training.trainer import Trainer, set_determinism

@@ -83,7 +83,7 @@ def _copy_reporting(attempt_dir: Path) -> Path:
 def _fetch_once(plan: Plan, script: Script, code: Path, stopping: Callable[[], bool]) -> None:
     """The first node fetches; the others wait for the folder, or for the first one's failure."""
     failed = plan.job_dir / "code-failed.json"
-    if plan.leads:
+    if plan.is_first:
         failed.unlink(missing_ok=True)
         try:
             fetch(script.git, script.ref, code, stopping=stopping)

@@ -16,13 +16,14 @@ from pathlib import Path
 from training.rendezvous import read_json, write_json
 
 REQUESTED, STOPPED = "stop-requested", "stopped.json"
+REGROUP = "regroup-"
 
 
 class StopRequest:
     """Whether this rank has been asked. Asking the file system takes a few µs, so every step does."""
 
     def __init__(self) -> None:
-        self._file: str | None = None
+        self._files: tuple[str, ...] = ()
         self._reason = ""
 
     def listen(self, *, launched: bool) -> None:
@@ -32,18 +33,22 @@ class StopRequest:
         if not launched:
             signal.signal(signal.SIGINT, self._on_signal)
 
-    def watch(self, attempt_dir: Path) -> None:
-        self._file = str(attempt_dir / REQUESTED)
+    def watch(self, attempt_dir: Path, incarnation: int = 0) -> None:
+        """Look for the attempt's stop, and for this incarnation's, which another with more nodes shall follow."""
+        self._files = (str(attempt_dir / REQUESTED), str(attempt_dir / f"{REGROUP}{incarnation}"))
 
     @property
     def asked(self) -> bool:
-        if not self._reason and self._file is not None and os.path.exists(self._file):
-            found = read_json(Path(self._file)) or {}
-            self._reason = str(found.get("reason") or "signal")
+        if not self._reason:
+            for file in self._files:
+                if os.path.exists(file):
+                    found = read_json(Path(file)) or {}
+                    self._reason = str(found.get("reason") or "signal")
+                    break
         return bool(self._reason)
 
     def why(self) -> str:
-        """cancel, time_limit or signal, also where another rank was the first to see the request."""
+        """cancel, time_limit, signal or regroup, also where another rank was the first to see the request."""
         return self._reason if self.asked else "signal"
 
     def _on_signal(self, number: int, _frame: object) -> None:

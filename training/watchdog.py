@@ -115,6 +115,11 @@ class Watchdog:
         ranks = sorted(watched.rank for watched in behind)
         return Hang(ranks, longest.phase, max(longest.step, 0), now - longest.changed)
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether every rank has begun its second step: then the start is over."""
+        return all(watched.beat is not None and watched.beat.begun > 1 for watched in self._watched)
+
     def progress(self) -> tuple[str, int]:
         """Phase and step of the rank that is behind."""
         behind = self._behind()

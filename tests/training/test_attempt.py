@@ -178,7 +178,7 @@ def test_a_plan_is_read_from_the_run_and_the_scheduler(run_dir: Path) -> None:
     told = {"SLURM_JOB_ID": "5_1", "SLURM_RESTART_COUNT": "2", "SLURM_NODEID": "1", "SLURM_NNODES": "3"}
     plan = read_plan(run_dir, told)
     assert (plan.scheduler_id, plan.restart_count, plan.node_rank, plan.nodes) == ("5_1", 2, 1, 3)
-    assert (plan.ranks_per_node, plan.world_size, plan.first_rank, plan.leads) == (8, 24, 8, False)
+    assert (plan.ranks_per_node, plan.min_nodes, plan.max_nodes, plan.is_first) == (8, 3, 3, False)
     assert plan.limits == {"step": 90.0}
     assert plan.script is not None
     assert (plan.script.args, plan.script.env) == (("--x", "1"), {"A": "b"})

@@ -64,7 +64,7 @@ def launch(plan: Plan, attempt: Attempt) -> int:
         say(str(error))
         reporter.event("run.failed", error=str(error), exception="BadPlan")
         reporter.close()
-        if plan.leads:
+        if plan.is_first:
             told = Verdict(BAD_PLAN, "failed", error=str(error)).told()
             write_json(attempt.folder / "result.json", told, durable=True)
         Shipping(plan, attempt).drain()

@@ -77,9 +77,17 @@ def read_generation(job_dir: Path) -> int:
 
 
 def raise_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
-    """Take the next generation, exclusively, and publish it; remember what it starts from.
+    """Take the next generation and publish it, where nobody else decides what this launch starts."""
+    generation = claim_generation(job_dir, mine=mine, resume=resume)
+    publish_generation(job_dir, generation)
+    return generation
 
-    `mine` is the generation this launcher last took: where another one stands there now, we are the older launch.
+
+def claim_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
+    """Take the next generation, exclusively; remember what it starts from.
+
+    `mine` is the attempt's last one: where another one stands there now, ours is the older launch. Nothing is fenced
+    before it is published.
     """
     current = read_generation(job_dir)
     if mine is not None and current > mine:
@@ -96,10 +104,27 @@ def raise_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
             break
         except FileExistsError:
             generation += 1  # taken by a launch that died before it published, or that is about to
-    temporary = job_dir / f".GENERATION.{generation}"
-    temporary.write_text(f"{generation}\n")
-    os.replace(temporary, job_dir / "GENERATION")
     return generation
+
+
+def give_up_claim(job_dir: Path, generation: int) -> None:
+    """Of an incarnation that another launcher was quicker to form."""
+    with suppress(OSError):
+        (job_dir / "generations" / str(generation)).unlink()
+
+
+def publish_generation(job_dir: Path, generation: int) -> None:
+    """From now on everything of an older generation stops. By every launcher that takes part, and it only ever rises:
+    one that was paused in here finds the higher marks when it goes on, before it starts anything."""
+    marks = job_dir / "generations"
+    (marks / f"{generation}.published").touch()
+    while True:
+        highest = max(int(mark.name.removesuffix(".published")) for mark in marks.glob("*.published"))
+        if read_generation(job_dir) >= highest:
+            return
+        temporary = job_dir / f".GENERATION.{highest}.{os.getpid()}.{os.urandom(2).hex()}"
+        temporary.write_text(f"{highest}\n")
+        os.replace(temporary, job_dir / "GENERATION")
 
 
 def newest_on_lineage(job_dir: Path) -> str:

@@ -37,7 +37,7 @@ class Capturing:
 
     def begin(self) -> None:
         """Once an attempt, on the leading node: a little later, or with the end if that comes first."""
-        if not self._due and self._plan.leads and not (self._attempt.folder / FILE).exists():
+        if not self._due and self._plan.is_first and not (self._attempt.folder / FILE).exists():
             self._due = time.monotonic() + AFTER_SECONDS
 
     def tend(self, *, at_once: bool = False) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.launch.attempt import Attempt
-from training.launch.members import Incarnation
+from training.launch.incarnation import Incarnation
 from training.launch.plan import BadPlan, Plan
 from training.launch.ranks import inherited
 
@@ -35,10 +35,18 @@ def trainer(plan: Plan) -> Command:
 
 
 def rank_environment(
-    plan: Plan, attempt: Attempt, incarnation: Incarnation, command: Command, *, local_rank: int, store_file: Path
+    plan: Plan,
+    attempt: Attempt,
+    incarnation: Incarnation,
+    command: Command,
+    *,
+    place: int,
+    local_rank: int,
+    store_file: Path,
 ) -> dict[str, str]:
     """The whole environment of one rank: inherited by an allow list, torchrun's names, ours."""
-    rank = plan.first_rank + local_rank
+    nodes, node = len(incarnation.members), place
+    rank, world_size = node * plan.ranks_per_node + local_rank, nodes * plan.ranks_per_node
     return {
         "OMP_NUM_THREADS": str(plan.cpus_per_rank),
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -48,13 +56,13 @@ def rank_environment(
         **command.environment,
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
-        "GROUP_RANK": str(plan.node_rank),
+        "GROUP_RANK": str(node),
         "ROLE_RANK": str(rank),
         "ROLE_NAME": "default",
-        "WORLD_SIZE": str(plan.world_size),
+        "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(plan.ranks_per_node),
-        "GROUP_WORLD_SIZE": str(plan.nodes),
-        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": incarnation.host,
         "MASTER_PORT": str(incarnation.port),
         "TORCHELASTIC_RUN_ID": f"{attempt.number}.{incarnation.generation}",
@@ -62,6 +70,8 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(plan.in_place),
         # Sharing one store between rendezvous and training made recovery hang (PROTOCOLS §6).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # What the run was made to divide over: with fewer ranks it accumulates, or takes uneven shares.
+        "VIGIL_FULL_WORLD_SIZE": str(plan.max_nodes * plan.ranks_per_node),
         "VIGIL_RUN_DIR": str(plan.run_dir),
         "VIGIL_ATTEMPT_DIR": str(attempt.folder),
         "VIGIL_NODE": plan.node,

@@ -42,8 +42,8 @@ class Failure:
 
     @property
     def in_place(self) -> bool:
-        """Whether starting the ranks again may help: not after an exception, nor with a node less."""
-        return self.kind not in {"exception", "node"}
+        """Whether starting the ranks again may help. With a node less it may: if enough are left."""
+        return self.kind != "exception"
 
     def told(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "order"}

@@ -10,23 +10,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from training.launch.attempt import Attempt, Fenced, newest_on_lineage, raise_generation, read_generation
+from training.launch.attempt import Attempt, publish_generation, read_generation
 from training.launch.capturing import Capturing
 from training.launch.environment import Command, rank_environment
-from training.launch.failures import Failure, failure_of, first_failure
-from training.launch.members import MEET_SECONDS, Incarnation, Members, free_port
+from training.launch.failures import Failure, failure_of
+from training.launch.incarnation import Ending, Incarnation, Turn
+from training.launch.leading import FENCED, Leading
+from training.launch.members import Members
 from training.launch.plan import BAD_PLAN, Plan
 from training.launch.ranks import CannotStart, Rank, descendants, kill_all, reap, start
 from training.launch.resources import Meter
 from training.launch.shipping import Shipping
-from training.launch.stop import STOP_SIGNALS, STOPPED, Signals, Stop
-from training.launch.verdict import Budget, Verdict, judge, tell_code
-from training.manifest import DAMAGED, committed
+from training.launch.stop import STOP_SIGNALS, Regroup, Signals, Stop
+from training.launch.verdict import tell_code
+from training.manifest import committed
 from training.rendezvous import write_json
 from training.report import Reporter
-from training.watchdog import Hang, Watchdog, behind_in_collectives
+from training.watchdog import Watchdog
 
 SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer noticed first
 LOOK_SECONDS = 0.25  # between two looks at heartbeats
@@ -48,6 +49,16 @@ class Launcher:
         self._signals, self._reporter, self._say = signals, reporter, say
         self._members = Members(attempt.folder / "members", plan)
         self._stop = Stop(attempt.folder, plan.run_dir, plan.told)
+        self._regroup = Regroup(attempt.folder)
+        self._leading = Leading(
+            plan,
+            attempt,
+            self._members,
+            stop=self._stop,
+            regroup=self._regroup,
+            reporter=reporter,
+            say=say,
+        )
         self._shipping = Shipping(plan, attempt)
         self._capturing = Capturing(plan, attempt, command)
         self._meter = Meter(gpus=plan.gpus_per_node, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
@@ -55,8 +66,10 @@ class Launcher:
         self._next_look = self._grace = 0.0
         self._sampled = -1
         self._next_sample = time.monotonic() + min(1.0, plan.sample_seconds)
-        self._generation: int | None = None
+        self._last: Incarnation | None = None
         self._watchdog: Watchdog | None = None
+        self._started_at = 0.0
+        self._ready_after: float | None = None
 
     def run(self) -> int:
         """All incarnations of this attempt, to its exit code. Nothing that was started is left when this returns."""
@@ -70,76 +83,55 @@ class Launcher:
         return code
 
     def _run(self) -> int:
-        number = self._members.first_number()
-        budget = Budget(self._plan.in_place, newest_on_lineage(self._plan.job_dir))
         while True:
-            incarnation = self._meet(number)
-            if incarnation is None:
-                return self._obey(number)
-            failures = self._supervise(incarnation)
-            self._members.tell_ended(number, failures)
-            if self._plan.leads and (verdict := self._judge(incarnation, budget)):
-                return self._end(verdict)
-            number += 1
+            turn = self._next(self._last)
+            if isinstance(turn, Ending):
+                return self._obey(turn)
+            self._last, place = turn, turn.place(self._members.me)
+            if place < 0:
+                self._say(f"incarnation {turn.number} runs without this node, which stands by")
+                continue
+            publish_generation(self._plan.job_dir, turn.generation)
+            self._members.tell_ended(turn.number, self._supervise(turn, place))
 
     # Meeting.
 
-    def _meet(self, number: int) -> Incarnation | None:
-        """The incarnation with this number, once it is formed; None if the attempt ends instead."""
-        began = time.monotonic()
+    def _next(self, last: Incarnation | None) -> Turn:
+        """What follows `last`, once that is decided: by us, where it is for us to say."""
+        number = last.number + 1 if last else 0
         while True:
             self._keep_house()
-            if self._members.verdict() is not None:
-                return None
-            if self._plan.leads:
-                if self._stop.reason:
-                    return None
-                if not self._members.absent():
-                    return self._form(number)
-                if time.monotonic() - began > MEET_SECONDS:
-                    return None
-            elif found := self._members.formed(number):
-                return found
-            elif self._members.leader_is_lost(began):
-                return None
-            self._wait([], 0.1)
+            if (turn := self._members.turn(number)) is not None:
+                return turn
+            if self._members.is_replaced:
+                self._say("a later launcher of this node has taken over")
+                return Ending(FENCED.told())
+            if self._members.leads(last):
+                self._leading.decide(last)
+                if (turn := self._members.turn(number)) is not None:
+                    return turn
+            self._wait([], 0.05)
 
-    def _form(self, number: int) -> Incarnation | None:
-        try:
-            chosen = self._attempt.resume if number == 0 else ""
-            resume = chosen or newest_on_lineage(self._plan.job_dir)
-            self._generation = raise_generation(self._plan.job_dir, mine=self._generation, resume=resume)
-        except Fenced as fenced:
-            self._say(str(fenced))
-            return None
-        # The port is probed on this node, which is rank 0's.
-        incarnation = Incarnation(number, self._generation, resume, self._members.host(), free_port())
-        self._members.form(incarnation)
-        return incarnation
-
-    def _obey(self, number: int) -> int:
-        """No further incarnation: the leader's verdict, or the leader's own reason not to form one."""
-        verdict = self._members.verdict()
-        if verdict is not None or not self._plan.leads:
-            return 1 if verdict is None else verdict
-        if self._stop.reason:
-            resumable = bool(self._attempt.resume or newest_on_lineage(self._plan.job_dir))
-            return self._end(Verdict(STOPPED if resumable else 143, "stopped", incarnation=number))
-        if self._is_fenced():
-            return self._end(Verdict(1, "fenced", error="a newer launch of this job has taken over"))
-        absent = ", ".join(str(node) for node in self._members.absent())
-        return self._end(Verdict(1, "node", error=f"no launcher appeared on node {absent} within {MEET_SECONDS:.0f} s"))
+    def _obey(self, ending: Ending) -> int:
+        """The attempt's last word, written by whoever comes first: the one who said it may have died since."""
+        if self._members.is_replaced:
+            return ending.exit_code
+        if not (result := self._attempt.folder / "result.json").exists():
+            write_json(result, ending.result, durable=True)
+        tell_code(self._plan, ending.exit_code)
+        return ending.exit_code
 
     # Watching.
 
-    def _supervise(self, incarnation: Incarnation) -> list[Failure]:
+    def _supervise(self, incarnation: Incarnation, place: int) -> list[Failure]:
         """Start the ranks, wait until all have ended, or end them; the failures that were not of our making."""
         try:
-            ranks = self._start(incarnation)
+            ranks = self._start(incarnation, place)
         except CannotStart as error:
             kill_all([], spare=self._spared)  # those that were started before the one that could not be
-            self._members.break_off(incarnation.number, reason="failed", ranks=[self._plan.first_rank])
-            return [Failure(self._plan.first_rank, "exception", BAD_PLAN, error=str(error))]
+            rank = place * self._plan.ranks_per_node
+            self._members.break_off(incarnation.number, reason="failed", ranks=[rank])
+            return [Failure(rank, "exception", BAD_PLAN, error=str(error))]
         try:
             self._watch(ranks, incarnation)
         finally:
@@ -147,30 +139,28 @@ class Launcher:
             kill_all(ranks, spare=self._spared)
         return failures
 
-    def _start(self, incarnation: Incarnation) -> list[Rank]:
+    def _start(self, incarnation: Incarnation, place: int) -> list[Rank]:
         plan, number = self._plan, incarnation.number
         self._say(
-            f"incarnation {number}, generation {incarnation.generation}: from {incarnation.resume or 'the start'}"
+            f"incarnation {number}, generation {incarnation.generation}, node {place} of {len(incarnation.members)}: "
+            f"from {incarnation.resume or 'the start'}"
         )
-        if plan.leads:
-            self._reporter.event(
-                "incarnation.started",
-                incarnation=number,
-                world_size=plan.world_size,
-                generation=incarnation.generation,
-                resumed_from=incarnation.resume,
-            )
-        self._watchdog = None
-        if plan.leads and plan.script is None:
-            self._watchdog = Watchdog(
-                self._attempt.folder, incarnation=number, ranks=range(plan.world_size), limits=plan.limits
-            )
+        self._watchdog, self._started_at, self._ready_after = None, time.monotonic(), None
+        if place == 0 and plan.script is None:
+            world = range(len(incarnation.members) * plan.ranks_per_node)
+            self._watchdog = Watchdog(self._attempt.folder, incarnation=number, ranks=world, limits=plan.limits)
         store_file = self._members.store_file(number)
         ranks = []
         for local_rank in range(plan.ranks_per_node):
-            rank = plan.first_rank + local_rank
+            rank = place * plan.ranks_per_node + local_rank
             environment = rank_environment(
-                plan, self._attempt, incarnation, self._command, local_rank=local_rank, store_file=store_file
+                plan,
+                self._attempt,
+                incarnation,
+                self._command,
+                place=place,
+                local_rank=local_rank,
+                store_file=store_file,
             )
             ranks.append(
                 start(
@@ -189,13 +179,14 @@ class Launcher:
     def _watch(self, ranks: list[Rank], incarnation: Incarnation) -> None:
         """Returns when every rank has ended well, or when the incarnation is broken off."""
         number, settle_until = incarnation.number, None
+        several = len(incarnation.members) > 1
         while True:
-            self._wait(ranks, 0.1 if self._plan.nodes > 1 or settle_until else LOOK_SECONDS)
+            self._wait(ranks, 0.1 if several or settle_until else LOOK_SECONDS)
             self._keep_house(ranks)
             failures = self._failures(ranks, incarnation)
             if not failures and all(rank.poll() for rank in ranks):
                 return
-            broken = self._members.broken(number) if failures or self._plan.nodes > 1 else None
+            broken = self._members.broken(number) if failures or several else None
             if failures and not broken:
                 self._members.break_off(number, reason="failed", ranks=[failure.rank for failure in failures])
             elif not broken and not (broken := self._find_fault(incarnation)):
@@ -206,7 +197,10 @@ class Launcher:
             # A lost peer is only an echo: give the rank that was lost a moment to be seen, here or on its own node.
             settle_until = settle_until or time.monotonic() + SETTLE_SECONDS
             roots = [failure for failure in failures if failure.kind != "lost_peer"]
-            if roots or (broken and broken["reason"] != "failed") or time.monotonic() > settle_until:
+            is_told = (broken and broken["reason"] != "failed") or any(
+                map(self._members.is_known_dead, incarnation.members)
+            )
+            if roots or is_told or time.monotonic() > settle_until:
                 return
 
     def _find_fault(self, incarnation: Incarnation) -> dict[str, object] | None:
@@ -214,21 +208,35 @@ class Launcher:
         number = incarnation.number
         if self._stop.reason and self._stop.seconds > self._grace:
             self._members.break_off(number, reason="grace")
-        elif self._plan.leads and time.monotonic() >= self._next_look:
+        elif time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
-            if self._is_fenced():
+            if self._is_fenced(incarnation):
                 self._members.break_off(number, reason="fenced")
-            elif absent := self._members.absent():
-                lost = [node * self._plan.ranks_per_node for node in absent]
+            elif not self._members.leads(incarnation):
+                return None
+            elif absent := [one for one in incarnation.members if not self._members.is_live(one)]:
+                lost = [incarnation.place(one) * self._plan.ranks_per_node for one in absent]
                 self._members.break_off(number, reason="node", ranks=lost)
             elif self._watchdog and (hang := self._watchdog.look()):
                 self._say(str(hang))
                 self._members.break_off(number, reason="hang", **asdict(hang))
             else:
+                self._look_for_more(incarnation)
                 return None
         else:
             return None
         return self._members.broken(number)
+
+    def _look_for_more(self, incarnation: Incarnation) -> None:
+        """Ask the ranks to end at the next step's boundary where more nodes stand by, and are worth it."""
+        running = time.monotonic() - self._started_at
+        if self._ready_after is None and self._watchdog and self._watchdog.has_stepped:
+            self._ready_after = running
+        if self._regroup.was_asked(incarnation.number):
+            return
+        if self._leading.wants_more(incarnation, ready_after=self._ready_after, running=running):
+            self._say("more nodes stand by: the ranks save, and start again with them")
+            self._regroup.ask(incarnation.number)
 
     def _failures(self, ranks: list[Rank], incarnation: Incarnation) -> list[Failure]:
         """Of the ranks that have ended by themselves, those that did not end well."""
@@ -250,69 +258,9 @@ class Launcher:
         while time.monotonic() < deadline and not all(_size(path) for path in waiting):
             time.sleep(0.02)
 
-    def _is_fenced(self) -> bool:
-        """Whether a newer launch has taken over. What cannot be read is no newer launch."""
-        return self._generation is not None and read_generation(self._plan.job_dir) > self._generation
-
-    # Judging, on the lowest node.
-
-    def _judge(self, incarnation: Incarnation, budget: Budget) -> Verdict | None:
-        failures = self._gather(incarnation.number)
-        broken = self._members.broken(incarnation.number)
-        if self._is_fenced():  # a rank may have noticed before we did
-            broken = {"reason": "fenced"}
-        if broken and broken["reason"] == "hang":
-            failures = self._hung(incarnation.number, broken)
-        verdict = judge(
-            failures,
-            incarnation=incarnation.number,
-            broken=broken,
-            stop=self._stop,
-            budget=budget,
-            newest=newest_on_lineage(self._plan.job_dir),
-            started_from=incarnation.resume,
-            start_is_damaged=self._is_damaged(incarnation),
-        )
-        self._report_end(incarnation, failures, verdict)
-        return verdict
-
-    def _is_damaged(self, incarnation: Incarnation) -> bool:
-        """Whether what this incarnation was to start from was found damaged, and is not what a person chose."""
-        is_chosen = incarnation.number == 0 and bool(self._attempt.resume)
-        start = self._plan.checkpoints / incarnation.resume
-        return bool(incarnation.resume) and not is_chosen and (start / DAMAGED).exists()
-
-    def _gather(self, number: int) -> list[Failure]:
-        """The failures that every node's launcher has told, and the launchers that can tell none any more."""
-        lost: list[int] = []
-        while len(told := self._members.ended(number)) + len(lost) < self._plan.nodes:
-            self._keep_house()
-            self._wait([], 0.05)
-            lost = [node for node in self._members.absent() if node not in told]
-        failures = [failure for failures in told.values() for failure in failures]
-        ranks = [node * self._plan.ranks_per_node for node in lost]
-        return failures + [_lost_node(rank) for rank in ranks]
-
-    def _hung(self, number: int, broken: dict[str, Any]) -> list[Failure]:
-        """The ranks to blame for a hang, now that all have left their evidence."""
-        ranks = behind_in_collectives(self._attempt.folder / "flight", incarnation=number, ranks=broken["ranks"])
-        hang = Hang(ranks, broken["phase"], broken["step"], broken["seconds"])
-        return [Failure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
-
-    def _report_end(self, incarnation: Incarnation, failures: list[Failure], verdict: Verdict | None) -> None:
-        first = first_failure(failures).told() if failures else {"rank": None, "exit_code": 0, "signal": None}
-        again = "starting again" if verdict is None else f"the attempt ends: {verdict.cause}, {verdict.exit_code}"
-        self._say(f"incarnation {incarnation.number} ended: {first}; {again}")
-        told = {("failure" if key == "kind" else key): value for key, value in first.items()}
-        told |= {"incarnation": incarnation.number, "restarting": verdict is None}
-        self._reporter.event("incarnation.ended", **told)
-
-    def _end(self, verdict: Verdict) -> int:
-        """The launcher's last word, then the others'."""
-        write_json(self._attempt.folder / "result.json", verdict.told(), durable=True)
-        tell_code(self._plan, verdict.exit_code)
-        self._members.decide(verdict.exit_code)
-        return verdict.exit_code
+    def _is_fenced(self, incarnation: Incarnation) -> bool:
+        """Whether this launcher was replaced, the others have gone on without it, or a newer launch has taken over."""
+        return self._members.is_replaced or read_generation(self._plan.job_dir) > incarnation.generation
 
     # What goes on all the time.
 
@@ -330,7 +278,7 @@ class Launcher:
             # Twice the last measured write, and the plan's own (30 s).
             self._grace = self._plan.grace_seconds + 2 * _last_write(self._plan.checkpoints)
             self._say(f"asked to stop: {self._stop.reason}; {self._grace:.0f} s of grace")
-            if self._plan.leads:
+            if self._members.leads(self._last):
                 self._reporter.event("stop.requested", reason=self._stop.reason, grace_seconds=self._grace)
             self._pass_on_term(ranks or [])
         if ranks and time.monotonic() >= self._next_sample:
@@ -360,10 +308,6 @@ class Launcher:
                     selector.register(rank.pidfd, selectors.EVENT_READ)
             selector.select(seconds)
         self._signals.clear_wake()
-
-
-def _lost_node(rank: int) -> Failure:
-    return Failure(rank, "node", signal=9, error="the launcher on its node was lost", order=-1)
 
 
 def _size(path: Path) -> int:

@@ -1,15 +1,18 @@
 """How the launchers of an attempt agree, by small files in its members folder: no server, no lock, no shared clock.
 
-Each refreshes `node-<n>`. The leader (node 0) forms an incarnation once every node is there: `incarnation-<i>.json`.
-Whoever sees a failure first says so: `broken-<i>.json`; then every launcher ends its ranks and leaves
-`ended-<i>.<n>.json` with how they ended, and the leader decides: another incarnation, or `verdict.json`, which ends
-everybody. Files appear whole and only once (link), so the first one wins.
+Each refreshes `node-<n>.<id>`. What happens in turn is decided exactly once, by whoever makes the file first:
+`incarnation-<i>.json` is either an incarnation, with the launchers that take part and the leader first, or the
+attempt's end. The leader, the first of the members that lives, decides the next turn; when it dies the next one leads;
+and one that was only paused finds the turn decided without it. Whoever sees a failure first says so,
+`broken-<i>.json`; then every launcher ends its ranks and leaves `ended-<i>.<id>.json` with how they ended.
+Files appear whole and only once (link), so the first one wins.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from contextlib import closing, suppress
@@ -18,94 +21,149 @@ from pathlib import Path
 from typing import Any
 
 from training.launch.failures import Failure
+from training.launch.incarnation import Ending, Incarnation, Member, Turn
+from training.launch.lifelines import Lifelines
 from training.launch.plan import Plan
 from training.rendezvous import read_json, write_json
 from vigil_report import boot_id
 
-MEET_SECONDS = 600.0  # for every node's launcher to appear
 REFRESH_SECONDS = 1.0
-DEAD_SECONDS = (
-    20.0  # a launcher that refreshes nothing for so long is gone; attributes on shared file systems lag seconds
-)
+LOOK_SECONDS = 0.2  # between two looks at the same file of another's
+# A launcher that refreshes nothing for so long is gone, unless a lifeline told sooner; attributes on shared file
+# systems lag seconds.
+DEAD_SECONDS = 20.0
+FILE = re.compile(r"node-(\d{1,9})\.([0-9a-f]{1,40})")
 
 
-@dataclass(frozen=True)
-class Incarnation:
-    """One start of all ranks, as the leader formed it."""
+@dataclass
+class _Seen:
+    """Another launcher's file: what it says, when *we* saw it change, and when we looked last."""
 
-    number: int
-    generation: int
-    resume: str
-    host: str  # of rank 0's node, as the other nodes reach it
-    port: int  # free on that node a moment ago: for scripts, which want MASTER_PORT
+    about: dict[str, Any]
+    changed: float
+    looked: float
 
 
 class Members:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder, self._plan = folder, plan
-        self._refreshed = 0.0
+        # Of two launchers on one node the later one has the higher id.
+        self.me = Member(plan.node_rank, plan.node, f"{time.time_ns():016x}{os.urandom(2).hex()}")
+        self._lifelines = None if plan.is_alone else Lifelines(self.me.id)
+        self._refreshed = self._listed = -1e9
         self._beat = 0
-        self._seen: dict[int, tuple[object, float]] = {}  # node → its last beat, and when we saw it change
+        self._newest: dict[int, str] = {}  # node → the id of its latest launcher
+        self._seen: dict[str, _Seen] = {}
+
+    # Who lives.
 
     def refresh(self) -> None:
         """Say that this launcher lives."""
         now = time.monotonic()
-        if self._plan.nodes == 1 or now - self._refreshed < REFRESH_SECONDS:
+        if now - self._refreshed < REFRESH_SECONDS or (self._plan.is_alone and self._beat):
             return
         self._refreshed, self._beat = now, self._beat + 1
         about = {
-            "node": self._plan.node,
+            "name": self._plan.node,
             "host": socket.gethostname(),
             "boot_id": boot_id(),
             "pid": os.getpid(),
+            "port": self._lifelines.port if self._lifelines else 0,
             "beat": self._beat,
         }
         with suppress(OSError):  # a full disk for a moment: the others are patient
-            write_json(self._folder / f"node-{self._plan.node_rank}", about)
+            write_json(self._folder / f"node-{self.me.node}.{self.me.id}", about)
 
-    def absent(self) -> list[int]:
-        """Nodes whose launcher is not there (yet), or has stopped refreshing."""
-        if self._plan.nodes == 1:
-            return []
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a later launcher of this node is there: then this one was thought dead."""
+        return self._latest().get(self.me.node, "") > self.me.id
+
+    def is_live(self, member: Member) -> bool:
+        if member.id == self.me.id:
+            return not self.is_replaced
+        if self._latest().get(member.node, "") > member.id:
+            return False
+        seen = self._look(member.node, member.id)
+        if seen is None or self.is_known_dead(member):
+            return False
+        return not self._plan.is_alone and time.monotonic() - seen.changed <= DEAD_SECONDS
+
+    def is_known_dead(self, member: Member) -> bool:
+        """Whether a lifeline has told so: asking costs nothing."""
+        return self._lifelines is not None and self._lifelines.proven_dead(member.id)
+
+    def live(self) -> list[Member]:
+        """Every live launcher, lowest node first; those that stand by, too. Reads a file of each: for who leads."""
+        found = [Member(node, self._name(node, id_), id_) for node, id_ in sorted(self._latest().items())]
+        return [member for member in found if self.is_live(member)]
+
+    def leads(self, last: Incarnation | None) -> bool:
+        """Whether it is for this launcher to say what follows `last` (None: to begin).
+
+        The first live member; where none is left the lowest live launcher.
+        """
+        if last is not None and (first := next((one for one in last.members if self.is_live(one)), None)):
+            return first.id == self.me.id
+        lower = [Member(node, "", id_) for node, id_ in self._latest().items() if node < self.me.node]
+        return not self.is_replaced and not any(self.is_live(member) for member in lower)
+
+    def _latest(self) -> dict[int, str]:
+        """Which launcher of each node is the latest, by the names of files alone."""
         now = time.monotonic()
-        for node in range(self._plan.nodes):
-            found = read_json(self._folder / f"node-{node}")
-            beat = (found.get("pid"), found.get("beat")) if found else None
-            if beat is not None and self._seen.get(node, (None, 0.0))[0] != beat:
-                self._seen[node] = (beat, now)
-        return [node for node in range(self._plan.nodes) if now - self._seen.get(node, (None, -1e9))[1] > DEAD_SECONDS]
+        if now - self._listed >= LOOK_SECONDS:
+            self._listed = now
+            self._newest = {self.me.node: self.me.id}
+            with suppress(OSError):
+                for name in os.listdir(self._folder):
+                    if match := FILE.fullmatch(name):
+                        node = int(match[1])
+                        self._newest[node] = max(self._newest.get(node, ""), match[2])
+        return self._newest
 
-    def leader_is_lost(self, since: float) -> bool:
-        """Whether the leader has stopped refreshing, or, seconds after `since`, never appeared."""
-        return 0 in self.absent() and (0 in self._seen or time.monotonic() - since > MEET_SECONDS)
+    def _look(self, node: int, id_: str) -> _Seen | None:
+        now, seen = time.monotonic(), self._seen.get(id_)
+        if seen is not None and now - seen.looked < LOOK_SECONDS:
+            return seen
+        about: Any = read_json(self._folder / f"node-{node}.{id_}")
+        if about is None:
+            return seen
+        if seen is None or seen.about.get("beat") != about.get("beat"):
+            seen = self._seen[id_] = _Seen(about, now, now)
+            if self._lifelines is not None:
+                self._lifelines.hold(id_, self._reached_at(about), int(about.get("port") or 0))
+        seen.looked = now
+        return seen
 
-    def host(self) -> str:
-        """Where rank 0's node is reached by all: loopback when every launcher runs on this machine."""
-        nodes = [read_json(self._folder / f"node-{node}") or {} for node in range(self._plan.nodes)]
-        if self._plan.nodes == 1 or {node.get("boot_id") for node in nodes} == {boot_id()}:
-            return "127.0.0.1"
-        return socket.gethostname()
+    def _name(self, node: int, id_: str) -> str:
+        if id_ == self.me.id:
+            return self.me.name
+        seen = self._look(node, id_)
+        return str(seen.about.get("name", "")) if seen else ""
 
-    def form(self, incarnation: Incarnation) -> None:
-        self._once(f"incarnation-{incarnation.number}.json", asdict(incarnation))
+    def _reached_at(self, about: dict[str, Any]) -> str:
+        return "127.0.0.1" if about.get("boot_id") == boot_id() else str(about.get("host", ""))
 
-    def formed(self, number: int) -> Incarnation | None:
+    def host(self, members: list[Member]) -> str:
+        """Where this node is reached by all of these: loopback when every one of them runs on this machine."""
+        others = [self._look(one.node, one.id) for one in members if one.id != self.me.id]
+        is_here = all(seen is not None and seen.about.get("boot_id") == boot_id() for seen in others)
+        return "127.0.0.1" if is_here else socket.gethostname()
+
+    # What was decided.
+
+    def turn(self, number: int) -> Turn | None:
+        """What comes at this number, if that is decided."""
         found: Any = read_json(self._folder / f"incarnation-{number}.json")
-        return Incarnation(**found) if found else None
+        if found is None:
+            return None
+        return Ending(found["result"]) if "result" in found else Incarnation.read(found)
 
-    def first_number(self) -> int:
-        """The incarnation to begin with: not 0 where a launcher of this node ran before and took its ranks with it."""
-        number = 0
-        while self.formed(number) and (self._plan.leads or self._told(number) or self.broken(number)):
-            if not self._told(number):
-                lost = [Failure(self._plan.first_rank, "signal", signal=9, error="the launcher was lost")]
-                self.break_off(number, reason="node")
-                self.tell_ended(number, lost)
-            number += 1
-        return number
-
-    def _told(self, number: int) -> bool:
-        return (self._folder / f"ended-{number}.{self._plan.node_rank}.json").exists()
+    def decide(self, number: int, turn: Turn) -> bool:
+        """Whether this is what comes at this number: False where somebody was quicker."""
+        told: dict[str, Any] = {"result": dict(turn.result)} if isinstance(turn, Ending) else turn.told()
+        # Over NFS an answer may be lost, and the link is asked for again: then ours is what stands in the way.
+        return self._once(f"incarnation-{number}.json", told) or self.turn(number) == turn
 
     def store_file(self, number: int) -> Path:
         return self._folder / f"store-{number}.json"
@@ -118,31 +176,24 @@ class Members:
         return read_json(self._folder / f"broken-{number}.json")
 
     def tell_ended(self, number: int, failures: list[Failure]) -> None:
-        self._once(f"ended-{number}.{self._plan.node_rank}.json", {"failures": [asdict(f) for f in failures]})
+        self._once(f"ended-{number}.{self.me.id}.json", {"failures": [asdict(f) for f in failures]})
 
-    def ended(self, number: int) -> dict[int, list[Failure]]:
-        """Nodes that have told how their ranks ended, with the failures among them."""
-        told = {}
-        for node in range(self._plan.nodes):
-            found: Any = read_json(self._folder / f"ended-{number}.{node}.json")
-            if found:
-                told[node] = [Failure(**failure) for failure in found["failures"]]
-        return told
+    def ended(self, number: int, member: Member) -> list[Failure] | None:
+        """How this member's ranks ended: the failures among them; None while it has not told."""
+        found: Any = read_json(self._folder / f"ended-{number}.{member.id}.json")
+        return [Failure(**failure) for failure in found["failures"]] if found else None
 
-    def decide(self, exit_code: int) -> None:
-        self._once("verdict.json", {"exit_code": exit_code})
-
-    def verdict(self) -> int | None:
-        found: Any = read_json(self._folder / "verdict.json")
-        return int(found["exit_code"]) if found else None
-
-    def _once(self, name: str, thing: dict[str, object]) -> None:
+    def _once(self, name: str, thing: dict[str, object]) -> bool:
         """Make a file appear whole, unless it is there already."""
-        staging = self._folder / f".{name}.{os.getpid()}"
+        staging = self._folder / f".{name}.{self.me.id}"
         staging.write_text(json.dumps(thing))
-        with suppress(FileExistsError):
+        try:
             os.link(staging, self._folder / name)
-        staging.unlink()
+        except FileExistsError:
+            return False
+        finally:
+            staging.unlink()
+        return True
 
 
 def free_port() -> int:

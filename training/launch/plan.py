@@ -38,11 +38,16 @@ class Plan:
     restart_count: int
     node: str
     node_rank: int = 0
-    nodes: int = 1
+    nodes: int = 1  # allocated: as many launchers are expected
+    min_nodes: int = 1
+    max_nodes: int = 1
     ranks_per_node: int = 1
     gpus_per_node: int = 0
     cpus_per_rank: int = 1
     in_place: int = 3  # restarts of ranks; every new commit refills it
+    gather_seconds: float = 60.0  # for launchers still missing at the start, once there are min_nodes
+    return_seconds: float = 0.0  # for a lost node to come back, where fewer than min_nodes are left
+    grow_seconds: float = 60.0  # of an incarnation before it is ended to take in more nodes, at least
     grace_seconds: float = 30.0  # besides twice the last measured write
     drain_seconds: float = 10.0  # for the last reports, while the nodes wait
     sample_seconds: float = 2.0  # between two looks at what the node's processes use
@@ -51,12 +56,14 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)  # for every rank: the job's environment, by run.toml
 
     @property
-    def world_size(self) -> int:
-        return self.nodes * self.ranks_per_node
+    def is_elastic(self) -> bool:
+        """Whether it goes on with fewer nodes, and takes in more."""
+        return self.max_nodes > self.min_nodes
 
     @property
-    def first_rank(self) -> int:
-        return self.node_rank * self.ranks_per_node
+    def is_alone(self) -> bool:
+        """Whether no other node can ever take part."""
+        return self.max_nodes == 1
 
     @property
     def job_dir(self) -> Path:
@@ -72,8 +79,8 @@ class Plan:
         return self.job_dir / "checkpoints"
 
     @property
-    def leads(self) -> bool:
-        """The lowest node decides for all: it forms incarnations, judges failures, has the last word."""
+    def is_first(self) -> bool:
+        """Of the allocation's nodes: it does what is done once, before any incarnation. Who leads these may change."""
         return self.node_rank == 0
 
 
@@ -88,18 +95,26 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
     launch = _Table(document.get("launch", {}), "launch")
     watchdog = _Table(launch.table("watchdog"), "launch.watchdog")
     gpus = launch.whole("gpus_per_node", 0, least=0)
+    least = launch.whole("nodes", 1, least=1)
+    most = launch.whole("max_nodes", least, least=least)
+    # With "min:max" nodes the scheduler decides how many there are.
+    nodes = _number(environment, "SLURM_NNODES", 0) or most
     return Plan(
         run_dir=run_dir,
         scheduler_id=_scheduler_id(environment),
         restart_count=_number(environment, "SLURM_RESTART_COUNT", 0),
         node=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         node_rank=_number(environment, "SLURM_NODEID", 0),
-        # With "min:max" nodes the scheduler decides how many there are.
-        nodes=_number(environment, "SLURM_NNODES", 0) or launch.whole("nodes", 1, least=1),
+        nodes=nodes,
+        min_nodes=min(least, nodes) if most > least else nodes,
+        max_nodes=max(most, nodes) if most > least else nodes,
         ranks_per_node=gpus or launch.whole("ranks_per_node", 1, least=1),
         gpus_per_node=gpus,
         cpus_per_rank=launch.whole("cpus_per_rank", 1, least=1),
         in_place=launch.whole("in_place", 3, least=0),
+        gather_seconds=launch.seconds("gather_seconds", 60.0),
+        return_seconds=launch.seconds("return_seconds", 120.0 if most > least else 0.0),
+        grow_seconds=launch.seconds("grow_seconds", 60.0),
         grace_seconds=launch.seconds("grace_seconds", 30.0),
         drain_seconds=launch.seconds("drain_seconds", 10.0),
         sample_seconds=launch.seconds("sample_seconds", 2.0),

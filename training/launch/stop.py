@@ -89,3 +89,26 @@ class Stop:
         reason = "cancel" if self._cancelled.exists() else "time_limit" if word == "SIGUSR1" else "signal"
         if not self._requested.exists():
             write_json(self._requested, {"reason": reason, "time": time.time()}, durable=True)
+
+
+class Regroup:
+    """An incarnation that ends at a step boundary so that more nodes can take part: stopping, but to be started again.
+
+    Its ranks look for `regroup-<incarnation>` as they do for `stop-requested` (training.stopping).
+    """
+
+    def __init__(self, attempt_dir: Path) -> None:
+        self._folder = attempt_dir
+        self._stopped = attempt_dir / "stopped.json"
+
+    def ask(self, number: int) -> None:
+        with suppress(OSError):  # asked again at the next look
+            write_json(self._folder / f"regroup-{number}", {"reason": "regroup", "time": time.time()}, durable=True)
+
+    def was_asked(self, number: int) -> bool:
+        return (self._folder / f"regroup-{number}").exists()
+
+    def finish(self, number: int) -> None:
+        """The ranks' word that they have saved is not one about the attempt's stop."""
+        with suppress(OSError):
+            os.replace(self._stopped, self._folder / f"regrouped-{number}.json")

@@ -17,7 +17,10 @@ PORT_TRIES = 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the attempt ends. `cause`: completed, stopped, failed, hang, stop_timeout, fenced, node."""
+    """How the attempt ends. `cause`: completed, stopped, failed, hang, stop_timeout, fenced, node.
+
+    `node`: fewer nodes are left than the job can do with. With exit code 75 it is worth being queued again at once.
+    """
 
     exit_code: int
     cause: str
@@ -39,9 +42,14 @@ class Verdict:
 class Budget:
     """Restarts in place that are left: `in_place` of them, all of them again after each new commit."""
 
-    def __init__(self, in_place: int, newest: str) -> None:
+    def __init__(self, in_place: int, newest: str, used: int = 0, ports: int = 0) -> None:
         self._in_place, self._newest = in_place, newest
-        self._used = self._ports = 0
+        self._used, self._ports = used, ports
+
+    @property
+    def spent(self) -> dict[str, Any]:
+        """To go on from, by whoever leads next."""
+        return {"newest": self._newest, "used": self._used, "ports": self._ports}
 
     def take(self, failure: Failure, newest: str) -> bool:
         """Whether one more start is granted after this failure, `newest` being the newest commit now."""
@@ -64,22 +72,29 @@ def judge(
     newest: str,
     started_from: str,
     start_is_damaged: bool = False,
+    regroups: bool = False,
 ) -> Verdict | None:
     """The attempt's verdict, or None: start the ranks again. `newest` and `started_from` are checkpoints' names.
 
-    `start_is_damaged`: the ranks found it to be no good, and nobody chose it: an older one will do.
+    `start_is_damaged`: the ranks found it to be no good, and nobody chose it: an older one will do. `regroups`: they
+    were asked to save and end so that more nodes can take part, which the budget does not count.
     """
     reason = broken["reason"] if broken else ""
     if reason == "fenced":
         return Verdict(1, "fenced", error="a newer launch of this job has taken over")
     if reason == "grace":
         return Verdict(137, "stop_timeout", error="the ranks did not stop within the grace time and were killed")
+    if not failures and stop.reason and stop.saved:
+        return Verdict(STOPPED, "stopped")
     if not failures:
-        return Verdict(STOPPED, "stopped") if stop.reason and stop.saved else Verdict(0, "completed")
+        # Perhaps it was completed at that very step: then the next incarnation has nothing to do but say so.
+        return None if regroups else Verdict(0, "completed")
     first = first_failure(failures)
     cause = first.kind if first.kind in {"hang", "node"} else "failed"
-    if stop.reason and stop.saved and first.kind == "lost_peer":
+    if stop.reason and stop.saved and first.kind in {"lost_peer", "node"}:
         return Verdict(STOPPED, "stopped")  # saved; then one rank left before another had hung up
+    if regroups and not stop.reason and first.kind == "lost_peer":
+        return None  # one rank left before another had hung up
     if stop.reason and first.signal == signal.SIGTERM:
         # A script that knows no better way to stop. What it committed on its way is worth going on from.
         return Verdict(STOPPED if newest != started_from else first.code, "stopped")

@@ -1,0 +1,38 @@
+"""How many nodes a run can share its work over: not every number fits every layout."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from training.launch.plan import Plan
+
+# An elastic run goes on with uneven shares and more accumulation, so these need not come out even.
+UNEVEN = frozenset({"global_batch", "micro_batch"})
+
+
+def most_nodes(plan: Plan, there: int) -> int:
+    """The largest number of nodes, at most those that are there, on which the run can go on; 0: on none of them.
+
+    With a layout that needs a multiple of some number, the others stand by.
+    """
+    there = min(there, plan.max_nodes)
+    if not plan.is_elastic or plan.script is not None:
+        return there
+    path = plan.run_dir / "portal" / "run.toml"
+    fit = (count for count in range(there, plan.min_nodes - 1, -1) if _fits(path, count * plan.ranks_per_node))
+    return next(fit, 0)
+
+
+@functools.cache
+def _fits(path: Path, world_size: int) -> bool:
+    """By the run's own check. What cannot be checked is tried: then the ranks themselves say what is wrong."""
+    from training import config  # here, as only elastic jobs need it: it takes a tenth of a second
+
+    try:
+        settings = config.load(path).config
+    except config.ConfigError:
+        return True
+    if not settings.mesh and settings.global_batch < world_size:
+        return False
+    return not [problem for problem in settings.check(world_size) if problem.field not in UNEVEN]
