@@ -76,7 +76,11 @@ class Staging:
     def _stage(self, path: Path, tensor: Tensor) -> Tensor:
         if hasattr(type(tensor), "__tensor_flatten__"):  # a DTensor stays one, its local part on the CPU
             names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-            inner = {name: self._stage((*path, name), getattr(tensor, name)) for name in names}
+            parts = {name: getattr(tensor, name) for name in names}  # the mesh is among them
+            inner = {
+                name: self._stage((*path, name), part) if isinstance(part, Tensor) else part
+                for name, part in parts.items()
+            }
             rebuilt: Tensor = type(tensor).__tensor_unflatten__(  # type: ignore[attr-defined]
                 inner, context, tensor.size(), tensor.stride()
             )

@@ -68,8 +68,17 @@ class Life:
     @property
     def first_due(self) -> int | None:
         """The step at which the next checkpoint is due, if the trainer makes them by step."""
-        every = (self.job.spec.get("run") or {}).get("checkpoint_every")
-        return ((self.progress.step or 0) // every + 1) * every if every else None
+        every = self._saves_every
+        return ((self.progress.step or 0) // every + 1) * every if isinstance(every, int) and every else None
+
+    @property
+    def saves_by_itself(self) -> bool:
+        """Whether the trainer decides when to save, by what it costs."""
+        return self._saves_every == "auto"
+
+    @property
+    def _saves_every(self) -> object:
+        return (self.job.spec.get("run") or {}).get("checkpoint_every")
 
     @property
     def cancelling(self) -> bool:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from training import manifest, pruning
+from training.best import BestLosses
 from training.manifest import Manifest
+from training.pruning import Keep
 
 
 @pytest.fixture
@@ -118,3 +120,57 @@ def test_it_is_told_before_its_bytes_go(job_dir: Path) -> None:
 
     assert pruning.prune(found, job_dir, tell=tell)
     assert there(job_dir) == []
+
+
+def line(*steps: int, losses: dict[int, object] | None = None) -> list[Manifest]:
+    parents = [None, *((step, 1) for step in steps)]
+    return [
+        Manifest(
+            step=step, generation=1, parent=parent, consumed_samples=0, world_size=1, layout={}, config_hash="",
+            files=(), created=1.0, state={"validation_loss": (losses or {}).get(step)},
+        )
+        for step, parent in zip(steps, parents, strict=False)
+    ]  # fmt: skip
+
+
+def kept(keep: Keep, checkpoints: list[Manifest]) -> list[int]:
+    return sorted(step for step, _ in keep.of(checkpoints))
+
+
+def test_the_newest_are_kept() -> None:
+    assert kept(Keep(last=2), line(10, 20, 30)) == [20, 30]
+    assert kept(Keep(last=5), line(10)) == [10]
+    assert kept(Keep(), []) == []
+
+
+def test_multiples_are_kept_for_good_or_what_came_first_after_them() -> None:
+    assert kept(Keep(last=1, every=20), line(10, 20, 30, 40, 50)) == [20, 40, 50]
+    assert kept(Keep(last=1, every=20), line(7, 15, 23, 31, 52, 53)) == [23, 52, 53]
+
+
+def test_a_multiple_stays_when_those_before_it_are_gone() -> None:
+    checkpoints = line(10, 20, 30, 40)
+    assert kept(Keep(last=1, every=20), checkpoints[2:]) == [40]
+    assert kept(Keep(last=1, every=20), checkpoints[1:]) == [20, 40]
+
+
+def test_the_lowest_losses_are_kept() -> None:
+    losses: dict[int, object] = {10: 3.0, 20: 1.0, 30: float("nan"), 40: 2.0, 50: "x"}
+    assert kept(Keep(last=1, best=2), line(10, 20, 30, 40, 50, 60, losses=losses)) == [20, 40, 60]
+
+
+def test_a_loss_enters_the_lowest_or_not() -> None:
+    best = BestLosses(2)
+    assert [best.enters(loss) for loss in (3.0, 4.0, 5.0, float("nan"), 3.5, 1.0)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    again = BestLosses(2)
+    again.recall(best.remember())
+    assert [again.enters(loss) for loss in (3.5, 2.0)] == [False, True]
+    again.recall({"losses": "x"})
+    assert not BestLosses(0).enters(1.0)

@@ -1,0 +1,135 @@
+"""How often to save: against the best of all constant intervals, in simulated runs that fail (PROTOCOLS §7)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from tests.training.simulating import least_loss, lost
+from training import cadence
+from training.cadence import Cadence, Mtbf, best_interval, next_interval, overhead
+
+HOUR = 3600.0
+
+
+GRID = [(0.5, 1), (0.5, 24), (10, 1), (10, 24), (60, 1), (60, 24), (60, 7 * 24)]
+
+
+@pytest.mark.parametrize(("cost", "hours"), GRID)
+def test_loses_hardly_more_than_the_best_interval(cost: float, hours: float) -> None:
+    assert lost(cost, hours * HOUR, failures=300) <= 1.05 * least_loss(cost, hours * HOUR)
+
+
+def test_the_best_interval_costs_least() -> None:
+    for cost, tau in itertools.product((0.1, 1, 100), (HOUR, 1000 * HOUR)):
+        best = best_interval(cost, tau)
+        assert overhead(best, cost, tau) == pytest.approx(math.sqrt(2 * cost / tau))
+        assert all(overhead(best * factor, cost, tau) > overhead(best, cost, tau) for factor in (0.5, 0.9, 1.1, 2))
+
+
+def test_changes_little_at_once_and_never_outruns_the_write() -> None:
+    about = {"mtbf_seconds": 2 * HOUR, "write": 1.0}
+    assert next_interval(60, cost=1, **about) == 120
+    assert next_interval(110, cost=1, **about) == 120
+    assert next_interval(1000, cost=1, **about) == 500
+    assert next_interval(60, cost=1, mtbf_seconds=50, write=40) == 80
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _steps(found: Cadence, clock: Clock, count: int, seconds: float, *, saving: bool = False) -> None:
+    for _ in range(count):
+        found.due(1)
+        clock.now += seconds
+        found.note_step(seconds, saving=saving)
+
+
+def test_the_cost_is_the_stall_and_what_the_steps_were_slower() -> None:
+    clock = Clock()
+    found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
+    _steps(found, clock, 10, 0.5)
+    assert not found.due(11)
+    clock.now = 59.8  # nearer to 60 than the end of the next step
+    assert found.due(12)
+    found.note_begun()
+    assert not found.due(13)
+    _steps(found, clock, 3, 0.7, saving=True)
+    told = found.note_written(stall=0.2, write=2.0)
+    assert told is not None
+    assert told["cost_seconds"] == pytest.approx(0.2 + 3 * 0.2)
+    assert (told["source"], told["mtbf_seconds"]) == ("portal", HOUR)
+    assert told["best_interval_seconds"] == pytest.approx(math.sqrt(2 * 0.8 * HOUR))
+    assert told["interval_seconds"] == found.interval == pytest.approx(math.sqrt(2 * 0.8 * HOUR))
+    assert told["overhead_fraction"] == pytest.approx(math.sqrt(2 * 0.8 / HOUR))
+
+
+def test_one_slow_save_changes_nothing_for_the_median_of_five_counts() -> None:
+    clock = Clock()
+    found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
+    _steps(found, clock, 10, 0.5)
+    for stall in (1.0, 1.0, 1.0, 100.0, 1.0, 1.0):
+        found.note_begun()
+        _steps(found, clock, 1, 0.5, saving=True)
+        told = found.note_written(stall=stall, write=0.5)
+        assert told is not None
+    assert told["cost_seconds"] == 1.0
+
+
+def test_a_given_interval_is_kept_and_told_what_it_costs() -> None:
+    clock = Clock()
+    found = Cadence(10, Mtbf(HOUR, "assumed"), keep_every=25, clock=clock)
+    assert [step for step in range(1, 51) if found.due(step)] == [10, 20, 25, 30, 40, 50]
+    _steps(found, clock, 10, 0.5)
+    found.note_begun()
+    _steps(found, clock, 1, 0.75, saving=True)
+    told = found.note_written(stall=0.25, write=0.5)
+    assert told is not None
+    assert (told["automatic"], told["interval_seconds"], told["source"]) == (False, 5.0, "assumed")
+    assert told["overhead_fraction"] == pytest.approx(0.5 / 5 + 5 / 2 / HOUR)
+    assert told["best_overhead_fraction"] < told["overhead_fraction"]
+    assert not any(Cadence(0, Mtbf(HOUR, "assumed")).due(step) for step in range(1, 100))
+
+
+def test_without_steps_to_compare_nothing_is_told() -> None:
+    clock = Clock()
+    found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
+    _steps(found, clock, 2, 0.5)
+    found.note_begun()
+    _steps(found, clock, 2, 0.5, saving=True)
+    assert found.note_written(stall=0.1, write=1.0) is None
+    _steps(found, clock, 10, 0.5)
+    found.note_begun()
+    assert found.note_written(stall=0.1, write=0.1) is None, "over before the first step was"
+    assert found.interval == cadence.FIRST_SECONDS
+
+
+def test_a_resumed_run_goes_on_with_what_it_knew() -> None:
+    clock = Clock()
+    found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
+    _steps(found, clock, 10, 0.5)
+    found.note_begun()
+    _steps(found, clock, 1, 0.5, saving=True)
+    found.note_written(stall=0.125, write=0.5)
+    again = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
+    again.recall(found.remember())
+    assert again.interval == found.interval == 30
+    assert again.remember() == found.remember()
+    for nonsense in ({}, {"costs": 3, "interval": -1}, {"costs": ["x", float("nan"), -1], "interval": float("inf")}):
+        fresh = Cadence("auto", Mtbf(HOUR, "portal"))
+        fresh.recall(nonsense)
+        assert fresh.remember() == {"costs": [], "interval": cadence.FIRST_SECONDS}
+
+
+def test_who_says_how_often_it_fails() -> None:
+    assert cadence.mtbf(2.0, 5.0, 4) == Mtbf(2 * HOUR, "config")
+    assert cadence.mtbf(None, 5.0, 4) == Mtbf(5 * HOUR, "portal")
+    assert cadence.mtbf(None, None, 4) == Mtbf(6 * HOUR, "assumed")
+    assert cadence.nodes_here({"GROUP_WORLD_SIZE": "3"}) == 3
+    assert cadence.nodes_here({}) == cadence.nodes_here({"GROUP_WORLD_SIZE": "x"}) == 1
