@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from training.report import AnyReporter
+from training.update import Updated
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GIB = 2**30
@@ -49,10 +50,10 @@ class Meter:
         self._values: list[Tensor] = []
         self._due = 0.0
 
-    def record(self, step: int, *, loss: Tensor, norm: Tensor, learning_rate: float, times: StepTimes) -> None:
-        """One step's values; loss and gradient norm are scalars on the device."""
-        self._steps.append((step, learning_rate, times))
-        self._values += (loss, norm)
+    def record(self, step: int, updated: Updated, times: StepTimes) -> None:
+        """One step's values, which stay on the device."""
+        self._steps.append((step, updated.learning_rate, times))
+        self._values += (updated.loss, updated.norm)
         if len(self._steps) >= self._flush_steps or time.monotonic() >= self._due:
             self.flush()
 

@@ -1,0 +1,121 @@
+"""What a run trains with: its data, its model over the ranks, its optimizer, made from the configuration."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training import meshes, supply
+from training.composing import Composed
+from training.config import ConfigError, Problem, RunConfig
+from training.data import Loader, Order, Prepared, Share, Task, cache_dir, derive_seed
+from training.distributed import World
+from training.feeding import Feed
+from training.heartbeat import Heartbeat, NullHeartbeat
+from training.manifest import Manifest
+from training.optimizer import Optimizer
+from training.place import Place
+from training.report import AnyReporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """One rank's."""
+
+    prepared: Prepared
+    task: Task
+    model: Composed
+    share: Share
+    loader: Loader
+    feed: Feed
+    optimizer: Optimizer
+
+    @property
+    def units_per_step(self) -> int:
+        """Tokens or samples, of all ranks."""
+        return self.share.global_batch * self.task.units_per_sample
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: the very tensors, to copy from or to read into."""
+        return {"model": self.model.state(), "optimizer": self.optimizer.state()}
+
+    def layout(self, config: RunConfig, world: World) -> dict[str, Any]:
+        """How the ranks share the work: for a checkpoint's manifest."""
+        return {
+            "parallelism": config.parallelism,
+            "axes": dict(self.model.shape),
+            "micro_batch": self.share.micro_batch,
+            "device": world.device.type,
+            "threads": torch.get_num_threads(),
+        }
+
+
+def assemble(
+    config: RunConfig,
+    place: Place,
+    world: World,
+    start: Manifest | None,
+    *,
+    heartbeat: Heartbeat | NullHeartbeat,
+    reporter: AnyReporter,
+) -> Assembly:
+    """Weights and order as the seed gives them; what lies in the checkpoint is read into it afterwards."""
+    recipe = importlib.import_module(f"training.recipes.{config.recipe}")
+    prepared = supply.prepare(
+        recipe,
+        config,
+        world,
+        cache=cache_dir(place.run_dir),
+        identity=start.data if start else None,
+        heartbeat=heartbeat,
+        reporter=reporter,
+    )
+    torch.manual_seed(derive_seed(config.seed))
+    task = supply.build(recipe, config, prepared)
+    model = Composed(task, config, world)
+    share = _share(config, model, start)
+    loader = Loader(Order(task.samples["train"], derive_seed(config.seed, 1)), share)
+    end = config.steps * config.global_batch
+    return Assembly(
+        prepared=prepared,
+        task=task,
+        model=model,
+        share=share,
+        loader=loader,
+        feed=Feed(task, loader, divide=model.divide, device=world.device, end=end),
+        optimizer=model.optimizer(),
+    )
+
+
+def check(config: RunConfig, world: World, start: Manifest | None) -> None:
+    """A fresh run must divide evenly over its ranks; one that has lost some goes on with what it has."""
+    if start is None or start.world_size == world.size:
+        problems = list(config.check(world.size))
+        if problems:
+            raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
+    elif config.global_batch < world.size:
+        message = f"{config.global_batch} samples leave nothing to do for some of {world.size} ranks."
+        raise ConfigError([Problem("run.global_batch", message)])
+    if start is not None:
+        _check_same_model(config, start)
+
+
+def _check_same_model(config: RunConfig, start: Manifest) -> None:
+    """Steps, batch and learning rate may change when a run is resumed; what the tensors are may not."""
+    now = config.numerics()
+    for name in ("recipe", config.recipe):
+        before = start.config.get(name)
+        if before != now.get(name):
+            message = f"is {now.get(name)!r}, but {start.name} was trained with {before!r}. Clone the job to change it."
+            raise ConfigError([Problem(f"run.{name}", message)])
+
+
+def _share(config: RunConfig, model: Composed, start: Manifest | None) -> Share:
+    """The micro-batch stays what it was when ranks are lost: memory doesn't grow, accumulation does."""
+    index, count = meshes.coordinate(model.mesh)
+    before = start.layout.get("micro_batch") if start and not model.is_piped else None
+    micro = config.micro_batch or (before if isinstance(before, int) else model.micro_batch)
+    return Share(index, count, config.global_batch, micro)

@@ -1,0 +1,73 @@
+"""What one step does to the parameters: forward, backward, the gradient's norm, and the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from training import step as arithmetic
+from training.assembling import Assembly
+from training.config import RunConfig
+from training.data import derive_seed
+from training.feeding import Part
+from training.norms import GradientNorm
+from training.step import MicroBatch
+
+DISCARDED = 2**32
+"""Stands for a step's number in the seed of the pass that is thrown away."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What a step tells of itself; the tensors are scalars on the device."""
+
+    loss: Tensor
+    """This rank's own mean."""
+    norm: Tensor
+    """Of the whole gradient, before clipping."""
+    learning_rate: float
+
+
+class Update:
+    """Steps of one run, on one rank."""
+
+    def __init__(self, config: RunConfig, assembly: Assembly) -> None:
+        self._config, self._assembly = config, assembly
+        self._norm = GradientNorm(assembly.optimizer.parameters, assembly.model.shape)
+
+    def __call__(self, parts: list[Part], step: int) -> Updated:
+        """The step that follows `step` finished ones."""
+        loss = self._assembly.model.forward_backward(self._micro_batches(parts, step))
+        norm = self._norm()
+        rate = arithmetic.learning_rate(self._config, step)
+        self._assembly.optimizer.step(rate, arithmetic.clip_scale(norm, self._config.clip))
+        self._assembly.optimizer.zero_grad()
+        return Updated(loss, norm, rate)
+
+    def discard_one(self) -> None:
+        """One forward and backward whose result is thrown away, at every start, fresh or resumed.
+
+        DDP rebuilds its buckets after its first backward, so that pass adds gradients in another order than all later
+        ones; without this, a resumed run would differ from one that went on.
+        """
+        model, feed = self._assembly.model, self._assembly.feed
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        ids = self._assembly.loader.ids(0)
+        parts = [feed.look_up("train", part) for part in (ids if model.is_piped else ids[:1])]
+        model.forward_backward(self._micro_batches(parts, DISCARDED))
+        self._assembly.optimizer.zero_grad()
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+    def _micro_batches(self, parts: list[Part], step: int) -> list[MicroBatch]:
+        share = self._assembly.share
+        return [
+            MicroBatch(
+                batch=part.batch,
+                weight=len(part.ids) * share.count / share.global_batch,
+                share=len(part.ids) / share.size,
+                seed=derive_seed(self._config.seed, step, number, share.index),
+            )
+            for number, part in enumerate(parts)
+        ]
