@@ -1,0 +1,165 @@
+"""Batches looked up ahead: the same as without, in the same order, and nothing of it counts as consumed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training import prefetch
+from training.prefetch import Prefetch
+
+STRIDE = 10
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def _ahead(make: Callable[[int], int], *, end: int = 10_000) -> Prefetch[int]:
+    """One whose thread runs: every look-up counts as slow."""
+    found = Prefetch(make, stride=STRIDE, end=end, cheap=-1.0)
+    for step in range(4):
+        assert found.take(step * STRIDE) == make(step * STRIDE)
+    assert found.runs_ahead
+    return found
+
+
+def _until(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_cheap_data_needs_no_thread() -> None:
+    found = Prefetch(lambda position: position, stride=STRIDE, end=10_000, cheap=1.0)
+    assert [found.take(step * STRIDE) for step in range(1000)] == list(range(0, 10_000, STRIDE))
+    assert not found.runs_ahead
+    found.close()
+
+
+def test_a_single_slow_look_up_starts_none() -> None:
+    slow = {50, 900}
+
+    def make(position: int) -> int:
+        if position // STRIDE in slow:
+            time.sleep(0.02)
+        return position
+
+    found = Prefetch(make, stride=STRIDE, end=10_000, cheap=0.01)
+    for step in range(1000):
+        found.take(step * STRIDE)
+    assert not found.runs_ahead
+
+
+def test_it_runs_ahead_so_far_and_no_further() -> None:
+    made: list[int] = []
+
+    def make(position: int) -> int:
+        made.append(position)
+        return position
+
+    found = _ahead(make)
+    furthest = (3 + prefetch.DEPTH) * STRIDE
+    _until(lambda: furthest in made)
+    time.sleep(0.02)
+    assert max(made) == furthest
+    found.close()
+    assert found.take(40) == 40, "closed, it still gives what it is asked for"
+
+
+def test_nothing_is_looked_up_beyond_the_end_unless_it_is_asked_for() -> None:
+    made: list[int] = []
+
+    def make(position: int) -> int:
+        made.append(position)
+        return position
+
+    found = _ahead(make, end=60)
+    assert [found.take(position) for position in (40, 50)] == [40, 50]
+    time.sleep(0.02)
+    assert max(made) == 50
+    assert found.take(60) == 60
+    found.close()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 12), max_size=40))
+def test_it_gives_what_is_asked_for_wherever_that_is(steps: list[int]) -> None:
+    found = _ahead(lambda position: position * 7, end=100)
+    try:
+        assert [found.take(step * STRIDE) for step in steps] == [step * STRIDE * 7 for step in steps]
+    finally:
+        found.close()
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_taken() -> None:
+    def make(position: int) -> int:
+        if position == 70:
+            raise OSError(5, "Input/output error")
+        return position
+
+    found = _ahead(make)
+    assert [found.take(position) for position in (40, 50, 60)] == [40, 50, 60]
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        found.take(70)
+    assert any(entry.name == "make" for entry in caught.traceback)
+    assert not found.runs_ahead
+    with pytest.raises(OSError, match="Input/output error"):
+        found.take(70)
+    assert found.take(80) == 80
+
+
+def test_going_elsewhere_after_a_failure() -> None:
+    def make(position: int) -> int:
+        if position == 50:
+            raise ValueError("damaged")
+        return position
+
+    found = _ahead(make)
+    assert found.take(40) == 40
+    assert [found.take(position) for position in (200, 210)] == [200, 210]
+    found.close()
+
+
+def test_the_wait_is_for_the_look_up_alone() -> None:
+    """Beside a step that takes longer than looking up, nothing is waited for."""
+
+    def make(position: int) -> int:
+        time.sleep(0.01)
+        return position
+
+    found = _ahead(make)
+    waits = []
+    for step in range(4, 24):
+        time.sleep(0.015)
+        began = time.perf_counter()
+        found.take(step * STRIDE)
+        waits.append(time.perf_counter() - began)
+    found.close()
+    assert sorted(waits)[len(waits) // 2] < 0.005
+
+
+def test_it_ends_in_the_middle_of_a_look_up() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def make(position: int) -> int:
+        if position == 40:
+            inside.set()
+            go_on.wait(10)
+        return position
+
+    found = Prefetch(make, stride=STRIDE, end=10_000, cheap=-1.0)
+    for step in range(4):
+        found.take(step * STRIDE)
+    inside.wait(10)
+    threading.Timer(0.05, go_on.set).start()
+    found.close()
+    found.close()
