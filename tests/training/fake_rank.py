@@ -121,7 +121,8 @@ def decide(step: int) -> bool:
     word = SYNC / f"{INCARNATION}.stop.{step}"
     if RANK == 0:
         temporary = word.with_name(f".{word.name}")
-        temporary.write_text(str((ATTEMPT / "stop-requested").exists()))
+        asked = [(ATTEMPT / name).exists() for name in ("stop-requested", f"regroup-{INCARNATION}")]
+        temporary.write_text(str(any(asked)))
         temporary.rename(word)
     while not word.exists():
         time.sleep(0.001)

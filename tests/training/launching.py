@@ -19,6 +19,7 @@ from training.spool import read_spool
 
 HERE = Path(__file__).parent
 ENDLESS = 100_000  # steps: as long as nobody ends it
+KILLS = int(os.environ.get("TEST_KILLS", "3"))  # of each kind, all in one job; `make soak` takes more
 
 
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:

@@ -32,6 +32,7 @@ from training.watchdog import Watchdog
 SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer noticed first
 LOOK_SECONDS = 0.25  # between two looks at heartbeats
 DUMP_SECONDS = 2.0
+DEPUTIES = 3  # who lead in turn: these every launcher keeps an eye on, the leader on all
 
 
 class Launcher:
@@ -180,6 +181,8 @@ class Launcher:
         """Returns when every rank has ended well, or when the incarnation is broken off."""
         number, settle_until = incarnation.number, None
         several = len(incarnation.members) > 1
+        for member in incarnation.members[:DEPUTIES]:
+            self._members.is_live(member)  # from now on their end is noticed at once
         while True:
             self._wait(ranks, 0.1 if several or settle_until else LOOK_SECONDS)
             self._keep_house(ranks)

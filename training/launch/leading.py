@@ -108,7 +108,9 @@ class Leading:
             return _ending(judged.verdict)
         if self._stop.reason:
             return self._stopped(last)
-        live = self._members.live()
+        # Who stands by is only counted on once it is known to live: an old file of one that died may lie about.
+        known = self._members.is_proven_live
+        live = [one for one in self._members.live() if last.place(one) >= 0 or known(one)]
         if most_nodes(self._plan, len(live)) >= self._plan.min_nodes:
             return self._form(last, live, judged.budget)
         if time.monotonic() - judged.since > self._plan.return_seconds:
@@ -127,6 +129,8 @@ class Leading:
             else:
                 lost.append(member)
                 failures.append(lost_node(place * self._plan.ranks_per_node, member))
+        for member in lost:
+            self._members.forget(member)
         if lost:
             self._say(f"lost: {', '.join(member.name for member in lost)}")
             self._reporter.event(
@@ -226,7 +230,8 @@ class Leading:
         plan, now = self._plan, time.monotonic()
         if not plan.is_elastic or plan.script is not None or ready_after is None or self._stop.reason:
             return False
-        waiting = [member for member in self._members.live() if incarnation.place(member) < 0]
+        there = [member for member in self._members.live() if incarnation.place(member) < 0]
+        waiting = [member for member in there if self._members.is_proven_live(member)]
         count = len(incarnation.members)
         more = most_nodes(plan, count + len(waiting)) - count if waiting else 0
         if more <= 0:

@@ -24,6 +24,7 @@ MOST_ACCEPTED = 4096
 class _Peer:
     id: str
     address: tuple[str, int]
+    is_here: bool  # on this machine, in the same network: then nothing but the process itself can refuse
     due: float = 0.0  # when to try next
     is_held: bool = False
     was_held: bool = False
@@ -43,15 +44,18 @@ class Lifelines:
         self._accepted = 0
         threading.Thread(target=self._live, name="lifelines", daemon=True).start()
 
-    def hold(self, peer: str, host: str, port: int) -> None:
+    def hold(self, peer: str, host: str, port: int, *, is_here: bool) -> None:
         """From now on, notice the death of the launcher with this id, which listens there."""
         if peer not in self._peers and port:
-            self._peers[peer] = _Peer(peer, (host, port))
+            self._peers[peer] = _Peer(peer, ("127.0.0.1" if is_here else host, port), is_here)
             with suppress(BlockingIOError):
                 os.write(self._woken, b"x")
 
     def proven_dead(self, peer: str) -> bool:
         return peer in self._dead
+
+    def proven_live(self, peer: str) -> bool:
+        return peer in self._peers and self._peers[peer].is_held
 
     def _live(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -100,7 +104,7 @@ class Lifelines:
         try:
             connection = socket.create_connection(peer.address, CONNECT_SECONDS)
         except ConnectionRefusedError:
-            if peer.was_held:
+            if peer.was_held or peer.is_here:
                 self._dead.add(peer.id)
             return
         except OSError:

@@ -10,6 +10,7 @@ Files appear whole and only once (link), so the first one wins.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -42,6 +43,7 @@ class _Seen:
     about: dict[str, Any]
     changed: float
     looked: float
+    beats: int = 1  # different ones that we have seen
 
 
 class Members:
@@ -66,7 +68,7 @@ class Members:
         about = {
             "name": self._plan.node,
             "host": socket.gethostname(),
-            "boot_id": boot_id(),
+            **_here(),
             "pid": os.getpid(),
             "port": self._lifelines.port if self._lifelines else 0,
             "beat": self._beat,
@@ -88,6 +90,17 @@ class Members:
         if seen is None or self.is_known_dead(member):
             return False
         return not self._plan.is_alone and time.monotonic() - seen.changed <= DEAD_SECONDS
+
+    def is_proven_live(self, member: Member) -> bool:
+        """Not only that its file is there: it has beaten since we know it, or holds our lifeline."""
+        seen = self._seen.get(member.id)
+        held = self._lifelines is not None and self._lifelines.proven_live(member.id)
+        return self.is_live(member) and (member.id == self.me.id or held or (seen is not None and seen.beats > 1))
+
+    def forget(self, member: Member) -> None:
+        """One that was lost, so that nobody counts on it. Should it live after all, it says so again."""
+        with suppress(OSError):
+            (self._folder / f"node-{member.node}.{member.id}").unlink()
 
     def is_known_dead(self, member: Member) -> bool:
         """Whether a lifeline has told so: asking costs nothing."""
@@ -125,13 +138,17 @@ class Members:
         now, seen = time.monotonic(), self._seen.get(id_)
         if seen is not None and now - seen.looked < LOOK_SECONDS:
             return seen
-        about: Any = read_json(self._folder / f"node-{node}.{id_}")
+        path = self._folder / f"node-{node}.{id_}"
+        about: Any = read_json(path)
         if about is None:
+            if seen is not None and _is_gone(path):
+                seen.changed = -1e9
             return seen
         if seen is None or seen.about.get("beat") != about.get("beat"):
-            seen = self._seen[id_] = _Seen(about, now, now)
+            seen = self._seen[id_] = _Seen(about, now, now, seen.beats + 1 if seen else 1)
             if self._lifelines is not None:
-                self._lifelines.hold(id_, self._reached_at(about), int(about.get("port") or 0))
+                is_here = _here().items() <= about.items()
+                self._lifelines.hold(id_, str(about.get("host", "")), int(about.get("port") or 0), is_here=is_here)
         seen.looked = now
         return seen
 
@@ -141,13 +158,10 @@ class Members:
         seen = self._look(node, id_)
         return str(seen.about.get("name", "")) if seen else ""
 
-    def _reached_at(self, about: dict[str, Any]) -> str:
-        return "127.0.0.1" if about.get("boot_id") == boot_id() else str(about.get("host", ""))
-
     def host(self, members: list[Member]) -> str:
         """Where this node is reached by all of these: loopback when every one of them runs on this machine."""
         others = [self._look(one.node, one.id) for one in members if one.id != self.me.id]
-        is_here = all(seen is not None and seen.about.get("boot_id") == boot_id() for seen in others)
+        is_here = all(seen is not None and _here().items() <= seen.about.items() for seen in others)
         return "127.0.0.1" if is_here else socket.gethostname()
 
     # What was decided.
@@ -194,6 +208,25 @@ class Members:
         finally:
             staging.unlink()
         return True
+
+
+@functools.cache
+def _here() -> dict[str, object]:
+    """This machine, and this network of it: containers have their own."""
+    with suppress(OSError):
+        return {"boot_id": boot_id(), "network": os.stat("/proc/self/ns/net").st_ino}
+    return {"boot_id": boot_id(), "network": 0}
+
+
+def _is_gone(path: Path) -> bool:
+    """Opened, not looked up: over NFS only that asks the server."""
+    try:
+        with open(path, "rb"):
+            return False
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def free_port() -> int:
