@@ -105,12 +105,18 @@ def check(config: RunConfig, world: World, start: Manifest | None) -> None:
 
 def _check_same_model(config: RunConfig, start: Manifest) -> None:
     """Steps, batch and learning rate may change when a run is resumed; what the tensors are may not."""
-    now = config.numerics()
-    for name in ("recipe", config.recipe):
-        before = start.config.get(name)
-        if before != now.get(name):
-            message = f"is {now.get(name)!r}, but {start.name} was trained with {before!r}. Clone the job to change it."
-            raise ConfigError([Problem(f"run.{name}", message)])
+    now, before = config.numerics(), start.config
+    changed = [("recipe", before.get("recipe"), now["recipe"])]
+    if before.get("recipe") == now["recipe"]:
+        old, new = before.get(config.recipe, {}), now.get(config.recipe, {})
+        changed = [(f"{config.recipe}.{name}", old.get(name), new.get(name)) for name in sorted({*old, *new})]
+    wrong = [
+        Problem(f"run.{name}", f"is {is_!r}, but {start.name} was trained with {was!r}. Clone the job to change it.")
+        for name, was, is_ in changed
+        if was != is_
+    ]
+    if wrong:
+        raise ConfigError(wrong)
 
 
 def _share(config: RunConfig, model: Composed, start: Manifest | None) -> Share:
