@@ -199,6 +199,17 @@ def test_a_checkpoint_s_data_that_is_gone_is_named(tmp_path: Path) -> None:
         prepare(tmp_path / "cache", Wanted(str(source)), "mine+bytes+0123456789")
 
 
+def test_a_cache_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
+    source = _folder(tmp_path / "mine", _numbered())
+    made = _prepare(tmp_path / "cache", source)
+    shard = next(made.path.glob("train-*.bin"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1])
+    assert _prepare(tmp_path / "cache", source) == made
+    assert shard.read_bytes() == content
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [made.identity]
+
+
 def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:
     source = _folder(tmp_path / "mine", _numbered())
     identity = _prepare(tmp_path / "cache", source).identity

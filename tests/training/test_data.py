@@ -99,24 +99,6 @@ def test_shards_are_made_once_even_by_a_race(tmp_path: Path) -> None:
     assert len(language.build(path).batch("train", np.array([0, 5, 9]))[0]) == 3
 
 
-def test_damaged_shards_are_made_anew(tmp_path: Path) -> None:
-    made = language.prepare(tmp_path)
-    shard = next(made.path.glob("train-*.bin"))
-    content = shard.read_bytes()
-    shard.write_bytes(b"\xff" + content[1:])
-    assert language.prepare(tmp_path) == made
-    assert shard.read_bytes() == content
-    assert [entry.name for entry in tmp_path.iterdir()] == [made.identity]
-
-
-def test_a_checkpoint_s_data_is_asked_for_by_name(tmp_path: Path) -> None:
-    made = language.prepare(tmp_path)
-    made.path.rename(tmp_path / "language-3.9-0123456789")
-    assert language.prepare(tmp_path, "language-3.9-0123456789").path.name == "language-3.9-0123456789"
-    with pytest.raises(FileNotFoundError, match="language-3.8-abc, which is not in"):
-        language.prepare(tmp_path, "language-3.8-abc")
-
-
 def test_digits() -> None:
     task = vision.build(vision.prepare(Path("/nowhere")).path)
     images, labels = task.batch("train", np.arange(task.samples["train"]))
