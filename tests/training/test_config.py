@@ -168,3 +168,31 @@ def test_a_wrong_run_costs_no_import_of_torch(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "run.steps: " in done.stderr
     assert "| torch" not in done.stderr
+
+
+def test_options_of_the_data_and_of_the_model_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = _module(tmp_path, monkeypatch, "a: int = 1): ...\ndef prepare(cache, identity=None, *, b: int = 2")
+    assert [option.name for option in mine.options] == ["a", "b"]
+    with pytest.raises(choices.ChoiceError, match="a: an option of two functions. Let one of them have it"):
+        _module(tmp_path, monkeypatch, "a: int = 1): ...\ndef prepare(cache, *, a: int = 2")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("stdlib", ""),
+        ("/data/my texts", ""),
+        ("~/texts/a.jsonl", ""),
+        ("texts", """is 'texts'. Write "stdlib" or a whole path, from / on."""),
+        ("", """is ''. Write "stdlib" or a whole path, from / on."""),
+        ("/a\nb", "Write"),
+        ("/" + "a" * 5000, "Write"),
+        (3, "must be a string, not 3."),
+    ],
+)
+def test_only_the_shape_of_a_path_is_judged(source: object, message: str) -> None:
+    found = choices.get("recipes", "language").problems({"source": source})
+    assert [name for name, _ in found] == ["source"] * bool(message)
+    assert all(message in text for _, text in found)
+    words = [option.words for option in choices.get("recipes", "language").options if option.is_path]
+    assert words == [("stdlib",), ("auto", "bytes")]
