@@ -76,7 +76,7 @@ def assemble(
     torch.manual_seed(derive_seed(config.seed))
     task = supply.build(recipe, config, prepared)
     model = Composed(task, config, world)
-    share = _share(config, model, start)
+    share = _share(config, model, start, full=place.full_world_size or world.size)
     loader = Loader(Order(task.samples["train"], derive_seed(config.seed, 1)), share)
     end = config.steps * config.global_batch
     return Assembly(
@@ -90,9 +90,10 @@ def assemble(
     )
 
 
-def check(config: RunConfig, world: World, start: Manifest | None) -> None:
-    """A fresh run must divide evenly over its ranks; one that has lost some goes on with what it has."""
-    if start is None or start.world_size == world.size:
+def check(config: RunConfig, place: Place, world: World, start: Manifest | None) -> None:
+    """A fresh run must divide evenly over its ranks; one that has lost or lacks some goes on with what it has."""
+    is_full = place.full_world_size <= world.size
+    if is_full and (start is None or start.world_size == world.size):
         problems = list(config.check(world.size))
         if problems:
             raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
@@ -119,9 +120,12 @@ def _check_same_model(config: RunConfig, start: Manifest) -> None:
         raise ConfigError(wrong)
 
 
-def _share(config: RunConfig, model: Composed, start: Manifest | None) -> Share:
-    """The micro-batch stays what it was when ranks are lost: memory doesn't grow, accumulation does."""
+def _share(config: RunConfig, model: Composed, start: Manifest | None, *, full: int) -> Share:
+    """The micro-batch stays what it was, or would be with all ranks, when some are lost or lacking: memory doesn't
+    grow, accumulation does."""
     index, count = meshes.coordinate(model.mesh)
     before = start.layout.get("micro_batch") if start and not model.is_piped else None
-    micro = config.micro_batch or (before if isinstance(before, int) else model.micro_batch)
+    lacking = full > model.shape.world_size and not model.is_piped
+    alone = -(-config.global_batch * model.shape.world_size // (count * full)) if lacking else model.micro_batch
+    micro = config.micro_batch or (before if isinstance(before, int) else alone)
     return Share(index, count, config.global_batch, micro)

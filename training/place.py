@@ -24,6 +24,8 @@ class Place:
     """Name of a checkpoint; "": start afresh."""
     launched: bool
     """By Vigil's launcher, which handles signals, watches the heartbeat and keeps the fence."""
+    full_world_size: int = 0
+    """Ranks that an elastic run has at most; 0: it is not one. With fewer, shares may be uneven."""
 
     @property
     def job_dir(self) -> Path:
@@ -41,6 +43,7 @@ def from_launcher(environment: Mapping[str, str] = os.environ) -> Place | None:
         generation=int(environment["VIGIL_GENERATION"]),
         resume=environment.get("VIGIL_RESUME", ""),
         launched=True,
+        full_world_size=int(environment.get("VIGIL_FULL_WORLD_SIZE") or 0),
     )
 
 

@@ -101,7 +101,7 @@ class Trainer:
 
     def _prepare(self, start: Manifest | None) -> None:
         """Data, model, optimizer; then one pass that is thrown away, and only then the state."""
-        assembling.check(self.config, self.world, start)
+        assembling.check(self.config, self.place, self.world, start)
         self._phase("data")
         self.assembly = assembling.assemble(
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter

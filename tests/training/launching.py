@@ -114,10 +114,14 @@ class Run:
 
     def losses(self, number: int = 1, rank: int = 0) -> dict[int, dict[int, float]]:
         """incarnation → step → loss."""
+        return self.series("loss", number, rank)
+
+    def series(self, name: str, number: int = 1, rank: int = 0) -> dict[int, dict[int, float]]:
+        """incarnation → step → value."""
         found: dict[int, dict[int, float]] = {}
         for path in (self.attempt(number) / "spool").glob(f"*.{rank}.*.jsonl"):
             for batch in read_spool(path)[1]:
-                found.setdefault(int(path.name.split(".")[0]), {}).update(batch.series.get("loss", []))
+                found.setdefault(int(path.name.split(".")[0]), {}).update(batch.series.get(name, []))
         return found
 
     def log(self) -> str:

@@ -68,6 +68,11 @@ def _reaches(run: Run, step: int, incarnation: int = 0) -> None:
     until(lambda: (beat := read_beat(path)) and beat.step >= step, 120)
 
 
+def _last(run: Run, incarnation: int) -> int:
+    """The newest step that this incarnation has reported."""
+    return max(run.losses().get(incarnation, {}), default=0)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The losses of a run that nobody touched."""
@@ -166,4 +171,39 @@ def test_two_nodes_train_as_one(run: Run) -> None:
     assert [launcher.wait(240) for launcher in launchers] == [0, 0]
     assert sorted(_line_of_record(run)) == list(range(1, 61))
     assert run.events("incarnation.ended")[0]["rank"] == 1
+    run.assert_nothing_left()
+
+
+def test_a_run_goes_on_with_one_node_of_three_and_grows_again(run: Run) -> None:
+    """The batch of 8 divides over neither three ranks nor, evenly, over two: the same samples in uneven shares.
+
+    Whoever leads is killed; then the newest comes back. What it computes stays the same.
+    """
+    launch = "nodes = 1\nmax_nodes = 4\ngrow_seconds = 0"
+    text = TINY.format(steps=100_000, every=10, launch=launch).replace("ranks_per_node = 2", "ranks_per_node = 1")
+    run.describe(text.replace("dropout = 0.2", "dropout = 0.0"))  # what is dropped depends on the shares
+    launchers = [run.launch(node=node, nodes=3) for node in range(3)]
+    _reaches(run, 25)
+    launchers[0].send_signal(signal.SIGKILL)
+    until(lambda: _last(run, 1) > 40, 120)
+    launchers[1].send_signal(signal.SIGKILL)
+    until(lambda: _last(run, 2) > 60, 120)
+    run.launch(node=0, nodes=3)
+    until(lambda: _last(run, 3) > _last(run, 2), 120)
+    launchers[2].send_signal(signal.SIGTERM)
+    assert launchers[2].wait(120) == 75
+    worlds = [event["world_size"] for event in run.events("incarnation.started")]
+    assert worlds == [3, 2, 1, 2]
+    assert [event["why"] for event in run.events("incarnation.ended")] == ["node", "node", "joined", "stopped"]
+    micro = {event["micro_batch"] for event in run.events("run.started")}
+    assert micro == {2}  # as on four: memory does not grow
+    record = _line_of_record(run)
+    assert sorted(record) == list(range(1, max(record) + 1))
+    norms = run.series("gradient_norm")  # of the whole batch, whoever had which part of it
+    for earlier, later in ((0, 1), (1, 2)):
+        both = norms[earlier].keys() & norms[later].keys()
+        assert both
+        assert {step: norms[later][step] for step in both} == pytest.approx(
+            {step: norms[earlier][step] for step in both}, rel=1e-3
+        )
     run.assert_nothing_left()
