@@ -236,7 +236,9 @@ class RunConfig(BaseModel):
         if not data["mesh"]:
             del data["mesh"]
         written = {name: value for name, value in data.items() if value is not None}
-        written.update(tables)
+        for name, options in tables.items():
+            if said := {option: value for option, value in options.items() if value is not None}:
+                written[name] = said
         return written
 
     def check(self, world_size: int) -> Iterator[Problem]:

@@ -19,7 +19,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_defaults_are_written_out_and_read_back() -> None:
     found = config.parse({})
     assert found.recipe == "language"
-    assert found.options["language"]["layers"] == 3
+    assert found.options["language"]["preset"] == "tiny"
+    assert found.options["language"]["layers"] is None
+    assert "layers" not in found.model_dump()["language"], "TOML has no word for nothing"
     assert config.parse(found.model_dump()) == found
     assert "options" not in found.model_dump()
     assert found.model_dump()["language"]["dropout"] == 0.0
@@ -38,7 +40,7 @@ def test_the_examples_are_runnable_job_specs(name: str) -> None:
     [
         ({"stepps": 3}, 'run.stepps: is not a setting of [run]. Did you mean "steps"?'),
         ({"recipe": "lang"}, 'run.recipe: "lang" does not exist. Did you mean "language"?'),
-        ({"parallelism": "fsdp9"}, 'run.parallelism: "fsdp9" does not exist. There is: ddp.'),
+        ({"parallelism": "fsdp9"}, 'run.parallelism: "fsdp9" does not exist. Did you mean "fsdp"?'),
         ({"language": {"layer": 3}}, 'run.language.layer: is not an option of language. Did you mean "layers"?'),
         ({"language": {"layers": "3"}}, "run.language.layers: must be a whole number, not '3'."),
         ({"language": {"layers": True}}, "run.language.layers: must be a whole number, not True."),
