@@ -1,4 +1,4 @@
-"""`python -m training run.toml`: one rank of a run. `python -m training verify CHECKPOINT…`: are its digests right?
+"""`python -m training run.toml`: one rank of a run. `python -m training verify FOLDER…`: are its digests right?
 
     python -m training examples/language.toml                                     # one rank, in this process
     python -m torch.distributed.run --nproc-per-node 2 -m training run.toml       # two
@@ -34,7 +34,7 @@ STOPPED = 75
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if options.command == "verify":
-        return verify(options.checkpoint)
+        return verify(options.folder)
     try:
         run = config.load(options.run)
     except config.ConfigError as error:
@@ -43,17 +43,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return train(run, options)
 
 
-def verify(checkpoints: Sequence[Path]) -> int:
-    """Reads every file of each checkpoint; 0 if all are as they were written."""
+def verify(folders: Sequence[Path]) -> int:
+    """Reads every file of each checkpoint, or of each folder of token shards; 0 if all are as they were written."""
+    from training.corpus import shards
+    from training.corpus.errors import DataError
+
     failed = 0
-    for folder in checkpoints:
+    for folder in folders:
         try:
-            found = manifest.verify(folder)
+            if (folder / shards.INDEX).is_file():
+                index = shards.verify(folder)
+                print(f"{folder}: verified, {index.tokens:,} tokens, {len(index.files)} shards, {index.bytes:,} bytes")
+            else:
+                found = manifest.verify(folder)
+                print(f"{folder}: verified, step {found.step}, {len(found.files)} files, {found.bytes:,} bytes")
+        except DataError as error:
+            failed = 1
+            print(error.message, file=sys.stderr)
         except manifest.CheckpointError as error:
             failed = 1
             print(f"{folder}: {error}", file=sys.stderr)
-        else:
-            print(f"{folder}: verified, step {found.step}, {len(found.files)} files, {found.bytes:,} bytes")
     return failed
 
 
@@ -142,7 +151,7 @@ def _place_by_hand(world: World, run: config.RunFile, options: argparse.Namespac
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if list(arguments[:1]) == ["verify"]:
         parser = argparse.ArgumentParser("python -m training verify")
-        parser.add_argument("checkpoint", nargs="+", type=Path)
+        parser.add_argument("folder", nargs="+", type=Path, help="a checkpoint, or a folder of token shards")
         return parser.parse_args(arguments[1:], argparse.Namespace(command="verify"))
     parser = argparse.ArgumentParser("python -m training", description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.training.tokenizers import stand_in, write_tokenizer
+from training.__main__ import main
 from training.corpus import documents, making
 from training.corpus.errors import DataError
 from training.corpus.making import Progress, make_shards
@@ -301,7 +302,7 @@ def test_an_index_that_is_no_json(shards: Path, tmp_path: Path) -> None:
         _prepare(tmp_path / "cache", shards)
 
 
-def test_verifying_finds_a_changed_byte(tmp_path: Path) -> None:
+def test_verifying_finds_a_changed_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = _prepare(tmp_path / "cache", _folder(tmp_path / "mine", _numbered())).path
     shard = next(made.glob("train-*.bin"))
     content = shard.read_bytes()
@@ -309,6 +310,12 @@ def test_verifying_finds_a_changed_byte(tmp_path: Path) -> None:
     read_index(made)
     with pytest.raises(DataError, match="train-00000.bin is damaged: its sha256 is another"):
         verify(made)
+    assert main(["verify", str(made)]) == 1
+    shard.write_bytes(content)
+    assert main(["verify", str(made)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{made}: verified, 9,980 tokens, 2 shards, 9,980 bytes\n"
+    assert err == f"{shard} is damaged: its sha256 is another. Make it anew.\n"
 
 
 # Tokenizers.
