@@ -254,11 +254,12 @@ class JobSpec(Part):
         if self.script is not None:
             return [Problem("script", "[script] is for kind = script. Take it out, or change the kind.")]
         assert self.run is not None
-        worlds = dict.fromkeys((self.world_size, self.resources.local_world_size * self.resources.max_nodes))
-        for world_size in worlds:
-            if found := [Problem(f"run.{p.field}", p.message) for p in self.run.check(world_size)]:
-                return found
-        return []
+        full = self.resources.local_world_size * self.resources.max_nodes
+        if (found := list(self.run.check(full))) or full == self.world_size:
+            return [Problem(f"run.{p.field}", p.message) for p in found]
+        # On fewer nodes the shares of a batch may be uneven, and accumulate; the mesh has to fit them all the same.
+        fewer = [p for p in self.run.check(self.world_size) if p.field not in {"global_batch", "micro_batch"}]
+        return [Problem(f"run.{p.field}", p.message) for p in fewer]
 
 
 def _nul(place: str, value: object, depth: int = 0) -> Iterator[Problem]:

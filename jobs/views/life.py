@@ -246,15 +246,34 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
     """Recoveries in place: the moment at which ranks were lost, of every attempt that went on after it."""
     found: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
     last = {attempt.pk: attempt.incarnation for attempt in attempts}
-    kinds = Event.objects.filter(attempt__in=attempts, kind="incarnation.ended").order_by("id")
-    for event in kinds.values_list("attempt_id", "incarnation", "time", "data")[:200]:
-        attempt_id, incarnation, at, data = event
-        if (incarnation or data.get("incarnation") or 0) < last[attempt_id]:
-            rank = data.get("rank")
-            found[attempt_id].append(
-                (at, f"rank {rank} lost, restarted in place" if rank is not None else "restarted in place")
-            )
+    kinds = ("incarnation.ended", "nodes.lost", "nodes.joined")
+    events = Event.objects.filter(attempt__in=attempts, kind__in=kinds).order_by("id")
+    rows = list(events.values_list("kind", "attempt_id", "incarnation", "time", "data")[:600])
+    # What was lost is told with the number of the incarnation that lost it, what came with that of the next.
+    lost = {(pk, _number(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.lost"}
+    came = {(pk, _number(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.joined"}
+    for kind, attempt_id, incarnation, at, data in rows:
+        number = incarnation or _number(data)
+        if kind != "incarnation.ended" or number >= last[attempt_id]:
+            continue
+        gone, more = lost.get((attempt_id, number)), came.get((attempt_id, number + 1))
+        what = f"{gone} lost" if gone else f"rank {data['rank']} lost" if data.get("rank") is not None else ""
+        again = f"restarted with {more}" if more else "restarted without" if gone else "restarted in place"
+        found[attempt_id].append((at, ", ".join(part for part in (what, again) if part)))
     return found
+
+
+def _number(data: dict[str, Any]) -> int:
+    """Of the incarnation that an event of a launcher tells of."""
+    number = data.get("incarnation")
+    return number if isinstance(number, int) else 0
+
+
+def _names(data: dict[str, Any]) -> str:
+    """Of nodes, as a launcher told them."""
+    names = data.get("nodes")
+    told = [str(name)[:64] for name in names[:3]] if isinstance(names, list) else []
+    return ", ".join(told) + (f" and {len(names) - 3} more" if isinstance(names, list) and len(names) > 3 else "")
 
 
 def limit_seconds(spec: dict[str, Any]) -> int | None:

@@ -83,6 +83,24 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
     assert 'id="marked"' not in client.get(f"/jobs/{job.pk}/life?tab=logs").text
 
 
+def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    attempt = job.attempts.get()
+    Attempt.objects.update(incarnation=3)
+    for kind, told in (
+        ("nodes.lost", {"incarnation": 0, "nodes": ["dgx02", "<b>"], "left": 1}),
+        ("incarnation.ended", {"incarnation": 0, "rank": 1, "why": "node"}),
+        ("incarnation.ended", {"incarnation": 1, "rank": None, "why": "joined"}),
+        ("nodes.joined", {"incarnation": 2, "nodes": ["dgx02"], "world_size": 2}),
+        ("incarnation.ended", {"incarnation": 2, "rank": 0}),
+        ("nodes.joined", {"incarnation": [2], "nodes": 5}),
+    ):
+        Event.objects.create(attempt=attempt, time=timezone.now(), kind=kind, data=told)
+    page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
+    for line in ("dgx02, &lt;b&gt; lost, restarted without", "restarted with dgx02", "rank 0 lost, restarted in place"):
+        assert line in page
+
+
 def test_a_vision_job_draws_its_accuracy(client: Client, mira: User, project: Project) -> None:
     vision = a_job(mira, project, state="running", spec={"run": {"recipe": "vision"}})
     assert 'data-chart="accuracy"' in text(client.get(f"/jobs/{vision.pk}"))

@@ -147,6 +147,15 @@ def test_the_trainers_own_checks_come_with_the_world_size() -> None:
     assert "6 ranks" in problems({"name": "x", "resources": elastic, "run": {"global_batch": 32}})["run.global_batch"]
 
 
+def test_an_elastic_batch_must_divide_over_all_nodes_and_a_mesh_fit_the_fewest() -> None:
+    """On fewer nodes shares may be uneven (21 samples over 6 ranks), but two ranks of a layer need two ranks."""
+    elastic = {"nodes": "2:7", "ranks_per_node": 3}
+    JobSpec.parse({"name": "x", "resources": elastic, "run": {"global_batch": 21}})
+    halves = {"global_batch": 24, "mesh": {"tp": 2}}
+    found = problems({"name": "x", "resources": {"nodes": "1:2", "ranks_per_node": 1}, "run": halves})
+    assert "1 rank" in found["run.mesh.tp"]
+
+
 def test_a_huge_text_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomllib, "loads", lambda text: pytest.fail("parsed"))
     assert "larger than 64 KB" in problems("a" * 10_000_000)[""]
