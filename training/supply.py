@@ -6,6 +6,7 @@ import inspect
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 from training.config import RunConfig
 from training.corpus.errors import DataError
@@ -83,6 +84,12 @@ def _least_and_most(samples: list[int]) -> dict[str, int]:
     return {"least": min(samples), "most": max(samples)}
 
 
+class Tellable(Protocol):
+    """How far data is that is being made: `str` says it in words."""
+
+    def facts(self) -> dict[str, object]: ...
+
+
 class _Teller:
     """Rank 0 tells, the others listen, until the data or what is wrong with it is told."""
 
@@ -91,8 +98,7 @@ class _Teller:
         self._say_at = time.monotonic() + SAY_SECONDS
         self._event_at = time.monotonic() + EVENT_SECONDS
 
-    def tell(self, progress: object | None) -> None:
-        """`progress`, where there is one, says in words how far the data is, and has percent and documents."""
+    def tell(self, progress: Tellable | None) -> None:
         self._heartbeat.beat("data")
         now = time.monotonic()
         if now < self._say_at:
@@ -104,8 +110,7 @@ class _Teller:
         print(progress, flush=True)
         if now >= self._event_at:
             self._event_at = now + EVENT_SECONDS
-            facts = {name: value for name, value in vars(progress).items() if isinstance(value, int | str)}
-            self._reporter.event("data.progress", **facts)
+            self._reporter.event("data.progress", **progress.facts())
 
     def listen(self) -> Prepared:
         while True:

@@ -50,6 +50,15 @@ class Progress:
     def percent(self) -> float:
         return 100 * self.bytes / max(1, self.total_bytes)
 
+    def facts(self) -> dict[str, object]:
+        return {
+            "source": self.source,
+            "documents": self.documents,
+            "bytes": self.bytes,
+            "total_bytes": self.total_bytes,
+            "percent": round(self.percent, 1),
+        }
+
     def __str__(self) -> str:
         rate = self.bytes / 1e6 / max(1e-9, time.monotonic() - self.began)
         return (
