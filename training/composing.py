@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from training import meshes, shape, step
+from training import blocks, meshes, shape, step
 from training.config import RunConfig
 from training.data import Batch, Task, derive_seed
 from training.distributed import World
@@ -44,6 +44,7 @@ class Composed:
         self._whole: nn.Module = task.model
         """What is called: the model as the last parallelism left it, or a pipeline."""
         self._apply(world.device)
+        self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
         self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
         self._accumulating = getattr(self._data, "accumulating", _nothing)
         self._forward_backward = self._function("forward_backward", step.forward_backward)
@@ -115,11 +116,13 @@ class Composed:
     def _options_of(self, name: str, module: ModuleType) -> dict[str, Any]:
         options: dict[str, Any] = self._config.options_of(name)
         if "dtype" in inspect.signature(module.apply).parameters and options.get("dtype") is None:
-            options["dtype"] = self._config.dtype
+            options["dtype"] = "bf16" if self._config.dtype == "fp8" else self._config.dtype
         return options
 
     def _apply(self, device: torch.device) -> None:
         *others, data = self._modules
+        if self._config.dtype == "fp8":
+            blocks.to_fp8(self.task.model, self._config, device)
         is_empty = self.task.initialise is not None
         if not is_empty:
             self.task.model.to(device)
@@ -128,6 +131,8 @@ class Composed:
         if is_empty and not getattr(self._data, "WITHOUT_WEIGHTS", False):
             self._fill(device)
             is_empty = False
+        for part in self.parts:
+            blocks.prepare(part, self._config)
         self._wrap(data)
         if is_empty:
             self._fill(device)
@@ -168,10 +173,15 @@ class Composed:
 
     def _surrounded(self) -> AbstractContextManager[object]:
         stack = ExitStack()
+        if self._autocast is not None:
+            stack.enter_context(torch.autocast(self.mesh.device_type, self._autocast))
         for name, module in self._modules.items():
             if hasattr(module, "surrounding"):
                 stack.enter_context(module.surrounding(**self._options[name]))
         return stack
+
+
+_KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -130,11 +130,28 @@ class RunConfig(BaseModel):
         description="Hours between failures of the run's nodes together, for checkpoint_every = auto; left out: as the "
         "portal has seen them, else 24 for each node.",
     )
-    determinism: Literal["bitwise", "fast"] = Field(
+    determinism: Literal["bitwise", "scientific", "fast"] = Field(
         "bitwise",
-        description="bitwise: the same run gives the same losses, bit for bit; fast: any kernel may be chosen.",
+        description="bitwise: the same run gives the same losses, bit for bit, at the cost of slower kernels on a GPU; "
+        "scientific: same data, weights and dropout, kernels may add in another order; fast: kernels are chosen by "
+        "trying them, and float32 products may be rounded to TF32.",
     )
-    dtype: Literal["fp32"] = Field("fp32", description="Of weights and arithmetic.")
+    dtype: Literal["fp32", "bf16", "fp16", "fp8"] = Field(
+        "fp32",
+        description="Of the arithmetic; weights and the optimizer's state are always float32. fp8: the blocks' "
+        "products, the rest in bf16.",
+    )
+    fp8_scaling: Literal["tensorwise", "rowwise"] = Field(
+        "tensorwise", description="For fp8: one scale a tensor (faster), or one a row (nearer to bf16)."
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="Activations computed again in the backward pass instead of kept: nothing; all but products and "
+        "attention; everything but each block's input (a third more arithmetic, least memory).",
+    )
+    compile: bool = Field(
+        False, description="Blocks are compiled by torch.compile: a minute or more at each start, then faster steps."
+    )
     flush_seconds: float = Field(
         1.0,
         gt=0,

@@ -270,7 +270,7 @@ def _count(model: nn.Module) -> int:
 
 
 def set_determinism(wanted: str) -> None:
-    """bitwise: only kernels that give the same bits every time. fast: whatever is fastest."""
+    """bitwise: only kernels that give the same bits every time; scientific: any; fast: whatever is fastest."""
     if "torch._inductor" in sys.modules:
         torch.use_deterministic_algorithms(wanted == "bitwise")
     else:
@@ -278,6 +278,7 @@ def set_determinism(wanted: str) -> None:
         torch._C._set_deterministic_algorithms(wanted == "bitwise", warn_only=False)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = wanted == "fast"
+    torch.set_float32_matmul_precision("high" if wanted == "fast" else "highest")
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,94 @@
+"""What is done to a model's blocks on any layout: FP8 products, recomputation instead of memory, compilation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.config import ConfigError, Problem, RunConfig
+
+
+def to_fp8(model: nn.Module, config: RunConfig, device: torch.device) -> None:
+    """Makes the linear layers of the blocks multiply in FP8 (torchao); the head and the embedding stay as they are.
+
+    Tensor-wise: E4M3 forward and E5M2 for gradients, one scale a tensor. Row-wise: a scale a row, E4M3 throughout.
+    Where the device has no such products they are emulated: the numbers are the same, the speed is not.
+    """
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError:
+        message = 'is "fp8", which needs the package torchao. Install it there, or write "bf16".'
+        raise ConfigError([Problem("run.dtype", message)]) from None
+    recipe = Float8LinearConfig.from_recipe_name(config.fp8_scaling)
+    if not _multiplies_fp8(device):
+        object.__setattr__(recipe, "emulate", True)  # it is frozen, and its recipes come ready-made
+    convert_to_float8_training(_blocks_of(model), config=recipe, module_filter_fn=_fits_fp8)
+
+
+def prepare(part: nn.Module, config: RunConfig) -> None:
+    """Recomputation and compilation of each block, or of the whole where a model has none; names stay as they are."""
+    for block in _each(part):
+        if config.recompute != "none":
+            _recompute(block, config.recompute)
+        if config.compile:
+            block.compile()
+
+
+def _blocks_of(model: nn.Module) -> nn.Module:
+    found = getattr(model, "blocks", None)
+    return found if isinstance(found, nn.Module) else model
+
+
+def _each(part: nn.Module) -> Iterable[nn.Module]:
+    blocks = getattr(part, "blocks", None)
+    return list(blocks.values()) if isinstance(blocks, nn.ModuleDict) else [part]
+
+
+def _multiplies_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _fits_fp8(module: nn.Module, name: str) -> bool:
+    """The kernels want both sides in sixteens."""
+    return isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+
+
+def _recompute(block: nn.Module, how: str) -> None:
+    """Puts checkpointing around a block's forward, not around the block: its parameters keep their names."""
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+    forward = block.forward
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy())
+
+    def recomputed(*arguments: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*arguments)
+        return checkpoint(forward, *arguments, **options)
+
+    block.forward = recomputed
+
+
+def _policy() -> Callable[..., Any]:
+    """Keep what is dear to compute, the products and attention; the rest is computed again (arXiv 2205.05198)."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    dear = {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten._scaled_mm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+
+    def keep(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in dear else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return keep
