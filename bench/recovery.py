@@ -68,24 +68,24 @@ def _once() -> tuple[float, float, float]:
         run.describe(RUN)
         began = time.time()
         run.launch()
-        cold = _first_step(run, 0) - began
-        until(lambda: _is_committed(run), 60)
+        cold = first_step(run, 0) - began
+        until(lambda: is_committed(run), 60)
         victim = next(process for process in run.processes() if process.environ().get("RANK") == "1")
         killed = time.time()
         victim.send_signal(signal.SIGKILL)
         noticed = float(until(lambda: run.events("incarnation.ended"), 60)[0]["time"])
-        again = _first_step(run, 1)
+        again = first_step(run, 1)
         return cold, noticed - killed, again - noticed
     finally:
         run.end()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_committed(run: Run) -> bool:
+def is_committed(run: Run) -> bool:
     return any(path.name[0] != "." for path in (run.path / "job" / "checkpoints").glob("step-*"))
 
 
-def _first_step(run: Run, incarnation: int) -> float:
+def first_step(run: Run, incarnation: int) -> float:
     """When rank 0 first reported a step, Unix seconds."""
     path = heartbeat_path(run.attempt(), rank=0, incarnation=incarnation)
     until(lambda: (beat := read_beat(path)) and beat.begun >= 2, 120)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 CONNECT_SECONDS = 2.0
-RETRY_SECONDS = 5.0  # where a launcher cannot be reached, as behind a firewall
+RETRY_SECONDS = (0.05, 5.0)  # first and longest: soon after a loss, rarely where a firewall is in between
 MOST_ACCEPTED = 4096
 
 
@@ -26,6 +26,7 @@ class _Peer:
     address: tuple[str, int]
     is_here: bool  # on this machine, in the same network: then nothing but the process itself can refuse
     due: float = 0.0  # when to try next
+    wait: float = RETRY_SECONDS[0]
     is_held: bool = False
     was_held: bool = False
 
@@ -62,17 +63,23 @@ class Lifelines:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select(RETRY_SECONDS):
+                for key, _ in selector.select(self._next_due()):
                     if key.fileobj is self._listener:
                         self._accept(selector)
                     elif key.fileobj == self._wake:
                         os.read(self._wake, 4096)
                     else:
                         self._hear(selector, key)
-                now = time.monotonic()
-                for peer in list(self._peers.values()):
-                    if not peer.is_held and now >= peer.due and peer.id not in self._dead:
+                for peer in self._missed():
+                    if time.monotonic() >= peer.due:
                         self._connect(selector, peer)
+
+    def _missed(self) -> list[_Peer]:
+        return [peer for peer in list(self._peers.values()) if not peer.is_held and peer.id not in self._dead]
+
+    def _next_due(self) -> float | None:
+        due = min((peer.due for peer in self._missed()), default=None)
+        return None if due is None else max(0.0, due - time.monotonic())
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with suppress(OSError):
@@ -97,10 +104,11 @@ class Lifelines:
         if key.data is None:
             self._accepted -= 1
             return
-        key.data.is_held, key.data.due = False, 0.0
+        # A dying process may close its connections before it closes its port: asked again soon.
+        key.data.is_held, key.data.due, key.data.wait = False, 0.0, RETRY_SECONDS[0]
 
     def _connect(self, selector: selectors.BaseSelector, peer: _Peer) -> None:
-        peer.due = time.monotonic() + RETRY_SECONDS
+        peer.due, peer.wait = time.monotonic() + peer.wait, min(peer.wait * 2, RETRY_SECONDS[1])
         try:
             connection = socket.create_connection(peer.address, CONNECT_SECONDS)
         except ConnectionRefusedError:
@@ -109,7 +117,7 @@ class Lifelines:
             return
         except OSError:
             return
-        said = _said(connection, len(self._me))
+        said = _said(connection, len(peer.id))
         if said != peer.id.encode():
             connection.close()
             if peer.was_held and said:  # somebody else's process has the port now

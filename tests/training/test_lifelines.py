@@ -1,0 +1,61 @@
+"""A closed connection proves a death, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.training.launching import until
+from training.launch.lifelines import Lifelines
+
+PEER = """
+import sys, time
+from training.launch.lifelines import Lifelines
+print(Lifelines("peer").port, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def peer() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    process = subprocess.Popen([sys.executable, "-c", PEER], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    yield process, int(process.stdout.readline())
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_known_dead_and_a_paused_one_is_not(peer: tuple[subprocess.Popen[bytes], int]) -> None:
+    process, port = peer
+    ours = Lifelines("us")
+    ours.hold("peer", "127.0.0.1", port, is_here=False)
+    until(lambda: ours.proven_live("peer"))
+    os.kill(process.pid, signal.SIGSTOP)
+    other = Lifelines("other")  # meets it only now: it does not answer, which proves nothing
+    other.hold("peer", "127.0.0.1", port, is_here=False)
+    unknown = Lifelines("unknown")  # and this one asks a port that nobody ever answered at
+    unknown.hold("nobody", "127.0.0.1", 1, is_here=False)
+    unknown.hold("nobody here", "127.0.0.1", 1, is_here=True)
+    until(lambda: unknown.proven_dead("nobody here"))
+    assert not ours.proven_dead("peer")
+    assert not other.proven_dead("peer")
+    assert not other.proven_live("peer")
+    process.kill()
+    until(lambda: ours.proven_dead("peer"), 5)
+    assert not unknown.proven_dead("nobody")
+
+
+def test_somebody_else_at_the_port_is_not_the_one() -> None:
+    """The port of one that died may be another's by now."""
+    stranger, ours = Lifelines("stranger"), Lifelines("us")
+    ours.hold("peer", "127.0.0.1", stranger.port, is_here=False)
+    ours.hold("stranger", "127.0.0.1", stranger.port, is_here=False)
+    until(lambda: ours.proven_live("stranger"))
+    assert not ours.proven_live("peer")
+    assert not ours.proven_dead("peer")
