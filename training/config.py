@@ -283,6 +283,9 @@ class RunConfig(BaseModel):
     def numerics(self) -> dict[str, Any]:
         """The fields that decide the numbers; how often things are written or reported doesn't."""
         data = self.model_dump()
+        own = choices.get("recipes", self.recipe).constants.get("BOOKKEEPING", ())
+        if isinstance(own, tuple) and self.recipe in data:
+            data[self.recipe] = {name: value for name, value in data[self.recipe].items() if name not in own}
         return {name: value for name, value in data.items() if name not in BOOKKEEPING}
 
 

@@ -114,10 +114,13 @@ def _instead(found: Why) -> str:
 
 def _data(spec: JobSpec) -> Iterator[Finding]:
     if spec.run is not None:
-        described = choices.get("recipes", spec.run.recipe).description.rstrip(".")
-        yield Finding(
-            "info", "Data", f"{described}. Prepared by the first run that needs it, then kept under the run root."
-        )
+        choice, given = choices.get("recipes", spec.run.recipe), spec.run.recipe_options()
+        paths = [str(given[option.name]) for option in choice.options if option.is_path and option.name in given]
+        named = [path for path in paths if path.startswith(("/", "~"))]
+        text = f"{choice.description.rstrip('.')}. Prepared by the first run that needs it, then kept for later ones."
+        if named:
+            text += f" {' and '.join(named)}: opened inside the allocation, as the job's user."
+        yield Finding("info", "Data", text)
     elif spec.script is not None and spec.script.git:
         yield Finding(
             "info", "Data", f"{spec.script.git} at {spec.script.ref} is fetched inside the allocation, as the job."

@@ -97,6 +97,8 @@ def test_bookkeeping_does_not_change_the_hash() -> None:
     one = config.parse({"checkpoint_every": 5, "flush_seconds": 2.0})
     assert one.hash() == config.parse({}).hash()
     assert config.parse({"seed": 1}).hash() != one.hash()
+    assert config.parse({"language": {"shards_folder": "/scratch"}}).hash() == one.hash()
+    assert config.parse({"language": {"source": "/data"}}).hash() != one.hash()
 
 
 def test_the_schema_offers_the_choices() -> None:
@@ -197,4 +199,4 @@ def test_only_the_shape_of_a_path_is_judged(source: object, message: str) -> Non
     assert [name for name, _ in found] == ["source"] * bool(message)
     assert all(message in text for _, text in found)
     words = [option.words for option in choices.get("recipes", "language").options if option.is_path]
-    assert words == [("stdlib",), ("auto", "bytes")]
+    assert words == [("stdlib",), ("auto", "bytes"), ("auto",)]

@@ -448,9 +448,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     source = _lines(tmp_path / "a.jsonl", _numbered(20_000))
-    with pytest.raises(DataError, match=r"has no room for the tokens \(No space left on device\). .* set VIGIL_CACHE"):
+    with pytest.raises(
+        DataError, match=r"^shards_folder: .*small has no room for the tokens \(No space left on device\). Free"
+    ):
         _prepare(small_disk, source)
     assert not list(small_disk.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        DataError, match=r"^shards_folder: .*file can't be written to \(Not a directory\). Name another"
+    ):
+        _prepare(tmp_path / "file", source)
 
 
 def test_an_index_remembers(tmp_path: Path) -> None:

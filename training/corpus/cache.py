@@ -43,13 +43,13 @@ def keep(place: Path, make: Callable[[Path, Tell], None], tell: Tell) -> None:
         make(staging, touch)
         _put_in_place(staging, place)
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            message = f"{place.parent} can't be written to ({error.strerror}). Name another folder."
+            raise DataError(message, "shards_folder") from None
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        message = (
-            f"{place.parent} has no room for the tokens ({error.strerror}). Free some, or set VIGIL_CACHE to a folder "
-            "that has."
-        )
-        raise DataError(message) from None
+        message = f"{place.parent} has no room for the tokens ({error.strerror}). Free some, or name another folder."
+        raise DataError(message, "shards_folder") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

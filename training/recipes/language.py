@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VOCABULARY = 256
+BOOKKEEPING = ("shards_folder",)
+"""Options that decide no number: a resume may change them."""
 
 
 def prepare(
@@ -38,10 +40,14 @@ def prepare(
     suffixes: Annotated[str, "Endings of the files in a folder that are texts; .jsonl is always read."] = ".txt .md",
     text_field: Annotated[str, "Where the text is in each object of JSON lines."] = "text",
     validation_percent: Annotated[float, "0.01..50", "Part of the text that is kept for validation."] = 5.0,
+    shards_folder: Annotated[
+        str, "auto or a path", "Where the tokens are kept for later runs: auto, beside the runs, or a folder."
+    ] = "auto",
 ) -> Prepared:
     """The tokens on disk, made on first use. `identity` asks for the very data that a checkpoint was trained on."""
     wanted = Wanted(source, tokenizer, suffixes, text_field, validation_percent)
-    return corpus.prepare(cache, wanted, identity, tell)
+    folder = cache if shards_folder == "auto" else Path(shards_folder).expanduser()
+    return corpus.prepare(folder, wanted, identity, tell)
 
 
 PRESETS: dict[str, dict[str, int]] = {

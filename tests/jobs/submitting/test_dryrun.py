@@ -23,8 +23,14 @@ def test_says_what_it_would_do(oskar: User) -> None:
     found = {finding.title: finding for finding in dry_run(oskar, spec_of())}
     assert found["Specification"].level == "ok"
     assert found["Start"].text == "Starts now on dgx-01."
-    assert found["Data"].text
+    assert found["Data"].text.endswith("then kept for later ones.")
     assert "free" in found["Disk"].text
+
+
+def test_paths_in_a_spec_are_not_looked_at(oskar: User) -> None:
+    spec = spec_of(run={"language": {"source": "/data/field notes", "tokenizer": "~/bpe.json"}})
+    (data,) = [finding for finding in dry_run(oskar, spec) if finding.title == "Data"]
+    assert data.text.endswith("/data/field notes and ~/bpe.json: opened inside the allocation, as the job's user.")
 
 
 def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
