@@ -160,6 +160,21 @@ def test_two_nodes_are_two_launchers(sam: User, scheduler: LocalScheduler) -> No
     assert said(attempt, 1)[0] == "from 0 rank 1 of 2"
 
 
+def test_an_elastic_job_goes_on_with_one_node_of_two(sam: User, scheduler: LocalScheduler, root: Path) -> None:
+    """The node that led is the one that is lost: neither batch script nor scheduler nor Vigil starts anything anew."""
+    start(sam, 60, 0.05, nodes="1:2", ranks_per_node=1)
+    follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
+    assert len(newest().nodes) == 2
+    launchers = [one for one in processes_of(root) if one.environ().get("SLURM_NODEID") == "0"]
+    next(one for one in launchers if any("start.py" in word for word in one.cmdline())).kill()
+    follow_until(scheduler, lambda: newest().ended_at)
+    attempt = newest()
+    assert (attempt.number, attempt.state, attempt.cause) == (1, "completed", "completed")
+    assert said(attempt)[0].endswith("rank 0 of 1")
+    assert int(said(attempt)[0].split()[1]) >= 10
+    follow_until(scheduler, lambda: attempt.events.filter(kind="nodes.lost"))
+
+
 def test_cancel_saves_and_resume_goes_on(sam: User, scheduler: LocalScheduler, root: Path) -> None:
     job = start(sam, 60, 0.05)
     follow_until(scheduler, lambda: newest().state == "running" and printed(newest(), "from"))
