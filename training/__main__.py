@@ -3,6 +3,7 @@
     python -m training examples/language.toml                                     # one rank, in this process
     python -m torch.distributed.run --nproc-per-node 2 -m training run.toml       # two
     python -m training run.toml --resume step-200                                 # newest (default), none, or a name
+    python -m training export runs/gpt/job/checkpoints/step-400 gpt.safetensors   # the weights alone, as one file
 
 Started by hand a run keeps everything in `runs/<name>` beside the TOML file, and goes on where it was stopped. Exit
 codes: 0 completed (under Vigil's launcher: or stopped), 75 stopped with a checkpoint, 1 failed, 2 wrong usage.
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training import config, hang, manifest, place
+from training import commands, config, hang, manifest, place
 from training.heartbeat import Heartbeat
 from training.loading import without_collections
 from training.report import Reporter
@@ -32,38 +33,16 @@ STOPPED = 75
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
-    if options.command == "verify":
-        return verify(options.folder)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in commands.COMMANDS:
+        return commands.run(arguments[0], arguments[1:])
+    options = _parse(arguments)
     try:
         run = config.load(options.run)
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     return train(run, options)
-
-
-def verify(folders: Sequence[Path]) -> int:
-    """Reads every file of each checkpoint, or of each folder of token shards; 0 if all are as they were written."""
-    from training.corpus import shards
-    from training.corpus.errors import DataError
-
-    failed = 0
-    for folder in folders:
-        try:
-            if (folder / shards.INDEX).is_file():
-                index = shards.verify(folder)
-                print(f"{folder}: verified, {index.tokens:,} tokens, {len(index.files)} shards, {index.bytes:,} bytes")
-            else:
-                found = manifest.verify(folder)
-                print(f"{folder}: verified, step {found.step}, {len(found.files)} files, {found.bytes:,} bytes")
-        except DataError as error:
-            failed = 1
-            print(error.message, file=sys.stderr)
-        except manifest.CheckpointError as error:
-            failed = 1
-            print(f"{folder}: {error}", file=sys.stderr)
-    return failed
 
 
 def train(run: config.RunFile, options: argparse.Namespace) -> int:
@@ -149,15 +128,11 @@ def _place_by_hand(world: World, run: config.RunFile, options: argparse.Namespac
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    if list(arguments[:1]) == ["verify"]:
-        parser = argparse.ArgumentParser("python -m training verify")
-        parser.add_argument("folder", nargs="+", type=Path, help="a checkpoint, or a folder of token shards")
-        return parser.parse_args(arguments[1:], argparse.Namespace(command="verify"))
     parser = argparse.ArgumentParser("python -m training", description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")
     parser.add_argument("--run-dir", type=Path, help="where everything is kept; default: runs/<name> beside the file")
     parser.add_argument("--resume", default=place.NEWEST, help="newest (default), none, or a checkpoint's name")
-    return parser.parse_args(arguments, argparse.Namespace(command="train"))
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

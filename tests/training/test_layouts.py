@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.training import layouts
 from tests.training.ranks import fork
 from training import manifest
+from training.__main__ import main
 
 pytestmark = pytest.mark.slow
 Told = dict[tuple[str, str, str], list[dict[str, Any]]]
@@ -69,3 +71,20 @@ def test_each_tensor_is_staged_and_written_once(world: int, job: str, layout: st
 def _without_comm(rank: dict[str, Any]) -> dict[str, str]:
     assert "error" not in rank, rank["error"]
     return {name: value for name, value in rank["digest"].items() if not name.startswith("comm.")}
+
+
+@pytest.mark.parametrize(("job", "layout"), [("a", "fsdp-tp"), ("b", "dp")], ids=["fsdp-tp", "dp"])
+def test_the_whole_model_is_exported(job: str, layout: str, told: tuple[Path, Told], tmp_path: Path) -> None:
+    folder, found = told
+    target = tmp_path / "model.safetensors"
+    assert main(["export", str(folder / job / "checkpoints" / "step-2"), str(target)]) == 0
+    content = target.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    assert header.pop("__metadata__")["step"] == "2"
+    digests = {}
+    for name, entry in header.items():
+        low, high = entry["data_offsets"]
+        digests[f"model.{name}"] = hashlib.sha256(content[begin + low : begin + high]).hexdigest()
+    expected = found["save", layout, job][0]["digest"]
+    assert digests == {name: value for name, value in expected.items() if name.startswith("model.")}
