@@ -56,8 +56,9 @@ class Feed:
     def _part(self, split: Split, ids: Ids) -> Part:
         batch = self._divide(self._task.batch(split, ids))
         if self._device.type == "cuda":
-            # A view has to be laid out first: only then is it copied from where it lies.
-            batch = tuple(tensor.contiguous().pin_memory() for tensor in batch)
+            # A thread starts on the first GPU, whoever's that is. A view is laid out first, to be copied from there.
+            with torch.cuda.device(self._device):
+                batch = tuple(tensor.contiguous().pin_memory() for tensor in batch)
         return Part(ids, batch)
 
     def _bring(self, batch: Batch) -> Batch:

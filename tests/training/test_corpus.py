@@ -424,6 +424,27 @@ def test_files_that_can_t_be_used(file: str, content: bytes, message: str, tmp_p
     assert not list((tmp_path / "cache").glob("*")), "nothing half-made is left"
 
 
+@relaxed
+@given(st.binary(), st.sampled_from(["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.gz", "index.json"]), st.booleans())
+@example(b'{"text": "\\udc00"}', "a.jsonl", False)
+@example(b"[[[[", "index.json", False)
+@example(b"\xef\xbb\xbf", "a.txt", True)
+def test_whatever_the_bytes_it_is_data_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str, packed: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("bytes")
+    _lines(folder / "b.jsonl", _numbered(60))
+    (folder / name).write_bytes(gzip.compress(content) if packed and name.endswith(".gz") else content)
+    said = ""
+    try:
+        made = _prepare(folder / "cache", folder, validation_percent=20.0)
+        assert read_index(made.path).documents in (60, 61)
+    except DataError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert not said or str(folder) in said
+
+
 def test_sources_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^source: /nowhere does not exist. Name a path that the nodes see, too."):
         _prepare(tmp_path, Path("/nowhere"))
