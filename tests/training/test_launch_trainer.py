@@ -105,18 +105,27 @@ def test_a_killed_rank_and_a_requeue_change_no_loss(run: Run, undisturbed: dict[
 
 
 def test_a_rank_that_stops_responding_is_named_by_its_collectives(run: Run) -> None:
-    """Both ranks are at the same step; the flight recorders tell which one did not get as far as the other."""
-    _describe(run, steps=100_000, every=0, launch="[launch.watchdog]\nstep = 2.0\ndata = 2.0\n")
-    launcher = run.launch()
+    """On the other of two nodes, at the same step; the flight recorders tell which one did not get as far.
+
+    Both leave what they can, also that of the node which does not lead; training goes on from the newest checkpoint.
+    """
+    launch = "nodes = 2\n[launch.watchdog]\nstep = 2.0\ndata = 2.0\n"
+    text = TINY.format(steps=100_000, every=20, launch=launch).replace("ranks_per_node = 2", "ranks_per_node = 1")
+    run.describe(text)
+    launchers = [run.launch(node=node, nodes=2) for node in (0, 1)]
     _reaches(run, 50)
-    _rank(run, 1).send_signal(signal.SIGSTOP)
+    _rank(run, 0).send_signal(signal.SIGSTOP)
     until(lambda: run.events("incarnation.ended"), 60)
     ended = run.events("incarnation.ended")[0]
-    assert (ended["rank"], ended["failure"]) == (1, "hang")
-    assert (run.attempt() / "flight" / "0.0.json").exists()
-    assert (run.attempt() / "stacks" / "0.0.txt").stat().st_size > 0
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(120) == 75
+    assert (ended["rank"], ended["failure"], ended["why"]) == (0, "hang", "hang")
+    record = json.loads((run.attempt() / "flight" / "0.1.json").read_text())
+    assert any("all_reduce" in entry["profiling_name"] for entry in record["entries"])
+    assert "trainer.py" in (run.attempt() / "stacks" / "0.1.txt").read_text()
+    started = until(lambda: run.events("incarnation.started")[1:], 60)[0]
+    assert started["resumed_from"].startswith("step-")
+    _reaches(run, int(started["resumed_from"].removeprefix("step-")) + 1, incarnation=1)
+    launchers[1].send_signal(signal.SIGTERM)
+    assert [launcher.wait(120) for launcher in launchers] == [75, 75]
     run.assert_nothing_left()
 
 

@@ -1,0 +1,105 @@
+"""Launchers agree by files: each turn is decided once, generations only rise, sizes are those that a run can use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.launching import until
+from training.launch.attempt import Fenced, claim_generation, give_up_claim, publish_generation, read_generation
+from training.launch.incarnation import Ending, Incarnation
+from training.launch.members import Members
+from training.launch.plan import Plan, read_plan
+from training.launch.sizes import most_nodes
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Members, Members, Members]:
+    """Three launchers, of nodes 0, 1 and 2, that have said that they are there."""
+    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=3, min_nodes=1, max_nodes=3)
+    made = [Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(3)]
+    for one in made:
+        one.refresh()
+    return made[0], made[1], made[2]
+
+
+def _incarnation(leading: Members, *others: Members, number: int = 0) -> Incarnation:
+    who = tuple(one.me for one in (leading, *others))
+    return Incarnation(number, number + 1, "", "127.0.0.1", 1234, who, {"newest": "", "used": 0, "ports": 0})
+
+
+def test_a_turn_is_decided_once_and_read_by_all(members: tuple[Members, Members, Members]) -> None:
+    first, second, third = members
+    mine, theirs = _incarnation(first, second), _incarnation(second, third)
+    assert first.turn(0) is None
+    assert first.decide(0, mine)
+    assert not second.decide(0, theirs)
+    assert second.turn(0) == third.turn(0) == mine
+    assert first.decide(0, mine), "asked twice, as when an answer was lost"
+    assert not third.decide(0, Ending({"exit_code": 1}))
+    assert second.decide(1, Ending({"exit_code": 75, "cause": "stopped"}))
+    found = first.turn(1)
+    assert isinstance(found, Ending)
+    assert found.exit_code == 75
+    assert [mine.place(one.me) for one in members] == [0, 1, -1]
+
+
+def test_the_first_that_lives_leads(members: tuple[Members, Members, Members]) -> None:
+    first, second, third = members
+    assert [one.leads(None) for one in members] == [True, False, False]
+    last = _incarnation(second, third)
+    assert [one.leads(last) for one in members] == [False, True, False]
+    for lost in (second, third):
+        first.forget(lost.me)
+    until(lambda: first.leads(last))  # nobody else is left
+
+
+def test_a_later_launcher_of_a_node_replaces_the_earlier(tmp_path: Path) -> None:
+    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
+    earlier = Members(tmp_path, plan)
+    earlier.refresh()
+    assert not earlier.is_replaced
+    later = Members(tmp_path, plan)
+    later.refresh()
+    earlier._listed = 0.0
+    assert earlier.is_replaced
+    assert not earlier.leads(None)
+    assert not later.is_live(earlier.me)
+    assert later.leads(_incarnation(earlier))
+
+
+def test_a_claimed_generation_fences_nobody_before_it_is_published(tmp_path: Path) -> None:
+    first = claim_generation(tmp_path, mine=None, resume="")
+    second = claim_generation(tmp_path, mine=None, resume="")
+    assert (first, second, read_generation(tmp_path)) == (1, 2, 0)
+    give_up_claim(tmp_path, first)
+    publish_generation(tmp_path, second)
+    publish_generation(tmp_path, first)  # by one that was paused in between
+    assert read_generation(tmp_path) == 2
+    with pytest.raises(Fenced):
+        claim_generation(tmp_path, mine=first, resume="")
+
+
+@pytest.mark.parametrize(
+    ("run", "sizes"),
+    [
+        ({}, [0, 1, 2, 3, 4, 4]),
+        ({"parallelism": '"fsdp"', "mesh.tp": 2}, [0, 0, 2, 2, 4, 4]),
+        ({"global_batch": 3}, [0, 1, 2, 3, 3, 3]),
+        ({"recipe": '"no such recipe"'}, [0, 1, 2, 3, 4, 4]),
+    ],
+    ids=["any", "pairs", "a small batch", "nothing that can be checked"],
+)
+def test_a_run_takes_as_many_nodes_as_it_can_share_its_work_over(
+    tmp_path: Path, run: dict[str, Any], sizes: list[int]
+) -> None:
+    (tmp_path / "portal").mkdir()
+    lines = "".join(f"{name} = {value}\n" for name, value in {"global_batch": 12, **run}.items())
+    text = f'kind = "distributed"\n[launch]\nnodes = 1\nmax_nodes = 4\n[run]\n{lines}'
+    (tmp_path / "portal" / "run.toml").write_text(text)
+    plan = read_plan(tmp_path, {})
+    assert (plan.nodes, plan.min_nodes, plan.max_nodes, plan.return_seconds) == (4, 1, 4, 120.0)
+    assert [most_nodes(plan, there) for there in range(6)] == sizes
