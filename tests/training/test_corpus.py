@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.training.tokenizers import stand_in, write_tokenizer
 from training.__main__ import main
-from training.corpus import documents, making
+from training.corpus import cache, documents, making
 from training.corpus.errors import DataError
 from training.corpus.making import Progress, make_shards
 from training.corpus.preparing import Wanted, prepare
@@ -209,6 +210,37 @@ def test_a_cache_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
     assert _prepare(tmp_path / "cache", source) == made
     assert shard.read_bytes() == content
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [made.identity]
+
+
+def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
+    index = Index(Bytes().id, "uint8", train=[], validation=[])
+    begun, go_on, made, told = threading.Event(), threading.Event(), [], []
+
+    def make(staging: Path, touch: object) -> None:
+        made.append(staging)
+        begun.set()
+        go_on.wait(10)
+        index.write(staging)
+
+    def tell() -> None:
+        told.append(1)
+        go_on.set()
+
+    first = threading.Thread(target=cache.keep, args=(tmp_path / "x", make, lambda: None))
+    first.start()
+    begun.wait(10)
+    cache.keep(tmp_path / "x", make, tell)
+    first.join(10)
+    assert read_index(tmp_path / "x") == index
+    assert (len(made), bool(told)) == (1, True)
+
+
+def test_a_maker_that_nobody_has_heard_of_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / ".x.abcdef01.1.00000000").mkdir()  # of another machine
+    os.utime(tmp_path / ".x.abcdef01.1.00000000", (0, 0))
+    index = Index(Bytes().id, "uint8", train=[], validation=[])
+    cache.keep(tmp_path / "x", lambda staging, touch: index.write(staging), lambda: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:

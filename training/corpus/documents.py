@@ -31,11 +31,12 @@ LEFT_OUT = frozenset(
 BLOCK_BYTES = 16 * 2**20
 """A text longer than this is taken as several, cut at line ends."""
 LINE_BYTES = 256 * 2**20
+TELL_FILES = 1000
 JSONL = (".jsonl", ".ndjson")
 GZ = ".gz"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class File:
     path: str
     name: str
@@ -141,8 +142,9 @@ def _walk(
     endings = tuple(ending for suffix in suffixes for ending in (suffix, suffix + GZ))
     for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = sorted(name for name in folders if name not in left_out and not name.startswith("."))
-        tell()
-        for name in sorted(names):
+        for number, name in enumerate(sorted(names)):
+            if number % TELL_FILES == 0:
+                tell()
             if name.endswith(endings) and not name.startswith("."):
                 path = os.path.join(folder, name)
                 if os.path.isfile(path):
