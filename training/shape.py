@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from training import choices
+from training import choices, support
 from training.dims import Dims
 
 if TYPE_CHECKING:
     from training.config import RunConfig
 
 AXES = ("pp", "dp", "shard", "cp", "tp")
+SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 DATA_AXES = ("dp", "shard")
 """Along these every rank has samples of its own."""
 
@@ -117,13 +118,32 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
     unit = shape.coordinates * (config.micro_batch or 1)
     if config.global_batch % unit:
         yield Misfit("global_batch", _uneven_batch(config, shape, unit))
-    for name in modules(config):
+    uncombinable = list(_uncombinable(config, shape))
+    yield from uncombinable
+    for name in modules(config) if not uncombinable else ():
         try:
             load(name).check(shape, **config.options_of(name))
         except Misfit as misfit:
             yield misfit
         except ValueError as error:
             yield Misfit(f"mesh.{axes_of(name)[0]}", str(error))
+
+
+def _uncombinable(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
+    several = frozenset(axis for axis, size in shape.items() if size > 1)
+    if not support.knows(config.parallelism) or not several <= set(AXES):
+        return
+    schedule = config.options_of("pipeline").get("schedule")
+    if said := support.problem(config.parallelism, several, str(schedule) if schedule else None):
+        yield Misfit("parallelism", said)
+    if config.dtype == "fp8" and shape["tp"] > 1:
+        yield Misfit(
+            "dtype", 'is "fp8", whose scales know nothing of split matrices. Write "bf16", or leave out mesh.tp.'
+        )
+    if config.compile and shape["pp"] > 1 and schedule in SPLIT_BACKWARD:
+        yield Misfit(
+            "compile", f"{schedule} runs the backward pass in two halves, which compiled blocks can't. Write false."
+        )
 
 
 def load(name: str) -> ModuleType:

@@ -6,7 +6,7 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
-from training.shape import Misfit, Shape
+from training.shape import Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,10 +17,7 @@ AXES = ("dp",)
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Raises Misfit with the nearest shape that works; any number of ranks does here."""
-    if shape["tp"] > 1 and shape["dp"] * shape["cp"] > 1:
-        message = 'ddp can\'t average split matrices. Write parallelism = "fsdp"; with mesh.shard = 1 it replicates.'
-        raise Misfit("parallelism", message)
+    """Raises shape.Misfit with the nearest shape that works; any number of ranks does here."""
 
 
 def apply(

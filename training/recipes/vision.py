@@ -11,17 +11,16 @@ import gzip
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from training.data import Batch, Ids, Prepared, Split, Task
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SIZE = 8
-CLASSES = 10
 VALIDATION_EVERY = 6
 """Each sixth digit is kept for validation: the file is ordered by writer, so both splits have all writers."""
 
@@ -39,6 +38,10 @@ def build(
     hidden: Annotated[int, "1..4096", "Units of the layer before the last."] = 64,
     dropout: Annotated[float, "0..0.9", "Part of the hidden units that is silenced in training."] = 0.1,
 ) -> Task:
+    import torch
+
+    from training.models.digits import Digits
+
     images, labels = _load(data)
     held_out = np.arange(len(labels)) % VALIDATION_EVERY == 0
     splits: dict[Split, Ids] = {"train": np.flatnonzero(~held_out), "validation": np.flatnonzero(held_out)}
@@ -56,37 +59,16 @@ def build(
     )
 
 
-class Digits(nn.Module):
-    """(samples, 1, 8, 8) pixels of 0 to 1 → (samples, 10) logits."""
-
-    def __init__(self, channels: int, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.convolutions = nn.Sequential(
-            nn.Conv2d(1, channels, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(channels, 2 * channels, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
-        self.head = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(2 * channels * (SIZE // 2) ** 2, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, CLASSES),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.convolutions(images))
-        return logits
-
-
 def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
+    from torch.nn import functional
+
     images, labels = batch
     return functional.cross_entropy(model(images), labels)
 
 
 def _score(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
+    from torch.nn import functional
+
     images, labels = batch
     logits = model(images)
     return {
@@ -97,6 +79,8 @@ def _score(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
 
 def _load(path: Path) -> tuple[Tensor, Tensor]:
     """Images (1797, 1, 8, 8) float32 of 0 to 1, labels (1797,) int64."""
+    import torch
+
     with gzip.open(path, "rb") as file:
         values = np.array(file.read().replace(b"\n", b",").rstrip(b",").split(b","), dtype=np.float32)
     table = torch.from_numpy(values.reshape(-1, SIZE * SIZE + 1))
