@@ -4,6 +4,7 @@
     python -m torch.distributed.run --nproc-per-node 2 -m training run.toml       # two
     python -m training run.toml --resume step-200                                 # newest (default), none, or a name
     python -m training export runs/gpt/job/checkpoints/step-400 gpt.safetensors   # the weights alone, as one file
+    python -m training prepare run.toml                                           # its data alone, on any machine
 
 Started by hand a run keeps everything in `runs/<name>` beside the TOML file, and goes on where it was stopped. Exit
 codes: 0 completed (under Vigil's launcher: or stopped), 75 stopped with a checkpoint, 1 failed, 2 wrong usage.

@@ -1,13 +1,18 @@
-"""What `python -m training` does besides training: `verify FOLDER…` and `export CHECKPOINT OUT.safetensors`."""
+"""What `python -m training` does besides training: verify a folder, export a checkpoint, prepare a run's data."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import manifest
+from training import config, manifest
+
+SAY_SECONDS = 5.0
 
 
 def verify(folders: Sequence[Path]) -> int:
@@ -49,9 +54,50 @@ def export(checkpoint: Path, target: Path) -> int:
     return 0
 
 
+def prepare(file: Path) -> int:
+    """Makes a run's data, on this machine and now, so that no GPU waits for it later."""
+    from training.corpus.errors import DataError
+    from training.data import accepted, cache_dir
+
+    try:
+        run = config.load(file)
+        recipe = importlib.import_module(f"training.recipes.{run.config.recipe}")
+        options = accepted(recipe.prepare, run.config.recipe_options())
+        if "tell" in inspect.signature(recipe.prepare).parameters:
+            options["tell"] = _Teller()
+        made = recipe.prepare(cache_dir(file.absolute().parent / "runs" / run.name), None, **options)
+    except DataError as error:
+        print(error.within(f"run.{run.config.recipe}"), file=sys.stderr)
+        return 1
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    facts = ", ".join(f"{name} {value}" for name, value in made.facts.items())
+    print(f"{made.path}: {facts or made.identity}")
+    return 0
+
+
+class _Teller:
+    """Says how far it is, but not too often."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + SAY_SECONDS
+
+    def __call__(self, progress: object | None) -> None:
+        if progress is not None and (now := time.monotonic()) >= self._due:
+            self._due = now + SAY_SECONDS
+            print(progress, flush=True)
+
+
 def verify_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m training verify", description=_first_line(verify))
     parser.add_argument("folder", nargs="+", type=Path, help="a checkpoint, or a folder of token shards")
+    return parser.parse_args(arguments)
+
+
+def prepare_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m training prepare", description=_first_line(prepare))
+    parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")
     return parser.parse_args(arguments)
 
 
@@ -71,7 +117,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if name == "export":
         options = export_options(arguments)
         return export(options.checkpoint, options.target)
+    if name == "prepare":
+        return prepare(prepare_options(arguments).run)
     return verify(verify_options(arguments).folder)
 
 
-COMMANDS = ("verify", "export")
+COMMANDS = ("verify", "export", "prepare")

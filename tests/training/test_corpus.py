@@ -418,6 +418,21 @@ def test_without_the_library_a_sentence_says_so(tmp_path: Path, monkeypatch: pyt
         _prepare(tmp_path / "cache", _folder(tmp_path / "mine", ["a"]), tokenizer="/nowhere/t.json")
 
 
+def test_preparing_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, source = tmp_path / "run.toml", _folder(tmp_path / "mine", _numbered())
+    options = {"source": str(source), "shards_folder": str(tmp_path / "scratch")}
+    run.write_text("[run.language]\n" + "".join(f'{name} = "{value}"\n' for name, value in options.items()))
+    assert main(["prepare", str(run)]) == 0
+    made = prepare(tmp_path / "scratch", Wanted(str(source))).path
+    assert capsys.readouterr().out.startswith(f"{made}: tokenizer bytes, vocabulary 256, documents 200, ")
+    run.write_text('[run.language]\nsource = "/nowhere"\n')
+    assert main(["prepare", str(run)]) == 1
+    run.write_text('[run.language]\nsource = "nowhere"\n')
+    assert main(["prepare", str(run)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in said] == ["run.language.source"] * 2
+
+
 # What is wrong with somebody's files.
 
 
