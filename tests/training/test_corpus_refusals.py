@@ -1,0 +1,109 @@
+"""What is wrong with somebody's files is one sentence, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.training.texts import lines_of, numbered, prepared, relaxed
+from training.corpus.errors import DataError
+from training.corpus.shards import read_index
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": \n',
+            r"^source: .*a.jsonl:2 is not JSON \(.*\). Mend or remove that line.",
+        ),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": "\xe9"}\n',
+            r"^source: .*a.jsonl:2 is not UTF-8. Write the file as UTF-8",
+        ),
+        ("a.jsonl", b'\n\n{"body": "a", "id": 1}\n', r'^text_field: .*:3 has no text called "text": .*with body, id.'),
+        ("a.jsonl", b'{"text": 3}\n', r'^text_field: .*:1 has no text called "text": it is an object with text'),
+        ("a.jsonl", b"[1]\n", r'^text_field: .*:1 has no text called "text": it is a list'),
+        ("a.jsonl", b"[" * 100_000, r"^source: .*a.jsonl:1 is not JSON"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:-9], r"^source: .*a.jsonl.gz is a damaged or unfinished .gz"),
+        ("a.txt.gz", b"no gz", r"^source: .*a.txt.gz is a damaged or unfinished .gz"),
+        ("a.txt", b"caf\xe9", r"^source: .*a.txt is not UTF-8 \(byte 0xE9 at 3\). Convert it"),
+        ("a.txt", b"", r"^source: .* holds no text: no file in it, or below, ends in .txt, .md, .jsonl, .ndjson."),
+        ("a.dat", b"text", r"^source: .* holds no text: no file in it, or below, ends in .txt, .md, .jsonl, .ndjson."),
+        ("a.txt", b" \n ", r"^source: mine has no text in it: all 1 documents are blank"),
+        ("a.txt", b"only this", r"^validation_percent: 5 % of mine leaves nothing for one of training and validation"),
+    ],
+)
+def test_files_that_can_t_be_used(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / file).write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        prepared(tmp_path / "cache", tmp_path / "mine")
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache").glob("*")), "nothing half-made is left"
+
+
+@relaxed
+@given(st.binary(), st.sampled_from(["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.gz", "index.json"]), st.booleans())
+@example(b'{"text": "\\udc00"}', "a.jsonl", False)
+@example(b"[[[[", "index.json", False)
+@example(b"\xef\xbb\xbf", "a.txt", True)
+def test_whatever_the_bytes_it_is_data_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str, packed: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("bytes")
+    lines_of(folder / "b.jsonl", numbered(60))
+    (folder / name).write_bytes(gzip.compress(content) if packed and name.endswith(".gz") else content)
+    said = ""
+    try:
+        made = prepared(folder / "cache", folder, validation_percent=20.0)
+        assert read_index(made.path).documents in (60, 61)
+    except DataError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert not said or str(folder) in said
+
+
+def test_sources_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^source: /nowhere does not exist. Name a path that the nodes see, too."):
+        prepared(tmp_path, Path("/nowhere"))
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"^source: .*empty.txt is empty."):
+        prepared(tmp_path / "cache", tmp_path / "empty.txt")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"^source: .*pipe is neither a file nor a folder."):
+        prepared(tmp_path / "cache", tmp_path / "pipe")
+    assert str(DataError("is bad.", "source").within("run.language")) == "run.language.source: is bad."
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder]).returncode:
+        pytest.skip("needs root, to mount a small file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    source = lines_of(tmp_path / "a.jsonl", numbered(20_000))
+    with pytest.raises(
+        DataError, match=r"^shards_folder: .*small has no room for the tokens \(No space left on device\). Free"
+    ):
+        prepared(small_disk, source)
+    assert not list(small_disk.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        DataError, match=r"^shards_folder: .*file can't be written to \(Not a directory\). Name another"
+    ):
+        prepared(tmp_path / "file", source)
