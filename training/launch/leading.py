@@ -60,7 +60,6 @@ class Leading:
         self._plan, self._attempt, self._members = plan, attempt, members
         self._stop, self._regroup, self._reporter, self._say = stop, regroup, reporter, say
         self._began = time.monotonic()
-        self._start = newest_on_lineage(plan.job_dir)  # of the attempt, or of this launcher: never too old
         self._judged: _Judged | None = None
         self._waiting: tuple[list[Member], float] = ([], 0.0)
 
@@ -188,7 +187,8 @@ class Leading:
         stayed = [member for member in before if member in live]
         order = [*stayed, *(member for member in live if member not in stayed)]
         order.sort(key=lambda member: member.id != self._members.me.id)  # stable: everybody else stays in order
-        taken = order[: most_nodes(self._plan, len(order))]
+        # Where no number of nodes fits, at the start, the ranks themselves say what is wrong.
+        taken = order[: most_nodes(self._plan, len(order)) or None]
         resume = resume or newest_on_lineage(self._plan.job_dir)
         generation = claim_generation(self._plan.job_dir, mine=last.generation if last else None, resume=resume)
         return Incarnation(
@@ -209,7 +209,8 @@ class Leading:
 
     def _too_few(self, last: Incarnation, live: int, failures: list[Failure]) -> Verdict:
         """What was committed is worth another turn at once; where nothing was, starts are counted (PROTOCOLS §1)."""
-        progressed = newest_on_lineage(self._plan.job_dir) != self._start
+        began = self._members.turn(0)
+        progressed = isinstance(began, Incarnation) and newest_on_lineage(self._plan.job_dir) != began.resume
         first = first_failure(failures) if failures else None
         waited = f" and none came back within {self._plan.return_seconds:.0f} s" if self._plan.return_seconds else ""
         before = f"{first.error}: " if first else ""

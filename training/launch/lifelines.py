@@ -115,7 +115,7 @@ class Lifelines:
             if peer.was_held or peer.is_here:
                 self._dead.add(peer.id)
             return
-        except OSError:
+        except (OSError, ValueError, OverflowError):  # also what cannot be a name or a port
             return
         said = _said(connection, len(peer.id))
         if said != peer.id.encode():
