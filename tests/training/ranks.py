@@ -23,7 +23,9 @@ from training.manifest import Manifest, committed
 SECONDS = 120.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["training.trainer", "training.storage", "training.recipes.language"])
+_context.set_forkserver_preload(
+    ["training.trainer", "training.storage", "training.models.llama", "torch.distributed.fsdp"]
+)
 
 TINY: dict[str, Any] = {
     "recipe": "language",

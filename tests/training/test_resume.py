@@ -29,7 +29,7 @@ def test_hex_equal_after_a_rank_was_killed(
 ) -> None:
     run = Run(tmp_path / "run")
     committed = run.job_dir / "checkpoints" / f"step-{saved}" / "COMMITTED"
-    dying = Sabotage("training.step:clip_gradients", call=killed_in, rank=1, until=str(committed))
+    dying = Sabotage("training.norms:GradientNorm.__call__", call=killed_in, rank=1, until=str(committed))
     codes = run.start(world, sabotage=dying).wait()
     assert codes[1] == -9
     assert all(code != 0 for code in codes)

@@ -1,0 +1,109 @@
+"""Every combination that training.support lists gives the losses of one process, and nothing else is let through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from tests.training.ranks import TINY, Run
+from training import support
+from training.config import parse
+from training.support import COMBINATIONS, SCHEDULES, Combination
+
+STEPS = 10
+MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
+CONFIG: dict[str, Any] = {**TINY, "global_batch": 16, "steps": STEPS, "checkpoint_every": 0, "language": MODEL}
+
+
+def cases() -> Iterator[Any]:
+    for row in COMBINATIONS:
+        for schedule in (row.schedules or ("1F1B",)) if "pp" in row.axes else (None,):
+            yield pytest.param(row, schedule, id=f"{row} {schedule}" if schedule else str(row))
+
+
+def config_of(row: Combination, schedule: str | None = None) -> dict[str, Any]:
+    """Two ranks along each axis."""
+    mesh = {axis: 2 if axis in row.axes else 1 for axis in ("pp", "cp", "tp") if axis in row.axes}
+    if row.parallelism == "fsdp":
+        mesh |= {axis: 2 if axis in row.axes else 1 for axis in ("dp", "shard")}
+    pipeline = {"pipeline": {"schedule": schedule}} if schedule else {}
+    return {**CONFIG, "parallelism": row.parallelism, "mesh": mesh, **pipeline}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("alone") / "run", CONFIG)
+    run.finish(1)
+    return run
+
+
+def losses(run: Run, world: int) -> dict[int, float]:
+    """Of the whole batch: ranks that share samples tell the same, so the mean over all ranks is the batch's."""
+    ranks = [run.series(rank=rank) for rank in range(world)]
+    return {step: fmean(told[step] for told in ranks) for step in ranks[0]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "schedule"), list(cases()))
+def test_the_losses_are_those_of_one_process(
+    row: Combination, schedule: str | None, alone: Run, tmp_path: Path
+) -> None:
+    world = 2 ** len(row.axes)
+    run = Run(tmp_path / "run", config_of(row, schedule))
+    run.finish(world)
+    found, expected = losses(run, world), losses(alone, 1)
+    assert len(found) == STEPS
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert run.series("gradient_norm") == pytest.approx(alone.series("gradient_norm"), rel=1e-4)
+    if row.axes <= {"dp"} and row.parallelism != "fsdp":  # the same sums in the same order, but for the mean of two
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("row", COMBINATIONS, ids=str)
+def test_what_is_listed_is_let_through(row: Combination) -> None:
+    for schedule in row.schedules or (None,):
+        assert not list(parse(config_of(row, schedule)).check(2 ** len(row.axes)))
+
+
+@pytest.mark.parametrize(
+    ("table", "world", "field", "words"),
+    [
+        ({"parallelism": "zero1", "mesh": {"tp": 2}}, 2, "parallelism", "Nearest that have: ddp × tp"),
+        ({"mesh": {"tp": 2}}, 4, "parallelism", "fsdp × dp × tp"),
+        ({"mesh": {"pp": 2}, "pipeline": {"schedule": "ZBVZeroBubble"}}, 4, "parallelism", "works with 1F1B only"),
+        ({"mesh": {"tp": 3}}, 3, "mesh.tp", "heads, 4, does not divide by 3. Nearest that do: 2 or 4"),
+        ({"mesh": {"tp": 2, "pp": 3}}, 4, "mesh.pp", "does not divide 4 ranks. The nearest that does: 2"),
+        ({"mesh": {"pp": 4}, "language": {"layers": 3}}, 4, "mesh.pp", "the model has 3. At most: 3"),
+        ({"mesh": {"cp": 5}}, 5, "mesh.cp", "does not fall into 2 × 5 chunks. Nearest that do: 4 or 6"),
+        ({"mesh": {"shard": 2}}, 2, "mesh.shard", 'is no axis of ddp. Write parallelism = "fsdp"'),
+        ({"mesh": {"dp": 2}}, 4, "mesh.dp", "Write 4, or leave it out"),
+        ({"global_batch": 7}, 2, "global_batch", "7 does not divide over 2 ranks. Nearest that do: 6 or 8"),
+        ({"mesh": {"pp": 2}, "global_batch": 1}, 2, "global_batch", "1F1B on 2 ranks needs at least 2"),
+        ({"mesh": {"pp": 2}, "language": {"tied": True}}, 2, "language.tied", "different ranks"),
+        ({"language": {"heads": 4, "kv_heads": 3}}, 1, "language", "Take one of [1, 2, 4]"),
+        ({"recipe": "vision", "mesh": {"tp": 2}}, 2, "mesh.tp", "Leave the axis out"),
+        ({"dtype": "fp8", "mesh": {"tp": 2}}, 2, "dtype", 'Write "bf16"'),
+        (
+            {"compile": True, "mesh": {"pp": 2}, "pipeline": {"schedule": "ZBVZeroBubble"}},
+            2,
+            "compile",
+            "runs the backward pass in two halves",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_nearest_that_can(
+    table: dict[str, Any], world: int, field: str, words: str
+) -> None:
+    (problem,) = parse(table).check(world)
+    assert problem.field == field
+    assert words in problem.message
+
+
+def test_the_documented_table_is_the_code_s() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text()
+    assert "\n".join(support.table()) in page
+    assert all(schedule in page for schedule in SCHEDULES)
