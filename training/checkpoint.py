@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -47,33 +47,8 @@ class Facts:
     config: dict[str, Any]
     data: str
     state: dict[str, Any] = field(default_factory=dict)
-    """Small plain values to go on from: see `remember`."""
+    """Small plain values to go on from: see training.remembering."""
     versions: dict[str, str] = field(default_factory=dict)
-
-
-class Remembers(Protocol):
-    """A part of the trainer that goes on from plain values after a resume: guards, the loss scale, the cadence.
-
-    What rank 0 remembers is what all ranks recall, on any layout. A rank's own tensors (factors, residuals) belong
-    into the state instead, under "comm", by names with the rank in them; where they do not fit they are begun anew.
-    """
-
-    def remember(self) -> dict[str, Any]:
-        """Numbers, text, lists and dicts."""
-
-    def recall(self, told: Mapping[str, Any]) -> None:
-        """What `remember` said before the save; {} if nothing did, or an older version of it."""
-
-
-def remember(parts: Mapping[str, Remembers]) -> dict[str, Any]:
-    """What goes into Facts.state: a plain dict by the name of each part."""
-    return {name: part.remember() for name, part in parts.items()}
-
-
-def recall(parts: Mapping[str, Remembers], start: Manifest) -> None:
-    for name, part in parts.items():
-        told = start.state.get(name)
-        part.recall(told if isinstance(told, dict) else {})
 
 
 @dataclass
@@ -110,6 +85,7 @@ class Checkpoints:
         self._generation, self._keep, self._cadence, self._reporter = generation, keep, cadence, reporter
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
         self.staging = Staging(self._group)
+        self._preparing: threading.Thread | None = None
         self._flight: _Save | None = None
         self._start: set[tuple[int, int]] = set()
         self._line: list[tuple[int, int]] = []
@@ -148,6 +124,21 @@ class Checkpoints:
         except CheckpointError as error:
             raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
 
+    def prepare(self, state: State) -> None:
+        """Makes the first save as cheap as the others: its memory and torch's code for it, on a thread.
+
+        All ranks call it at the same boundary, none of them busy. Without it the first save does that itself.
+        """
+        if self._preparing is None:
+            self.staging.reserve(state)
+            self._preparing = threading.Thread(target=self._prepare, name="checkpoint-memory", daemon=True)
+            self._preparing.start()
+
+    def _prepare(self) -> None:
+        self.staging.touch()
+        with without_collections():
+            from training import storage  # noqa: F401
+
     @property
     def busy(self) -> bool:
         """Whether this rank is still writing."""
@@ -157,6 +148,8 @@ class Checkpoints:
         """Begins to save; call on all ranks at the same step boundary, none of them busy."""
         self.settle()
         began = time.monotonic()
+        if self._preparing is not None:
+            self._preparing.join()
         copy = self.staging.copy(state)
         save = self._flight = _Save(facts, time.time(), time.monotonic() - began)
         self._cadence.note_begun()

@@ -30,6 +30,8 @@ class Staging:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._buffers: dict[Path, Tensor] = {}
+        self._touched: set[Path] = set()
+        self._from_gpu: set[Path] = set()
         self._shape: list[object] = []
         self._mine: frozenset[str] = frozenset()
 
@@ -38,15 +40,30 @@ class Staging:
         """What the buffers hold."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
+    def reserve(self, state: State) -> None:
+        """Takes the memory that `copy` will need, which is not there yet before `touch`. All ranks call it, too."""
+        for path, tensor in self._mine_of(state).items():
+            for where, part in _parts(path, tensor):
+                self._buffer(where, part)
+
+    def touch(self) -> None:
+        """Makes the reserved memory real, and pins it; that may be done on a thread, before the first `copy`."""
+        for path, buffer in self._buffers.items():
+            if path not in self._touched:
+                self._touched.add(path)
+                _make_real(buffer, pin=path in self._from_gpu)
+
     def copy(self, state: State) -> State:
         """This rank's part of the state, on the CPU and no longer training's own. Valid until the next call."""
-        leaves = dict(walk(state))
-        self._share_out(leaves)
-        mine = {path: tensor for path, tensor in leaves.items() if ".".join(path) in self._mine}
-        copied = {path: self._stage(path, tensor.detach()) for path, tensor in mine.items()}
-        if any(tensor.device.type == "cuda" for tensor in mine.values()):
+        copied = {path: self._stage(path, tensor) for path, tensor in self._mine_of(state).items()}
+        if self._from_gpu:
             torch.cuda.current_stream().synchronize()  # until then the buffers are not filled
         return tree(copied)
+
+    def _mine_of(self, state: State) -> dict[Path, Tensor]:
+        leaves = {path: tensor.detach() for path, tensor in walk(state)}
+        self._share_out(leaves)
+        return {path: tensor for path, tensor in leaves.items() if ".".join(path) in self._mine}
 
     def _share_out(self, leaves: Mapping[Path, Tensor]) -> None:
         """Settles who writes what; asks the others again only when some rank's state has another shape than before."""
@@ -72,25 +89,47 @@ class Staging:
         for buffer in self._buffers.values():
             _unpin(buffer)
         self._buffers.clear()
+        self._touched.clear()
+        self._from_gpu.clear()
 
     def _stage(self, path: Path, tensor: Tensor) -> Tensor:
-        if hasattr(type(tensor), "__tensor_flatten__"):  # a DTensor stays one, its local part on the CPU
-            names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-            parts = {name: getattr(tensor, name) for name in names}  # the mesh is among them
-            inner = {
-                name: self._stage((*path, name), part) if isinstance(part, Tensor) else part
-                for name, part in parts.items()
-            }
-            rebuilt: Tensor = type(tensor).__tensor_unflatten__(  # type: ignore[attr-defined]
-                inner, context, tensor.size(), tensor.stride()
-            )
-            return rebuilt
-        buffer = self._buffers.get(path)
-        if buffer is None:
-            buffer = self._buffers[path] = torch.empty_like(tensor, device="cpu")
+        if not _has_parts(tensor):
+            buffer = self._buffer(path, tensor)
+            if path not in self._touched:
+                self._touched.add(path)
+                if path in self._from_gpu:
+                    _pin(buffer)
+            return buffer.copy_(tensor, non_blocking=True)
+        names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        inner = {name: getattr(tensor, name) for name in names}  # a mesh is among a DTensor's
+        inner |= {where[-1]: self._stage(where, part) for where, part in _parts(path, tensor, deeper=False)}
+        rebuilt: Tensor = type(tensor).__tensor_unflatten__(  # type: ignore[attr-defined]
+            inner, context, tensor.size(), tensor.stride()
+        )
+        return rebuilt
+
+    def _buffer(self, path: Path, tensor: Tensor) -> Tensor:
+        if path not in self._buffers:
+            self._buffers[path] = torch.empty_like(tensor, device="cpu")
             if tensor.device.type == "cuda":
-                _pin(buffer)
-        return buffer.copy_(tensor, non_blocking=True)
+                self._from_gpu.add(path)
+        return self._buffers[path]
+
+
+def _has_parts(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, or another one that holds plain ones."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def _parts(path: Path, tensor: Tensor, *, deeper: bool = True) -> Iterator[tuple[Path, Tensor]]:
+    """The plain tensors that one consists of, itself if it is plain; not `deeper`: those directly in it."""
+    if not _has_parts(tensor):
+        yield path, tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        part = getattr(tensor, name)
+        if isinstance(part, Tensor):
+            yield from _parts((*path, name), part) if deeper else [((*path, name), part)]
 
 
 def walk(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Tensor]]:
@@ -151,6 +190,13 @@ def tree(leaves: Mapping[Path, Tensor]) -> State:
             node = node.setdefault(name, {})
         node[path[-1]] = tensor
     return found
+
+
+def _make_real(buffer: Tensor, *, pin: bool) -> None:
+    if pin:
+        _pin(buffer)
+    else:
+        buffer.zero_()
 
 
 def _pin(buffer: Tensor) -> None:

@@ -17,16 +17,7 @@ from torch import nn
 from training import assembling, supply
 from training.assembling import Assembly
 from training.cadence import Cadence, mtbf, nodes_here
-from training.checkpoint import (
-    Checkpoints,
-    Facts,
-    Remembers,
-    check_fence,
-    load_start,
-    recall,
-    remember,
-    tell_committed,
-)
+from training.checkpoint import Checkpoints, Facts, check_fence, load_start, tell_committed
 from training.config import RunConfig
 from training.distributed import Agreed, Agreement, World
 from training.heartbeat import Heartbeat, NullHeartbeat
@@ -34,10 +25,15 @@ from training.manifest import Manifest
 from training.metrics import Meter, StepTimes
 from training.place import Place
 from training.pruning import Keep
+from training.remembering import Remembers, recall, remember
 from training.report import AnyReporter
 from training.stopping import Stopped, StopRequest
 from training.update import Update
 from training.validating import Validation
+
+
+STEPS_BEFORE_SAVES = 5
+"""After so many what the first save needs is made ready: not at the start, whose first step others wait for."""
 
 
 class Trainer:
@@ -64,6 +60,7 @@ class Trainer:
         self.agreement = Agreement(world)
         self.step = 0
         self.consumed = 0
+        self._prepares_at = -1
         self.validation = Validation(config, world)
         self.cadence = Cadence(
             config.checkpoint_every,
@@ -122,6 +119,8 @@ class Trainer:
         if start is not None:
             self._phase("restore")
             self._restore(start)
+        if self.config.checkpoint_every:
+            self._prepares_at = self.step + STEPS_BEFORE_SAVES
 
     def _restore(self, start: Manifest) -> None:
         self.checkpoints.restore(self.assembly.state(), start)
@@ -180,6 +179,8 @@ class Trainer:
     def _between_steps(self, agreed: Agreed) -> bool:
         """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
         self.checkpoints.settle()
+        if self.step == self._prepares_at and not agreed.saving:
+            self.checkpoints.prepare(self.assembly.state())
         last = self.step == self.config.steps
         if self.validation.is_due(self.step) and self._validate():
             return True
