@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.slurm.cluster import Cluster
@@ -125,6 +127,41 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
     assert len(late) == 1, "of the new launch alone"
     alice.cancel(job_id)
     alice.wait(job_id)
+
+
+def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(slurm: Cluster, alice: Person) -> None:
+    """First the launcher that leads is lost, beside the batch script, then a whole node: one attempt all the same."""
+    resources = {"nodes": "1:3", "ranks_per_node": 1}
+    job_id = alice.submit(language(steps=100_000, checkpoint_every=20, global_batch=12, resources=resources))
+    step = alice.wait_for_step(job_id, 25)["progress"]["step"]
+    (attempt,) = alice.attempts(job_id)
+    leading, _, last = attempt["nodes"]
+    _launcher(attempt["scheduler_id"], leading).kill()
+    step = alice.wait_for_step(job_id, step + 40)["progress"]["step"]
+    with slurm.without(last):
+        _launcher(attempt["scheduler_id"], last).kill()
+        wait_for(
+            lambda: "DOWN" in slurm.run("sinfo", "--noheader", f"--nodes={last}", "--format=%T").upper(),
+            "its loss",
+            120,
+        )
+        alice.wait_for_step(job_id, step + 40)
+        assert slurm.state(attempt["scheduler_id"]) == "RUNNING"
+    alice.cancel(job_id)
+    done = alice.wait(job_id)
+    assert (done["state"], done["attempt"]["number"]) == ("cancelled", 1)
+    assert max(one["step"] for one in alice.checkpoints(job_id)) == done["progress"]["step"]
+
+
+def _launcher(scheduler_id: str, node: str) -> psutil.Process:
+    """Of a job, on one of the nodes that this machine plays."""
+    told = {"SLURM_JOB_ID": scheduler_id, "SLURMD_NODENAME": node}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_start = any(word.endswith("start.py") for word in process.cmdline()) and "srun" not in process.name()
+            if is_start and told.items() <= process.environ().items() and "SLURM_PROCID" in process.environ():
+                return process
+    raise AssertionError(f"no launcher of {scheduler_id} on {node}")
 
 
 @pytest.mark.parametrize("daemon", ["slurmrestd", "slurmdbd", "slurmctld"])
