@@ -92,6 +92,8 @@ class Run:
     """More of the table [launch] in run.toml."""
     added: Path | None = None
     """A folder with recipes/ and parallel/ of one's own."""
+    spy: str = ""
+    """module:function, called in every rank before it begins."""
 
     def __post_init__(self) -> None:
         (self.folder / "portal").mkdir(parents=True)
@@ -137,6 +139,7 @@ class Run:
             "VIGIL_STORE_FILE": str(attempt_dir / "members" / "store-0.json"),
             "VIGIL_CACHE": os.environ["VIGIL_CACHE"],
             "ADDED": str(self.added or ""),
+            "SPY": self.spy,
         }
         processes = []
         for rank in range(world):
@@ -214,6 +217,9 @@ def _rank(
         _end_saves_between_steps()
     if sabotage is not None:
         _prepare(sabotage)
+    if environment["SPY"]:
+        module, _, name = environment["SPY"].partition(":")
+        getattr(importlib.import_module(module), name)()
     from training.__main__ import main
 
     sys.exit(main(arguments))
