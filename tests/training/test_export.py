@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from training import committing, storage
+from tests.training.saved import save
 from training.__main__ import main
-from training.manifest import Manifest
 
 STATE = {
     "model": {
@@ -34,27 +32,8 @@ STATE = {
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A committed checkpoint of STATE."""
     folder = tmp_path_factory.mktemp("export")
-    staging = folder / ".step-40.1"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        files = storage.write(STATE, staging, None)
-    finally:
-        dist.destroy_process_group()
-    made = Manifest(
-        name="step-40",
-        step=40,
-        generation=1,
-        consumed_samples=1280,
-        world_size=1,
-        layout={},
-        config_hash="abc",
-        config={"recipe": "language", "language": {"layers": 4}, "steps": 100},
-        data="bytes",
-        files=tuple(files),
-        created=1.0,
-    )
-    committing.commit(staging, made, check_fence=lambda: None)
-    return folder / "step-40"
+    options = {"recipe": "language", "language": {"layers": 4}, "steps": 100}
+    return save(folder, STATE, step=40, consumed_samples=1280, config_hash="abc", config=options)
 
 
 @pytest.fixture

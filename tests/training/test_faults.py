@@ -1,0 +1,136 @@
+"""Checkpoints that are damaged, foreign, or for which there is no room: the one before counts, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.ranks import TINY, Run, Sabotage, eventually
+from training.launch.attempt import newest_on_lineage
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with checkpoints of steps 4, 8 and 12."""
+    run = Run(tmp_path_factory.mktemp("faults") / "run")
+    run.finish(1)
+    return run
+
+
+@pytest.fixture
+def run(done: Run, tmp_path: Path) -> Run:
+    """A copy of it that has steps left and may be spoilt."""
+    shutil.copytree(done.folder, tmp_path / "run")
+    found = Run.__new__(Run)
+    found.__dict__.update(done.__dict__, folder=tmp_path / "run", config={**TINY}, attempts=done.attempts)
+    found.write(steps=16)
+    return found
+
+
+def _shard(run: Run) -> Path:
+    return run.job_dir / "checkpoints" / "step-12" / "__0_0.distcp"
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+SPOILT: dict[str, Callable[[Run], object]] = {
+    "truncated": lambda run: os.truncate(_shard(run), 100),
+    "a file gone": lambda run: _shard(run).unlink(),
+    "half a manifest": lambda run: os.truncate(_shard(run).with_name("COMMITTED"), 100),
+    "foreign, with torch's files alone": lambda run: _shard(run).with_name("COMMITTED").unlink(),
+    "being written": lambda run: _shard(run).parent.rename(_shard(run).parent.with_name(".step-12.1")),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_the_one_before_is_used(spoil: Callable[[Run], object], run: Run) -> None:
+    spoil(run)
+    assert newest_on_lineage(run.job_dir) == "step-8"
+
+
+def test_what_looks_whole_and_is_not_is_refused_by_name_then_passed_by(run: Run) -> None:
+    _flip(_shard(run))
+    incarnation = run.start(1, resume=newest_on_lineage(run.job_dir))
+    assert incarnation.wait() == [1]
+    assert "step-12 can't be resumed from: __0_0.distcp is not what was written" in incarnation.output()
+    assert run.events("checkpoint.damaged")[0]["name"] == "step-12"
+    assert newest_on_lineage(run.job_dir) == "step-8"
+    run.finish(1, resume="step-8")
+    assert run.checkpoints[-1].step == 16
+
+
+def test_another_model_is_refused_by_name(run: Run) -> None:
+    run.write(language={**TINY["language"], "layers": 3})
+    incarnation = run.start(1, resume="step-12")
+    assert incarnation.wait() == [1]
+    assert "run.language" in incarnation.output()
+    assert "step-12 was trained with" in incarnation.output()
+
+
+def test_a_rank_that_cannot_write_costs_one_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    full = Sabotage("training.storage:_Stream.write", rank=1, act="fail")
+    assert run.start(2, sabotage=full).wait() == [0, 0]
+    skipped = run.events("checkpoint.skipped")
+    assert [(event["step"], event["reason"]) for event in skipped] == [
+        (4, "rank 1: [Errno 28] No space left on device")
+    ]
+    assert [found.step for found in run.checkpoints] == [8, 12]
+    assert not list((run.job_dir / "checkpoints").glob(".step-*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 8 MiB, where one may be mounted."""
+    place = tmp_path / "run" / "job" / "checkpoints"
+    run = Run(tmp_path / "run", {**TINY, "steps": 100_000, "checkpoint_every": 10, "keep_checkpoints": 2})
+    assert run.job_dir == place.parent
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_ones_and_the_run_going(small_disk: Path) -> None:
+    run = Run.__new__(Run)
+    run.__dict__.update(folder=small_disk.parent.parent, config={}, attempts=0, launch={}, added=None)
+    incarnation = run.start(1)
+    try:
+        eventually(lambda: run.checkpoints)
+        filler = small_disk / "filler"
+        with open(filler, "wb") as file:
+            _fill(file.fileno())
+        skipped = eventually(lambda: run.events("checkpoint.skipped"))
+        assert "No space left on device" in skipped[0]["reason"]
+        there = run.checkpoints
+        assert there, "the old ones are intact"
+        filler.unlink()
+        eventually(lambda: [found for found in run.checkpoints if found.step > skipped[-1]["step"]])
+        assert incarnation.processes[0].is_alive()
+    finally:
+        incarnation.kill()
+
+
+def _fill(file: int) -> None:
+    """All that is left, again and again, for pruning frees some."""
+    block = b"\0" * 65_536
+    try:
+        while True:
+            os.write(file, block)
+    except OSError:
+        pass

@@ -1,0 +1,59 @@
+"""A checkpoint of another model is refused before anything of it is read, by the name of what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.saved import save
+from training import storage
+from training.manifest import CheckpointError
+
+
+def state(**changes: Any) -> dict[str, Any]:
+    model = {"tokens": torch.ones(4, 3), "head": torch.ones(3, 4), **changes}
+    return {"model": {name: value for name, value in model.items() if value is not None}}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = {**state(), "comm": {"rank0": {"errors": torch.ones(5)}}}
+    return save(tmp_path_factory.mktemp("storage"), made)
+
+
+def test_what_fits_is_found_in_the_runs_own_tensors(checkpoint: Path) -> None:
+    mine = state()
+    found = storage.find(mine, checkpoint)
+    assert found["model"]["tokens"] is mine["model"]["tokens"]
+    storage.check_complete(checkpoint, storage.names(mine))
+
+
+WRONG = {
+    "a layer more": (state(more=torch.ones(1)), "it has no model.more, which this run's model needs"),
+    "a layer less": (state(head=None), "it has model.head, for which this run's model has no place"),
+    "another width": (state(head=torch.ones(3, 8)), r"model.head is \[3, 4\] in it, and \[3, 8\] in this run's model"),
+}
+
+
+@pytest.mark.parametrize(("mine", "message"), WRONG.values(), ids=WRONG)
+def test_another_model_is_refused_by_name(checkpoint: Path, mine: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        storage.check_complete(checkpoint, storage.names(storage.find(mine, checkpoint)))
+
+
+def test_memory_of_communication_is_begun_anew_where_it_does_not_fit(checkpoint: Path) -> None:
+    fits, other = {"errors": torch.zeros(5)}, {"errors": torch.zeros(7)}
+    found = storage.find({**state(), "comm": {"rank0": fits}}, checkpoint)
+    assert found["comm"]["rank0"] == fits
+    assert "comm" not in storage.find({**state(), "comm": {"rank0": other, "rank1": fits}}, checkpoint)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no table of contents"):
+        storage.find(state(), tmp_path)
+    (tmp_path / ".metadata").write_text("hello")
+    with pytest.raises(CheckpointError, match="no table of contents"):
+        storage.find(state(), tmp_path)
