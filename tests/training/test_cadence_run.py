@@ -1,0 +1,52 @@
+"""Real ranks that decide by themselves when to save, tell what it costs, and go on with what they knew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.training.ranks import TINY, Run
+
+pytestmark = pytest.mark.slow
+
+
+def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
+    settings = {**TINY, "steps": 60, "checkpoint_every": 20, "keep_checkpoints": 100, "mtbf_hours": 1e-4}
+    run = Run(tmp_path / "run", settings)
+    assert run.start(2, patient=False).wait() == [0, 0]
+    told = run.events("checkpoint.cadence")
+    assert told
+    assert (told[0]["source"], told[0]["automatic"]) == ("config", False)
+    assert told[0]["mtbf_seconds"] == pytest.approx(0.36)
+    assert 0 < told[0]["best_overhead_fraction"] <= told[0]["overhead_fraction"]
+    assert 0 <= told[0]["stall_seconds"] <= told[0]["cost_seconds"]
+
+    path = run.job_dir / "checkpoints" / "step-60" / "COMMITTED"
+    manifest = json.loads(path.read_text())
+    assert manifest["state"]["cadence"]["costs"]
+    manifest["state"]["cadence"]["interval"] = 0.05  # as if it had long found that best
+    path.write_text(json.dumps(manifest))
+    run.write(steps=400, checkpoint_every="auto")
+    assert run.start(2, resume="step-60", patient=False).wait() == [0, 0]
+    told = run.events("checkpoint.cadence")
+    assert told[0]["automatic"]
+    steps = [found.step for found in run.checkpoints if 60 < found.step < 400]
+    assert steps, "saved by itself, both ranks at the same steps"
+    assert all(one["interval_seconds"] >= 2 * one["write_seconds"] for one in told)
+
+
+def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
+    settings = {
+        **TINY, "steps": 24, "checkpoint_every": "auto", "keep_checkpoints": 1, "keep_every": 10, "keep_best": 1,
+        "validate_every": 4, "validation_batches": 1,
+    }  # fmt: skip
+    run = Run(tmp_path / "run", settings)
+    run.finish(1)
+    losses = run.series("validation_loss")
+    best = min((loss, step) for step, loss in losses.items())[1]
+    kept = {found.step for found in run.checkpoints}
+    assert {10, 20, best, 24} <= kept
+    start_and_verified = 2
+    assert len(kept) <= 4 + start_and_verified
