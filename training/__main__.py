@@ -104,8 +104,9 @@ def _train(run: config.RunFile, where: place.Place, world: World, heartbeat: Hea
 def _fail(reporter: Reporter, error: BaseException) -> None:
     """Says why, and ends without waiting for threads that may wait for peers that are gone."""
     from training.corpus.errors import DataError
+    from training.numerics import NumericsError
 
-    if isinstance(error, config.ConfigError | manifest.CheckpointError | DataError):
+    if isinstance(error, config.ConfigError | manifest.CheckpointError | DataError | NumericsError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)

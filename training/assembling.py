@@ -29,6 +29,7 @@ class Assembly:
     task: Task
     model: Composed
     share: Share
+    order: Order
     loader: Loader
     feed: Feed
     optimizer: Optimizer
@@ -77,13 +78,15 @@ def assemble(
     task = supply.build(recipe, config, prepared)
     model = Composed(task, config, world)
     share = _share(config, model, start, full=place.full_world_size or world.size)
-    loader = Loader(Order(task.samples["train"], derive_seed(config.seed, 1)), share)
+    order = Order(task.samples["train"], derive_seed(config.seed, 1))
+    loader = Loader(order, share)
     end = config.steps * config.global_batch
     return Assembly(
         prepared=prepared,
         task=task,
         model=model,
         share=share,
+        order=order,
         loader=loader,
         feed=Feed(task, loader, divide=model.divide, device=world.device, end=end),
         optimizer=model.optimizer(),

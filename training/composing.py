@@ -50,9 +50,13 @@ class Composed:
         self._forward_backward = self._function("forward_backward", step.forward_backward)
         self._score = self._function("score", _score)
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own loss, a scalar."""
-        with self._surrounded():
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
+        """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own loss, a scalar.
+
+        `alone`: where every rank holds the whole model (ddp), its gradient is not averaged with the others'.
+        """
+        unreduced = self._whole.no_sync() if alone and hasattr(self._whole, "no_sync") else contextlib.nullcontext()
+        with self._surrounded(), unreduced:
             loss = self._forward_backward(self.task, self._whole, micro_batches, self._accumulating)
         for parameter in self._laid_out:
             _lay_out_gradient(parameter)

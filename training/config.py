@@ -101,6 +101,17 @@ class RunConfig(BaseModel):
     )
     weight_decay: float = Field(0.1, ge=0, le=10, allow_inf_nan=False, description="AdamW's, on matrices only.")
     clip: float = Field(1.0, ge=0, allow_inf_nan=False, description="Largest global gradient norm; 0: no clipping.")
+    guards: bool = Field(
+        True,
+        description="Clip at the usual gradient norm + 4 deviations where that is above clip, skip steps above 20 "
+        "times it, stop a run that has diverged, name stragglers.",
+    )
+    check_weights_every: int = Field(
+        0,
+        ge=0,
+        description="Steps between checks that the ranks hold the same bits and compute alike, which name broken "
+        "hardware; 0: none.",
+    )
     validate_every: int = Field(100, ge=0, description="Steps between validations; 0: none.")
     validation_batches: int = Field(8, ge=1, description="Global batches per validation.")
     checkpoint_every: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
@@ -290,7 +301,7 @@ class RunConfig(BaseModel):
 
 
 BOOKKEEPING = {
-    *("validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints"),
+    *("validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints", "check_weights_every"),
     *("keep_every", "keep_best", "mtbf_hours"),
     *("flush_seconds", "flush_steps", "micro_batch"),
 }

@@ -65,6 +65,8 @@ class Task:
     units_per_sample: int = 1
     facts: dict[str, object] = field(default_factory=dict)
     """Worth telling once, at the start."""
+    show: Callable[[Batch], list[str]] | None = None
+    """A batch as people would read it, for what is told of a step that went wrong."""
     by_shard: list[int] = field(default_factory=list)
     """Training samples in each shard of the data, where it has shards."""
 

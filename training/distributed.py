@@ -62,6 +62,14 @@ def broadcast(world: World, value: Any) -> Any:
     return holder[0]
 
 
+def gather(world: World, value: Any) -> list[Any]:
+    """Every rank's value, by rank, on every rank. Small plain things only."""
+    values: list[Any] = [value] * world.size
+    if world.size > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 def sum_over_ranks(world: World, values: torch.Tensor) -> torch.Tensor:
     if world.size > 1:
         dist.all_reduce(values)
@@ -77,6 +85,8 @@ class Agreed(NamedTuple):
     """Some rank was still writing a checkpoint when the step began."""
     due: bool
     """Rank 0 finds that a checkpoint is due now."""
+    trouble: bool = False
+    """Some rank's guards want the run to end (training.guards)."""
 
 
 class Agreement:
@@ -88,11 +98,11 @@ class Agreement:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._flags = torch.zeros(3, dtype=torch.int32)
+        self._flags = torch.zeros(4, dtype=torch.int32)
         self._work: dist.Work | None = None
 
-    def begin(self, *, stop: bool, saving: bool, due: bool) -> None:
-        self._flags[0], self._flags[1], self._flags[2] = stop, saving, due
+    def begin(self, *, stop: bool, saving: bool, due: bool, trouble: bool = False) -> None:
+        self._flags[0], self._flags[1], self._flags[2], self._flags[3] = stop, saving, due, trouble
         if self._world.size > 1:
             self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
 
@@ -102,8 +112,8 @@ class Agreement:
             self._work = None
         return Agreed(*map(bool, self._flags.tolist()))
 
-    def now(self, *, stop: bool) -> Agreed:
-        self.begin(stop=stop, saving=False, due=False)
+    def now(self, *, stop: bool = False, trouble: bool = False) -> Agreed:
+        self.begin(stop=stop, saving=False, due=False, trouble=trouble)
         return self.end()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,9 +41,11 @@ class Meter:
         flush_steps: int,
         flush_seconds: float,
         say: Callable[[str], None],
+        look: Callable[[Sequence[tuple[int, float, float]]], None] = lambda rows: None,
         device: torch.device,
     ) -> None:
         self._reporter, self._leads, self._say, self._device = reporter, leads, say, device
+        self._look = look
         self._unit, self._units = unit, units_per_step
         self._flush_steps, self._flush_seconds = flush_steps, flush_seconds
         self._steps: list[tuple[int, float, StepTimes]] = []
@@ -69,6 +71,7 @@ class Meter:
                 log["data_seconds"] = times.data
                 log[f"{self._unit}_per_second"] = self._units / max(times.step, 1e-9)
             self._reporter.log(step, **log)
+        self._look([(step, *values[2 * i : 2 * i + 2]) for i, (step, _, _) in enumerate(self._steps)])
         self._reporter.log(self._steps[-1][0], memory_gib=memory_gib(self._device))
         self._reporter.flush()
         if self._leads:

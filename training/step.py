@@ -21,8 +21,9 @@ class MicroBatch:
     """What goes through the model at once on this rank."""
 
     batch: Batch
-    weight: float
-    """Of its mean loss, such that the mean over all ranks of the weighted sums is the mean over the global batch."""
+    weight: float | Tensor
+    """Of its mean loss, such that the mean over all ranks of the weighted sums is the mean over the global batch; with
+    the loss scale, if there is one."""
     share: float
     """Its part of this rank's samples."""
     seed: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from training.cadence import Cadence, mtbf, nodes_here
 from training.checkpoint import Checkpoints, Facts, check_fence, load_start, tell_committed
 from training.config import RunConfig
 from training.distributed import Agreed, Agreement, World
+from training.guards import Guards
 from training.heartbeat import Heartbeat, NullHeartbeat
 from training.manifest import Manifest
 from training.metrics import Meter, StepTimes
@@ -67,7 +69,12 @@ class Trainer:
             mtbf(config.mtbf_hours, mtbf_hours, nodes_here()),
             keep_every=config.keep_every,
         )
-        self.remembers: dict[str, Remembers] = {"cadence": self.cadence, "validation": self.validation}
+        self.guards = Guards(config, place, world, reporter)
+        self.remembers: dict[str, Remembers] = {
+            "cadence": self.cadence,
+            "validation": self.validation,
+            "guards": self.guards,
+        }
         """What goes on from plain values in a checkpoint, by the name under which they lie there."""
         self.checkpoints = Checkpoints(
             place.job_dir,
@@ -103,7 +110,7 @@ class Trainer:
         self.assembly = assembling.assemble(
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
-        self.update = Update(self.config, self.assembly)
+        self.update = self.guards.equip(self.assembly)
         self.meter = Meter(
             self.reporter,
             leads=self.world.leads,
@@ -112,6 +119,7 @@ class Trainer:
             flush_steps=self.config.flush_steps,
             flush_seconds=self.config.flush_seconds,
             say=self._say,
+            look=self.guards.look,
             device=self.world.device,
         )
         self._phase("compile")
@@ -164,7 +172,10 @@ class Trainer:
         began = time.perf_counter()
         self.heartbeat.beat("data", self.step)
         due = self.world.leads and self.cadence.due(self.step + 1)
-        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
+        self.guards.begin(self.step)
+        self.agreement.begin(
+            stop=self.stop.asked, saving=self.checkpoints.busy, due=due, trouble=self.guards.troubled
+        )
         parts = self.assembly.feed.take(self.consumed)
         self.heartbeat.beat("step", self.step)
         updated = self.update(parts, self.step)
@@ -173,11 +184,15 @@ class Trainer:
         agreed = self.agreement.end()
         times = StepTimes(step=time.perf_counter() - began, data=self.assembly.feed.waited)
         self.cadence.note_step(times.step, saving=agreed.saving)
+        self.guards.end(self.step, self.consumed, updated.guarded, times.step, times.data)
         self.meter.record(self.step, updated, times)
         return agreed
 
     def _between_steps(self, agreed: Agreed) -> bool:
         """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
+        if agreed.trouble:
+            self._end_in_trouble()
+        self.guards.check(self.step, self.consumed)
         self.checkpoints.settle()
         if self.step == self._prepares_at and not agreed.saving:
             self.checkpoints.prepare(self.assembly.state())
@@ -196,7 +211,7 @@ class Trainer:
 
     def _validate(self) -> bool:
         """True if cut short by a stop."""
-        self.meter.flush()
+        self._look()
         self._phase("validate")
         means = self.validation.run(self.assembly, self.step, goes_on=self._goes_on)
         if means is not None and self.world.leads:
@@ -212,7 +227,7 @@ class Trainer:
         return not self.agreement.now(stop=self.stop.asked).stop
 
     def _save(self) -> None:
-        self.meter.flush()
+        self._look()
         self.heartbeat.beat("save", self.step)
         facts = Facts(
             step=self.step,
@@ -227,12 +242,25 @@ class Trainer:
         self.checkpoints.save(self.assembly.state(), facts)
         self.heartbeat.beat("step", self.step)
 
+    def _look(self) -> None:
+        """At the metrics so far, before what they led to is relied on."""
+        self.meter.flush()
+        self.guards.pause()
+        if self.agreement.now(trouble=self.guards.troubled).trouble:
+            self._end_in_trouble()
+
+    def _end_in_trouble(self) -> NoReturn:
+        """The numbers can't be trusted from here on; what was saved before stays. Raises NumericsError."""
+        self.checkpoints.finish_flight()
+        self.meter.flush()
+        self.guards.stop()
+
     # The end.
 
     def _finish(self, stopping: bool) -> bool:
         """The last checkpoint, committed before anybody leaves."""
         self.assembly.feed.close()
-        self.meter.flush()
+        self._look()
         reason = self.stop.why()
         if stopping and self.world.leads and not self.place.launched:  # the launcher has told it
             self.reporter.event("stop.requested", reason=reason)

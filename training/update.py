@@ -9,9 +9,12 @@ from torch import Tensor
 from training import step as arithmetic
 from training.assembling import Assembly
 from training.config import RunConfig
-from training.data import derive_seed
+from training.data import Loader, derive_seed
 from training.feeding import Part
+from training.gradient_guard import GradientGuard, Guarded
+from training.loss_scale import LossScale
 from training.norms import GradientNorm
+from training.pace import Pace
 from training.step import MicroBatch
 
 DISCARDED = 2**32
@@ -27,23 +30,53 @@ class Updated:
     norm: Tensor
     """Of the whole gradient, before clipping."""
     learning_rate: float
+    guarded: Guarded
 
 
 class Update:
     """Steps of one run, on one rank."""
 
-    def __init__(self, config: RunConfig, assembly: Assembly) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        assembly: Assembly,
+        guard: GradientGuard,
+        scale: LossScale | None = None,
+        pace: Pace | None = None,
+    ) -> None:
         self._config, self._assembly = config, assembly
-        self._norm = GradientNorm(assembly.optimizer.parameters, assembly.model.shape)
+        self._guard, self._scale, self._pace = guard, scale, pace
+        model, parameters = assembly.model, assembly.optimizer.parameters
+        self._norm = GradientNorm(parameters, model.shape, apart=model.exchange.is_apart)
 
     def __call__(self, parts: list[Part], step: int) -> Updated:
         """The step that follows `step` finished ones."""
-        loss = self._assembly.model.forward_backward(self._micro_batches(parts, step))
-        norm = self._norm()
+        micro_batches = self._micro_batches(parts, step)
+        if self._pace is not None:
+            self._pace.enter()
+        loss = self._assembly.model.forward_backward(micro_batches)
+        guarded = self._guard(self._norm())
+        if self._pace is not None:
+            self._pace.leave()
         rate = arithmetic.learning_rate(self._config, step)
-        self._assembly.optimizer.step(rate, arithmetic.clip_scale(norm, self._config.clip))
+        self._assembly.optimizer.step(rate, guarded.divisor, guarded.skipped)
         self._assembly.optimizer.zero_grad()
-        return Updated(loss, norm, rate)
+        return Updated(loss, guarded.norm, rate, guarded)
+
+    def rehearse(self, consumed: int, step: int, *, whole: bool = False) -> Tensor:
+        """The loss of the step after `step` finished ones, its gradient left in the parameters; nothing is updated.
+
+        Of its first micro-batch, or the whole batch. Gradients stay this rank's own where the layout allows it.
+        """
+        model, feed = self._assembly.model, self._assembly.feed
+        # Of its own: the feed's thread may be at the run's.
+        ids = Loader(self._assembly.order, self._assembly.share).ids(consumed)
+        parts = [feed.look_up("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        loss = model.forward_backward(self._micro_batches(parts, step), alone=True)
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        return loss
 
     def discard_one(self) -> None:
         """One forward and backward whose result is thrown away, at every start, fresh or resumed.
@@ -65,9 +98,12 @@ class Update:
         return [
             MicroBatch(
                 batch=part.batch,
-                weight=len(part.ids) * share.count / share.global_batch,
+                weight=self._scaled(len(part.ids) * share.count / share.global_batch),
                 share=len(part.ids) / share.size,
                 seed=derive_seed(self._config.seed, step, number, share.index),
             )
             for number, part in enumerate(parts)
         ]
+
+    def _scaled(self, weight: float) -> float | Tensor:
+        return weight if self._scale is None else self._scale.value * weight

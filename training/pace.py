@@ -1,0 +1,167 @@
+"""Which rank keeps the others waiting: each one's own time of a step, without what it spends waiting for others.
+
+In a step all ranks end together, since they exchange gradients; what differs is how long each takes to get there. So a
+rank's own time has three parts:
+
+data      waiting for its batch
+compute   forward and backward up to its last gradient, which is measured where no pass exchanges anything before that
+          (ddp, zero1): by the clock, on a GPU by events that are read later. In other layouts a slow rank slows every
+          exchange, so no clock can tell them apart: there it is processor time, and nothing on a GPU
+host      everything else from the end of the last exchange to the next forward pass: optimizer, reports, checkpoints
+
+Every WINDOW steps the ranks exchange their means: one small reduction on the host, begun with a step, read at its end.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median_low
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from training.distributed import World
+
+WINDOW = 20
+"""Steps."""
+WINDOWS = 3
+"""A rank is told of once it was slow for so many in a row."""
+FACTOR = 1.5
+"""Slow: its own time is so many times the median rank's …"""
+LEAST_SECONDS = 0.005
+"""… and longer by so much: on a busy machine small times vary by large factors."""
+LEAST_PART = 0.1
+"""… and by this part of the median step."""
+PARTS = ("data", "compute", "host")
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that was slow for several windows."""
+
+    rank: int
+    factor: float
+    """Its own time over the median rank's."""
+    part: str
+    """Where most of the difference is."""
+    own_seconds: float
+    median_seconds: float
+
+
+class Pace:
+    """One rank's own times."""
+
+    def __init__(self, world: World, parameters: list[nn.Parameter], *, exchanges_late: bool) -> None:
+        """`exchanges_late`: the first exchange of a step is that of the gradients."""
+        self._is_cuda, self._exchanges_late = world.device.type == "cuda", exchanges_late
+        self._entered = self._left = self._last_gradient = self._processor = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._sums = [0.0, 0.0, 0.0, 0.0]
+        self._steps = 0
+        if exchanges_late:
+            # Nothing before it has a gradient, so of all parameters its own comes last.
+            parameters[0].register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+
+    def enter(self) -> None:
+        """Just before the forward pass."""
+        self._entered = time.perf_counter()
+        if self._left:
+            self._sums[2] += self._entered - self._left
+        if self._is_cuda and self._exchanges_late:
+            self._events.append((_event(), _event()))
+            self._events[-1][0].record()
+        elif not self._exchanges_late:
+            self._processor = time.thread_time()
+
+    def leave(self) -> None:
+        """Gradients are exchanged."""
+        self._left = time.perf_counter()
+        if not self._exchanges_late:
+            self._sums[1] += 0.0 if self._is_cuda else time.thread_time() - self._processor
+        elif not self._is_cuda:
+            self._sums[1] += self._last_gradient - self._entered
+        self._steps += 1
+
+    def note(self, step_seconds: float, data_seconds: float) -> None:
+        """How long the step took from its beginning to its end, and what of it was waiting for data."""
+        self._sums[0] += data_seconds
+        self._sums[2] -= data_seconds
+        self._sums[3] += step_seconds
+
+    def means(self) -> tuple[float, float, float, float]:
+        """Seconds a step of data, compute, host and the whole step since the last call."""
+        steps = max(1, self._steps)
+        data, compute, host, step = (value / steps for value in self._sums)
+        if self._is_cuda and self._exchanges_late:
+            compute = self._measured()
+        self._sums, self._steps = [0.0, 0.0, 0.0, 0.0], 0
+        return max(0.0, data), max(0.0, compute), max(0.0, host), step
+
+    def forget(self) -> None:
+        """What lies between now and the next step is no step's: a validation, a save."""
+        self._left = 0.0
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if self._is_cuda:
+            self._events[-1][1].record()
+        else:
+            self._last_gradient = time.perf_counter()
+
+    def _measured(self) -> float:
+        """Of the steps that the GPU has done; it is not waited for."""
+        done = [pair for pair in self._events[:-1] if pair[1].query()]  # type: ignore[no-untyped-call]
+        self._events = self._events[-1:]
+        milliseconds = sum(float(start.elapsed_time(end)) for start, end in done)
+        return milliseconds / 1000 / max(1, len(done))
+
+
+class Stragglers:
+    """All ranks' own times, window after window. Every rank comes to the same answer."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._work: dist.Work | None = None
+        self._table = torch.zeros(world.size, len(PARTS) + 1)
+        self._slow: dict[int, int] = {}
+
+    def begin(self, pace: Pace) -> None:
+        """Tells the others of this rank's window."""
+        self._table.zero_()
+        self._table[self._world.rank] = torch.tensor(pace.means())
+        self._work = dist.all_reduce(self._table, async_op=True)
+
+    def end(self) -> list[Straggler]:
+        """Ranks that have just been slow for WINDOWS windows in a row."""
+        if self._work is None:
+            return []
+        self._work.wait()
+        self._work = None
+        return self.judge(self._table.tolist())
+
+    def judge(self, table: list[list[float]]) -> list[Straggler]:
+        """`table`: by rank, the parts of its own time and the whole step, seconds."""
+        found = []
+        own = [sum(row[: len(PARTS)]) for row in table]
+        usual, step = median_low(own), median_low([row[-1] for row in table])
+        for rank, seconds in enumerate(own):
+            over = seconds - usual
+            if over < max(LEAST_SECONDS, LEAST_PART * step) or seconds < FACTOR * usual:
+                self._slow.pop(rank, None)
+                continue
+            self._slow[rank] = self._slow.get(rank, 0) + 1
+            if self._slow[rank] == WINDOWS:
+                factor = seconds / max(usual, 1e-9)
+                found.append(Straggler(rank, factor, _widest(table, rank), seconds, usual))
+        return found
+
+
+def _widest(table: list[list[float]], rank: int) -> str:
+    """The part in which this rank is most over the median rank."""
+    over = [table[rank][i] - median_low([row[i] for row in table]) for i in range(len(PARTS))]
+    return PARTS[over.index(max(over))]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
