@@ -28,6 +28,7 @@ from training.distributed import World
 from training.optimizer import AdamW, Optimizer, local
 from training.shape import Shape
 from training.step import MicroBatch
+from training.timing import BACKWARD, BOTH, Watch
 
 
 class Composed:
@@ -37,6 +38,7 @@ class Composed:
         self.task, self._config = task, config
         self.shape: Shape = shape.shape_of(config, world.size)
         self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
+        self.watch = Watch(world.device)
         self._modules = {name: shape.load(name) for name in shape.modules(config)}
         self._options = {name: self._options_of(name, module) for name, module in self._modules.items()}
         self.parts: list[nn.Module] = [task.model]
@@ -49,6 +51,7 @@ class Composed:
         self._accumulating = getattr(self._data, "accumulating", _nothing)
         self._forward_backward = self._function("forward_backward", step.forward_backward)
         self._score = self._function("score", _score)
+        self._timed = task if self.is_piped else self.watch.timed(task)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
         """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own loss, a scalar.
@@ -57,10 +60,12 @@ class Composed:
         """
         unreduced = self._whole.no_sync() if alone and hasattr(self._whole, "no_sync") else contextlib.nullcontext()
         with self._surrounded(), unreduced:
-            loss = self._forward_backward(self.task, self._whole, micro_batches, self._accumulating)
+            loss = self._forward_backward(self._timed, self._whole, micro_batches, self._accumulating)
         for parameter in self._laid_out:
             _lay_out_gradient(parameter)
-        return whole_of(loss)
+        loss = whole_of(loss)
+        self.watch.mark(BOTH if self.is_piped else BACKWARD)
+        return loss
 
     def score(self, batch: Batch) -> dict[str, Tensor]:
         """The task's means over this rank's part of a batch."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from training.report import AnyReporter
+from training.timing import Marks
 from training.update import Updated
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -26,6 +28,18 @@ class StepTimes:
 
     step: float
     data: float
+    marks: Marks = field(default_factory=list)
+    """When its parts ended: to be read once the device has come this far."""
+
+
+class Read(Protocol):
+    """What knows more of a step than its loss (training.measuring)."""
+
+    def read(self, step: int, times: StepTimes) -> dict[str, float]:
+        """More series of a step that is over; called on every rank, reported by rank 0."""
+
+    def flushed(self) -> None:
+        """All steps so far have been read."""
 
 
 class Meter:
@@ -43,7 +57,9 @@ class Meter:
         say: Callable[[str], None],
         look: Callable[[Sequence[tuple[int, float, float]]], None] = lambda rows: None,
         device: torch.device,
+        measuring: Read,
     ) -> None:
+        self._measuring = measuring
         self._reporter, self._leads, self._say, self._device = reporter, leads, say, device
         self._look = look
         self._unit, self._units = unit, units_per_step
@@ -66,13 +82,16 @@ class Meter:
         values = torch.stack(self._values).tolist()
         for (step, learning_rate, times), loss, norm in zip(self._steps, values[::2], values[1::2], strict=True):
             log = {"loss": loss, "gradient_norm": norm, "step_seconds": times.step}
+            more = self._measuring.read(step, times)
             if self._leads:
+                log |= more
                 log["learning_rate"] = learning_rate
                 log["data_seconds"] = times.data
                 log[f"{self._unit}_per_second"] = self._units / max(times.step, 1e-9)
             self._reporter.log(step, **log)
         self._look([(step, *values[2 * i : 2 * i + 2]) for i, (step, _, _) in enumerate(self._steps)])
         self._reporter.log(self._steps[-1][0], memory_gib=memory_gib(self._device))
+        self._measuring.flushed()
         self._reporter.flush()
         if self._leads:
             self._tell(values)

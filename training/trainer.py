@@ -24,15 +24,16 @@ from training.distributed import Agreed, Agreement, World
 from training.guards import Guards
 from training.heartbeat import Heartbeat, NullHeartbeat
 from training.manifest import Manifest
+from training.measuring import Measuring
 from training.metrics import Meter, StepTimes
 from training.place import Place
+from training.profiling import Profiling
 from training.pruning import Keep
 from training.remembering import Remembers, recall, remember
 from training.report import AnyReporter
 from training.stopping import Stopped, StopRequest
 from training.update import Update
 from training.validating import Validation
-
 
 STEPS_BEFORE_SAVES = 5
 """After so many what the first save needs is made ready: not at the start, whose first step others wait for."""
@@ -44,6 +45,7 @@ class Trainer:
     assembly: Assembly
     update: Update
     meter: Meter
+    measuring: Measuring
 
     def __init__(
         self,
@@ -85,6 +87,15 @@ class Trainer:
             cadence=self.cadence,
             reporter=reporter,
         )
+        self.profiling = Profiling(
+            place.run_dir,
+            place.attempt_dir,
+            world.rank,
+            at=config.profile_at,
+            steps=config.profile_steps,
+            reporter=reporter,
+            heartbeat=heartbeat,
+        )
 
     def run(self) -> bool:
         """Trains; True if to the end, False if it was asked to stop and left a checkpoint."""
@@ -111,6 +122,7 @@ class Trainer:
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
         self.update = self.guards.equip(self.assembly)
+        self.measuring = Measuring(self.config, self.world, self.assembly, self.reporter)
         self.meter = Meter(
             self.reporter,
             leads=self.world.leads,
@@ -121,6 +133,7 @@ class Trainer:
             say=self._say,
             look=self.guards.look,
             device=self.world.device,
+            measuring=self.measuring,
         )
         self._phase("compile")
         self.update.discard_one()
@@ -178,11 +191,13 @@ class Trainer:
         )
         parts = self.assembly.feed.take(self.consumed)
         self.heartbeat.beat("step", self.step)
+        self.measuring.begin(alone=not self.profiling.is_on)
         updated = self.update(parts, self.step)
+        marks, cost = self.measuring.end(self.step + 1)
         self.step += 1
         self.consumed += self.config.global_batch
         agreed = self.agreement.end()
-        times = StepTimes(step=time.perf_counter() - began, data=self.assembly.feed.waited)
+        times = StepTimes(time.perf_counter() - began - cost, self.assembly.feed.waited, marks=marks)
         self.cadence.note_step(times.step, saving=agreed.saving)
         self.guards.end(self.step, self.consumed, updated.guarded, times.step, times.data)
         self.meter.record(self.step, updated, times)
@@ -194,6 +209,7 @@ class Trainer:
             self._end_in_trouble()
         self.guards.check(self.step, self.consumed)
         self.checkpoints.settle()
+        self.profiling.between(self.step)
         if self.step == self._prepares_at and not agreed.saving:
             self.checkpoints.prepare(self.assembly.state())
         last = self.step == self.config.steps
@@ -239,7 +255,9 @@ class Trainer:
             state={"validation_loss": self.validation.loss_at(self.step), **remember(self.remembers)},
             versions=_versions(),
         )
+        began = time.perf_counter()
         self.checkpoints.save(self.assembly.state(), facts)
+        self.measuring.stalled(self.step, time.perf_counter() - began)
         self.heartbeat.beat("step", self.step)
 
     def _look(self) -> None:
@@ -260,7 +278,9 @@ class Trainer:
     def _finish(self, stopping: bool) -> bool:
         """The last checkpoint, committed before anybody leaves."""
         self.assembly.feed.close()
+        self.profiling.close(self.step)
         self._look()
+        self.measuring.tell()
         reason = self.stop.why()
         if stopping and self.world.leads and not self.place.launched:  # the launcher has told it
             self.reporter.event("stop.requested", reason=reason)
