@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +41,12 @@ class Assembly:
         return self.share.global_batch * self.task.units_per_sample
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: the very tensors, to copy from or to read into."""
-        return {"model": self.model.state(), "optimizer": self.optimizer.state()}
+        """What a checkpoint holds: the very tensors."""
+        return self.model.exchange.saved(self.model.state(), self.optimizer.state())
+
+    def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
+        """Reads a checkpoint; `read` is given tensors to read into."""
+        self.model.exchange.restore(read, self.model.state(), self.optimizer.state())
 
     def layout(self, config: RunConfig, world: World) -> dict[str, Any]:
         """How the ranks share the work: for a checkpoint's manifest."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 Value = int | float | bool | str | None
 
-ENTRY = {"recipes": ("prepare", "build"), "parallel": ("apply",)}
+ENTRY = {"recipes": ("prepare", "build"), "parallel": ("apply",), "comm": ("exchange",)}
 """The functions whose keyword-only arguments are a choice's options, by folder. Every module has the last of them."""
 
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from training import blocks, meshes, shape, step
+from training import blocks, communication, meshes, shape, step
+from training.comm._exchange import Exchange, Peers
 from training.config import RunConfig
 from training.data import Batch, Task, derive_seed
 from training.distributed import World
@@ -45,6 +46,8 @@ class Composed:
         """The pieces of the model on this rank, under their own names: one, or the stages of a pipeline."""
         self._whole: nn.Module = task.model
         """What is called: the model as the last parallelism left it, or a pipeline."""
+        self.exchange: Exchange
+        """What its replicas send each other to stay one model."""
         self._apply(world.device)
         self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
         self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
@@ -142,9 +145,30 @@ class Composed:
             is_empty = False
         for part in self.parts:
             blocks.prepare(part, self._config)
-        self._wrap(data)
+        self.exchange = self._make_exchange()
+        if self.exchange.bucket_mib is not None:
+            self._options[data]["bucket_mib"] = self.exchange.bucket_mib
+        if not self.exchange.is_apart:
+            self._wrap(data)
+        self.exchange.attach(self._whole)
         if is_empty:
             self._fill(device)
+
+    def _make_exchange(self) -> Exchange:
+        replicas = meshes.along(self.mesh, "dp")
+        parameters = {name: part for name, part in self.named_parameters() if part.requires_grad}
+        peers = Peers(
+            group=replicas.get_group() if replicas else None,
+            steps=self._config.steps,
+            parameters=parameters,
+            buffers={n: b for n, b in self.state().items() if n not in parameters and b.is_floating_point()},
+            shape=self.shape,
+            parallelism=self._config.parallelism,
+            options=self._options[self._config.parallelism],
+        )
+        name = self._config.communication
+        made: Exchange = communication.load(name).exchange(peers, **self._config.options_of(name))
+        return made
 
     def _wrap(self, name: str) -> None:
         """Applies one parallelism: to the model, or to each stage that the pipeline has made of it."""

@@ -28,7 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from training import choices, shape
+from training import choices, communication, shape
 from training.choices import Choice, Value
 
 
@@ -68,6 +68,9 @@ class RunConfig(BaseModel):
     recipe: str = Field("language", json_schema_extra=_names("recipes"), description="What is trained, on what data.")
     parallelism: str = Field(
         "ddp", json_schema_extra=_names("parallel"), description="How the ranks that the batch is divided over share."
+    )
+    communication: str = Field(
+        "plain", json_schema_extra=_names("comm"), description="How replicas average their gradients, or stay apart."
     )
     mesh: dict[str, int] = Field(
         default_factory=dict,
@@ -187,16 +190,17 @@ class RunConfig(BaseModel):
     profile_steps: int = Field(5, ge=1, le=100, description="How many steps it then records.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="The recipe's and the parallelism's own options with their defaults, written as [run.<name>].",
+        description="The own options of recipe, parallelism and communication, defaults too; written as [run.<name>].",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _gather_tables(cls, data: Any) -> Any:
-        """Moves [run.<recipe>] and [run.<parallelism>] into `options`."""
+        """Moves [run.<recipe>], [run.<parallelism>] and [run.<communication>] into `options`."""
         if not isinstance(data, Mapping):
             return data
-        known = {*choices.names("recipes"), *choices.names("parallel")} - set(cls.model_fields)
+        kinds = ("recipes", "parallel", "comm")
+        known = {name for kind in kinds for name in choices.names(kind)} - set(cls.model_fields)
         tables = {name: value for name, value in data.items() if name in known}
         rest = {name: value for name, value in data.items() if name not in known}
         if tables:
@@ -229,6 +233,11 @@ class RunConfig(BaseModel):
     def _is_parallelism(cls, name: str) -> str:
         return _chosen("parallel", name)
 
+    @field_validator("communication")
+    @classmethod
+    def _is_communication(cls, name: str) -> str:
+        return _chosen("comm", name)
+
     @field_validator("mesh")
     @classmethod
     def _is_mesh(cls, mesh: dict[str, int]) -> dict[str, int]:
@@ -244,6 +253,7 @@ class RunConfig(BaseModel):
     def _check_options(self) -> Self:
         chosen = {self.recipe: choices.get("recipes", self.recipe)}
         chosen |= {name: choices.get("parallel", name) for name in shape.modules(self)}
+        chosen |= {self.communication: choices.get("comm", self.communication)}
         wrong = [line for table, given in self.options.items() for line in self._wrong_options(chosen, table, given)]
         if wrong:
             # Raised inside a validator, these keep their own places: run.language.layers, not run.
@@ -259,7 +269,7 @@ class RunConfig(BaseModel):
             remedy = f"give mesh.{own[0]} a size" if own else f"choose {table}"
             message = (
                 f"is a table of options that this run doesn't use (recipe {self.recipe}, parallelism "
-                f"{self.parallelism}). Remove it, or {remedy}."
+                f"{self.parallelism}, communication {self.communication}). Remove it, or {remedy}."
             )
             yield _line((table,), message, given)
         elif not isinstance(given, Mapping):
@@ -283,7 +293,7 @@ class RunConfig(BaseModel):
 
     def check(self, world_size: int) -> Iterator[Problem]:
         """What can't work on this many ranks, with the nearest values that can."""
-        for misfit in shape.check(self, world_size):
+        for misfit in (*shape.check(self, world_size), *communication.check(self, world_size)):
             yield Problem(misfit.field, str(misfit))
         if self.warmup_steps >= self.steps > 1:
             yield Problem(
@@ -296,7 +306,7 @@ class RunConfig(BaseModel):
         return dict(self.options.get(self.recipe, {}))
 
     def options_of(self, name: str) -> dict[str, Value]:
-        """Of one of the run's parallelisms."""
+        """Of one of the run's parallelisms, or of its communication."""
         return dict(self.options.get(name, {}))
 
     def hash(self) -> str:

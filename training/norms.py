@@ -15,10 +15,12 @@ from training.shape import Shape
 class GradientNorm:
     """One number for all ranks: the local squares, each divided by how many ranks hold the same, summed over all."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], shape: Shape) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], shape: Shape, *, apart: bool = False) -> None:
+        """`apart`: replicas don't average their gradients; then it is the root of their norms' mean square, so that
+        clipping and guards decide alike on all of them."""
         self._parameters = list(parameters)
         shares = [_parts(parameter) * shape["pp"] / shape.world_size for parameter in self._parameters]
-        self._is_local = all(share == 1 / shape.world_size for share in shares)
+        self._is_local = not apart and all(share == 1 / shape.world_size for share in shares)
         self._shares = torch.tensor(shares, device=local(self._parameters[0]).device)
 
     @torch.no_grad()

@@ -137,6 +137,7 @@ class Trainer:
         )
         self._phase("compile")
         self.update.discard_one()
+        self.assembly.model.exchange.begin()
         if start is not None:
             self._phase("restore")
             self._restore(start)
@@ -144,7 +145,7 @@ class Trainer:
             self._prepares_at = self.step + STEPS_BEFORE_SAVES
 
     def _restore(self, start: Manifest) -> None:
-        self.checkpoints.restore(self.assembly.state(), start)
+        self.assembly.restore(lambda state: self.checkpoints.restore(state, start))
         self.step, self.consumed = start.step, start.consumed_samples
         recall(self.remembers, start)
 
@@ -196,6 +197,7 @@ class Trainer:
         marks, cost = self.measuring.end(self.step + 1)
         self.step += 1
         self.consumed += self.config.global_batch
+        self.assembly.model.exchange.step(self.step)
         agreed = self.agreement.end()
         times = StepTimes(time.perf_counter() - began - cost, self.assembly.feed.waited, marks=marks)
         self.cadence.note_step(times.step, saving=agreed.saving)

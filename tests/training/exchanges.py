@@ -1,0 +1,241 @@
+"""Ranks that exchange made-up gradients in every way, each compared with its definition; no run, no checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STEPS = 5
+
+
+def rank(folder: Path, world: int, rank: int, names: list[str]) -> None:
+    """In a process of its own: the functions of these names, and what each found in `name.world.rank.json`."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"{world}"), world), rank=rank, world_size=world)
+    for name in names:
+        try:
+            act: Callable[[], dict[str, Any]] = globals()[name]
+            found = act()
+        except BaseException:
+            found = {"error": traceback.format_exc()}
+        (folder / f"{name}.{world}.{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+class Side:
+    """One rank's model, how it exchanges, and what all ranks' own gradients are."""
+
+    def __init__(self, name: str, bucket_mib: float = 25.0, steps: int = 1000, width: int = 40, **options: Any) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+
+        from training import communication
+        from training.comm._exchange import Peers
+        from training.parallel._replicated import replicate
+        from training.shape import Shape
+
+        torch.manual_seed(0)
+        self.world, self.rank = dist.get_world_size(), dist.get_rank()
+        self.model = nn.Sequential(nn.Linear(width, 30), nn.Tanh(), nn.Linear(30, 20))
+        self.parameters = dict(self.model.named_parameters())
+        peers = Peers(group=dist.group.WORLD, steps=steps, parameters=self.parameters, shape=Shape({"dp": self.world}))
+        self.exchange = communication.load(name).exchange(peers, **options)
+        self.called: nn.Module = self.model
+        if not self.exchange.is_apart:
+            self.called = replicate(self.model, dist.group.WORLD, bucket_mib=self.exchange.bucket_mib or bucket_mib)
+        self.exchange.attach(self.called)
+        self.backward(-1)
+        self.exchange.begin()
+
+    def backward(self, step: int) -> dict[str, Any]:
+        """The gradients as the ranks have exchanged them."""
+        self._loss(self.called, step, self.rank).backward()
+        found = {name: parameter.grad.clone() for name, parameter in self.parameters.items()}
+        self.model.zero_grad()
+        return found
+
+    def own(self, step: int, rank: int) -> dict[str, Any]:
+        """Those of one rank, not exchanged."""
+        import torch
+
+        loss = self._loss(self.model, step, rank)
+        gradients = torch.autograd.grad(loss, list(self.parameters.values()))
+        return dict(zip(self.parameters, gradients, strict=True))
+
+    def everybodys(self, step: int) -> list[dict[str, Any]]:
+        return [self.own(step, rank) for rank in range(self.world)]
+
+    def _loss(self, model: Any, step: int, rank: int) -> Any:
+        import torch
+
+        generator = torch.Generator().manual_seed(1000 * (step + 1) + rank)
+        inputs = torch.randn(8, next(iter(self.parameters.values())).shape[1], generator=generator)
+        return model(inputs).square().mean() + model(inputs * 2).sum() / 100
+
+
+def flat(gradients: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
+
+
+def apart(one: Any, other: Any) -> float:
+    """The largest difference, by the largest number."""
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def halved() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {}
+    for name, kind in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        side = Side(name)
+        shorts = [flat(own).to(kind) / side.world for own in side.everybodys(0)]
+        expected = shorts[0].clone()
+        for short in shorts[1:]:
+            expected += short
+        got = flat(side.backward(0))
+        found[name] = {"apart": apart(got, expected.float()), "bytes": side.exchange.communicated(1)}
+        found[name]["elements"] = got.numel()
+        found[name]["plain"] = apart(got, sum(map(flat, side.everybodys(0))) / side.world)
+        found[name]["digest"] = got.double().sum().item().hex()
+    return found
+
+
+def sparse() -> dict[str, Any]:
+    """Exactly its definition in one bucket; in several, nothing is lost."""
+    import torch
+
+    side = Side("topk", density=0.05)
+    kept = [torch.zeros_like(flat(side.own(0, 0))) for _ in range(side.world)]
+    found: dict[str, Any] = {"equal": [], "digests": []}
+    for step in range(STEPS):
+        expected = torch.zeros_like(kept[0])
+        for rank, own in enumerate(side.everybodys(step)):
+            kept[rank] += flat(own)
+            places = kept[rank].abs().topk(-(-len(expected) * 5 // 100)).indices
+            expected[places] += kept[rank][places]
+            kept[rank][places] = 0
+        got = flat(side.backward(step))
+        found["equal"].append(torch.equal(got, expected / side.world))
+        found["digests"].append(got.double().sum().item().hex())
+    found["bytes"], found["elements"] = side.exchange.communicated(1) / STEPS, len(expected)
+    found["kept"] = torch.equal(flat(side.exchange.state()["kept"][str(side.rank)]), kept[side.rank])
+    found["lost"] = _lost()
+    return found
+
+
+def _lost() -> float:
+    import torch
+    import torch.distributed as dist
+
+    side = Side("topk", bucket_mib=0.1, width=2000, density=0.01)
+    total = torch.zeros_like(flat(side.own(0, 0)))
+    sent = torch.zeros_like(total)
+    for step in range(3):
+        total += sum(map(flat, side.everybodys(step)))
+        sent += flat(side.backward(step)) * side.world
+    kept = flat(side.exchange.state()["kept"][str(side.rank)])
+    dist.all_reduce(kept)
+    return apart(sent + kept, total)
+
+
+def low_rank() -> dict[str, Any]:
+    """Plain at first; then each step follows from the factors and errors that the one before has left."""
+    import torch
+    import torch.distributed as dist
+
+    side = Side("powersgd", rank=2, plain_steps=2)
+    found: dict[str, Any] = {"plain": [], "definition": [], "digests": [], "bytes": []}
+    for step in range(STEPS):
+        before = {key: _cloned(value) for key, value in side.exchange.state().items() if key != "steps"}
+        got = side.backward(step)
+        found["bytes"].append(side.exchange.communicated(1))
+        found["digests"].append(flat(got).double().sum().item().hex())
+        mean = sum(map(flat, side.everybodys(step))) / side.world
+        if step < 2:
+            found["plain"].append(apart(flat(got), mean))
+        if step < 3:  # its factors are begun with random numbers
+            continue
+        for name, factor in before["factors"].items():
+            matrix = side.own(step, side.rank)[name] + before["errors"][str(side.rank)][name]
+            right, _ = torch.linalg.qr(factor)
+            left = matrix @ right
+            dist.all_reduce(left)
+            left, _ = torch.linalg.qr(left)
+            right = matrix.T @ left
+            dist.all_reduce(right)
+            sent = left @ (right / side.world).T
+            error = side.exchange.state()["errors"][str(side.rank)][name]
+            found["definition"] += [apart(got[name], sent), apart(error, matrix - sent)]
+        found["rank"] = int(torch.linalg.matrix_rank(got["0.weight"], rtol=1e-4))
+    return found
+
+
+def _cloned(value: Any) -> Any:
+    return {key: _cloned(inner) for key, inner in value.items()} if isinstance(value, dict) else value.clone()
+
+
+def replicas() -> dict[str, Any]:
+    """With H = 1 and SGD inside, the outer optimizer takes its steps on the mean gradient."""
+    import torch
+
+    found: dict[str, Any] = {}
+    cases = {
+        "local SGD": ("local_sgd", {"every": 1}, 1.0, 0.0),
+        "outer SGD": ("diloco", {"every": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0}, 1.0, 0.0),
+        "Nesterov": ("diloco", {"every": 1, "outer_learning_rate": 0.7, "outer_momentum": 0.9}, 0.7, 0.9),
+    }
+    for case, (name, options, rate, momentum) in cases.items():
+        side = Side(name, **options)
+        twins = [torch.nn.Parameter(part.detach().clone()) for part in side.parameters.values()]
+        optimizer = torch.optim.SGD(twins, lr=0.05 * rate, momentum=momentum, nesterov=momentum > 0)
+        for step in range(STEPS):
+            for twin, gradient in zip(twins, _means(side, step).values(), strict=True):
+                twin.grad = gradient
+            _inner_step(side, step)
+            side.exchange.step(step + 1)
+            optimizer.step()
+        ours = flat({name: part.detach() for name, part in side.parameters.items()})
+        found[case] = {"apart": apart(ours, torch.cat([twin.detach().view(-1) for twin in twins]))}
+        found[case]["digest"] = ours.double().sum().item().hex()
+    found["alone"] = _alone()
+    return found
+
+
+def _means(side: Side, step: int) -> dict[str, Any]:
+    everybodys = side.everybodys(step)
+    return {name: sum(own[name] for own in everybodys) / side.world for name in side.parameters}
+
+
+def _inner_step(side: Side, step: int) -> None:
+    import torch
+
+    own = side.own(step, side.rank)
+    with torch.no_grad():
+        for name, part in side.parameters.items():
+            part -= 0.05 * own[name]
+
+
+def _alone() -> dict[str, Any]:
+    """Between exchanges replicas differ; at one, and after the run's last step, they are the mean of all."""
+    import torch
+
+    side = Side("local_sgd", every=3, steps=5)
+    sent, digests = [], []
+    for step in range(5):
+        _inner_step(side, step)
+        side.exchange.step(step + 1)
+        sent.append(side.exchange.communicated(1))
+        whole = torch.cat([part.detach().view(-1) for part in side.parameters.values()])
+        digests.append(whole.double().sum().item().hex())
+    return {"sent": sent, "digests": digests, "elements": whole.numel()}

@@ -1,0 +1,93 @@
+"""Every way to exchange gradients does what its definition says, on several ranks, and says how many bytes it sends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training import exchanges
+from tests.training.ranks import fork
+
+pytestmark = pytest.mark.slow
+ACTS = ["halved", "sparse", "low_rank", "replicas"]
+Told = dict[int, dict[str, list[dict[str, Any]]]]
+"""By number of ranks and act, what each rank found."""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    folder = tmp_path_factory.mktemp("exchanges")
+    found: Told = {}
+    for world in (2, 4):
+        ranks = [fork(exchanges.rank, folder, world, rank, ACTS) for rank in range(world)]
+        for process in ranks:
+            process.join(60)
+        found[world] = {act: [_read(folder / f"{act}.{world}.{rank}.json") for rank in range(world)] for act in ACTS}
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _of(told: Told, world: int, act: str) -> list[dict[str, Any]]:
+    for rank in told[world][act]:
+        assert "error" not in rank, rank["error"]
+    return told[world][act]
+
+
+worlds = pytest.mark.parametrize("world", [2, 4])
+
+
+@worlds
+@pytest.mark.parametrize(("name", "bits"), [("fp16", 11), ("bf16", 8)])
+def test_sixteen_bits_are_the_sum_in_sixteen_bits(world: int, name: str, bits: int, told: Told) -> None:
+    for rank in _of(told, world, "halved"):
+        found = rank[name]
+        assert found["apart"] <= (0 if world == 2 else 2.0 ** (2 - bits)), "two are added in but one order"
+        assert 0 < found["plain"] < 2.0 ** (2 - bits), "it did round"
+        assert found["bytes"] == 2 * (world - 1) / world * 2 * found["elements"]
+        assert found["digest"] == told[world]["halved"][0][name]["digest"], "all ranks have the same"
+
+
+@worlds
+def test_top_k_is_the_sum_of_what_each_kept_largest(world: int, told: Told) -> None:
+    for rank in _of(told, world, "sparse"):
+        assert rank["equal"] == [True] * exchanges.STEPS
+        assert rank["kept"], "what was not sent is kept for the next step"
+        assert rank["lost"] < 1e-6, "also over several buckets"
+        assert rank["digests"] == told[world]["sparse"][0]["digests"]
+        assert rank["bytes"] == (world - 1) * 8 * -(-rank["elements"] * 5 // 100)
+
+
+@worlds
+def test_powersgd_is_the_best_of_its_rank_along_the_factors(world: int, told: Told) -> None:
+    for rank in _of(told, world, "low_rank"):
+        assert max(rank["plain"]) < 1e-6
+        assert max(rank["definition"]) < 1e-4
+        assert rank["rank"] == 2
+        assert rank["digests"] == told[world]["low_rank"][0]["digests"]
+        ring = 2 * (world - 1) / world * 4
+        whole, thin = 30 * 40 + 30 + 20 * 30 + 20, 2 * (30 + 40) + 30 + 2 * (20 + 30) + 20
+        assert rank["bytes"] == [ring * whole] * 2 + [ring * thin] * 3
+
+
+@worlds
+@pytest.mark.parametrize("case", ["local SGD", "outer SGD", "Nesterov"])
+def test_exchanging_every_step_with_sgd_is_synchronous_sgd(world: int, case: str, told: Told) -> None:
+    for rank in _of(told, world, "replicas"):
+        assert rank[case]["apart"] < 2e-6
+        assert rank[case]["digest"] == told[world]["replicas"][0][case]["digest"]
+
+
+@worlds
+def test_replicas_are_apart_and_become_one_again(world: int, told: Told) -> None:
+    alone = [rank["alone"] for rank in _of(told, world, "replicas")]
+    different = [len({rank["digests"][step] for rank in alone}) for step in range(5)]
+    assert different == [world, world, 1, world, 1], "after every third step, and after the last"
+    whole = 2 * (world - 1) / world * 4 * alone[0]["elements"]
+    assert alone[0]["sent"] == pytest.approx([0, 0, whole, 0, whole])

@@ -1,0 +1,77 @@
+"""A run that stopped and went on is, float for float, one that never did, whatever its ranks remember of each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.ranks import TINY, Run
+
+pytestmark = pytest.mark.slow
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "fp16": (2, {}),
+    "bf16": (2, {}),
+    "topk": (4, {"density": 0.05}),
+    "powersgd": (4, {"rank": 2, "plain_steps": 3}),
+    "local_sgd": (3, {"every": 5}),
+    "diloco": (4, {"every": 5}),
+}
+"""Name → ranks, options. Every run is saved at steps 4 and 8: in the middle of what exchanges at 5 and 10."""
+
+
+def _settings(name: str) -> dict[str, Any]:
+    options = WAYS[name][1]
+    return {**TINY, "communication": name, **({name: options} if options else {})}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_hex_equal_after_a_resume(name: str, tmp_path: Path) -> None:
+    world = WAYS[name][0]
+    run = Run(tmp_path / "run", _settings(name))
+    run.finish(world)
+    whole = _told(run, world)
+    run.finish(world, resume="step-8")
+    assert run.events("run.started")[0]["start_step"] == 8
+    assert _told(run, world) == whole, "the second attempt's values count from step 9 on"
+    loss = run.series()
+    assert len(loss) == 12
+    assert loss[12] < loss[1]
+
+
+def test_bytes_are_sent_when_something_is_exchanged(tmp_path: Path) -> None:
+    """And a run goes on with another number of replicas, and with another way to exchange."""
+    still = {**_settings("diloco"), "language": {**TINY["language"], "dropout": 0.0}}
+    run = Run(tmp_path / "run", still)
+    run.finish(4)
+    sent = run.series("communicated_mib")
+    assert [step for step, mib in sent.items() if mib > 0] == [5, 10, 12]
+    parameters = run.events("run.started")[0]["parameters"]
+    assert sent[5] == pytest.approx(2 * 3 / 4 * 4 * parameters / 2**20)
+
+    run.write(steps=14)
+    losses = {}
+    for ranks, name in ((4, "diloco"), (2, "diloco"), (1, "diloco"), (2, "topk"), (4, "plain")):
+        run.write(communication=name)
+        run.config.pop("diloco", None)
+        run.write(**({"diloco": WAYS["diloco"][1]} if name == "diloco" else {}))
+        run.finish(ranks, resume="step-12")
+        losses[ranks, name] = sum(run.series(rank=rank)[13] for rank in range(ranks)) / ranks
+    for loss in losses.values():
+        assert loss == pytest.approx(losses[4, "diloco"], rel=1e-6), "all begin with what the replicas agreed on"
+
+
+def test_replicas_that_a_checkpoint_has_not_begin_where_all_agreed(tmp_path: Path) -> None:
+    """Step 8 of two lies between exchanges: the third and fourth begin with the parameters of step 5."""
+    run = Run(tmp_path / "run", _settings("diloco"))
+    run.finish(2)
+    before = run.series()[8]
+    run.finish(4, resume="step-8")
+    assert run.series()[9] < before * 1.1
+    assert [step for step, mib in run.series("communicated_mib").items() if mib > 0] == [5, 10, 12]
+
+
+def _told(run: Run, world: int) -> list[dict[int, float]]:
+    names = ("loss", "gradient_norm", "communicated_mib")
+    return [run.series(name, rank) for name in names for rank in range(world)]

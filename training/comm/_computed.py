@@ -1,0 +1,42 @@
+"""Bytes that a rank sends in a step where torch itself does the sending: computed from the layout, not counted."""
+
+from __future__ import annotations
+
+from math import prod
+
+from training.comm._exchange import Exchange, Peers, all_reduced, gathered
+
+FLOAT = 4
+"""Bytes of a gradient, and of a weight unless it is gathered in another type."""
+
+
+class Computed(Exchange):
+    """Known for ddp, zero1 and fsdp; what tensor, context and pipeline parallelism send depends on activations."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._sizes = [tuple(parameter.shape) for parameter in peers.parameters.values()]
+
+    def communicated(self, micro_batches: int) -> float | None:
+        peers, shape = self._peers, self._peers.shape
+        if shape.world_size == 1:
+            return 0.0
+        if shape["pp"] * shape["tp"] * shape["cp"] > 1:
+            return None
+        whole = FLOAT * sum(prod(size) for size in self._sizes)
+        if peers.parallelism == "ddp":
+            return all_reduced(whole, peers.count)
+        if peers.parallelism == "zero1":  # the owners send each parameter after their step
+            return all_reduced(whole, peers.count) + gathered(whole / peers.count, peers.count)
+        return self._sharded(micro_batches) if peers.parallelism == "fsdp" else None
+
+    def _sharded(self, micro_batches: int) -> float:
+        """Each pass gathers the parameters, twice if they are let go in between; the last sends the gradients' parts,
+        which replicas of shards then average."""
+        shape, options = self._peers.shape, self._peers.options
+        # torch divides the first dim, and fills up the last part.
+        part = sum(-(-size[0] // shape["shard"]) * prod(size[1:]) for size in self._sizes if size)
+        weight = FLOAT if options.get("dtype") in (None, "fp32") else 2
+        passes = micro_batches * (1 if options.get("reshard") == "never" else 2)
+        gathers = passes * gathered(weight * part, shape["shard"])
+        return gathers + gathered(FLOAT * part, shape["shard"]) + all_reduced(FLOAT * part, shape["dp"])

@@ -1,0 +1,59 @@
+"""Top-k with error feedback: what is not sent is added to the next step's gradient, so nothing is lost, only late."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from training.comm._exchange import Hook, Peers, State
+
+
+class Sparse(Hook):
+    """A number goes as 8 bytes: itself and where in the bucket it belongs (buckets stay below 2^31 numbers)."""
+
+    def __init__(self, peers: Peers, density: float) -> None:
+        super().__init__(peers)
+        self._density = density
+        self._kept = {name: torch.zeros_like(parameter) for name, parameter in peers.parameters.items()}
+
+    @torch.no_grad()
+    def send(self, bucket: GradBucket) -> Future[Tensor]:
+        kept = [self._kept[name].view(-1) for name in self.names(bucket)]
+        whole = bucket.buffer()
+        whole += torch.cat(kept)
+        places = whole.abs().topk(math.ceil(self._density * whole.numel()), sorted=False).indices
+        packet = torch.cat([places.to(torch.int32), whole[places].float().view(torch.int32)])
+        whole[places] = 0
+        # What is not finite would stay for ever; the step that it belongs to is refused anyway.
+        rest = torch.split(whole.nan_to_num(0, 0, 0), [part.numel() for part in kept])
+        torch._foreach_copy_(kept, rest)
+        return self._sum(whole, packet)
+
+    def _sum(self, whole: Tensor, packet: Tensor) -> Future[Tensor]:
+        """Into `whole`, replica after replica, so that all come to the same bits."""
+        group, count = self.peers.group, self.peers.count
+        packets = packet.new_empty(count * packet.numel())
+        self.count_all_gather(packet.nbytes)
+        work = dist.all_gather_into_tensor(packets, packet, group=group, async_op=True)
+
+        def add(_: Future[Tensor]) -> Tensor:
+            whole.zero_()
+            for received in packets.view(count, 2, -1):
+                places, values = received[0].long(), received[1].view(torch.float32)
+                whole[places] += values.to(whole.dtype)
+            return whole.div_(count)
+
+        found: Future[Tensor] = work.get_future().then(add)
+        return found
+
+    def begin(self) -> None:
+        super().begin()
+        torch._foreach_zero_(list(self._kept.values()))
+
+    def state(self) -> State:
+        return {"kept": {str(self.peers.index): dict(self._kept)}}

@@ -1,0 +1,31 @@
+"""Replicas train alone for many steps; an outer optimizer steps along their mean way (DiLoCo, arXiv 2311.08105).
+
+Douillard et al., 2023: the inner optimizer is the run's own, AdamW; the outer is SGD with Nesterov's momentum.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from training.shape import Shape
+
+if TYPE_CHECKING:
+    from training.comm._exchange import Exchange, Peers
+
+REMEMBERS = False
+
+
+def check(shape: Shape, **options: object) -> None:
+    """Any number of replicas; one alone takes the outer steps along its own way."""
+
+
+def exchange(
+    peers: Peers,
+    *,
+    every: Annotated[int, "1..1000000", "Steps between two outer ones; one more is taken after the last step."] = 100,
+    outer_learning_rate: Annotated[float, "0.000001..10", "How far along the replicas' mean way."] = 0.7,
+    outer_momentum: Annotated[float, "0..0.999", "Of the outer optimizer, Nesterov's; 0: plain SGD."] = 0.9,
+) -> Exchange:
+    from training.comm._replicas import Replicas
+
+    return Replicas(peers, every=every, learning_rate=outer_learning_rate, momentum=outer_momentum)

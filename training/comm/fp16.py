@@ -1,0 +1,24 @@
+"""Gradients are averaged in fp16: half the bytes, 11 significant bits, overflows at 65,504 (as torch's fp16 hook)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.shape import Shape
+
+if TYPE_CHECKING:
+    from training.comm._exchange import Exchange, Peers
+
+REMEMBERS = False
+
+
+def check(shape: Shape, **options: object) -> None:
+    """Any number of replicas, on any backend."""
+
+
+def exchange(peers: Peers) -> Exchange:
+    import torch
+
+    from training.comm._halved import Halved
+
+    return Halved(peers, torch.float16)

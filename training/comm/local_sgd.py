@@ -1,0 +1,26 @@
+"""Replicas take steps of their own and average their parameters every so many (local SGD; Stich, arXiv 1805.09767)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from training.shape import Shape
+
+if TYPE_CHECKING:
+    from training.comm._exchange import Exchange, Peers
+
+REMEMBERS = False
+
+
+def check(shape: Shape, **options: object) -> None:
+    """Any number of replicas."""
+
+
+def exchange(
+    peers: Peers,
+    *,
+    every: Annotated[int, "1..1000000", "Steps between two averages; one more is taken after the last step."] = 8,
+) -> Exchange:
+    from training.comm._replicas import Replicas
+
+    return Replicas(peers, every=every)

@@ -1,0 +1,29 @@
+"""Each matrix of gradients goes as two thin ones, with error feedback (PowerSGD; Vogels et al., arXiv 1905.13727)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from training.shape import Shape
+
+if TYPE_CHECKING:
+    from training.comm._exchange import Exchange, Peers
+
+REMEMBERS = True
+
+
+def check(shape: Shape, **options: object) -> None:
+    """Any number of replicas, on any backend: all gradients are in one bucket, see `_low_rank`."""
+
+
+def exchange(
+    peers: Peers,
+    *,
+    rank: Annotated[int, "1..64", "Of the thin matrices; twice the rank, twice the bytes."] = 4,
+    plain_steps: Annotated[
+        int, "0..", "Steps at the start of a run that send all; the first gradients matter most."
+    ] = 10,
+) -> Exchange:
+    from training.comm._low_rank import LowRank
+
+    return LowRank(peers, rank, plain_steps)

@@ -1,0 +1,58 @@
+"""How replicas stay one model: the choice of training/comm, checked without torch, made with it.
+
+    [run]
+    communication = "powersgd"
+    [run.powersgd]
+    rank = 2
+
+Each is one module of training/comm with `check(shape, **options)`, `exchange(peers, **options)` and `REMEMBERS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from training.shape import Misfit, shape_of
+
+if TYPE_CHECKING:
+    from training.config import RunConfig
+
+PLAIN = "plain"
+"""Left to the parallelism, whichever it is."""
+OF = "ddp"
+"""The parallelism that all others are for: each replica has the whole model, and its whole gradient."""
+
+
+def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
+    """What the chosen communication can't work with; nothing where the mesh itself is refused (see training.shape)."""
+    name = config.communication
+    if name == PLAIN:
+        return
+    try:
+        shape = shape_of(config, world_size)
+    except Misfit:
+        return
+    several = [axis for axis, size in shape.items() if size > 1 and axis != "dp"]
+    if config.parallelism != OF:
+        message = f'is for parallelism = "{OF}", where each replica has whole gradients, not for {config.parallelism}.'
+        yield Misfit("communication", f'"{name}" {message} Write communication = "{PLAIN}", or parallelism = "{OF}".')
+    elif several:
+        message = (
+            f'is for replicas of whole models, not with mesh.{several[0]}. Write "{PLAIN}", or leave the axis out.'
+        )
+        yield Misfit("communication", f'"{name}" {message}')
+    elif config.dtype == "fp16" and load(name).REMEMBERS:
+        message = "adds up gradients of several steps, whose loss scales differ in fp16. Write bf16 or fp32."
+        yield Misfit("dtype", f'is "fp16", and {name} {message}')
+    else:
+        try:
+            load(name).check(shape, **config.options_of(name))
+        except Misfit as misfit:
+            yield misfit
+
+
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"training.comm.{name}")
