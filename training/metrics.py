@@ -20,16 +20,19 @@ from training.update import Updated
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GIB = 2**30
+MIB = 2**20
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Wall-clock seconds of one step, the data's part included."""
+    """Wall-clock seconds of one step, the data's part included; and what was sent in it."""
 
     step: float
     data: float
     marks: Marks = field(default_factory=list)
     """When its parts ended: to be read once the device has come this far."""
+    sent: float | None = None
+    """Bytes that this rank sent to the others, where that is known."""
 
 
 class Read(Protocol):
@@ -87,6 +90,8 @@ class Meter:
                 log |= more
                 log["learning_rate"] = learning_rate
                 log["data_seconds"] = times.data
+                if times.sent is not None:
+                    log["communicated_mib"] = times.sent / MIB
                 log[f"{self._unit}_per_second"] = self._units / max(times.step, 1e-9)
             self._reporter.log(step, **log)
         self._look([(step, *values[2 * i : 2 * i + 2]) for i, (step, _, _) in enumerate(self._steps)])

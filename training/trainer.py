@@ -198,8 +198,9 @@ class Trainer:
         self.step += 1
         self.consumed += self.config.global_batch
         self.assembly.model.exchange.step(self.step)
+        sent = self.assembly.model.exchange.communicated(len(parts))
         agreed = self.agreement.end()
-        times = StepTimes(time.perf_counter() - began - cost, self.assembly.feed.waited, marks=marks)
+        times = StepTimes(time.perf_counter() - began - cost, self.assembly.feed.waited, marks, sent)
         self.cadence.note_step(times.step, saving=agreed.saving)
         self.guards.end(self.step, self.consumed, updated.guarded, times.step, times.data)
         self.meter.record(self.step, updated, times)
