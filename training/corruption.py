@@ -64,7 +64,7 @@ class CorruptionChecks:
 
     def run(self, consumed: int, step: int) -> Corruption | None:
         """The first that finds something, the same on all ranks."""
-        return self._twice(self.replica) or self._repeat(consumed, step) or self._twice(self.probe)
+        return self._replica() or self._repeat(consumed, step) or self._twice(self.probe)
 
     def _twice(self, check: Callable[[], Corruption | None]) -> Corruption | None:
         self.done += 1
@@ -73,32 +73,17 @@ class CorruptionChecks:
             return None
         return check()
 
+    def _replica(self) -> Corruption | None:
+        # Between two exchanges replicas that stay apart hold nothing alike.
+        return None if self._assembly.model.exchange.is_apart else self._twice(self.replica)
+
     def _repeat(self, consumed: int, step: int) -> Corruption | None:
         if self._config.determinism != "bitwise":
             return None
         return self._twice(lambda: self.repeat(consumed, step))
 
-    # Replica.
-
     def replica(self) -> Corruption | None:
-        held = dict(held_alike(self._assembly.state()))
-        names = {key: [name for name, _ in tensors] for key, tensors in held.items()}
-        by_name = {key: digests(tensor for _, tensor in tensors) for key, tensors in held.items()}
-        mine = {key: together(found) for key, found in by_name.items()}
-        everybody = gather(self._world, mine)
-        for key in sorted({key for theirs in everybody for key in theirs}):
-            votes = {rank: theirs[key] for rank, theirs in enumerate(everybody) if key in theirs}
-            if len(set(votes.values())) > 1:
-                # By name only now: thousands of digests of each rank are worth sending once something is wrong.
-                wrong, among = minority(votes)
-                return Corruption("replica", wrong, among, self._which(key, names.get(key, []), by_name.get(key, [])))
-        return None
-
-    def _which(self, key: str, names: Sequence[str], found: Sequence[int]) -> str:
-        """The names of the tensors that differ; collective."""
-        everybody = [theirs for theirs in gather(self._world, list(zip(names, found, strict=True))) if theirs]
-        apart = [str(held[0][0]) for held in zip(*everybody, strict=False) if len({number for _, number in held}) > 1]
-        return ", ".join(apart[:3]) + (f" and {len(apart) - 3} more" if len(apart) > 3 else "")
+        return compare(self._world, self._assembly.state())
 
     # Repeat.
 
@@ -139,6 +124,28 @@ class CorruptionChecks:
 
 
 _PASS = ("loss", "gradient")
+
+
+def compare(world: World, state: Mapping[str, Any]) -> Corruption | None:
+    """What several ranks hold alike of {"model": …, "optimizer": …}; all ranks call and come to the same answer."""
+    held = dict(held_alike(state))
+    by_name = {key: digests(tensor for _, tensor in tensors) for key, tensors in held.items()}
+    everybody = gather(world, {key: together(found) for key, found in by_name.items()})
+    for key in sorted({key for theirs in everybody for key in theirs}):
+        votes = {rank: theirs[key] for rank, theirs in enumerate(everybody) if key in theirs}
+        if len(set(votes.values())) > 1:
+            # By name only now: thousands of digests of each rank are worth sending once something is wrong.
+            mine = [(name, number) for (name, _), number in zip(held.get(key, []), by_name.get(key, []), strict=True)]
+            wrong, among = minority(votes)
+            return Corruption("replica", wrong, among, _names_apart(gather(world, mine)))
+    return None
+
+
+def _names_apart(everybody: Sequence[Sequence[tuple[str, int]]]) -> str:
+    """`everybody`: by rank, names and digests of the tensors in question; [] where it holds none of them."""
+    known = zip(*(theirs for theirs in everybody if theirs), strict=True)
+    names = [held[0][0] for held in known if len({number for _, number in held}) > 1]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def minority(votes: Mapping[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

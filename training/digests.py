@@ -1,8 +1,8 @@
 """Digests of tensors over their raw bits, computed where the tensors are, one number fetched at the end.
 
-Σ bitsᵢ·wᵢ modulo 2⁶⁴ with odd weights wᵢ that differ by place: a single flipped bit always changes it (an odd number
-has no factor in common with 2⁶⁴), swapped numbers do, and so does anything else but by a chance of some 2⁻⁶⁰. Integer
-sums come out the same in any order. NaN and −0 count as the bits they are.
+Σ wordᵢ·wᵢ modulo 2⁶⁴ over words of at most 32 bits, with odd weights wᵢ that look random and differ by place: a single
+flipped bit always changes it (an odd number has no factor in common with 2⁶⁴), and anything else does but by a chance
+of some 2⁻³². Integer sums come out the same in any order. NaN and −0 count as the bits they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.optimizer import local
 CHUNK = 1 << 22
 """Numbers at once: the weights and products of so many take 64 MiB."""
 _MULTIPLIER = 0x2545F4914F6CDD1D
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
 
@@ -30,8 +30,9 @@ def digest(tensor: Tensor) -> Tensor:
         bits = torch.view_as_real(bits).reshape(-1)
     bits = bits.view(_WORDS[bits.element_size()])
     total = torch.full((), bits.numel(), dtype=torch.int64, device=bits.device)
-    weights = torch.arange(min(CHUNK, bits.numel()), dtype=torch.int64, device=bits.device)
-    weights = weights.mul_(2 * _MULTIPLIER % _SIGN).add_(_signed(_MULTIPLIER))
+    weights = torch.arange(1, min(CHUNK, bits.numel()) + 1, dtype=torch.int64, device=bits.device)
+    weights.mul_(_MULTIPLIER)
+    weights.bitwise_xor_(weights >> 29).mul_(_MULTIPLIER).bitwise_or_(1)
     for number, chunk in enumerate(torch.split(bits, CHUNK) if bits.numel() else ()):
         salt = _signed((2 * number + 1) * 0x9E3779B97F4A7C15)
         total = total + (chunk.long() * weights[: chunk.numel()]).sum() * salt

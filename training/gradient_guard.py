@@ -1,9 +1,9 @@
 """What the gradient's norm decides about a step, on the device: how far it is clipped, and whether it counts at all.
 
-Of the norms before clipping a bias-corrected exponential mean μ and standard deviation σ are kept; each norm enters as
-Of the norms before clipping a bias-corrected exponential mean μ and standard deviation σ are kept; each enters as
-at most 20 μ. Once ARMED_STEPS finite norms are in, a step is clipped at max(clip, μ + 4σ), and skipped if its norm is
-here waits for the device.
+Of the norms before clipping a bias-corrected exponential mean μ and standard deviation σ are kept; each enters as at
+most 20 μ. Once ARMED_STEPS finite norms are in, a step is clipped at max(clip, μ + 4σ) and skipped if its norm is over
+20 μ: the optimizer's kernel is told of an infinity and leaves parameters, moments and step count alone. Nothing here
+waits for the device.
 """
 
 from __future__ import annotations
@@ -97,6 +97,10 @@ class GradientGuard:
         apart = norm - mean
         fresh = torch.stack((mean + weight * apart, (1 - weight) * (variance + weight * apart * apart), missing))
         self._known = torch.where(infinite > 0, self._known, fresh)
+
+    def disarm(self) -> None:
+        """Clips at `clip` alone from now on: for replicas that stay apart, whose norms differ from rank to rank."""
+        self._armed = False
 
     def remember(self) -> dict[str, Any]:
         mean, variance, missing = self._known.tolist()  # float32 as float64 as text: nothing is rounded

@@ -187,9 +187,7 @@ class Trainer:
         self.heartbeat.beat("data", self.step)
         due = self.world.leads and self.cadence.due(self.step + 1)
         self.guards.begin(self.step)
-        self.agreement.begin(
-            stop=self.stop.asked, saving=self.checkpoints.busy, due=due, trouble=self.guards.troubled
-        )
+        self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due, trouble=self.guards.troubled)
         parts = self.assembly.feed.take(self.consumed)
         self.heartbeat.beat("step", self.step)
         self.measuring.begin(alone=not self.profiling.is_on)
