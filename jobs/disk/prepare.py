@@ -14,7 +14,7 @@ from typing import Any
 import tomlkit
 from django.utils import timezone
 
-from jobs import checkpoints
+from jobs import checkpoints, reliability
 from jobs.disk import environments, pins, rundir, sharing, upload
 from jobs.disk.batch import array_text
 from jobs.models import Attempt, Job, Sweep
@@ -39,7 +39,8 @@ def prepare(attempt: Attempt) -> Path:
     portal = root / "portal"
     (portal / "cancelled").unlink(missing_ok=True)
     rundir.write(portal / "spec.toml", job.spec_toml)
-    rundir.write(portal / "run.toml", run_toml(spec, environments.variables(environment)))
+    hours = reliability.hours_between_failures(spec.resources.max_nodes)
+    rundir.write(portal / "run.toml", run_toml(spec, environments.variables(environment), mtbf_hours=hours))
     rundir.write(portal / "batch.sh", batch.text(), mode=0o750)
     resume = attempt.resume_from.name if attempt.resume_from is not None else None
     chosen = resume if attempt.origin == Attempt.Origin.RESUMED else None
@@ -98,7 +99,7 @@ def grace_of(attempt: Attempt) -> int:
     return STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
 
 
-def run_toml(spec: JobSpec, variables: dict[str, str]) -> str:
+def run_toml(spec: JobSpec, variables: dict[str, str], *, mtbf_hours: float | None = None) -> str:
     """What the launcher and the trainer read; `python -m training run.toml` runs it without any portal."""
     resources = spec.resources
     document: dict[str, Any] = {
@@ -115,6 +116,8 @@ def run_toml(spec: JobSpec, variables: dict[str, str]) -> str:
             "time_limit_seconds": seconds_of(resources.time_limit),
         },
     }
+    if mtbf_hours is not None:
+        document["launch"]["mtbf_hours"] = round(mtbf_hours, 3)
     if variables:
         document["environment"] = {"env": variables}
     if spec.run is not None:
