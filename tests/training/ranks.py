@@ -167,8 +167,10 @@ class Run:
                 found.update({step: float(value) for step, value in batch.get("series", {}).get(name, [])})
         return dict(sorted(found.items()))
 
-    def events(self, kind: str, *, attempt: int | None = None, incarnation: int = 0) -> list[dict[str, Any]]:
-        batches = self._batches(attempt or self.attempts, 0, str(incarnation))
+    def events(
+        self, kind: str, *, attempt: int | None = None, incarnation: int = 0, rank: int = 0
+    ) -> list[dict[str, Any]]:
+        batches = self._batches(attempt or self.attempts, rank, str(incarnation))
         return [event for batch in batches for event in batch.get("events", []) if event["kind"] == kind]
 
     def _batches(self, attempt: int, rank: int, incarnation: str = "*") -> list[dict[str, Any]]:

@@ -1,0 +1,177 @@
+"""Guards of whole runs: a spike, a NaN, a flipped bit, a rank put to sleep, each planted, each found and named."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.ranks import Run
+from training.data import Order, derive_seed
+
+pytestmark = pytest.mark.slow
+
+SAMPLES, BATCH = 4000, 16
+
+PLANTED = '''
+"""A small network on made-up numbers; samples, ranks and weights go wrong as told."""
+
+import os
+import time
+from typing import Annotated
+
+import torch
+from training.data import Prepared, Task
+
+RANK = int(os.environ["RANK"])
+
+
+def prepare(cache, identity=None):
+    return Prepared(cache, "planted")
+
+
+def build(
+    data,
+    *,
+    huge: Annotated[int, "Sample with numbers far too large."] = -1,
+    nan: Annotated[int, "Sample that holds a NaN."] = -1,
+    burst: Annotated[int, "From this step on every third one's loss is far too large."] = 0,
+    sleeper: Annotated[int, "Rank that takes longer than the others."] = -1,
+    flip_rank: Annotated[int, "Rank in whose weights a bit is flipped."] = -1,
+    flip_call: Annotated[int, "At which of its losses, those of checks included."] = 0,
+):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
+    calls = 0
+
+    def batch(split, ids):
+        numbers = torch.from_numpy(ids).float()
+        inputs = torch.sin(numbers[:, None] * torch.arange(1, 9))
+        inputs[torch.from_numpy(ids == huge)] *= 1e4
+        inputs[torch.from_numpy(ids == nan), 3] = float("nan")
+        return inputs, torch.cos(7 * numbers)
+
+    def loss(model_, batch):
+        nonlocal calls
+        calls += 1
+        if calls == flip_call and flip_rank == RANK:
+            model[0].weight.data.view(torch.int32)[3, 3] ^= 1 << 5
+        if sleeper == RANK:
+            time.sleep(0.03)
+        found = (model_(batch[0])[:, 0] - batch[1]).square().mean()
+        return found * 1e6 if burst and calls > burst and calls % 3 == 0 else found
+
+    return Task(
+        model=model,
+        samples={"train": 4000, "validation": 64},
+        batch=batch,
+        loss=loss,
+        score=lambda model, batch: {"loss": loss(model, batch)},
+        show=lambda batch: [f"begins with {float(first):.3f}" for first in batch[0][:, 0]],
+    )
+'''
+
+
+def _run(folder: Path, planted: dict[str, Any], **settings: Any) -> Run:
+    recipes = folder / "added" / "recipes"
+    recipes.mkdir(parents=True)
+    (folder / "added" / "parallel").mkdir()
+    (recipes / "planted.py").write_text(textwrap.dedent(PLANTED))
+    run = Run(folder / "run", added=folder / "added")
+    run.config = {
+        "recipe": "planted",
+        "global_batch": BATCH,
+        "learning_rate": 3e-3,
+        "warmup_steps": 5,
+        "validate_every": 0,
+        "checkpoint_every": 0,
+        "flush_steps": 7,
+        **settings,
+        "planted": planted,
+    }
+    run.write()
+    return run
+
+
+def _sample(step: int, place: int) -> int:
+    """The sample at this place of this step's batch."""
+    order = Order(SAMPLES, derive_seed(0, 1))
+    return int(order.ids(np.array([(step - 1) * BATCH + place]))[0])
+
+
+def test_spike_flipped_bit_and_sleeper_are_named(tmp_path: Path) -> None:
+    huge = _sample(60, 5)
+    planted = {"huge": huge, "sleeper": 3, "flip_rank": 2, "flip_call": 94}  # in step 79: each check takes two
+    run = _run(tmp_path, planted, steps=200, check_weights_every=10)
+    incarnation = run.start(4)
+    assert incarnation.wait() == [1, 1, 1, 1], incarnation.output()
+
+    (skipped,) = run.events("guard.skipped")
+    assert skipped["step"] == 60
+    assert skipped["norm"] > skipped["limit"] == pytest.approx(20 * skipped["mean"])
+    assert skipped["samples"]["first_place"] == 59 * BATCH
+    assert skipped["samples"]["count"] == len(skipped["samples"]["ids"]) == BATCH
+    assert skipped["samples"]["ids"][5] == huge
+
+    (straggler,) = run.events("straggler", rank=3)
+    assert (straggler["rank"], straggler["part"]) == (3, "compute")
+    assert straggler["factor"] > 1.5
+    assert not any(run.events("straggler", rank=rank) for rank in range(3))
+
+    (corruption,) = run.events("guard.corruption")
+    about = {name: corruption[name] for name in ("check", "ranks", "step", "clean_step", "what")}
+    assert about == {"check": "replica", "ranks": [2], "step": 80, "clean_step": 70, "what": about["what"]}
+    assert "model.0.weight" in about["what"]
+    assert "NumericsError: numerics.corruption: at step 80 the replica check finds rank 2 wrong" in incarnation.output()
+    assert run.events("run.failed")[0]["exception"] == "NumericsError"
+
+
+def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> None:
+    nan = _sample(30, 11)  # the second of two ranks has it
+    run = _run(tmp_path, {"nan": nan}, steps=200, checkpoint_every=5)
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.nonfinite")
+    assert (event["step"], event["rank"], event["where"]) == (30, 1, "the output of 0")
+    assert event["samples"]["ids"][11] == nan
+    assert "numerics.nonfinite: step 30" in incarnation.output()
+    assert run.checkpoints[-1].step == 25
+    assert list(run.series(rank=0)) == list(run.series(rank=1))
+    assert max(run.series()) <= 30
+
+    told = json.loads((incarnation.attempt_dir / "numerics" / "step-30.json").read_text())
+    (seen,) = told["ranks"]
+    assert (seen["rank"], seen["output"], seen["loss"]) == (1, "0", "nan")
+    assert told["losses"]["0"] == pytest.approx(run.series(rank=0)[30])
+    assert len(seen["samples"]) == BATCH // 2
+    assert nan in seen["samples"]
+    assert len(seen["texts"]) == 4
+    assert seen["parameters"][0] == {"name": "0.weight", "gradient_norm": "nan"}
+
+
+def test_too_many_skipped_steps_stop_the_run(tmp_path: Path) -> None:
+    run = _run(tmp_path, {"burst": 60}, steps=200)
+    incarnation = run.start(1)
+    assert incarnation.wait() == [1]
+    assert len(run.events("guard.skipped")) >= 10
+    (event,) = run.events("guard.divergence")
+    assert event["what"].startswith("10 of 28 steps had a gradient norm above 20 times the usual")
+    assert "NumericsError: numerics.divergence" in incarnation.output()
+
+
+def test_goes_on_with_the_very_same_clipping_and_skips(tmp_path: Path) -> None:
+    """Armed guards decide the numbers, so a resume has to go on from what they knew."""
+    run = _run(tmp_path, {"huge": _sample(70, 3)}, steps=80, checkpoint_every=40, clip=0.001, flush_steps=7)
+    run.finish(1)
+    whole = {name: _hex(run.series(name)) for name in ("loss", "gradient_norm")}
+    assert [event["step"] for event in run.events("guard.skipped")] == [70]
+    run.finish(1, resume="step-40")
+    assert {name: _hex(run.series(name)) for name in ("loss", "gradient_norm")} == whole
+    assert [event["step"] for event in run.events("guard.skipped")] == [70]
+
+
+def _hex(values: dict[int, float]) -> dict[int, str]:
+    return {step: value.hex() for step, value in values.items()}
