@@ -31,6 +31,7 @@ from training.watchdog import Watchdog
 
 SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer noticed first
 LOOK_SECONDS = 0.25  # between two looks at heartbeats
+FOLLOW_SECONDS = 1.0  # between two looks of those that do not lead; lifelines tell them sooner
 DUMP_SECONDS = 2.0
 DEPUTIES = 3  # who lead in turn: these every launcher keeps an eye on, the leader on all
 
@@ -211,11 +212,12 @@ class Launcher:
         number = incarnation.number
         if self._stop.reason and self._stop.seconds > self._grace:
             self._members.break_off(number, reason="grace")
-        elif time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK_SECONDS
+        elif time.monotonic() >= self._next_look or any(map(self._members.is_known_dead, incarnation.members)):
+            leads = self._members.leads(incarnation)
+            self._next_look = time.monotonic() + (LOOK_SECONDS if leads else FOLLOW_SECONDS)
             if self._is_fenced(incarnation):
                 self._members.break_off(number, reason="fenced")
-            elif not self._members.leads(incarnation):
+            elif not leads:
                 return None
             elif absent := [one for one in incarnation.members if not self._members.is_live(one)]:
                 lost = [incarnation.place(one) * self._plan.ranks_per_node for one in absent]

@@ -30,6 +30,7 @@ from vigil_report import boot_id
 
 REFRESH_SECONDS = 1.0
 LOOK_SECONDS = 0.2  # between two looks at the same file of another's
+LIST_SECONDS = 1.0  # between two listings of the folder, once there is an incarnation: every launcher lists it
 # A launcher that refreshes nothing for so long is gone, unless a lifeline told sooner; attributes on shared file
 # systems lag seconds.
 DEAD_SECONDS = 20.0
@@ -54,6 +55,7 @@ class Members:
         self._lifelines = None if plan.is_alone else Lifelines(self.me.id)
         self._refreshed = self._listed = -1e9
         self._beat = 0
+        self._has_begun = False
         self._newest: dict[int, str] = {}  # node → the id of its latest launcher
         self._seen: dict[str, _Seen] = {}
 
@@ -124,7 +126,7 @@ class Members:
     def _latest(self) -> dict[int, str]:
         """Which launcher of each node is the latest, by the names of files alone."""
         now = time.monotonic()
-        if now - self._listed >= LOOK_SECONDS:
+        if now - self._listed >= (LIST_SECONDS if self._has_begun else LOOK_SECONDS):
             self._listed = now
             self._newest = {self.me.node: self.me.id}
             with suppress(OSError):
@@ -171,6 +173,7 @@ class Members:
         found: Any = read_json(self._folder / f"incarnation-{number}.json")
         if found is None:
             return None
+        self._has_begun = True
         return Ending(found["result"]) if "result" in found else Incarnation.read(found)
 
     def decide(self, number: int, turn: Turn) -> bool:
