@@ -131,6 +131,7 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
 
 def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(slurm: Cluster, alice: Person) -> None:
     """First the launcher that leads is lost, beside the batch script, then a whole node: one attempt all the same."""
+    wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
     resources = {"nodes": "1:3", "ranks_per_node": 1}
     job_id = alice.submit(language(steps=100_000, checkpoint_every=20, global_batch=12, resources=resources))
     step = alice.wait_for_step(job_id, 25)["progress"]["step"]
