@@ -19,6 +19,8 @@ Value = int | float | bool | str | None
 
 ENTRY = {"recipes": ("prepare", "build"), "parallel": ("apply",), "comm": ("exchange",)}
 """The functions whose keyword-only arguments are a choice's options, by folder. Every module has the last of them."""
+CHOSEN = {"recipe": "recipes", "parallelism": "parallel", "communication": "comm"}
+"""The fields of [run] that name a module, with its folder."""
 
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
 PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")

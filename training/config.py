@@ -199,8 +199,7 @@ class RunConfig(BaseModel):
         """Moves [run.<recipe>], [run.<parallelism>] and [run.<communication>] into `options`."""
         if not isinstance(data, Mapping):
             return data
-        kinds = ("recipes", "parallel", "comm")
-        known = {name for kind in kinds for name in choices.names(kind)} - set(cls.model_fields)
+        known = {name for kind in choices.CHOSEN.values() for name in choices.names(kind)} - set(cls.model_fields)
         tables = {name: value for name, value in data.items() if name in known}
         rest = {name: value for name, value in data.items() if name not in known}
         if tables:

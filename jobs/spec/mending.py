@@ -57,14 +57,14 @@ def standing(model: type[JobSpec], problems: Iterable[Problem], broken: list[Pro
 
 def _reads(field: str) -> tuple[str, ...]:
     if _is_option(field):
-        return (field, "kind", "run.recipe", "run.parallelism")
+        return (field, "kind", *(f"run.{chooses}" for chooses in choices.CHOSEN))
     return (field, "kind", *READS.get(field, READS.get(field.partition(".")[0], ())))
 
 
 def _is_option(field: str) -> bool:
-    """Whether it is, or lies in, the table of a recipe or a parallelism."""
+    """Whether it is, or lies in, the table of a recipe, a parallelism or a communication."""
     table, *inside = field.split(".")
-    return table == "run" and inside[:1] != [] and inside[0] in {*choices.names("recipes"), *choices.names("parallel")}
+    return table == "run" and any(inside[:1] == [name] for kind in choices.ENTRY for name in choices.names(kind))
 
 
 def _touch(one: str, other: str) -> bool:

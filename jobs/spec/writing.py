@@ -7,6 +7,7 @@ from typing import Any
 import tomlkit
 
 from jobs.spec.model import JobSpec, Script
+from training.choices import CHOSEN
 from training.config import RunConfig
 
 
@@ -32,7 +33,7 @@ def _defaults(spec: JobSpec) -> dict[str, Any]:
 
 def _choices(spec: JobSpec) -> dict[str, str]:
     """What a run chose: other options have other defaults."""
-    return {"recipe": spec.run.recipe, "parallelism": spec.run.parallelism} if spec.run else {}
+    return {field: getattr(spec.run, field) for field in CHOSEN} if spec.run else {}
 
 
 def _write(

@@ -65,9 +65,9 @@ def sections(
     found = [what, *(_section(part, schema, _table(data, part), wrong) for part in parts)]
     if "run" in parts:
         run = _table(data, "run")
-        found[2].more += _options(
-            "parallel", run.get("parallelism", RunConfig.model_fields["parallelism"].default), run, wrong
-        )
+        for chooses in ("parallelism", "communication"):
+            name = run.get(chooses, RunConfig.model_fields[chooses].default)
+            found[2].more += _options(choices.CHOSEN[chooses], name, run, wrong)
         recipe = str(run.get("recipe", RunConfig.model_fields["recipe"].default))
         if options := _options("recipes", recipe, run, wrong):
             found.insert(3, Section(f"{recipe.capitalize()} recipe", options[:OPTIONS_FIRST], options[OPTIONS_FIRST:]))
@@ -82,7 +82,7 @@ def placed(problem: Problem) -> Problem:
     """The trainer tells of its options as "language.layers must be …" at `run`: put that at its field."""
     if problem.field == "run" and (match := re.match(r"(\w+\.\w+) (.+)", problem.message, re.S)):
         table, _, _ = match[1].partition(".")
-        if table in {*choices.names("recipes"), *choices.names("parallel")}:
+        if any(table in choices.names(kind) for kind in choices.ENTRY):
             return Problem(f"run.{match[1]}", match[2][:1].upper() + match[2][1:])
     return Problem(re.sub(r"\[\d+\].*$", "", problem.field), problem.message)
 
@@ -131,11 +131,17 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
             document["script"] = tomlkit.table()
             document["script"]["entry"] = "train.py"
     run = document.get("run")
-    if path in {"run.recipe", "run.parallelism"} and isinstance(run, dict):
-        kind = "recipes" if path == "run.recipe" else "parallel"
+    kind = _kind_of_choice(path)
+    if kind and isinstance(run, dict):
         for name in choices.names(kind):
             if name != value:
                 run.pop(name, None)
+
+
+def _kind_of_choice(path: str) -> str:
+    """The folder that a field names a module of; "" for any other field."""
+    table, _, name = path.partition(".")
+    return choices.CHOSEN.get(name, "") if table == "run" else ""
 
 
 def _typed(drawn: Field, raw: str) -> Any:
@@ -207,14 +213,14 @@ def _section(part: str, schema: dict[str, Any], values: Mapping[str, Any], wrong
         if path == "run.options" or "const" in described:
             continue
         drawn = _field(path, described, values.get(name), wrong)
-        if path in {"run.recipe", "run.parallelism"}:
-            drawn = _choose(drawn, choices.names("recipes" if name == "recipe" else "parallel"))
+        if kind := _kind_of_choice(path):
+            drawn = _choose(drawn, choices.names(kind))
         (section.fields if path in FIRST else section.more).append(drawn)
     return section
 
 
 def _options(kind: str, name: object, run: Mapping[str, Any], wrong: dict[str, str]) -> list[Field]:
-    """The own options of the recipe or parallelism of that name; none if there is no such."""
+    """The own options of the recipe, parallelism or communication of that name; none if there is no such."""
     if not isinstance(name, str) or name not in choices.names(kind):
         return []
     values = _table(run, name)

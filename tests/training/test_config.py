@@ -78,6 +78,10 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
         ({"global_batch": 3}, 4, "3 does not divide over 4 ranks. The nearest that does: 4."),
         ({"global_batch": 4, "micro_batch": 3}, 1, "4 does not divide over 1 rank × micro batch 3. Nearest that do: 3"),
         ({"steps": 20, "warmup_steps": 20}, 1, "20 is not less than steps = 20"),
+        ({"communication": "powersgd", "parallelism": "fsdp"}, 2, '"powersgd" is for parallelism = "ddp", where each'),
+        ({"communication": "diloco", "parallelism": "zero1"}, 2, '"diloco" is for parallelism = "ddp", where each'),
+        ({"communication": "bf16", "mesh": {"cp": 2}}, 4, '"bf16" is for replicas of whole models, not with mesh.cp.'),
+        ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk adds up gradients of several steps'),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
@@ -160,7 +164,10 @@ def test_options_that_break_the_rules(
 
 def test_configuration_and_manifests_need_no_torch() -> None:
     code = "import sys, training.config, training.choices, training.manifest, training.__main__\n"
-    code += "training.config.parse({}); sys.exit('torch' in sys.modules)"
+    code += "training.config.parse({})\n"
+    code += "for name in training.choices.names('comm'):\n"
+    code += "    assert not list(training.config.parse({'communication': name}).check(2))\n"
+    code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -36,7 +36,19 @@ def test_the_form_comes_from_the_schema_with_its_defaults() -> None:
     assert form["run.learning_rate"].kind == "decimal"
     assert "run.language.layers" in form, "the chosen recipe's own options"
     assert "run.vision.hidden" not in form
+    assert {"plain", "diloco"} <= {*form["run.communication"].choices}
     assert not any(path.startswith("script.") for path in form)
+
+
+def test_each_communication_has_its_own_fields() -> None:
+    text = merged(TEXT, {"run.communication": "diloco"})
+    form = fields(text)
+    assert form["run.diloco.every"].value == "100"
+    assert "run.powersgd.rank" not in form
+    text = merged(text, {"run.diloco.every": "5"})
+    assert read_toml(text)["run"]["diloco"] == {"every": 5}
+    text = merged(text, {"run.communication": "powersgd"})
+    assert "diloco" not in text, "nothing stays behind that would only be refused"
 
 
 def test_a_script_job_has_its_own_fields() -> None:
