@@ -98,10 +98,6 @@ class GradientGuard:
         fresh = torch.stack((mean + weight * apart, (1 - weight) * (variance + weight * apart * apart), missing))
         self._known = torch.where(infinite > 0, self._known, fresh)
 
-    def disarm(self) -> None:
-        """Clips at `clip` alone from now on: for replicas that stay apart, whose norms differ from rank to rank."""
-        self._armed = False
-
     def remember(self) -> dict[str, Any]:
         mean, variance, missing = self._known.tolist()  # float32 as float64 as text: nothing is rounded
         return {"mean": mean, "variance": variance, "missing": missing}

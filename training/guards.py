@@ -65,8 +65,6 @@ class Guards:
     def equip(self, assembly: Assembly) -> Update:
         """The run's steps, guarded; to be called once."""
         self._assembly = assembly
-        if assembly.model.exchange.is_apart:
-            self.gradient.disarm()
         shape = assembly.model.shape
         late = all(shape[axis] == 1 for axis in ("pp", "shard", "cp", "tp"))
         parameters = assembly.optimizer.parameters

@@ -1,4 +1,4 @@
-"""One step's arithmetic: micro-batches forward and backward, the gradient's norm, the learning rate."""
+"""One step's arithmetic: micro-batches forward and backward, the learning rate."""
 
 from __future__ import annotations
 
@@ -56,11 +56,6 @@ def seed_model(seed: int, device: torch.device) -> None:
         torch.cuda.default_generators[device.index].manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
-
-
-def clip_scale(norm: Tensor, largest: float) -> Tensor | None:
-    """What to divide the gradients by so that their norm is at most `largest`; 0 clips nothing."""
-    return (norm / largest).clamp(min=1.0) if largest > 0 else None
 
 
 def learning_rate(config: RunConfig, step: int) -> float:

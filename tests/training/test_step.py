@@ -12,9 +12,11 @@ from torch import nn
 from tests.training.ranks import TINY, Run, fork
 from training import config
 from training.data import Task
+from training.norms import GradientNorm
 from training.optimizer import BETAS, AdamW
 from training.parallel import ddp
-from training.step import MicroBatch, clip_gradients, forward_backward, learning_rate
+from training.shape import Shape
+from training.step import MicroBatch, forward_backward, learning_rate
 
 
 def _model() -> nn.Module:
@@ -67,17 +69,20 @@ def test_accumulation_is_the_whole_batch() -> None:
             MicroBatch((part,), weight=len(part) / 8, share=len(part) / 8, seed=0) for part in samples.split(sizes)
         ]
         loss = forward_backward(task, model, parts, ddp.accumulating)
-        norm = clip_gradients(list(model.parameters()), 0.0)
+        norm = GradientNorm(list(model.parameters()), Shape({}))()
         results.append((float(loss), float(norm), [p.grad for p in model.parameters()]))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)
     assert results[0][1] == pytest.approx(results[1][1], rel=1e-5)
 
 
-def test_clipping_reports_the_norm_before_it() -> None:
-    parameter = nn.Parameter(torch.zeros(4))
-    parameter.grad = torch.full((4,), 3.0)
-    assert float(clip_gradients([parameter], 1.5)) == 6.0
-    assert float(parameter.grad.norm()) == pytest.approx(1.5, rel=1e-5)
+def test_the_optimizer_divides_the_gradient_by_what_clips_it() -> None:
+    clipped, plain = (nn.Parameter(torch.zeros(4)) for _ in range(2))
+    for parameter, gradient, divisor in ((clipped, 3.0, torch.tensor(4.0)), (plain, 0.75, None)):
+        optimizer = AdamW([("p", parameter)], weight_decay=0.1)
+        parameter.grad = torch.full((4,), gradient)
+        assert float(GradientNorm([parameter], Shape({}))()) == 2 * gradient
+        optimizer.step(1e-3, divisor, torch.zeros(()))
+    assert torch.equal(clipped, plain)
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
