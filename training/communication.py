@@ -5,7 +5,8 @@
     [run.powersgd]
     rank = 2
 
-Each is one module of training/comm with `check(shape, **options)`, `exchange(peers, **options)` and `REMEMBERS`.
+Each is one module of training/comm: `check(shape, **options)` without torch, `exchange(peers, **options)`, and the
+constants of `plain`. docs/communication.md has the tables.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from training import choices
 from training.shape import Misfit, shape_of
 
 if TYPE_CHECKING:
@@ -56,3 +58,19 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
 
 def load(name: str) -> ModuleType:
     return importlib.import_module(f"training.comm.{name}")
+
+
+def table() -> Iterator[str]:
+    """Lines of Markdown: what there is, and what each sends."""
+    yield "| communication | what is done | bytes a rank sends in a step |"
+    yield "| --- | --- | --- |"
+    for name, choice in choices.describe("comm").items():
+        yield f"| `{name}` | {choice.description} | {choice.constants['SENDS']} |"
+
+
+def options() -> Iterator[str]:
+    yield "| option | default | |"
+    yield "| --- | --- | --- |"
+    for name, choice in choices.describe("comm").items():
+        for option in choice.options:
+            yield f"| `{name}.{option.name}` | {option.default} | {option.description} |"

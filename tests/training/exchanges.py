@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,73 @@ def _alone() -> dict[str, Any]:
         whole = torch.cat([part.detach().view(-1) for part in side.parameters.values()])
         digests.append(whole.double().sum().item().hex())
     return {"sent": sent, "digests": digests, "elements": whole.numel()}
+
+
+def computed() -> dict[str, Any]:
+    """Bytes of a step of two passes as the layout gives them, and as torch's collectives are really asked for them."""
+    import torch.distributed as dist
+
+    world = dist.get_world_size()
+    cases: list[tuple[dict[str, int], dict[str, Any]]] = [
+        ({"shard": world}, {"reshard": "always"}),
+        ({"shard": world}, {"reshard": "never"}),
+        ({"shard": world}, {"dtype": "bf16"}),
+    ]
+    if world > 2:
+        cases.append(({"dp": 2, "shard": world // 2}, {}))
+    return {f"{sizes} {options}": _computed(sizes, options) for sizes, options in cases}
+
+
+def _computed(sizes: dict[str, int], options: dict[str, Any]) -> dict[str, float]:
+    import torch
+    from torch import nn
+
+    from training import communication, meshes
+    from training.comm._exchange import Peers
+    from training.parallel import fsdp
+    from training.shape import Shape
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(16, 16)
+            self.blocks = nn.ModuleDict({"0": nn.Linear(16, 12), "1": nn.Linear(12, 7)})  # 7 rows divide over nothing
+
+        def forward(self, inputs: Any) -> Any:
+            return self.blocks["1"](self.blocks["0"](self.first(inputs)))
+
+    shape, model = Shape(sizes), Blocks()
+    mesh = meshes.make(shape, torch.device("cpu"))
+    parameters = dict(model.named_parameters())
+    peers = Peers(group=None, steps=1, parameters=parameters, shape=shape, parallelism="fsdp", options=options)
+    expected = communication.load("plain").exchange(peers).communicated(2)
+    called = fsdp.apply(model, mesh, **options)
+    with _counted() as counted:
+        for last in (False, True):
+            with contextlib.nullcontext() if last else fsdp.accumulating(called):
+                called(torch.ones(4, 16)).sum().backward()
+    return {"expected": expected or 0.0, "counted": counted[0]}
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[list[float]]:
+    """Bytes by the formulas of rings, of what FSDP2 asks torch for."""
+    import torch.distributed as dist
+
+    counted, before = [0.0], (dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce)
+
+    def gather(output: Any, input: Any, group: Any = None, **more: Any) -> Any:  # noqa: A002, as torch calls it
+        counted[0] += (group.size() - 1) * input.nbytes
+        return before[0](output, input, group, **more)
+
+    def scatter(output: Any, input: Any, group: Any = None, **more: Any) -> Any:  # noqa: A002
+        counted[0] += (group.size() - 1) * output.nbytes
+        return before[1](output, input, group=group, **more)
+
+    def reduce(tensor: Any, group: Any = None, **more: Any) -> Any:
+        counted[0] += 2 * (group.size() - 1) / group.size() * tensor.nbytes
+        return before[2](tensor, group=group, **more)
+
+    dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce = gather, scatter, reduce
+    yield counted
+    dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce = before

@@ -10,11 +10,17 @@ import pytest
 
 from tests.training import exchanges
 from tests.training.ranks import fork
+from training import communication
 
-pytestmark = pytest.mark.slow
-ACTS = ["halved", "sparse", "low_rank", "replicas"]
+ACTS = ["halved", "sparse", "low_rank", "replicas", "computed"]
 Told = dict[int, dict[str, list[dict[str, Any]]]]
 """By number of ranks and act, what each rank found."""
+
+
+def test_the_documented_tables_are_the_code_s() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "communication.md").read_text()
+    assert "\n".join(communication.table()) in page
+    assert "\n".join(communication.options()) in page
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,8 @@ def _of(told: Told, world: int, act: str) -> list[dict[str, Any]]:
     return told[world][act]
 
 
-worlds = pytest.mark.parametrize("world", [2, 4])
+def worlds(test: Any) -> Any:
+    return pytest.mark.slow(pytest.mark.parametrize("world", [2, 4])(test))
 
 
 @worlds
@@ -91,3 +98,11 @@ def test_replicas_are_apart_and_become_one_again(world: int, told: Told) -> None
     assert different == [world, world, 1, world, 1], "after every third step, and after the last"
     whole = 2 * (world - 1) / world * 4 * alone[0]["elements"]
     assert alone[0]["sent"] == pytest.approx([0, 0, whole, 0, whole])
+
+
+@worlds
+def test_what_fsdp_sends_is_what_is_computed_for_it(world: int, told: Told) -> None:
+    for rank in _of(told, world, "computed"):
+        for case, found in rank.items():
+            assert found["expected"] == pytest.approx(found["counted"]), case
+            assert found["counted"] > 0

@@ -39,7 +39,7 @@ class Sparse(Hook):
         group, count = self.peers.group, self.peers.count
         packets = packet.new_empty(count * packet.numel())
         self.count_all_gather(packet.nbytes)
-        work = dist.all_gather_into_tensor(packets, packet, group=group, async_op=True)
+        work = dist.all_gather_single(packets, packet, group=group, async_op=True)
 
         def add(_: Future[Tensor]) -> Tensor:
             whole.zero_()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
 
 REMEMBERS = False
+SENDS = "2(n−1)/n · 4N, every `every` steps"
 
 
 def check(shape: Shape, **options: object) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 REMEMBERS = False
 """Whether gradients of several steps are added up."""
+SENDS = "2(n−1)/n · 4N"
+"""Bytes of a rank in a step; n replicas, N numbers."""
 
 
 def check(shape: Shape, **options: object) -> None:
