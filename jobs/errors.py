@@ -5,7 +5,8 @@ JobError
 ├── Refused              the person may not do this here: 403, with the remedy
 ├── Conflict             not in this state: 409
 ├── IdempotencyConflict  the same key came with another body: 422
-└── LogError             a log was asked for that there is not: 404
+├── LogError             a log was asked for that there is not: 404
+└── ProfileError         a profile was asked for that there is not, or cannot be: 404
 """
 
 from __future__ import annotations
@@ -64,3 +65,7 @@ class IdempotencyConflict(JobError):
 
 class LogError(JobError):
     """There is no such log."""
+
+
+class ProfileError(JobError):
+    """There is no such profile, or nothing that could be profiled."""

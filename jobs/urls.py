@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.views import actions, detail, disk, listing, logs, nodes, queue, submit, sweeps
+from jobs.views import actions, detail, disk, listing, logs, measured, nodes, queue, submit, sweeps
 
 urlpatterns = [
     path("jobs", listing.index, name="jobs"),
@@ -20,6 +20,8 @@ urlpatterns = [
     path("jobs/<int:job_id>/spec.toml", detail.spec_toml, name="job_spec_toml"),
     path("jobs/<int:job_id>/cancel", actions.cancel, name="job_cancel"),
     path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),
+    path("jobs/<int:job_id>/profile", measured.profile, name="job_profile"),
+    path("jobs/<int:job_id>/profiles/<int:number>/<str:name>", measured.download, name="job_profile_download"),
     path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
     path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
     path("sweeps/<int:sweep_id>", sweeps.page, name="sweep"),

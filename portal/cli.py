@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from portal import attach_commands, check_commands, cluster_commands, sweep_commands, tables
+from portal import attach_commands, check_commands, cluster_commands, profile_commands, sweep_commands, tables
 from portal.client import Portal, Trouble, find_portal
 from portal.usage import Commands, JobId, as_json, say_version
 from portal.usage import out as _out
@@ -354,7 +354,8 @@ def _complain(trouble: Trouble) -> None:
         click.echo(f"vigil: {where}{error['message']}", err=True)
 
 
-for command in (*cluster_commands.ALL, *sweep_commands.ALL, attach_commands.attach, check_commands.check):
+OTHERS = (*cluster_commands.ALL, *sweep_commands.ALL, *profile_commands.ALL)
+for command in (*OTHERS, attach_commands.attach, check_commands.check):
     main.add_command(command)
 
 if __name__ == "__main__":

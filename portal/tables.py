@@ -45,6 +45,7 @@ def job(answer: dict[str, Any]) -> list[str]:
         "steps": steps(progress) if progress["step"] is not None else "",
         "left": clock(progress["eta_seconds"]) if progress["eta_seconds"] is not None else "",
         "latest": ", ".join(f"{name} {number(value)}" for name, value in answer["latest"].items()),
+        "goodput": _goodput(answer.get("goodput")),
         "decision": attempt["decision"],
         "tags": ", ".join(answer["tags"]),
         "notes": answer["notes"],
@@ -57,6 +58,23 @@ def job(answer: dict[str, Any]) -> list[str]:
     }
     width = max(map(len, facts))
     return [f"#{answer['id']} {answer['name']}", *(f"  {k.ljust(width)}  {v}" for k, v in facts.items() if v)]
+
+
+def _goodput(told: dict[str, Any] | None) -> str:
+    if not told:
+        return ""
+    return f"{100 * told['fraction']:.1f} %: {clock(told['useful_seconds'])} of steps in {clock(told['wall_seconds'])}"
+
+
+def profiles(answer: dict[str, Any]) -> list[str]:
+    head = ["ATTEMPT>", "RANK>", "STEPS", "BYTES>", "NAME"]
+    rows = []
+    for told in answer["items"]:
+        steps = f"{told['first_step']:,}-{told['last_step']:,}" if told["name"] else "–"
+        name = told["name"] or told["problem"] or "asked for, not written yet"
+        size = f"{told['bytes']:,}" if told["name"] else ""
+        rows.append([str(told["attempt"]), str(told["rank"]), steps, size, name])
+    return table(head, rows, "No profiles. Ask for one of a running job with `vigil profile ID`.")
 
 
 def sweeps(answer: dict[str, Any]) -> list[str]:

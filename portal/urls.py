@@ -15,6 +15,7 @@ from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
+from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
 from jobs.api import series as series_api
@@ -33,6 +34,7 @@ api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", environment_api.router)
 api.add_router("/v1/jobs", logs_api.router)
+api.add_router("/v1/jobs", profiles_api.router)
 api.add_router("/v1/jobs", series_api.router)
 api.add_router("/v1/jobs", why_api.router)
 api.add_router("/v1/sweeps", sweeps_api.router)

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from pydantic import BaseModel, ConfigDict, StrictInt, StrictStr, ValidationError
 
 from jobs.disk import upload
-from jobs.errors import Conflict, IdempotencyConflict, LogError, Refused, SpecError
+from jobs.errors import Conflict, IdempotencyConflict, LogError, ProfileError, Refused, SpecError
 from jobs.models import Job, Sweep
 from jobs.spec import JobSpec, SweepSpec, has_sweep, plain_toml, read_toml, write_toml
 from portal.access import Action, can
@@ -166,7 +166,8 @@ def install(api: Api) -> None:
     api.add_exception_handler(SpecError, _spec_problem)
     api.add_exception_handler(Refused, lambda request, error: Problem(403, str(error), kind="refused").response())
     api.add_exception_handler(Conflict, lambda request, error: Problem(409, str(error), kind="conflict").response())
-    api.add_exception_handler(LogError, lambda request, error: Problem(404, str(error)).response())
+    for missing in (LogError, ProfileError):
+        api.add_exception_handler(missing, lambda request, error: Problem(404, str(error)).response())
     api.add_exception_handler(
         IdempotencyConflict,
         lambda request, error: Problem(

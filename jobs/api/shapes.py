@@ -7,9 +7,11 @@ from datetime import datetime
 from typing import Any, Literal
 
 from django.conf import settings
+from django.utils import timezone
 from ninja import Schema
 from pydantic import Field
 
+from jobs.goodput import goodput
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import progress
 from jobs.why import reasons
@@ -98,7 +100,14 @@ class JobShape(Schema):
     url: str
 
 
+class GoodputShape(Schema):
+    fraction: float = Field(description="useful_seconds over wall_seconds.")
+    useful_seconds: float = Field(description="Of steps that count: each once, and none that was lost.")
+    wall_seconds: float = Field(description="That its attempts held their allocations.")
+
+
 class JobDetail(JobShape):
+    goodput: GoodputShape | None = Field(description="Null where it reports no steps, or has not run yet.")
     spec: dict[str, Any]
     spec_toml: str
     directory: str = Field(description="Its run directory, once there is one.")
@@ -217,7 +226,10 @@ def job_shape(job: Job) -> dict[str, Any]:
 
 def job_detail(job: Job) -> dict[str, Any]:
     directory = str(settings.VIGIL_RUNS / job.directory) if job.directory else ""
-    return {**job_shape(job), "spec": job.spec, "spec_toml": job.spec_toml, "directory": directory}
+    attempts = list(job.attempts.select_related("resume_from").order_by("number"))
+    found = goodput(attempts, timezone.now())
+    told = {**asdict(found), "fraction": found.fraction} if found else None
+    return {**job_shape(job), "goodput": told, "spec": job.spec, "spec_toml": job.spec_toml, "directory": directory}
 
 
 def checkpoint_shape(checkpoint: Checkpoint) -> dict[str, Any]:

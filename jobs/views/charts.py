@@ -55,8 +55,25 @@ STEP_TIME = {
     ],
 }
 
-
-ACCURACY = {
+MFU: dict[str, Any] = {
+    "id": "mfu",
+    "title": "MFU",
+    "unit": "of the GPUs’ bf16 peak",
+    "width": "third",
+    "height": 120,
+    "zero": True,
+    "series": [{"name": "mfu", "label": "MFU", "color": 3, "digits": 3}],
+}
+COMMUNICATION: dict[str, Any] = {
+    "id": "communication_share",
+    "title": "Communication",
+    "unit": "share of a step, unhidden; sampled",
+    "width": "third",
+    "height": 120,
+    "zero": True,
+    "series": [{"name": "communication_share", "label": "share", "color": 2, "digits": 3, "kind": "dots"}],
+}
+ACCURACY: dict[str, Any] = {
     "id": "accuracy",
     "title": "Accuracy",
     "unit": "share of the validation set",
@@ -69,9 +86,10 @@ ACCURACY = {
 def figures(job: Job, life: Life) -> list[dict[str, Any]]:
     """The charts of this kind of job, in order."""
     empty = _empty(job, life)
-    drawn = (
-        _of_trainer(job) if job.kind == "distributed" else _of_attached(life) if job.is_attached else _of_script(life)
-    )
+    if job.kind == "distributed":
+        drawn = _of_trainer(job, life)
+    else:
+        drawn = _of_attached(life) if job.is_attached else _of_script(life)
     return [{"empty": empty, **figure} for figure in drawn]
 
 
@@ -91,7 +109,7 @@ def _empty(job: Job, life: Life) -> str:
     return "No values yet. The trainer reports about every second once step 1 is done."
 
 
-def _of_trainer(job: Job) -> list[dict[str, Any]]:
+def _of_trainer(job: Job, life: Life) -> list[dict[str, Any]]:
     run = job.spec.get("run") or {}
     samples = run.get("recipe") == "vision"
     speed = {
@@ -117,9 +135,10 @@ def _of_trainer(job: Job) -> list[dict[str, Any]]:
         "series": [{"name": "gradient_norm", "label": "norm", "color": 6}],
         "limits": [{"label": "clip", "value": clip}] if clip else [],
     }
-    if samples:  # four in two rows
-        return [LOSS, RANKS, ACCURACY, *({**figure, "width": "half"} for figure in (norm, speed, STEP_TIME))]
-    return [LOSS, RANKS, speed, STEP_TIME, norm]
+    measured = [figure for figure in (MFU, COMMUNICATION) if read.ids_of(owners(life), str(figure["id"]))]
+    small = [*([ACCURACY] if samples else []), speed, *measured, norm, STEP_TIME]
+    widths = ["half"] * len(small) if len(small) % 2 == 0 else ["third"] * 3 + ["half"] * (len(small) - 3)
+    return [LOSS, RANKS, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
 
 
 def _of_attached(life: Life) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import again
-from jobs.views import charts, environments, outside, sentence, steps
+from jobs.views import charts, environments, measured, outside, sentence, steps
 from jobs.views import life as lives
 from jobs.why import pending
 from jobs.why.reasons import reason_of
@@ -67,6 +67,7 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
         series=charts.first_paint(page.job, page.life),
         marks=charts.marks(page.life),
         newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
+        shown=measured.tell(page.life, may_change=page.may_change),
         **_waits(request, page),
     )
     return render(request, "jobs/overview.html", context)
@@ -81,7 +82,8 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
     marks = charts.marks(page.life) if tab == "overview" else None
     newest = page.life.checkpoints[:OVERVIEW_CHECKPOINTS]
     waits = _waits(request, page) if tab == "overview" else {}
-    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks, **waits))
+    shown = measured.tell(page.life, may_change=page.may_change) if tab == "overview" else None
+    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks, shown=shown, **waits))
 
 
 def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:

@@ -84,6 +84,19 @@ def lives(
     return [reading.curve(points, only=i) for i in range(len(reading.look()))]
 
 
+def stretches(
+    owners: Sequence[Owner], name: str, *, rank: int = 0, points: int = 1_000
+) -> tuple[Outline, list[Source]]:
+    """The line of record in stretches of one source, with their sums: a point each where it is short, else a row."""
+    reading = Reading(owners, name, ids_of(owners, name), rank=rank)
+
+    def look() -> tuple[Outline, list[Source]]:
+        sources = reading.look()
+        return (reading.outline() if reading.is_long(points) else of_points(*reading.exact())), sources
+
+    return patiently(look)
+
+
 def ids_of(owners: Sequence[Owner], name: str, column: str = "") -> dict[int, int]:
     """Series id → place of its owner."""
     places = {owner: place for place, owner in enumerate(owners)}

@@ -1,0 +1,83 @@
+"""REST: profiles of steps: ask for one, list them, fetch one."""
+
+from datetime import datetime
+from typing import Any
+
+from django.http import StreamingHttpResponse
+from ninja import Router, Schema, Status
+from pydantic import Field
+
+from jobs.api.asking import job_of
+from jobs.disk import profiles as files
+from jobs.models import Attempt
+from jobs.profiles import profiles
+from jobs.submitting import profiling
+from portal.api import ApiRequest, stream
+from portal.problems import Problem
+
+router = Router(tags=["profiles"])
+GZIP = {"type": "string", "format": "binary"}
+
+
+class Asking(Schema):
+    """Which steps: the next ones."""
+
+    model_config = {"extra": "forbid", "strict": True}
+    steps: int = Field(profiling.STEPS, ge=1, le=profiling.MOST_STEPS)
+    rank: int = Field(0, ge=0, lt=10**6, description="The rank that records its own steps.")
+
+
+class Asked(Schema):
+    id: str = Field(description="The profile's, as in the list.")
+
+
+class ProfileShape(Schema):
+    id: str
+    attempt: int = Field(description="The attempt's number.")
+    rank: int
+    name: str = Field(description="Of the trace; empty until it is written.")
+    first_step: int | None
+    last_step: int | None
+    bytes: int
+    waits: bool = Field(description="It was asked for, and is not written yet.")
+    problem: str
+    asked_at: datetime | None
+    saved_at: datetime | None
+
+
+class Profiles(Schema):
+    items: list[ProfileShape]
+    next: str | None = None
+
+
+@router.post("/{int:job_id}/profile", response={202: Asked}, summary="Profile the next steps of a running job")
+def ask(request: ApiRequest, job_id: int, wanted: Asking | None = None) -> Status[dict[str, Any]]:
+    """torch.profiler records them on one rank; the trace then is in the list of profiles."""
+    job = job_of(request, job_id, "change", doing="profiled")
+    wanted = wanted or Asking.model_validate({})
+    return Status(202, {"id": profiling.ask(request.auth, job, steps=wanted.steps, rank=wanted.rank)})
+
+
+@router.get("/{int:job_id}/profiles", response=Profiles, summary="Its profiles, newest first")
+def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    job = job_of(request, job_id)
+    return {"items": profiles(job.attempts.all())}
+
+
+@router.get(
+    "/{int:job_id}/profiles/{int:number}/{str:name}",
+    summary="A trace, as chrome://tracing and ui.perfetto.dev open it",
+    openapi_extra={
+        "responses": {200: {"description": "As written", "content": {"application/gzip": {"schema": GZIP}}}}
+    },
+)
+def file(request: ApiRequest, job_id: int, number: int, name: str) -> StreamingHttpResponse:
+    """`number` is the attempt's."""
+    job = job_of(request, job_id)
+    attempt = Attempt.objects.filter(job=job, number=number).select_related("job").first()
+    if attempt is None:
+        raise Problem(404, f"#{job_id} has no attempt {number}.")
+    kept = files.download(attempt, name)
+    response = stream(request, kept.pieces, "application/gzip")
+    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
+    return response

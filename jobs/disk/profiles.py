@@ -1,0 +1,56 @@
+"""Profiles of steps: asking a rank for one through the run directory, and reading what it left there without trust."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jobs.disk import rundir
+from jobs.disk.folders import find_folder, root_of
+from jobs.errors import ProfileError
+from jobs.models import Attempt
+
+REQUEST, FOLDER = "profile.json", "profiles"  # as training.profiling has them
+NAME = re.compile(r"step-\d{1,16}-\d{1,16}\.rank\d{1,9}\.[a-z0-9]{1,32}\.json\.gz\Z")
+PIECE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Download:
+    """A whole trace: its name as a file, and its bytes piece by piece."""
+
+    name: str
+    pieces: Iterator[bytes]
+
+
+def ask(attempt: Attempt, *, number: str, rank: int, steps: int) -> None:
+    """The rank sees it at a step's boundary, within about a second; of several at once only the last counts."""
+    root, folder = root_of(attempt), find_folder(attempt)
+    if root is None or not folder:
+        raise ProfileError(f"Attempt {attempt.number} has not begun: there is nothing to profile yet.")
+    told = {"id": number, "directory": folder, "rank": rank, "steps": steps}
+    rundir.write(root / "portal" / REQUEST, json.dumps(told))
+
+
+def download(attempt: Attempt, name: str) -> Download:
+    """A trace as its rank wrote it. Raises ProfileError where there is none of that name."""
+    root, folder = root_of(attempt), find_folder(attempt)
+    if root is None or not folder or not NAME.match(name):
+        raise ProfileError(f"Attempt {attempt.number} has no profile {name[:120]}.")
+    try:
+        descriptor = rundir.open_under(root, f"job/{folder}/{FOLDER}/{name}")
+    except OSError:
+        raise ProfileError(f"{name} of attempt {attempt.number} is not on disk any more.") from None
+    return Download(f"job-{attempt.job_id}.{attempt.number}-{name}", _pieces(descriptor))
+
+
+def _pieces(descriptor: int) -> Iterator[bytes]:
+    """As much as there was at the first look."""
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        left = os.fstat(file.fileno()).st_size
+        while left > 0 and (piece := file.read(min(PIECE_BYTES, left))):
+            left -= len(piece)
+            yield piece

@@ -1,0 +1,82 @@
+"""Goodput: the part of the time that a job held its allocations in which it made progress that it still has.
+
+useful    the time of each step of rank 0 (`step_seconds`: its data waited for, but no validation, save or start-up),
+          each step once: as the newest incarnation did it. A step that lies behind where a later incarnation went on
+          from was done in vain, also where nobody has done it again yet; so were those after the newest checkpoint of a
+          job that ended before it was complete.
+wall      from the start to the end (or now) of every attempt; waiting in the queue is not counted.
+
+Of very long jobs whole stretches of steps are added, so at the places where work was lost it is right to within one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from jobs.intake.reports import owner_of
+from jobs.models import Attempt, Checkpoint, Event
+from portal.series import read
+
+SERIES = "step_seconds"
+MOST_STARTS = 1_000
+
+
+@dataclass(frozen=True)
+class Goodput:
+    useful_seconds: float
+    wall_seconds: float
+
+    @property
+    def fraction(self) -> float:
+        return min(1.0, self.useful_seconds / self.wall_seconds)
+
+
+def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
+    """Of a job by all its attempts, oldest first; None where it reports no steps, or has not run yet."""
+    spans = [((one.ended_at or now) - one.started_at).total_seconds() for one in attempts if one.started_at]
+    wall = sum(span for span in spans if span > 0)
+    owners = [owner_of(attempt.pk) for attempt in attempts]
+    found, sources = read.stretches(owners, SERIES)
+    if not wall or not len(found.first):
+        return None
+    ids = [(owner[1], incarnation) for owner, incarnation in sources]
+    limits = _limits(ids, _starts(attempts), attempts[-1])
+    last_kept = np.array([limits[source] for source in found.source.tolist()])
+    length = found.last - found.first + 1
+    kept = np.clip((last_kept - found.first + 1) / length, 0.0, 1.0)
+    return Goodput(float(np.sum(np.maximum(found.sum, 0.0) * kept)), wall)
+
+
+def _limits(sources: Sequence[tuple[int, int]], starts: dict[tuple[int, int], int], latest: Attempt) -> list[float]:
+    """By source, (attempt, incarnation) from the oldest on, the last of its steps that was not done in vain."""
+    limits, limit = [], _last_kept(latest)
+    for source in reversed(sources):
+        limits.append(limit)
+        limit = min(limit, starts.get(source, math.inf))
+    return limits[::-1]
+
+
+def _last_kept(latest: Attempt) -> float:
+    """Of a job that ended before it was complete: its newest checkpoint's step."""
+    if latest.is_alive or latest.state == Attempt.State.COMPLETED:
+        return math.inf
+    own = Checkpoint.objects.filter(attempt=latest).exclude(state=Checkpoint.State.CORRUPT)
+    step = own.order_by("-step").values_list("step", flat=True).first()
+    if step is None:
+        step = latest.resume_from.step if latest.resume_from else 0
+    return float(step)
+
+
+def _starts(attempts: Iterable[Attempt]) -> dict[tuple[int, int], int]:
+    """The step from which each incarnation went on."""
+    rows = Event.objects.filter(attempt__in=list(attempts), kind="run.started").order_by("-id")
+    found = {}
+    for attempt_id, incarnation, data in rows.values_list("attempt_id", "incarnation", "data")[:MOST_STARTS]:
+        if isinstance(step := data.get("start_step"), int):
+            found[attempt_id, incarnation or 0] = step
+    return found

@@ -1,0 +1,78 @@
+"""The profiles of a job: which were asked for, which there are, as events tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from jobs.models import Attempt, Event
+
+ASKED, SAVED, FAILED = "profile.asked", "profile.saved", "profile.failed"
+MOST = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """`name` is "" until its rank has written it, `problem` says why it did not."""
+
+    id: str
+    attempt: int
+    """Its number."""
+    rank: int
+    asked_at: datetime | None = None
+    saved_at: datetime | None = None
+    name: str = ""
+    first_step: int | None = None
+    last_step: int | None = None
+    bytes: int = 0
+    problem: str = ""
+    waits: bool = False
+    """Asked for, and its attempt can still write it."""
+
+
+def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
+    """Newest first, at most the newest so many events tell."""
+    numbers = {attempt.pk: attempt for attempt in attempts}
+    rows = Event.objects.filter(attempt__in=list(numbers), kind__in=(ASKED, SAVED, FAILED)).order_by("-id")[: 2 * MOST]
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for event in rows:
+        number = event.data.get("id")
+        if not isinstance(number, str) or len(number) > 32:
+            continue
+        told = found.setdefault((event.attempt_id, number), {"id": number, "kinds": set()})
+        told["kinds"].add(event.kind)
+        told |= _told(event)
+    return [_profile(told, numbers[attempt_id]) for (attempt_id, _), told in found.items()][:MOST]
+
+
+def _profile(told: dict[str, Any], attempt: Attempt) -> Profile:
+    kinds = told.pop("kinds")
+    waits = kinds == {ASKED} and attempt.state == Attempt.State.RUNNING
+    problem = told.pop("problem", "")
+    if kinds == {ASKED} and not waits:
+        problem = "Its attempt ended before it was written."
+    return Profile(**{"rank": 0, **told}, attempt=attempt.number, waits=waits, problem=problem)
+
+
+def _told(event: Event) -> dict[str, Any]:
+    """What an event says of its profile; anybody's program may have told it."""
+    data = event.data
+    if event.kind == ASKED:
+        return {"asked_at": event.time, "rank": _whole(data.get("rank"))}
+    if event.kind == FAILED:
+        return {"problem": str(data.get("reason"))[:300] or "It failed."}
+    name = data.get("name")
+    return {
+        "name": name[:160] if isinstance(name, str) else "",
+        "rank": _whole(data.get("of_rank")),
+        "first_step": _whole(data.get("first_step")),
+        "last_step": _whole(data.get("last_step")),
+        "bytes": _whole(data.get("bytes")),
+        "saved_at": event.time,
+    }
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 2**53 else 0
