@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ WORDS = {
     "lost": "A process was killed from outside.",
     "hang": "A rank did not move any more.",
     "exception": "The program raised an exception.",
+    "diverged": "Its loss or gradient ran away.",
+    "nonfinite": "Its loss or gradient was not finite.",
+    "corruption": "What must be the same bits on several ranks was not: some hardware is broken.",
     "out_of_memory": "It ran out of memory.",
     "timeout": "It reached its time limit before it could save.",
     "unmet": "A job that it was to wait for did not complete.",
@@ -32,7 +36,15 @@ WORDS = {
     "fenced": "A newer launch of the same job had taken over.",
     "failed": "The program ended with an error.",
 }
+# What ends a run whose numbers can't be trusted: by the trainer's word for it, and what a person can do.
+NUMERICS = {"divergence": "diverged", "nonfinite": "nonfinite", "corruption": "corruption"}
+MOVES = {
+    "diverged": "Clone it with a lower learning rate, or resume it from a checkpoint well before.",
+    "nonfinite": "Its folder numerics/ has the samples, the module and the norms. Clone it with the fix.",
+    "corruption": "Keep it from that rank's node, and resume it from a checkpoint before the last clean check.",
+}
 RESTARTED = frozenset({"stopped", "preempted", "requeued", "node_fail", "forgotten", "lost", "hang", "timeout"})
+_NUMERICS = re.compile(rf"(?:[\w.]+\.)?NumericsError: numerics\.({'|'.join(NUMERICS)}): (.+)")
 FREE = frozenset({"stopped", "preempted", "requeued"})  # count neither against max_restarts nor in_place (PROTOCOLS §1)
 
 
@@ -86,6 +98,8 @@ def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:
     if (told := known.get(str((ended.result or {}).get("cause")))) is not None:
         return told
     kind = failure.get("kind")
+    if kind == "exception" and (numerics := numerics_of(failure)):
+        return numerics[0]
     if kind in {"exception", "hang"}:
         return str(kind)
     if kind in {"signal", "lost_peer", "node", "address_in_use"}:
@@ -93,6 +107,12 @@ def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:
     if ended.signal or (ended.exit_code or 0) > 128:
         return "lost"
     return "failed"
+
+
+def numerics_of(failure: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The cause and what the guards of our own trainer said, where they ended the run (training.numerics)."""
+    found = _NUMERICS.match(str(failure.get("error", "")))
+    return (NUMERICS[found[1]], found[2][:1].upper() + found[2][1:]) if found else None
 
 
 def _failure(value: object) -> dict[str, Any]:
@@ -126,6 +146,8 @@ def decide(attempt: Attempt, cause: str) -> Decision:
         return Decision(False, "Vigil did not submit it, so it does not start it anew.")
     if cause == "cancelled" or attempt.cancel_asked_at is not None:
         return Decision(False, "Cancelled, so Vigil does not start it anew. Resume goes on from its newest checkpoint.")
+    if cause in MOVES:
+        return Decision(False, f"That would happen again, so Vigil does not start it anew. {MOVES[cause]} Your move.")
     if cause not in RESTARTED:
         return Decision(
             False, f"{WORDS.get(cause, '')} That would happen again, so Vigil does not start it anew. Your move."

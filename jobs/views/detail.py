@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from difflib import unified_diff
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import again
-from jobs.views import charts, environments, measured, outside, sentence, steps
+from jobs.views import charts, environments, incidents, measured, outside, sentence, steps
 from jobs.views import life as lives
 from jobs.why import pending
 from jobs.why.reasons import reason_of
@@ -110,7 +109,11 @@ def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
 def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
     ran = environments.shown(page.life)
-    told = [_told(attempt, page.life, ran.get(attempt.number)) for attempt in reversed(page.life.attempts)]
+    guarded = incidents.of(page.life.attempts)
+    told = [
+        _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []))
+        for attempt in reversed(page.life.attempts)
+    ]
     unread = len(told) > environments.MOST_READ
     return render(request, "jobs/attempts.html", page.context("attempts", told=told, unread=unread))
 
@@ -122,16 +125,18 @@ class Told:
     attempt: Attempt
     reason: str
     ran_s: float | None
-    restarts: list[tuple[datetime, str]]
+    incidents: list[incidents.Incident]
     environment: environments.Shown | None
     steps: steps.Shown | None
 
 
-def _told(attempt: Attempt, life: lives.Life, environment: environments.Shown | None) -> Told:
+def _told(
+    attempt: Attempt, life: lives.Life, environment: environments.Shown | None, guarded: list[incidents.Incident]
+) -> Told:
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
-    restarts = life.restarts.get(attempt.pk, [])
-    return Told(attempt, reason_of(attempt), ran, restarts, environment, steps.shown(attempt))
+    happened = sorted([*life.restarts.get(attempt.pk, []), *guarded], key=lambda incident: incident[0])
+    return Told(attempt, reason_of(attempt), ran, happened, environment, steps.shown(attempt))
 
 
 @login_required

@@ -103,6 +103,19 @@ def test_an_exception_is_not_repeated_and_named(job: Job, told: Told, tick: Call
     assert Attempt.objects.count() == 1
 
 
+def test_what_the_guards_found_is_told_as_a_sentence(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    what = "at step 80 the replica check finds rank 2 wrong (model.head)"
+    failure = {**EXCEPTION, "error": f"NumericsError: numerics.corruption: {what}"}
+    launched(newest(), exit_code=1, cause="failed", first_failure=failure)
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    attempt = newest()
+    assert (attempt.cause, attempt.reason) == ("corruption", f"A{what[1:]}.")
+    assert attempt.decision.startswith("That would happen again")
+    assert "Keep it from that rank's node" in attempt.decision
+    assert Attempt.objects.count() == 1
+
+
 def test_a_requeue_is_an_attempt_of_its_own(job: Job, told: Told, tick: Callable[[], bool]) -> None:
     told.say("101", state="running")
     launched(newest(), exit_code=75, cause="stopped", first_failure=None)

@@ -101,6 +101,36 @@ def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: Us
         assert line in page
 
 
+def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="failed")
+    attempt = job.attempts.get()
+    skipped = {"step": 60, "norm": 5200.0, "mean": 1.3, "limit": 26.0, "samples": {"first_place": 944, "count": 16}}
+    for kind, told in (
+        *[("guard.skipped", {**skipped, "step": 60 + i}) for i in range(8)],
+        ("straggler", {"rank": 3, "node": "dgx<02>", "factor": 12.34, "part": "compute"}),
+        ("guard.nonfinite", {"step": 1200, "where": "the output of blocks.1.mlp", "rank": 2}),
+        ("guard.corruption", {"step": 80, "check": "replica", "ranks": [2]}),
+        ("guard.corruption", {"step": 90, "check": "replica", "ranks": []}),
+        ("guard.divergence", {"step": 3000, "what": "10 of 28 steps had a gradient norm above 20 times the usual"}),
+        ("guard.skipped", {"step": [1], "norm": "NaN", "samples": 7}),
+        ("straggler", {}),
+        ("guard.corruption", {"ranks": {"a": 1}}),
+    ):
+        Event.objects.create(attempt=attempt, time=timezone.now(), kind=kind, data=told)
+    page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
+    for line in (
+        "step 60 skipped: gradient norm 5,200, usually 1.3 (samples from place 944)",
+        "and 4 more like it, the last",
+        "rank 3 on dgx&lt;02&gt; keeps the others waiting: 12.3 times the usual time of its own, most of it computing",
+        "step 1,200 was not finite, first in the output of blocks.1.mlp on rank 2",
+        "the replica check at step 80 finds rank 2",
+        "the replica check at step 90 finds ranks that differ, and cannot tell which is wrong",
+        "diverged at step 3,000: 10 of 28 steps",
+    ):
+        assert line in page
+    assert "step 66 skipped" not in page
+
+
 def test_a_vision_job_draws_its_accuracy(client: Client, mira: User, project: Project) -> None:
     vision = a_job(mira, project, state="running", spec={"run": {"recipe": "vision"}})
     assert 'data-chart="accuracy"' in text(client.get(f"/jobs/{vision.pk}"))

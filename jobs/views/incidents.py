@@ -1,0 +1,92 @@
+"""What a trainer's guards told, in words: skipped steps, stragglers, numbers that went wrong (training.guards).
+
+An event comes from the job's own folder, so nothing of it is believed beyond its shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from jobs.models import Attempt, Event
+from portal import words
+
+Incident = tuple[datetime, str]
+MOST = 200
+SHOWN = 5
+"""Of one kind in one attempt; the others are counted."""
+
+
+def of(attempts: Iterable[Attempt]) -> dict[int, list[Incident]]:
+    """By attempt, in the order in which they happened."""
+    rows = Event.objects.filter(attempt__in=list(attempts), kind__in=_SAY).order_by("id")
+    by_kind: dict[tuple[int, str], list[Incident]] = defaultdict(list)
+    for attempt_id, kind, at, data in rows.values_list("attempt_id", "kind", "time", "data")[:MOST]:
+        by_kind[attempt_id, kind].append((at, _SAY[kind](data)))
+    found: dict[int, list[Incident]] = defaultdict(list)
+    for (attempt_id, _), incidents in by_kind.items():
+        found[attempt_id] += incidents[:SHOWN]
+        if more := incidents[SHOWN:]:
+            found[attempt_id].append((more[-1][0], f"and {len(more)} more like it, the last"))
+    return {attempt_id: sorted(incidents, key=lambda incident: incident[0]) for attempt_id, incidents in found.items()}
+
+
+def _skipped(data: Mapping[str, Any]) -> str:
+    norm, mean = _number(data.get("norm")), _number(data.get("mean"))
+    usual = f": gradient norm {words.measure(norm)}, usually {words.measure(mean)}" if norm and mean else ""
+    samples = data.get("samples")
+    first = samples.get("first_place") if isinstance(samples, dict) else None
+    batch = f" (samples from place {words.count(first)})" if type(first) is int else ""
+    return f"step {_step(data)} skipped{usual}{batch}"
+
+
+def _straggler(data: Mapping[str, Any]) -> str:
+    factor = _number(data.get("factor"))
+    times = f"{factor:.1f} times" if factor is not None else "longer than"
+    node = f" on {_text(data['node'])}" if data.get("node") else ""
+    part = {"data": "waiting for data", "compute": "computing", "host": "between steps"}.get(str(data.get("part")), "")
+    spent = f", most of it {part}" if part else ""
+    return f"rank {_step(data, 'rank')}{node} keeps the others waiting: {times} the usual time of its own{spent}"
+
+
+def _nonfinite(data: Mapping[str, Any]) -> str:
+    where = f", first in {_text(data['where'])} on rank {_step(data, 'rank')}" if data.get("where") else ""
+    return f"step {_step(data)} was not finite{where}"
+
+
+def _corruption(data: Mapping[str, Any]) -> str:
+    ranks = data.get("ranks")
+    named = ", ".join(str(rank) for rank in ranks[:8] if type(rank) is int) if isinstance(ranks, list) else ""
+    who = f"rank {named}" if named else "ranks that differ, and cannot tell which is wrong"
+    return f"the {_text(data.get('check'))} check at step {_step(data)} finds {who}"
+
+
+def _divergence(data: Mapping[str, Any]) -> str:
+    return f"diverged at step {_step(data)}: {_text(data.get('what'))}"
+
+
+_SAY: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "guard.skipped": _skipped,
+    "straggler": _straggler,
+    "guard.nonfinite": _nonfinite,
+    "guard.corruption": _corruption,
+    "guard.divergence": _divergence,
+}
+
+
+def _step(data: Mapping[str, Any], name: str = "step") -> str:
+    value = data.get(name)
+    return words.count(value) if type(value) is int else words.MISSING
+
+
+def _text(value: object) -> str:
+    return str(value)[:200]
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
