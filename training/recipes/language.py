@@ -133,9 +133,15 @@ def build(
         unit="tokens",
         units_per_sample=sizes.context,
         dims=sizes,
+        show=lambda batch: [_text(tokens, index.tokenizer.name) for tokens in batch[0].tolist()],
         by_shard=windows["train"].by_shard,
         facts={"data": data.name},
     )
+
+
+def _text(tokens: list[int], tokenizer: str) -> str:
+    """As it was written, or by number where only the tokenizer's own library could tell."""
+    return bytes(tokens).decode(errors="replace") if tokenizer == "bytes" else " ".join(map(str, tokens))
 
 
 def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
