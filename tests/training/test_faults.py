@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks import TINY, Run, Sabotage, eventually
+from tests.training.ranks import TINY, Run, eventually
 from training.launch.attempt import newest_on_lineage
 
 pytestmark = pytest.mark.slow
@@ -76,18 +76,6 @@ def test_another_model_is_refused_by_name(run: Run) -> None:
     assert incarnation.wait() == [1]
     assert "run.language" in incarnation.output()
     assert "step-12 was trained with" in incarnation.output()
-
-
-def test_a_rank_that_cannot_write_costs_one_checkpoint(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
-    full = Sabotage("training.storage:_Stream.write", rank=1, act="fail")
-    assert run.start(2, sabotage=full).wait() == [0, 0]
-    skipped = run.events("checkpoint.skipped")
-    assert [(event["step"], event["reason"]) for event in skipped] == [
-        (4, "rank 1: [Errno 28] No space left on device")
-    ]
-    assert [found.step for found in run.checkpoints] == [8, 12]
-    assert not list((run.job_dir / "checkpoints").glob(".step-*"))
 
 
 @pytest.fixture

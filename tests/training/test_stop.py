@@ -60,7 +60,7 @@ def test_asked_before_the_first_step(tmp_path: Path) -> None:
 def test_asked_during_a_validation(tmp_path: Path) -> None:
     """The validation is cut short and its half result is not reported; whoever goes on does it first."""
     run = Run(tmp_path / "run", {**LONG, "validate_every": 5})
-    waiting = Sabotage("training.trainer:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
+    waiting = Sabotage("training.validating:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
     incarnation = run.start(2, sabotage=waiting)
     eventually(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
@@ -111,7 +111,7 @@ def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
     """kill -9 of the node's daemon leaves ranks alive: they must not commit once another launch has begun."""
     run = Run(tmp_path / "run")
     incarnation = run.start(
-        1, sabotage=Sabotage("training.checkpoint:_fsync_folder", until=str(tmp_path / "go"), act="")
+        1, sabotage=Sabotage("training.committing:_fsync_folder", until=str(tmp_path / "go"), act="")
     )
     eventually(lambda: list((run.job_dir / "checkpoints").glob(".step-4.*/COMMITTED")))
     raise_generation(run.job_dir, mine=None, resume="")
@@ -144,7 +144,8 @@ def test_a_full_disk_costs_the_checkpoint_not_the_run(tmp_path: Path) -> None:
     assert incarnation.wait() == [0, 0], incarnation.output()
     (skipped,) = run.events("checkpoint.skipped")
     assert skipped["step"] == 4
-    assert "No space left" in skipped["reason"]
+    assert skipped["reason"] == "rank 1: [Errno 28] No space left on device"
+    assert not list((run.job_dir / "checkpoints").glob(".step-*")), "what was half written goes"
     assert [found.step for found in run.checkpoints] == [8, 12]
     assert run.checkpoints[0].parent is None
 
