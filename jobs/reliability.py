@@ -26,7 +26,7 @@ def hours_between_failures(nodes: int) -> float | None:
     rows = recent.order_by("-id").values_list("started_at", "ended_at", "nodes", "cause", "incarnation")
     hours, failures = 0.0, 0
     for started, ended, held, cause, restarts in rows[:MOST_ATTEMPTS].iterator():
-        hours += ((ended or now) - started).total_seconds() / 3600 * max(1, len(held))
+        hours += ((ended or now) - (started or now)).total_seconds() / 3600 * max(1, len(held))
         failures += restarts + (cause in LOST)
     if hours < PRIOR_HOURS:
         return None
