@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in commands.COMMANDS:
         return commands.run(arguments[0], arguments[1:])
-    options = _parse(arguments)
+    options = parse(arguments)
     try:
         run = config.load(options.run)
     except config.ConfigError as error:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return train(run, options)
 
 
-def train(run: config.RunFile, options: argparse.Namespace) -> int:
+def train(run: config.RunFile, options: argparse.Namespace, *, heart: type[Heartbeat] = Heartbeat) -> int:
     stop = StopRequest()
     where = place.from_launcher()
     stop.listen(launched=where is not None)
@@ -54,7 +54,7 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
     heartbeat = None
     if where is not None:
         hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
-        heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
+        heartbeat = heart.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
     # cuBLAS picks its workspace, and with it the order of sums, when it is first loaded.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # torch: a second that a wrong configuration need not wait for. The trainer, too, before "init": the limit of that
@@ -69,7 +69,7 @@ def train(run: config.RunFile, options: argparse.Namespace) -> int:
     if where is None:
         where = _place_by_hand(world, run, options)
         hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
-        heartbeat = Heartbeat.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
+        heartbeat = heart.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
     assert heartbeat is not None
     stop.watch(where.attempt_dir, where.incarnation)
     return _train(run, where, world, heartbeat, stop)
@@ -129,7 +129,7 @@ def _place_by_hand(world: World, run: config.RunFile, options: argparse.Namespac
     return found
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m training", description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")
     parser.add_argument("--run-dir", type=Path, help="where everything is kept; default: runs/<name> beside the file")

@@ -1,4 +1,4 @@
-"""What `python -m training` does besides training: verify a folder, export a checkpoint, prepare a run's data."""
+"""What `python -m training` does besides training: verify a folder, export a checkpoint, prepare data, compare."""
 
 from __future__ import annotations
 
@@ -114,6 +114,10 @@ def _first_line(function: object) -> str:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """One of COMMANDS with what was written behind it."""
+    if name == "compare":
+        from training.lab import command
+
+        return command.compare(command.options(arguments))
     if name == "export":
         options = export_options(arguments)
         return export(options.checkpoint, options.target)
@@ -122,4 +126,4 @@ def run(name: str, arguments: Sequence[str]) -> int:
     return verify(verify_options(arguments).folder)
 
 
-COMMANDS = ("verify", "export", "prepare")
+COMMANDS = ("verify", "export", "prepare", "compare")
