@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from training import meshes, supply
+from training import meshes, planning, shape, supply
 from training.composing import Composed
 from training.config import ConfigError, Problem, RunConfig
 from training.data import Loader, Order, Prepared, Share, Task, cache_dir, derive_seed
-from training.distributed import World
+from training.distributed import World, broadcast
 from training.feeding import Feed
 from training.heartbeat import Heartbeat, NullHeartbeat
 from training.manifest import Manifest
@@ -26,6 +27,8 @@ from training.report import AnyReporter
 class Assembly:
     """One rank's."""
 
+    config: RunConfig
+    """With the axes that were chosen, where it left them open."""
     prepared: Prepared
     task: Task
     model: Composed
@@ -81,12 +84,14 @@ def assemble(
     )
     torch.manual_seed(derive_seed(config.seed))
     task = supply.build(recipe, config, prepared)
+    config = _planned(config, task, world, reporter)
     model = Composed(task, config, world)
     share = _share(config, model, start, full=place.full_world_size or world.size)
     order = Order(task.samples["train"], derive_seed(config.seed, 1))
     loader = Loader(order, share)
     end = config.steps * config.global_batch
     return Assembly(
+        config=config,
         prepared=prepared,
         task=task,
         model=model,
@@ -98,6 +103,33 @@ def assemble(
     )
 
 
+def _planned(config: RunConfig, task: Task, world: World, reporter: AnyReporter) -> RunConfig:
+    """What `parallelism = "auto"` comes to here, as rank 0 finds it."""
+    if config.parallelism != shape.AUTO:
+        return config
+    found: planning.Plan | ConfigError | None = None
+    if world.leads:
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+        ranks = planning.Ranks(world.size, per_node, _memory_bytes(world.device, per_node))
+        try:
+            found = planning.plan(config, ranks, task.dims)
+            print(*found.lines(ranks), sep="\n", flush=True)
+            reporter.event("plan.chosen", mesh=dict(found.shape), parallelism=found.config.parallelism, why=found.why)
+        except ConfigError as error:
+            found = error
+    agreed: planning.Plan | ConfigError = broadcast(world, found)
+    if isinstance(agreed, ConfigError):
+        raise agreed
+    return agreed.config
+
+
+def _memory_bytes(device: torch.device, per_node: int) -> int:
+    """Of one rank: its GPU's, or its part of the machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // per_node
+
+
 def check(config: RunConfig, place: Place, world: World, start: Manifest | None) -> None:
     """A fresh run must divide evenly over its ranks; one that has lost or lacks some goes on with what it has."""
     is_full = place.full_world_size <= world.size
@@ -105,11 +137,22 @@ def check(config: RunConfig, place: Place, world: World, start: Manifest | None)
         problems = list(config.check(world.size))
         if problems:
             raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
-    elif config.global_batch < world.size:
-        message = f"{config.global_batch} samples leave nothing to do for some of {world.size} ranks."
-        raise ConfigError([Problem("run.global_batch", message)])
+    else:
+        _check_fewer(config, world)
     if start is not None:
         _check_same_model(config, start)
+
+
+def _check_fewer(config: RunConfig, world: World) -> None:
+    """On other ranks than the run was made for only the mesh must still fit, and nobody be without a sample."""
+    if config.parallelism == shape.AUTO:
+        return
+    problems = [f for f in shape.check(config, world.size) if f.field != "global_batch" or config.mesh.get("pp", 1) > 1]
+    if not problems and config.global_batch < shape.shape_of(config, world.size).coordinates:
+        message = f"{config.global_batch} samples leave nothing to do for some of {world.size} ranks."
+        problems = [shape.Misfit("global_batch", message)]
+    if problems:
+        raise ConfigError(Problem(f"run.{problem.field}", str(problem)) for problem in problems)
 
 
 def _check_same_model(config: RunConfig, start: Manifest) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import config, manifest
+from training import config, footprint, machine, manifest, planning
 
 SAY_SECONDS = 5.0
+ASSUMED_GIB = 80.0
 
 
 def verify(folders: Sequence[Path]) -> int:
@@ -77,6 +79,40 @@ def prepare(file: Path) -> int:
     return 0
 
 
+def plan(options: argparse.Namespace) -> int:
+    """Tells how a run's ranks would share the work, the memory of each, and why; starts nothing."""
+    try:
+        run = config.load(options.run)
+        per_node = options.ranks_per_node or run.ranks_per_node
+        world_size = options.ranks or run.nodes * per_node
+        memory, where = _memory_of_a_rank(options.gpu_memory, per_node, on_cpu=run.on_cpu)
+        ranks = planning.Ranks(world_size, min(per_node, world_size), int(memory * footprint.GIB))
+        found = planning.plan(run.config, ranks)
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        needs = {**vars(found.footprint), "total": found.footprint.total} if found.footprint else None
+        chosen = {"parallelism": found.config.parallelism, "mesh": dict(found.shape)}
+        print(json.dumps({**chosen, "bytes_per_rank": needs, "why": found.why}))
+        return 0
+    print(*found.lines(ranks), sep="\n")
+    print(f"memory of a rank: {memory:.1f} GiB, {where}")
+    return 0
+
+
+def _memory_of_a_rank(said: float | None, per_node: int, *, on_cpu: bool) -> tuple[float, str]:
+    """GiB, and where that is known from."""
+    if said is not None:
+        return said, "as --gpu-memory says"
+    if not on_cpu:
+        gpus = machine.gpus(None).get("gpus", [])
+        if sizes := [gpu["memory_gib"] for gpu in gpus if "memory_gib" in gpu]:
+            return min(sizes), f"of this machine's {gpus[0].get('name', 'GPU')}"
+        return ASSUMED_GIB, "assumed: there is no GPU here, and no --gpu-memory"
+    return machine.processors()["memory_gib"] / per_node, "this machine's, divided over the ranks of a node"
+
+
 class _Teller:
     """Says how far it is, but not too often."""
 
@@ -87,6 +123,16 @@ class _Teller:
         if progress is not None and (now := time.monotonic()) >= self._due:
             self._due = now + SAY_SECONDS
             print(progress, flush=True)
+
+
+def plan_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m training plan", description=_first_line(plan))
+    parser.add_argument("run", type=Path, help="run.toml or a whole job spec")
+    parser.add_argument("--ranks", type=int, help="how many; default: as its [resources] say")
+    parser.add_argument("--ranks-per-node", type=int, help="that share a node; default: as its [resources] say")
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="of a rank; default: this machine's")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
 
 
 def verify_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -121,9 +167,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if name == "export":
         options = export_options(arguments)
         return export(options.checkpoint, options.target)
+    if name == "plan":
+        return plan(plan_options(arguments))
     if name == "prepare":
         return prepare(prepare_options(arguments).run)
     return verify(verify_options(arguments).folder)
 
 
-COMMANDS = ("verify", "export", "prepare", "compare")
+COMMANDS = ("verify", "export", "prepare", "plan", "compare")

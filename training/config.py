@@ -51,9 +51,9 @@ class ConfigError(ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-def _names(kind: str) -> Callable[[dict[str, Any]], None]:
+def _names(kind: str, *more: str) -> Callable[[dict[str, Any]], None]:
     """Puts a folder's modules into the JSON schema, so that a form can offer them."""
-    return lambda schema: schema.update(enum=choices.names(kind))
+    return lambda schema: schema.update(enum=[*choices.names(kind), *more])
 
 
 WARMUP_STEPS = 20
@@ -67,7 +67,10 @@ class RunConfig(BaseModel):
 
     recipe: str = Field("language", json_schema_extra=_names("recipes"), description="What is trained, on what data.")
     parallelism: str = Field(
-        "ddp", json_schema_extra=_names("parallel"), description="How the ranks that the batch is divided over share."
+        "ddp",
+        json_schema_extra=_names("parallel", shape.AUTO),
+        description="What is done with the ranks that the batch is divided over; auto: chosen with the mesh, by the "
+        "model's size and a rank's memory.",
     )
     communication: str = Field(
         "plain", json_schema_extra=_names("comm"), description="How replicas average their gradients, or stay apart."
@@ -230,7 +233,7 @@ class RunConfig(BaseModel):
     @field_validator("parallelism")
     @classmethod
     def _is_parallelism(cls, name: str) -> str:
-        return _chosen("parallel", name)
+        return name if name == shape.AUTO else _chosen("parallel", name)
 
     @field_validator("communication")
     @classmethod
@@ -251,7 +254,9 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         chosen = {self.recipe: choices.get("recipes", self.recipe)}
-        chosen |= {name: choices.get("parallel", name) for name in shape.modules(self)}
+        # What auto will choose is not known yet, so the options of all may stand there.
+        asked = self.options if self.parallelism == shape.AUTO else shape.modules(self)
+        chosen |= {name: choices.get("parallel", name) for name in asked if name in choices.names("parallel")}
         chosen |= {self.communication: choices.get("comm", self.communication)}
         wrong = [line for table, given in self.options.items() for line in self._wrong_options(chosen, table, given)]
         if wrong:
@@ -292,14 +297,27 @@ class RunConfig(BaseModel):
 
     def check(self, world_size: int) -> Iterator[Problem]:
         """What can't work on this many ranks, with the nearest values that can."""
-        for misfit in (*shape.check(self, world_size), *communication.check(self, world_size)):
-            yield Problem(misfit.field, str(misfit))
+        if self.parallelism == shape.AUTO:
+            yield from self._check_auto(world_size)
+        else:
+            for misfit in (*shape.check(self, world_size), *communication.check(self, world_size)):
+                yield Problem(misfit.field, str(misfit))
         if self.warmup_steps >= self.steps > 1:
             yield Problem(
                 "warmup_steps",
                 f"{self.warmup_steps} is not less than steps = {self.steps}, so the learning rate would never "
                 f"reach its value. Try {max(1, self.steps // 10)}.",
             )
+
+    def _check_auto(self, world_size: int) -> Iterator[Problem]:
+        """Whether any way can work, whatever the memory: that is known where it runs."""
+        from training import planning  # which needs this module
+
+        try:
+            planning.plan(self, planning.Ranks(world_size, world_size, None))
+        except ConfigError as error:
+            for problem in error.problems:
+                yield Problem(problem.field.removeprefix("run."), problem.message)
 
     def recipe_options(self) -> dict[str, Value]:
         return dict(self.options.get(self.recipe, {}))
@@ -339,6 +357,9 @@ class RunFile:
     """The job asked for no GPU, so none is used even where there is one."""
     mtbf_hours: float | None = None
     """Between failures of the job's nodes together, as the portal has seen them."""
+    nodes: int = 1
+    """The most that it may have."""
+    ranks_per_node: int = 1
 
 
 def load(path: Path) -> RunFile:
@@ -353,13 +374,21 @@ def load(path: Path) -> RunFile:
         raise ConfigError([Problem("run", 'is missing. Write a table [run] with at least recipe = "language".')])
     allocation = data.get("launch", data.get("resources", {}))
     allocation = allocation if isinstance(allocation, dict) else {}
-    hours = allocation.get("mtbf_hours")
+    hours, gpus = allocation.get("mtbf_hours"), allocation.get("gpus_per_node")
     return RunFile(
         str(data.get("name", path.stem)),
         parse(data["run"]),
         on_cpu=allocation.get("gpus_per_node") == 0,
         mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
+        nodes=_most(allocation.get("nodes")),
+        ranks_per_node=_most(allocation.get("gpus_per_node")) if gpus else _most(allocation.get("ranks_per_node")),
     )
+
+
+def _most(count: object) -> int:
+    """Of `4` or `"2:4"`; 1 for what makes no sense, which is the job spec's to refuse."""
+    text = str(count).rpartition(":")[2]
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def parse(table: Mapping[str, Any]) -> RunConfig:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 AXES = ("pp", "dp", "shard", "cp", "tp")
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+AUTO = "auto"
+"""As a parallelism: training.planning chooses one, and the axes that the run leaves open."""
 DATA_AXES = ("dp", "shard")
 """Along these every rank has samples of its own."""
 
@@ -85,13 +87,18 @@ def axes_of(name: str) -> tuple[str, ...]:
 
 def modules(config: RunConfig) -> list[str]:
     """The parallelisms of a run in the order in which they are applied: a cut into stages first, the data's last."""
+    if config.parallelism == AUTO:
+        return []
     found = owners(config.parallelism, config.mesh)
     order = ["pp", *(axis for axis in found if axis not in AXES), "tp", "cp"]
     return [*(found[axis] for axis in order if axis in found and found[axis] != config.parallelism), config.parallelism]
 
 
-def shape_of(config: RunConfig, world_size: int) -> Shape:
-    """The run's mesh on so many ranks; Misfit with the nearest that works if there is none."""
+def shape_of(config: RunConfig, world_size: int, dims: Dims | None = None) -> Shape:
+    """The run's mesh on so many ranks; Misfit with the nearest that works if there is none.
+
+    `dims`: the model's sizes where its data has told the vocabulary; else as the recipe's options give them.
+    """
     own = axes_of(config.parallelism)
     for axis in config.mesh:
         if axis in DATA_AXES and axis not in own:
@@ -105,7 +112,7 @@ def shape_of(config: RunConfig, world_size: int) -> Shape:
         sizes[rest] = world_size // given
     order = [*AXES, *(axis for axis in sizes if axis not in AXES)]
     ordered = {axis: sizes[axis] for axis in order if axis in sizes and (sizes[axis] > 1 or axis == own[-1])}
-    return Shape(ordered, _dims(config), config.global_batch, config.micro_batch)
+    return Shape(ordered, dims or _dims(config), config.global_batch, config.micro_batch)
 
 
 def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:

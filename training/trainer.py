@@ -121,6 +121,7 @@ class Trainer:
         self.assembly = assembling.assemble(
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
+        self.config = self.assembly.config
         self.update = self.guards.equip(self.assembly)
         self.measuring = Measuring(self.config, self.world, self.assembly, self.reporter)
         self.meter = Meter(

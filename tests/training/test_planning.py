@@ -1,0 +1,128 @@
+"""Which axes `auto` picks and why, and that the estimated memory is what a rank really takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training import peaks
+from tests.training.ranks import TINY, Run, fork
+from training import commands
+from training.config import ConfigError, parse
+from training.footprint import GIB
+from training.planning import Ranks, plan
+
+MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704, "context": 128}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "table"),
+    [
+        (1, {}),
+        (1, {"recompute": "full"}),
+        (1, {"recompute": "selective", "dtype": "bf16"}),
+        (1, {"micro_batch": 2}),
+        (2, {"parallelism": "fsdp"}),
+        (2, {"parallelism": "fsdp", "dtype": "bf16"}),
+        (2, {"parallelism": "zero1"}),
+        (2, {"mesh": {"tp": 2}}),
+        (2, {"mesh": {"cp": 2}}),
+        (2, {"mesh": {"pp": 2}}),
+        (2, {"mesh": {"pp": 2}, "pipeline": {"schedule": "GPipe"}}),
+        (2, {"mesh": {"pp": 2}, "pipeline": {"schedule": "ZBVZeroBubble"}}),
+    ],
+    ids=str,
+)
+def test_the_estimate_is_within_a_tenth_of_what_is_measured(world: int, table: dict[str, Any], tmp_path: Path) -> None:
+    ranks = [
+        fork(peaks.measure, tmp_path, {"global_batch": 16, "language": MODEL, **table}, world, rank)
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.join(120)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
+    most = max(rank["measured"] for rank in told)
+    assert told[0]["estimated"] == pytest.approx(most, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("preset", "ranks", "more", "parallelism", "mesh", "because"),
+    [
+        ("tiny", Ranks(2, 2, 8 * GIB), {}, "ddp", {}, "a copy on each rank (ddp): yes"),
+        ("1b", Ranks(8, 8, 80 * GIB), {}, "ddp", {}, "yes"),
+        ("7b", Ranks(8, 8, 80 * GIB), {}, "fsdp", {}, "a copy on each rank (ddp): no, 139.4 GiB of 72.0 usable"),
+        ("7b", Ranks(64, 8, 80 * GIB), {}, "fsdp", {"dp": 8, "shard": 8}, "shards within a node, copies across"),
+        ("7b", Ranks(16, 8, 40 * GIB), {}, "fsdp", {}, "copies across (fsdp, dp × shard): no"),
+        ("7b", Ranks(8, 8, 24 * GIB), {}, "fsdp", {"tp": 4}, "matrices split over 4 ranks of a node"),
+        ("7b", Ranks(8, 8, 80 * GIB), {"mesh": {"tp": 2}}, "fsdp", {"tp": 2}, "matrices split over 2"),
+        ("7b", Ranks(16, 2, 16 * GIB), {"recompute": "full"}, "fsdp", {}, "shards across all ranks (fsdp): yes"),
+        ("7b", Ranks(8, 8, None), {}, "ddp", {}, "how much a rank has is not known"),
+    ],
+)
+def test_auto_takes_the_first_way_that_fits(
+    preset: str, ranks: Ranks, more: dict[str, Any], parallelism: str, mesh: dict[str, int], because: str
+) -> None:
+    asked = {"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": {"preset": preset}, **more}
+    found = plan(parse(asked), ranks)
+    assert found.config.parallelism == parallelism
+    assert found.config.mesh == mesh
+    assert because in "\n".join(found.why)
+    assert not list(found.config.check(ranks.world_size))
+
+
+def test_tensor_parallelism_never_leaves_the_node() -> None:
+    for per_node in (1, 2, 4, 8):
+        for memory in (12, 24, 48):
+            asked = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}})
+            try:
+                found = plan(asked, Ranks(32, per_node, memory * GIB))
+            except ConfigError:
+                continue
+            assert per_node % found.shape["tp"] == 0
+
+
+def test_nothing_fits_is_said_with_what_was_tried() -> None:
+    asked = parse({"parallelism": "auto", "global_batch": 8, "language": {"preset": "7b"}})
+    with pytest.raises(ConfigError) as refused:
+        plan(asked, Ranks(1, 1, 8 * GIB))
+    (problem,) = refused.value.problems
+    assert problem.field == "run.parallelism"
+    assert "a copy on each rank (ddp): no" in problem.message
+    assert 'Try recompute = "full"' in problem.message
+
+
+def test_auto_is_let_through_where_some_way_works() -> None:
+    assert not list(parse({"parallelism": "auto", "global_batch": 8, "fsdp": {"reshard": "never"}}).check(4))
+    (problem,) = parse({"parallelism": "auto", "global_batch": 7}).check(5)
+    assert problem.field == "parallelism"
+
+
+@pytest.mark.slow
+def test_auto_runs(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {**TINY, "parallelism": "auto", "steps": 2})
+    run.finish(2)
+    (chosen,) = run.events("plan.chosen")
+    assert (chosen["parallelism"], chosen["mesh"]) == ("ddp", {"dp": 2})
+    assert run.checkpoints[-1].layout["parallelism"] == "ddp"
+
+
+def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'name = "x"\n[resources]\nnodes = "4:8"\ngpus_per_node = 8\n'
+        '[run]\nparallelism = "auto"\ndtype = "bf16"\nglobal_batch = 256\n[run.language]\npreset = "7b"\n'
+    )
+    assert commands.run("plan", [str(spec), "--gpu-memory", "80"]) == 0
+    said = capsys.readouterr().out
+    assert "fsdp on 64 ranks: dp 8 × shard 8" in said
+    assert "as --gpu-memory says" in said
+    assert commands.run("plan", [str(spec), "--gpu-memory", "80", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["mesh"] == {"dp": 8, "shard": 8}
+    assert told["bytes_per_rank"]["total"] > 0
+    assert commands.run("plan", [str(spec), "--gpu-memory", "1"]) == 2
+    assert "auto found no way" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""How much memory a rank needs, estimated from the model's sizes, the layout and the settings; numbers alone, no torch.
+
+What is counted: weights and gradients in float32, AdamW's two moments, what is gathered or cast for the arithmetic,
+what the forward pass keeps for the backward pass (Korthikanti et al., 2022, arXiv 2205.05198, for SwiGLU and rotary
+positions), and the logits with their gradient. A test compares it with measured peaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.dims import Dims
+from training.shape import Shape
+
+FLOAT = 4
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What of a run decides its memory beside the layout."""
+
+    parallelism: str
+    micro_batch: int
+    micro_batches: int
+    """A step, of one rank."""
+    dtype: str = "fp32"
+    recompute: str = "none"
+    reshard: bool = True
+    """fsdp lets a block's parameters go after the forward pass."""
+    offload: bool = False
+    loss_parallel: bool = True
+    schedule: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes of one rank, at the step's peak."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    """Parameters brought together or cast for the arithmetic."""
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.gathered + self.activations + self.logits
+
+    def __str__(self) -> str:
+        parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
+        return ", ".join(f"{part} {getattr(self, part) / GIB:.2f}" for part in parts) + f" = {self.total / GIB:.2f} GiB"
+
+
+def footprint(dims: Dims, shape: Shape, settings: Settings) -> Footprint:
+    """Of the rank that needs most: a pipeline's first stage keeps most micro-batches, its last has the logits."""
+    bytes_each = FLOAT if settings.dtype == "fp32" else 2
+    layers = -(-dims.layers // shape["pp"])
+    ends = 2 if shape["pp"] == 1 and not dims.tied else 1
+    block = dims.block_parameters // shape["tp"]
+    parameters = layers * block + ends * dims.embedding_parameters // shape["tp"]
+    parts = shape["shard"] * shape["cp"] if settings.parallelism == "fsdp" else 1
+    mine = parameters // parts
+    moments = mine // shape["dp"] if settings.parallelism == "zero1" else mine
+    resident = 0 if settings.offload else FLOAT
+    return Footprint(
+        weights=mine * resident,
+        gradients=mine * resident,
+        optimizer=2 * moments * resident,
+        gathered=_gathered(parameters, block, dims, shape, settings, bytes_each),
+        activations=_activations(dims, shape, settings, layers, bytes_each),
+        logits=_logits(dims, shape, settings),
+    )
+
+
+def _gathered(parameters: int, block: int, dims: Dims, shape: Shape, settings: Settings, bytes_each: int) -> int:
+    ends = dims.embedding_parameters // shape["tp"] * (1 if dims.tied else 2)
+    if settings.parallelism != "fsdp":
+        buckets = parameters * FLOAT if settings.parallelism == "zero1" else 0
+        return buckets + (parameters * bytes_each if settings.dtype != "fp32" else 0)
+    if not settings.reshard:
+        return parameters * bytes_each + block * FLOAT
+    # The ends of the model stay gathered through the step; two blocks at a time, and one block's unreduced gradient.
+    return (ends + 2 * block) * bytes_each + max(block, ends) * FLOAT
+
+
+def _activations(dims: Dims, shape: Shape, settings: Settings, layers: int, bytes_each: int) -> int:
+    tokens = settings.micro_batch * dims.context // shape["cp"]
+    whole = _block(dims, shape, bytes_each, casts=settings.parallelism != "fsdp")
+    kept = {"none": whole, "selective": _products(dims, shape, bytes_each), "full": _stream(dims, shape)}
+    again = whole if settings.recompute != "none" else 0.0
+    return int(tokens * (layers * kept[settings.recompute] * _in_flight(shape, settings) + again))
+
+
+def _block(dims: Dims, shape: Shape, bytes_each: int, *, casts: bool) -> float:
+    """A token's, of one block: the stream and its norms, query, key and value as they are and turned, the network's.
+
+    `casts`: half precision comes from autocast, whose norms stay in float32.
+    """
+    attention = dims.head_width * (dims.heads + 2 * dims.kv_heads) / shape["tp"]
+    turned = dims.head_width * (dims.heads + dims.kv_heads) / shape["tp"]
+    mixed = dims.head_width * dims.heads / shape["tp"]
+    network = 4 * dims.hidden / shape["tp"]
+    normed = 2 * dims.width * bytes_each + (2 * dims.width * FLOAT if casts and bytes_each < FLOAT else 0)
+    gathered = 0.0
+    if shape["cp"] > 1:  # keys and values of the whole context, and again for each head
+        gathered = 2 * dims.head_width * (dims.heads + dims.kv_heads) / shape["tp"] * shape["cp"]
+    rest = bytes_each * (attention + mixed + network + gathered)
+    return 3 * _stream(dims, shape) + normed + rest + FLOAT * turned
+
+
+def _products(dims: Dims, shape: Shape, bytes_each: int) -> float:
+    attention = dims.head_width * (2 * dims.heads + 2 * dims.kv_heads) / shape["tp"]
+    return _stream(dims, shape) + bytes_each * (attention + 2 * dims.hidden / shape["tp"] + dims.width)
+
+
+def _stream(dims: Dims, shape: Shape) -> float:
+    """A token's place in the stream between blocks, in float32; sequence parallelism divides it."""
+    return FLOAT * dims.width / shape["tp"]
+
+
+def _in_flight(shape: Shape, settings: Settings) -> float:
+    """Micro-batches whose activations a first stage keeps at once."""
+    if shape["pp"] == 1:
+        return 1
+    if settings.schedule in ("GPipe", "LoopedBFS"):
+        return settings.micro_batches
+    return min(settings.micro_batches, shape["pp"] * (1.0 if settings.schedule == "1F1B" else 1.5))
+
+
+def _logits(dims: Dims, shape: Shape, settings: Settings) -> int:
+    """As they come, normalised in float32, and their gradient."""
+    tokens = settings.micro_batch * dims.context // shape["cp"]
+    parts = shape["tp"] if settings.loss_parallel else 1
+    return tokens * dims.vocabulary // parts * (3 * FLOAT if settings.dtype == "fp32" else 2 + 2 * FLOAT + 2)
