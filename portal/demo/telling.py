@@ -19,7 +19,12 @@ from portal.demo.stories import Story, Try
 STEPS_A_BATCH = 10
 BATCHES_A_POST = 20
 # Only rank 0 tells these; the others every rank does.
-FIRST_RANK_ONLY = ("learning_rate", "tokens_per_second", "samples_per_second", "data_seconds")
+FIRST_RANK_ONLY = (
+    "learning_rate", "tokens_per_second", "samples_per_second", "data_seconds", "forward_seconds", "backward_seconds",
+    "optimizer_seconds", "mfu",
+)  # fmt: skip
+SAMPLED = 60  # steps from one that is looked at from inside to the next
+PEAK = 989.5e12  # of an H100, FLOP/s
 TOKENS_A_SAMPLE = 2048
 
 Floats = NDArray[np.float64]
@@ -83,7 +88,7 @@ class _Incarnation:
         story = self.story
         started: dict[str, Any] = {
             "recipe": story.recipe, "steps": story.steps, "start_step": self.first, "world_size": len(ranks),
-            "device": "cuda", "parameters": 760_000_000, "tokens_per_step": story.global_batch * TOKENS_A_SAMPLE,
+            "device": "cuda", "parameters": story.parameters, "tokens_per_step": story.global_batch * TOKENS_A_SAMPLE,
             "resumed_from": f"step-{self.first}" if self.first else None,
         }  # fmt: skip
         events = [
@@ -129,6 +134,8 @@ class _Incarnation:
             event for batch, (low, high) in enumerate(cuts) for event in self._saves(low, high, batch, times[batch])
         ]
         self._validate(series, cuts)
+        self._sample(series, cuts)
+        events += [self._verdict(stop, batch=len(cuts) - 1, time=times[-1])] if stop - self.first > SAMPLED else []
         streams = [rank.part(times, end=stop == self.last and rank.rank > 0) for rank in ranks]
         self.now = times[-1]
         return {"version": 1, "streams": streams, "series": series, "events": events}
@@ -149,6 +156,37 @@ class _Incarnation:
         for name, values in told.items():
             series[name] = {"runs": runs, "step": steps, "value": [_plain(value) for value in values]}
 
+    def _sample(self, series: dict[str, dict[str, list[Any]]], cuts: list[tuple[int, int]]) -> None:
+        """What steps that were looked at from inside showed of their communication."""
+        random = np.random.default_rng([self.attempt.pk, cuts[0][0]])
+        found = [(batch, high) for batch, (_, high) in enumerate(cuts) if high % SAMPLED == 0]
+        if not found:
+            return
+        usual = self.story.bound.shares["communication"]
+        shares = [round(float(share), 4) for share in usual * random.normal(1, 0.06, len(found))]
+        runs, steps = [[0, batch, 1] for batch, _ in found], [step for _, step in found]
+        for name, factor in (("communication_share", 1.0), ("communication_seconds", self.story.step_s)):
+            series[name] = {"runs": runs, "step": steps, "value": [round(share * factor, 5) for share in shares]}
+
+    def _verdict(self, step: int, *, batch: int, time: float) -> dict[str, Any]:
+        """What the trainer makes of the steps since the one before."""
+        story, found = self.story, self.story.bound
+        stall = 1.1 / story.checkpoint_every
+        split = {part: share * story.step_s for part, share in found.shares.items()} | {"checkpoint": stall}
+        return self._event(
+            "run.verdict", batch=batch, time=time, bound=found.bound, because=found.because, remedy=found.remedy,
+            steps=min(step - self.first - 5, STEPS_A_BATCH * BATCHES_A_POST), last_step=step,
+            step_seconds=sum(split.values()), split=split, mfu=self._mfu(story.step_s), busy=found.busy,
+            matmul=found.matmul, sampled_step=step // SAMPLED * SAMPLED,
+        )  # fmt: skip
+
+    def _mfu(self, step_s: float) -> float | None:
+        """Of a decoder with so many parameters, attention left out."""
+        if self.story.recipe != "language":
+            return None
+        tokens = self.story.global_batch * TOKENS_A_SAMPLE / step_s
+        return 6 * self.story.parameters * tokens / (self.story.world * PEAK)
+
     def _saves(self, low: int, high: int, batch: int, time: float) -> Iterator[dict[str, Any]]:
         """The checkpoints that were committed in this batch, and what was pruned for them."""
         every = self.story.checkpoint_every
@@ -161,6 +199,13 @@ class _Incarnation:
             parent_step=before or None, parent_generation=self.generation if before > self.first else None,
             bytes=9_120_000_000 if self.story.recipe == "language" else 41_000_000, seconds=14.2, stall_seconds=1.1,
             consumed_samples=high * self.story.global_batch, world_size=self.story.world,
+        )  # fmt: skip
+        cost, interval, mtbf = 1.9, every * self.story.step_s, 432_000.0 / self.story.nodes
+        yield self._event(
+            "checkpoint.cadence", batch=batch, time=time, step=high, automatic=False, cost_seconds=cost,
+            stall_seconds=1.1, write_seconds=14.2, mtbf_seconds=mtbf, source="portal", interval_seconds=interval,
+            best_interval_seconds=math.sqrt(2 * cost * mtbf), overhead_fraction=cost / interval + interval / (2 * mtbf),
+            best_overhead_fraction=math.sqrt(2 * cost / mtbf),
         )  # fmt: skip
         if (old := before - 2 * every) > self.first:
             yield self._event(
@@ -194,7 +239,13 @@ class _Incarnation:
         samples = story.global_batch * (TOKENS_A_SAMPLE if speed.startswith("tokens") else 1)
         columns[speed].append(samples / first)
         columns["learning_rate"].append(_learning_rate(step, story.steps))
-        columns["data_seconds"].append(np.abs(random.normal(0.004, 0.001, len(step))))
+        shares = story.bound.shares
+        hidden = {"forward": 0.2, "backward": 0.8}  # communication is inside the part that waits for it
+        for name in ("data", "forward", "backward", "optimizer"):
+            share = shares[name] + hidden.get(name, 0.0) * shares["communication"]
+            columns[f"{name}_seconds"].append(np.abs(first * share * random.normal(1, 0.02, len(step))))
+        if (mfu := self._mfu(1.0)) is not None:
+            columns["mfu"].append(mfu / first)
         if self.chapter.failure.get("error", "").startswith("FloatingPointError"):
             columns["loss"][self.chapter.failure["rank"]][-1] = math.nan
         return {name: columns[name] for name in columns if columns[name]}

@@ -54,7 +54,7 @@ def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
     assert second.resume_from is not None
     assert (second.resume_from.step, second.resume_from.attempt) == (3000, first)
 
-    job = Job.objects.get(name="gpt-760m-batch-1024")
+    job = Job.objects.get(name="gpt-760m-batch-4096")
     log = tmp_path / job.directory / "job" / "attempt-1" / "logs" / "0.0.log"
     assert "OutOfMemoryError" in log.read_text(), "logs lie where pages look"
 
