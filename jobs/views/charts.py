@@ -67,7 +67,7 @@ MFU: dict[str, Any] = {
 COMMUNICATION: dict[str, Any] = {
     "id": "communication_share",
     "title": "Communication",
-    "unit": "share of a step, unhidden; sampled",
+    "unit": "unhidden part, sampled",
     "width": "third",
     "height": 120,
     "zero": True,

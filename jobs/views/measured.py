@@ -35,8 +35,8 @@ from training.bounds import BOUNDS, LEAST_STEPS, SPLIT
 VERDICT, CADENCE = "run.verdict", "checkpoint.cadence"
 SHOWN_PROFILES = 5
 TEXT = 400
-LEAST_LABEL = 0.12
-"""Of the bar's width, for a part to have its name in it."""
+LABEL, LETTER = 0.035, 0.0175
+"""Of the bar's width on a phone: around a part's name in it, and each of its letters."""
 
 # Each part's name and the colour that it has in the bar; loss, throughput and the rest keep theirs in the charts.
 _PARTS = {
@@ -75,7 +75,12 @@ class Part:
 
     @property
     def is_named(self) -> bool:
-        return self.share >= LEAST_LABEL
+        return self.share >= LABEL + LETTER * len(self.title)
+
+    @property
+    def percent(self) -> str:
+        """To a tenth: a part of a per cent bounds nobody."""
+        return words.percent(round(self.share, 3)) if self.share >= 0.0005 else f"< 0.1{words.NBSP}%"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,7 @@ class Verdict:
     @property
     def alternative(self) -> str:
         """The bar in words."""
-        told = ", ".join(f"{part.title.lower()} {words.percent(part.share)}" for part in self.parts)
+        told = ", ".join(f"{part.title.lower()} {part.percent}" for part in self.parts)
         return f"A step of {words.duration(self.step_seconds)}: {told}."
 
 
@@ -210,7 +215,9 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("Products", f"{words.percent(matmul)} of what is computed"))
     steps, last = _whole(data.get("steps")), _whole(data.get("last_step"))
     if steps and last:
-        found.append(("Measured", f"{words.plural(steps, 'step')}, to step {words.count(last)}"))
+        each = _number(data.get("step_seconds"))
+        mean = f", {words.duration(each)} each" if each else ""
+        found.append(("Measured", f"{words.plural(steps, 'step')}, to step {words.count(last)}{mean}"))
     if sampled := _whole(data.get("sampled_step")):
         found.append(("Sampled", f"step {words.count(sampled)}"))
     return found
