@@ -111,7 +111,7 @@ class Guards:
         if self._trouble is not None:
             return
         if frozen or (not math.isfinite(loss) and not skipped):
-            self._trouble = Trouble("nonfinite", step, f"loss {loss}, gradient norm {norm}")
+            self._trouble = Trouble("nonfinite", step, f"loss {loss}, gradient norm {norm}", self._world.rank)
         elif skipped and math.isfinite(norm):
             self._note_skip(step, norm, limit=limit, mean=mean)
         elif skipped:
@@ -123,7 +123,7 @@ class Guards:
                 f"the smoothed loss is {found.smoothed:.4g}, more than {found.margin:.4g} above its lowest, "
                 f"{found.lowest:.4g}, for many steps"
             )
-            self._trouble = Trouble("divergence", step, what)
+            self._trouble = Trouble("divergence", step, what, self._world.rank)
 
     def _note_skip(self, step: int, norm: float, *, limit: float, mean: float) -> None:
         self._skips.append(step)
@@ -132,7 +132,7 @@ class Guards:
             self._reporter.event("guard.skipped", step=step, norm=norm, mean=mean, limit=limit, samples=batch)
         if len(self._skips) == MOST_SKIPS and step - self._skips[0] < SKIP_STEPS:
             what = f"{MOST_SKIPS} of {step - self._skips[0] + 1} steps had a gradient norm above 20 times the usual"
-            self._trouble = Trouble("divergence", step, what)
+            self._trouble = Trouble("divergence", step, what, self._world.rank)
 
     def _tell_straggler(self, straggler: Straggler, step: int) -> None:
         if straggler.rank == self._world.rank:  # its own stream knows its node
@@ -153,6 +153,7 @@ class Guards:
         """The corruption checks, where they are due; all ranks call. Raises NumericsError."""
         if not self._checks.is_due(step):
             return
+        self.pause()
         found = self._checks.run(consumed, step)
         if found is not None:
             self._stop_corrupt(found, step)
@@ -170,12 +171,13 @@ class Guards:
         found = [trouble for trouble in gather(self._world, self._trouble) if trouble is not None]
         first = min(found, key=lambda trouble: (trouble.step, trouble.cause != "nonfinite"))
         if first.cause == "nonfinite":
-            self._stop_nonfinite(first)
+            self._stop_nonfinite(first, [trouble for trouble in found if trouble.step == first.step])
         if self._world.leads:
             self._reporter.event("guard.divergence", step=first.step, what=first.what)
         self._end(NumericsError("divergence", f"at step {first.step:,} {first.what}"))
 
-    def _stop_nonfinite(self, trouble: Trouble) -> NoReturn:
+    def _stop_nonfinite(self, trouble: Trouble, troubles: Sequence[Trouble]) -> NoReturn:
+        """`troubles`: what each rank has to say of that step; the one is told where it began."""
         consumed = self._consumed_before(trouble.step)
         mine = nonfinite.examine(
             self._assembly, self._update, rank=self._world.rank, consumed=consumed, step=trouble.step - 1
@@ -184,6 +186,7 @@ class Guards:
         seen = [found for found in everybody if found.where] or everybody
         # Where it was in the forward pass is nearer to its origin than where a gradient brought it.
         origin = min(seen, key=lambda found: (not found.output, not found.gradient, found.rank))
+        trouble = next((found for found in troubles if found.rank == origin.rank), trouble)
         file = self._place.attempt_dir / "numerics" / f"step-{trouble.step}.json"
         if self._world.leads:
             self._write(file, trouble, consumed, everybody, seen)

@@ -15,6 +15,7 @@ class Trouble:
     cause: Cause
     step: int
     what: str
+    rank: int
 
 
 class NumericsError(RuntimeError):

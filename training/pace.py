@@ -60,6 +60,7 @@ class Pace:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._sums = [0.0, 0.0, 0.0, 0.0]
         self._steps = 0
+        self._goes_on = False
         if exchanges_late:
             # Nothing before it has a gradient, so of all parameters its own comes last.
             parameters[0].register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
@@ -67,7 +68,8 @@ class Pace:
     def enter(self) -> None:
         """Just before the forward pass."""
         self._entered = time.perf_counter()
-        if self._left:
+        self._goes_on = bool(self._left)
+        if self._goes_on:
             self._sums[2] += self._entered - self._left
         if self._is_cuda and self._exchanges_late:
             self._events.append((_event(), _event()))
@@ -87,7 +89,7 @@ class Pace:
     def note(self, step_seconds: float, data_seconds: float) -> None:
         """How long the step took from its beginning to its end, and what of it was waiting for data."""
         self._sums[0] += data_seconds
-        self._sums[2] -= data_seconds
+        self._sums[2] -= data_seconds if self._goes_on else 0.0
         self._sums[3] += step_seconds
 
     def means(self) -> tuple[float, float, float, float]:

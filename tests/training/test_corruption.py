@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.training.ranks import fork
-from training.corruption import Corruption, compare, device_kind, minority, probe
+from training import corruption
+from training.corruption import Corruption, CorruptionChecks, compare, device_kind, minority, probe
 from training.digests import CHUNK, digest, digests
 from training.distributed import World
 
@@ -84,6 +85,20 @@ def test_the_probe_gives_the_same_a_thousand_times() -> None:
     assert len({probe(device) for _ in range(1000)}) == 1
     assert torch.equal(before, torch.random.get_rng_state())  # the run's own random numbers are left alone
     assert "torch" in device_kind(device)
+
+
+def test_a_device_that_differs_from_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(0, 1, torch.device("cpu"))
+    checks = CorruptionChecks(cast(Any, None), world, cast(Any, None), cast(Any, None))
+    assert checks.probe() is None
+    right, given = probe(world.device), iter([])
+    monkeypatch.setattr(corruption, "probe", lambda device: next(given, right))
+    assert checks.probe() is None
+    given = iter([right ^ 1])
+    found = checks.probe()
+    assert found is not None
+    assert (found.check, found.ranks) == ("probe", (0,))
+    assert checks.probe() is None, "it was there once, and is not any more"
 
 
 def test_one_rank_alone_has_nothing_to_compare_with() -> None:

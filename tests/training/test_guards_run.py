@@ -41,6 +41,7 @@ def build(
     nan: Annotated[int, "Sample that holds a NaN."] = -1,
     burst: Annotated[int, "From this step on every third one's loss is far too large."] = 0,
     sleeper: Annotated[int, "Rank that takes longer than the others."] = -1,
+    flaky: Annotated[int, "Rank that computes something else each time, from its twentieth loss on."] = -1,
     flip_rank: Annotated[int, "Rank in whose weights a bit is flipped."] = -1,
     flip_call: Annotated[int, "At which of its losses, those of checks included."] = 0,
 ):
@@ -62,6 +63,8 @@ def build(
         if sleeper == RANK:
             time.sleep(0.03)
         found = (model_(batch[0])[:, 0] - batch[1]).square().mean()
+        if flaky == RANK and calls > 20:
+            found = found * (1 + calls * 1e-6)
         return found * 1e6 if burst and calls > burst and calls % 3 == 0 else found
 
     return Task(
@@ -150,6 +153,34 @@ def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> N
     assert nan in seen["samples"]
     assert len(seen["texts"]) == 4
     assert seen["parameters"][0] == {"name": "0.weight", "gradient_norm": "nan"}
+
+
+def test_a_rank_that_differs_from_itself_is_named(tmp_path: Path) -> None:
+    run = _run(tmp_path, {"flaky": 1}, steps=60, check_weights_every=5)
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.corruption")
+    assert (event["check"], event["ranks"], event["what"]) == ("repeat", [1], "loss")
+    assert event["clean_step"] == event["step"] - 5
+
+
+def test_checks_change_no_number(tmp_path: Path) -> None:
+    plain = _run(tmp_path / "plain", {}, steps=12)
+    checked = _run(tmp_path / "checked", {}, steps=12, check_weights_every=1)
+    for run in (plain, checked):
+        run.finish(2)
+    assert _hex(plain.series()) == _hex(checked.series())
+
+
+@pytest.mark.parametrize("parallelism", ["zero1", "fsdp"])
+def test_every_optimizer_skips_alike(parallelism: str, tmp_path: Path) -> None:
+    runs = [
+        _run(tmp_path / name, {"huge": _sample(56, 3)}, steps=62, parallelism=name) for name in ("ddp", parallelism)
+    ]
+    for run in runs:
+        run.finish(2)
+        assert [event["step"] for event in run.events("guard.skipped")] == [56]
+    assert list(runs[0].series().values()) == pytest.approx(list(runs[1].series().values()), rel=1e-4)
 
 
 def test_too_many_skipped_steps_stop_the_run(tmp_path: Path) -> None:
