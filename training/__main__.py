@@ -77,8 +77,8 @@ def train(run: config.RunFile, options: argparse.Namespace, *, heart: type[Heart
 
 def _train(run: config.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest) -> int:
     settings = run.config
-    from training import distributed
-    from training.trainer import Trainer, set_determinism
+    from training import communication, distributed
+    from training.trainer import set_determinism
 
     reporter = Reporter.open(
         where.attempt_dir,
@@ -91,7 +91,7 @@ def _train(run: config.RunFile, where: place.Place, world: World, heartbeat: Hea
     )
     set_determinism(settings.determinism)
     try:
-        completed = Trainer(
+        completed = communication.trainer(settings)(
             settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=run.mtbf_hours
         ).run()
     except BaseException as error:

@@ -6,7 +6,7 @@
     rank = 2
 
 Each is one module of training/comm: `check(shape, **options)` without torch, `exchange(peers, **options)`, and the
-constants of `plain`. docs/communication.md has the tables.
+constants of `plain`; `trainer()` where it has a loop of its own. docs/communication.md has the tables.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from training.shape import Misfit, shape_of
 
 if TYPE_CHECKING:
     from training.config import RunConfig
+    from training.trainer import Trainer
 
 PLAIN = "plain"
 """Left to the parallelism, whichever it is."""
@@ -47,13 +48,21 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
         )
         yield Misfit("communication", f'"{name}" {message}')
     elif config.dtype == "fp16" and load(name).REMEMBERS:
-        message = "adds up gradients of several steps, whose loss scales differ in fp16. Write bf16 or fp32."
+        message = "brings gradients of several steps together, whose loss scales differ. Write bf16 or fp32."
         yield Misfit("dtype", f'is "fp16", and {name} {message}')
     else:
         try:
             load(name).check(shape, **config.options_of(name))
         except Misfit as misfit:
             yield misfit
+
+
+def trainer(config: RunConfig) -> type[Trainer]:
+    """The loop of the run: the trainer's, or one that its communication brings."""
+    from training.trainer import Trainer
+
+    own = getattr(load(config.communication), "trainer", None)
+    return own() if own else Trainer
 
 
 def load(name: str) -> ModuleType:
