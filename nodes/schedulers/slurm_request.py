@@ -90,6 +90,7 @@ def _old(asked: Submission) -> dict[str, Any]:
         job["begin_time"] = f"uts{math.ceil(asked.begin_at)}"
     if asked.max_nodes > asked.min_nodes:
         job["no_kill"] = "set"
+        del job["tasks_per_node"]  # with it 22.05 grants the fewest nodes; srun is told all the same
     if lacks_nodes(asked, OLDEST):
         job["hold"] = True
     return job

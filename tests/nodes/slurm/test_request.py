@@ -54,9 +54,10 @@ def test_the_old_form(tmp_path: Path) -> None:
             "nodes": "1", "time_limit": 61, "open_mode": "append", "signal": "USR1@90",
         },
     }  # fmt: skip
+    elastic = {name: value for name, value in COMMON.items() if name != "tasks_per_node"}
     assert request(asked(tmp_path, **EVERYTHING), SCRIPT, (0, 0, 38)) == {
         "script": SCRIPT,
-        "job": COMMON
+        "job": elastic
         | CHOSEN
         | {
             "environment": {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "de_DE.UTF-8", "A": "1=2"},
