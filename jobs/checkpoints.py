@@ -86,6 +86,19 @@ def newest_on_line(attempt: Attempt) -> Checkpoint | None:
     return newest_on_line(earlier) if earlier is not None else None
 
 
+def newest_before(attempt: Attempt, step: int) -> Checkpoint | None:
+    """The newest resumable checkpoint on its line that is of this step or an earlier one."""
+    own = Checkpoint.objects.resumable().filter(attempt=attempt, step__lte=step)
+    if (newest := own.order_by("-generation", "-step").first()) is not None:
+        return newest
+    earlier = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).order_by("-number").first()
+    found = attempt.resume_from or (newest_on_line(earlier) if earlier is not None else None)
+    while found is not None and found.step > step:
+        parent = _parent(found)
+        found = _ancestor(parent) if parent is not None and parent.step < found.step else None
+    return found if found is None or found.resumable else _ancestor(found)
+
+
 def committed_by(attempt: Attempt) -> int:
     """How many checkpoints this attempt has committed, pruned ones included: whether it got anywhere."""
     return Checkpoint.objects.filter(attempt=attempt).count()
@@ -112,11 +125,15 @@ def _ancestor(checkpoint: Checkpoint) -> Checkpoint | None:
         if current.resumable:
             return current
         seen.add(current.pk)
-        parent = Q(step=current.parent_step, generation=current.parent_generation)
-        if current.parent_step is None:
-            return None
-        current = Checkpoint.objects.filter(parent, job_id=current.job_id).first()
+        current = _parent(current)
     return None
+
+
+def _parent(checkpoint: Checkpoint) -> Checkpoint | None:
+    if checkpoint.parent_step is None:
+        return None
+    parent = Q(step=checkpoint.parent_step, generation=checkpoint.parent_generation)
+    return Checkpoint.objects.filter(parent, job_id=checkpoint.job_id).first()
 
 
 def _whole(value: object, below: int = 2**31) -> int | None:

@@ -33,7 +33,7 @@ def prepare(attempt: Attempt) -> Path:
     if not (root / "job").is_dir():
         raise OSError(errno.ENOTCONN, "The run directory is not there: mount its file system", str(root))
     sharing.share(root, inventory.unix_user(attempt.scheduler_user))
-    spec = JobSpec.parse(job.spec)
+    spec = _rewound(JobSpec.parse(job.spec), attempt.rewinds)
     environment = environments.of(spec, job.project)
     batch = environments.batch(spec, environment, root, lead=grace_of(attempt))
     portal = root / "portal"
@@ -43,12 +43,28 @@ def prepare(attempt: Attempt) -> Path:
     rundir.write(portal / "run.toml", run_toml(spec, environments.variables(environment), mtbf_hours=hours))
     rundir.write(portal / "batch.sh", batch.text(), mode=0o750)
     resume = attempt.resume_from.name if attempt.resume_from is not None else None
-    chosen = resume if attempt.origin == Attempt.Origin.RESUMED else None
+    is_chosen = attempt.origin == Attempt.Origin.RESUMED or _is_rewind(attempt)
+    chosen = resume if is_chosen else None
     rundir.write(portal / "attempt.json", json.dumps({"number": attempt.number, "resume": chosen}))
     pins.write(job)
     if spec.script is not None and spec.script.directory:
         _unpack_code(job, root)
     return root
+
+
+def _is_rewind(attempt: Attempt) -> bool:
+    """Whether it starts further back than from the newest: the one before it has diverged."""
+    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1, cause="diverged")
+    return attempt.origin == Attempt.Origin.RESTARTED and before.exists()
+
+
+def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:
+    """With half the learning rate for each time that the job was set back."""
+    if not rewinds or spec.run is None:
+        return spec
+    return spec.model_copy(
+        update={"run": spec.run.model_copy(update={"learning_rate": spec.run.learning_rate / 2**rewinds})}
+    )
 
 
 def submission(attempt: Attempt, root: Path) -> Submission:

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.disk import folders, rundir
-from jobs.following.restart import MOVES, WORDS, Ended, cause_of, decide, next_attempt, numerics_of
+from jobs.following.restart import NUMERICS, WORDS, Ended, cause_of, decide, next_attempt, numerics_of
 from jobs.intake import reports
 from jobs.models import Attempt, Stream
 
@@ -77,7 +77,7 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
         if who is not None:
             return f"Cancelled by {who}."
         return "Cancelled outside Vigil, as by scancel." if attempt.cancel_asked_at is None else "Cancelled."
-    if cause in MOVES and (numerics := numerics_of(failure)):
+    if cause in NUMERICS.values() and (numerics := numerics_of(failure)):
         return f"{numerics[1]}."
     error = failure.get("error", "") or (folders.said_before_launch(attempt) if cause == "failed" else "")
     rank = f"Rank {failure['rank']}: " if "rank" in failure else ""

@@ -39,11 +39,14 @@ WORDS = {
 # What ends a run whose numbers can't be trusted: by the trainer's word for it, and what a person can do.
 NUMERICS = {"divergence": "diverged", "nonfinite": "nonfinite", "corruption": "corruption"}
 MOVES = {
-    "diverged": "Clone it with a lower learning rate, or resume it from a checkpoint well before.",
     "nonfinite": "Its folder numerics/ has the samples, the module and the norms. Clone it with the fix.",
     "corruption": "Keep it from that rank's node, and resume it from a checkpoint before the last clean check.",
 }
-RESTARTED = frozenset({"stopped", "preempted", "requeued", "node_fail", "forgotten", "lost", "hang", "timeout"})
+REWIND_STEPS = 200
+"""A run that has diverged goes back at least so far: the detector takes some 100 steps to be sure (docs/guards.md)."""
+RESTARTED = frozenset(
+    {"stopped", "preempted", "requeued", "node_fail", "forgotten", "lost", "hang", "timeout", "diverged"}
+)
 _NUMERICS = re.compile(rf"(?:[\w.]+\.)?NumericsError: numerics\.({'|'.join(NUMERICS)}): (.+)")
 FREE = frozenset({"stopped", "preempted", "requeued"})  # count neither against max_restarts nor in_place (PROTOCOLS §1)
 
@@ -160,10 +163,22 @@ def decide(attempt: Attempt, cause: str) -> Decision:
     used, allowed = restarts_used(attempt), attempt.job.spec.get("restart", {}).get("max_restarts", 0)
     if cause not in FREE and used >= allowed:
         return Decision(False, f"{WORDS[cause]} Its {allowed} restarts are used up. Your move.")
+    if cause == "diverged":
+        return _rewind(attempt, f" Restart {used + 1} of {allowed}.")
     start = checkpoints.newest_on_line(attempt)
     counted = "" if cause in FREE else f" Restart {used + 1} of {allowed}."
     where = f"from step {start.step:,}" if start is not None else "from the beginning"
     return Decision(True, f"{WORDS[cause]} Started anew {where} as attempt {attempt.number + 1}.{counted}", start)
+
+
+def _rewind(attempt: Attempt, counted: str) -> Decision:
+    """From well before, with half the learning rate (jobs.disk.prepare writes it)."""
+    start = checkpoints.newest_before(attempt, (attempt.step or 0) - REWIND_STEPS)
+    if start is None:
+        text = f"{WORDS['diverged']} It has no checkpoint from {REWIND_STEPS} steps before or earlier to go back to."
+        return Decision(False, f"{text} Clone it with a lower learning rate. Your move.")
+    text = f"{WORDS['diverged']} Started anew from step {start.step:,} with half the learning rate as attempt"
+    return Decision(True, f"{text} {attempt.number + 1}.{counted}", start)
 
 
 def struck_twice(attempt: Attempt, cause: str) -> bool:

@@ -171,6 +171,14 @@ class Attempt(models.Model):
         return self.state in self.ALIVE
 
     @property
+    def rewinds(self) -> int:
+        """How often its job had diverged and was set back, each time with half the learning rate."""
+        rows = Attempt.objects.filter(job_id=self.job_id, number__lte=self.number).order_by("number")
+        told = list(rows.values_list("cause", "origin"))
+        restarted = Attempt.Origin.RESTARTED
+        return sum(a[0] == "diverged" and b[1] == restarted for a, b in zip(told, told[1:], strict=False))
+
+    @property
     def is_unconfirmed(self) -> bool:
         """Whether only a person says that it is theirs (`vigil attach`): nothing is done to the scheduler's job yet."""
         return self.job.is_attached and self.submitted_at is None

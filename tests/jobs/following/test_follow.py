@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from django.utils import timezone
 from jobs import lease
 from jobs.disk import rundir
 from jobs.following import follow
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Checkpoint, Job
 from nodes.models import Node
 from portal.models import Lease, User
 from tests.jobs.asking import ask
@@ -113,6 +114,50 @@ def test_what_the_guards_found_is_told_as_a_sentence(job: Job, told: Told, tick:
     assert (attempt.cause, attempt.reason) == ("corruption", f"A{what[1:]}.")
     assert attempt.decision.startswith("That would happen again")
     assert "Keep it from that rank's node" in attempt.decision
+    assert Attempt.objects.count() == 1
+
+
+DIVERGED = {**EXCEPTION, "error": "NumericsError: numerics.divergence: at step 500 the smoothed loss is 9"}
+
+
+def test_what_has_diverged_goes_back_with_half_the_learning_rate(
+    job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
+    rate = job.spec["run"]["learning_rate"]
+    portal = rundir.path_of(Job.objects.get().directory) / "portal"
+    for number, (scheduler_id, factor) in enumerate((("101", 2), ("102", 4)), 1):
+        told.say(scheduler_id, state="running")
+        launched(newest(), exit_code=1, cause="failed", first_failure=DIVERGED)
+        for step in (100, 300, 400):
+            a_checkpoint(job, step + number, attempt=newest())
+        Attempt.objects.filter(number=number).update(step=505)
+        told.say(scheduler_id, state="failed", exit_code=1)
+        tick()
+        ended = Attempt.objects.get(number=number)
+        start = 300 + number
+        assert (ended.cause, ended.decision) == (
+            "diverged",
+            f"Its loss or gradient ran away. Started anew from step {start} with half the learning rate as attempt "
+            f"{number + 1}. Restart {number} of 9.",
+        )
+        assert newest().resume_from == Checkpoint.objects.get(step=start)
+        assert tomllib.loads((portal / "run.toml").read_text())["run"]["learning_rate"] == rate / factor
+        hint = json.loads((portal / "attempt.json").read_text())
+        assert hint == {"number": number + 1, "resume": f"step-{start}"}
+    told.say("103", state="node_fail")
+    tick()
+    assert tomllib.loads((portal / "run.toml").read_text())["run"]["learning_rate"] == rate / 4
+    assert json.loads((portal / "attempt.json").read_text()) == {"number": 4, "resume": None}
+
+
+def test_what_diverged_early_is_not_started_anew(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    launched(newest(), exit_code=1, cause="failed", first_failure=DIVERGED)
+    a_checkpoint(job, 400)
+    Attempt.objects.update(step=500)
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    assert "no checkpoint from 200 steps before" in newest().decision
     assert Attempt.objects.count() == 1
 
 
