@@ -61,7 +61,8 @@ class Composed:
 
         `alone`: where every rank holds the whole model (ddp), its gradient is not averaged with the others'.
         """
-        unreduced = self._whole.no_sync() if alone and hasattr(self._whole, "no_sync") else contextlib.nullcontext()
+        whole: Any = self._whole
+        unreduced = whole.no_sync() if alone and hasattr(whole, "no_sync") else contextlib.nullcontext()
         with self._surrounded(), unreduced:
             loss = self._forward_backward(self._timed, self._whole, micro_batches, self._accumulating)
         for parameter in self._laid_out:
