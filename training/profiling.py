@@ -108,15 +108,12 @@ class Profiling:
     def _begin(self, request: Request, step: int) -> None:
         self._seen.add(request.id)
         self._heartbeat.beat("profile", step)
+        mark = self._folder / f".{request.id}.{self._rank}"
         try:
             self._folder.mkdir(exist_ok=True)
-            os.close(os.open(self._folder / f".{request.id}.{self._rank}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640))
-        except FileExistsError:
-            return  # begun by an incarnation before this one
-        except OSError as error:
-            self._fail(request, error)
-            return
-        try:
+            if mark.exists():
+                return  # begun by an incarnation before this one
+            mark.touch(0o640)
             self._window = _Window(request, step + 1, _start())
         except (RuntimeError, OSError) as error:
             self._fail(request, error)

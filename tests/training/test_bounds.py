@@ -1,0 +1,82 @@
+"""What bounds a run: from numbers as they are measured to the verdict, and what is not said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from training.bounds import LEAST_STEPS, SPLIT, Measured, judge, split_of
+
+USUAL = {"forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.05}
+
+
+def measured(**given: Any) -> Measured:
+    known: dict[str, Any] = {"steps": 100, "split": USUAL, "busy": 0.95, "exposed": 0.0, "matmul": 0.7, "on_gpu": True}
+    return Measured(**{**known, **given})
+
+
+@pytest.mark.parametrize(
+    ("bound", "given"),
+    [
+        ("compute", {}),
+        ("compute", {"busy": None, "matmul": None, "mfu": 0.42}),
+        ("memory", {"matmul": 0.3, "mfu": 0.1}),
+        ("input", {"split": {**USUAL, "data": 0.4}}),
+        ("communication", {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65, "world": 8}),
+        ("host", {"busy": 0.5}),
+        ("host", {"split": {**USUAL, "other": 0.5}, "busy": None, "matmul": None}),
+        # Of two losses the larger one counts.
+        ("input", {"split": {**USUAL, "data": 0.6, "communication": 0.3}, "exposed": 0.2, "busy": 0.75}),
+    ],
+)
+def test_names_the_bound_with_its_numbers_and_a_remedy(bound: str, given: dict[str, Any]) -> None:
+    verdict = judge(measured(**given))
+    assert verdict.bound == bound
+    assert "%" in verdict.because
+    assert verdict.remedy
+
+
+def test_what_is_not_measured_decides_nothing() -> None:
+    few = judge(measured(steps=LEAST_STEPS - 1))
+    assert few.bound is None
+    assert f"a verdict takes {LEAST_STEPS}" in few.because
+    assert not few.remedy
+    assert judge(measured(busy=None, exposed=None, matmul=None)).bound is None
+    assert judge(measured(busy=None, exposed=None, matmul=None, mfu=0.2)).bound is None
+    assert judge(Measured(steps=0)).bound is None
+
+
+def test_the_remedy_fits_the_run() -> None:
+    communication = {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65}
+    assert "reshard" in judge(measured(**communication, parallelism="fsdp", world=8)).remedy
+    assert "global_batch" in judge(measured(**communication, parallelism="ddp", world=8)).remedy
+    assert "global_batch" not in judge(measured(**communication, parallelism="ddp", world=8, accumulation=4)).remedy
+    assert "bf16" in judge(measured(dtype="fp32")).remedy
+    assert "compile" in judge(measured(busy=0.5)).remedy
+    assert "compile" not in judge(measured(busy=0.5, compiled=True)).remedy
+
+
+def test_a_step_is_split_into_parts_that_add_up() -> None:
+    parts = {"forward": 1.0, "backward": 2.0, "optimizer": 0.5}
+    exposed = {"backward": 0.25, "forward": 0.1, "optimizer": 0.0}
+    split = split_of(step=4.0, data=0.2, parts=parts, checkpoint=0.1, exposed_by_part=exposed)
+    assert split == pytest.approx(
+        {
+            "forward": 0.9,
+            "backward": 1.5,
+            "optimizer": 0.5,
+            "communication": 0.6,
+            "data": 0.2,
+            "checkpoint": 0.1,
+            "other": 0.3,
+        }  # fmt: skip
+    )
+    assert sum(split.values()) == pytest.approx(4.1)
+    assert set(split) <= set(SPLIT)
+
+
+def test_data_that_was_waited_for_while_the_device_worked_cost_nothing() -> None:
+    split = split_of(step=3.5, data=1.0, parts={"forward": 1.0, "backward": 2.0, "optimizer": 0.4})
+    assert split["data"] == pytest.approx(0.1)
+    assert "other" not in split

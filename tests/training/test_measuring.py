@@ -1,0 +1,69 @@
+"""What real ranks measure of themselves, and profiles of their steps."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.ranks import TINY, Run
+
+pytestmark = pytest.mark.slow
+PARTS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
+
+
+def trace(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return found
+
+
+def test_two_ranks_tell_where_their_time_goes(tmp_path: Path) -> None:
+    """One start: parts of every step, samples of communication, a profile from the configuration, one asked for."""
+    changes: dict[str, Any] = {"steps": 400, "checkpoint_every": 100, "global_batch": 4, "sample_seconds": 0.05}
+    run = Run(tmp_path / "run", {**TINY, **changes, "profile_at": 30, "profile_steps": 3, "flush_steps": 5})
+    asked = {"id": "abc123", "directory": "attempt-1", "rank": 1, "steps": 2}
+    (run.folder / "portal" / "profile.json").write_text(json.dumps(asked))
+    incarnation = run.start(2)
+    assert incarnation.wait() == [0, 0], incarnation.output()
+
+    steps = run.series("step_seconds")
+    parts = [run.series(name) for name in PARTS]
+    assert all(set(part) == set(range(1, 401)) for part in parts)
+    for step, whole in steps.items():
+        assert 0 < sum(part[step] for part in parts) <= whole
+    assert not run.series("forward_seconds", rank=1)  # rank 0 tells
+    assert not run.series("mfu")  # no GPU: no peak
+    assert set(run.series("checkpoint_seconds")) == {100, 200, 300, 400}
+    shares = run.series("communication_share")
+    assert shares
+    assert all(0 < share < 1 for share in shares.values())
+    assert set(run.series("communication_seconds")) == set(shares)
+
+    verdict = run.events("run.verdict")[-1]
+    assert verdict["bound"] in {"compute", "memory", "communication", "host", "input"}
+    assert verdict["last_step"] == 400
+    assert math.isclose(sum(verdict["split"].values()), verdict["step_seconds"])
+    assert {"forward", "backward", "optimizer", "communication", "data", "other"} <= set(verdict["split"])
+    assert verdict["mfu"] is None
+
+    folder = incarnation.attempt_dir / "profiles"
+    (told,) = run.events("profile.saved")
+    assert (told["id"], told["first_step"], told["last_step"], told["of_rank"]) == ("config", 30, 32, 0)
+    assert told["bytes"] == (folder / told["name"]).stat().st_size
+    names = {str(event.get("name")) for event in trace(folder / told["name"])}
+    assert {"aten::mm", "gloo:all_reduce"} <= names
+    (other,) = folder.glob("*.rank1.abc123.json.gz")
+    assert trace(other)
+    assert not list(folder.glob(".*.part")) + list(folder.glob(".*.json"))
+
+
+def test_a_pipeline_tells_forward_and_backward_together(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {**TINY, "steps": 6, "checkpoint_every": 0, "mesh": {"pp": 2}, "parallelism": "fsdp"})
+    run.finish(2)
+    assert set(run.series("forward_backward_seconds")) == set(range(1, 7))
+    assert not run.series("forward_seconds")
+    assert run.events("run.verdict")[-1]["bound"] is None  # six steps are too few

@@ -1,0 +1,113 @@
+"""Profiles of steps: begun by configuration or by the portal's file, once, and never in training's way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from training import profiling
+from training.heartbeat import NullHeartbeat
+from training.profiling import Profiling
+from training.report import NullReporter
+
+
+class Told(NullReporter):
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, kind: str, **data: Any) -> None:
+        self.events.append({"kind": kind, **data})
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_every_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "LOOK_SECONDS", 0.0)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    (tmp_path / "portal").mkdir()
+    folder = tmp_path / "job" / "attempt-1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def profiles(attempt: Path, told: Told, *, rank: int = 0, at: int = 0, steps: int = 2) -> Profiling:
+    run_dir = attempt.parent.parent
+    return Profiling(run_dir, attempt, rank, at=at, steps=steps, reporter=told, heartbeat=NullHeartbeat())
+
+
+def train(profile: Profiling, last: int) -> list[bool]:
+    """Boundaries 0 to `last`, and after each whether a profile is on."""
+    found = []
+    for step in range(last + 1):
+        profile.between(step)
+        found.append(profile.is_on)
+        torch.ones(3) @ torch.ones(3)
+    return found
+
+
+def ask(attempt: Path, **request: Any) -> None:
+    asked = {"id": "abc123", "directory": attempt.name, "rank": 0, "steps": 2, **request}
+    (attempt.parent.parent / "portal" / "profile.json").write_text(json.dumps(asked))
+
+
+def test_records_the_steps_that_the_configuration_says_once(attempt: Path) -> None:
+    told = Told()
+    assert train(profiles(attempt, told, at=3), 6) == [False, False, True, True, False, False, False]
+    (saved,) = told.events
+    assert (saved["kind"], saved["first_step"], saved["last_step"]) == ("profile.saved", 3, 4)
+    found = json.loads(gzip.decompress((attempt / "profiles" / saved["name"]).read_bytes()))
+    assert found["traceEvents"]
+    # A later incarnation comes by that step again, and other ranks are not asked by the configuration.
+    assert not any(train(profiles(attempt, told, at=3), 6))
+    assert not any(train(profiles(attempt, told, at=3, rank=1), 6))
+    assert len(told.events) == 1
+
+
+def test_records_what_the_portal_asks_of_this_rank(attempt: Path) -> None:
+    told = Told()
+    ask(attempt, rank=1, steps=3)
+    assert not any(train(profiles(attempt, told), 4))
+    assert train(profiles(attempt, told, rank=1), 4) == [True, True, True, False, False]
+    assert told.events[0]["name"] == "step-1-3.rank1.abc123.json.gz"
+    ask(attempt, rank=1, steps=10**9, id="more")
+    profile = profiles(attempt, told, rank=1)
+    assert all(train(profile, profiling.MOST_STEPS - 1))  # no more than that, whatever is asked
+    profile.close(profiling.MOST_STEPS)
+    assert [event["kind"] for event in told.events] == ["profile.saved"] * 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"directory": "attempt-2"}, {"id": "../../x"}, {"id": 7}, {"id": ""}, {"rank": 3}, {"rank": "0"}],
+)
+def test_ignores_what_is_not_for_it(attempt: Path, wrong: dict[str, Any]) -> None:
+    told = Told()
+    ask(attempt, **wrong)
+    assert not any(train(profiles(attempt, told), 3))
+    assert not told.events
+    assert not (attempt / "profiles").exists()
+
+
+def test_a_run_that_ends_leaves_what_it_has(attempt: Path) -> None:
+    told = Told()
+    profile = profiles(attempt, told, at=2, steps=50)
+    assert train(profile, 4)[-1]
+    profile.close(4)
+    assert (told.events[0]["first_step"], told.events[0]["last_step"]) == (2, 4)
+    assert not profile.is_on
+
+
+def test_what_fails_is_told_and_training_goes_on(attempt: Path) -> None:
+    told = Told()
+    (attempt / "profiles").write_text("in the way")
+    assert not any(train(profiles(attempt, told, at=2), 4))
+    (failed,) = told.events
+    assert (failed["kind"], failed["id"]) == ("profile.failed", "config")
+    assert failed["reason"]
