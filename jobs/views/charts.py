@@ -14,6 +14,7 @@ from portal.series import read, store
 from portal.series.read import Curve
 
 LAUNCHER = -1  # the stream of the first node's launcher
+PLAIN = "plain"
 MOST_FIGURES = 24
 MOST_RESTARTS = 200
 FIRST_POINTS = 500
@@ -72,6 +73,15 @@ COMMUNICATION: dict[str, Any] = {
     "height": 120,
     "zero": True,
     "series": [{"name": "communication_share", "label": "share", "color": 2, "digits": 3, "kind": "dots"}],
+}
+SENT: dict[str, Any] = {
+    "id": "communicated_mib",
+    "title": "Sent",
+    "unit": "MiB by rank 0",
+    "width": "third",
+    "height": 120,
+    "zero": True,
+    "series": [{"name": "communicated_mib", "label": "sent", "color": 4, "digits": 3}],
 }
 ACCURACY: dict[str, Any] = {
     "id": "accuracy",
@@ -136,7 +146,9 @@ def _of_trainer(job: Job, life: Life) -> list[dict[str, Any]]:
         "limits": [{"label": "clip", "value": clip}] if clip else [],
     }
     measured = [figure for figure in (MFU, COMMUNICATION) if read.ids_of(owners(life), str(figure["id"]))]
-    small = [*([ACCURACY] if samples else []), speed, *measured, norm, STEP_TIME]
+    # What is sent without a choice of its own hardly ever changes.
+    sent = [SENT] if run.get("communication", PLAIN) != PLAIN else []
+    small = [*([ACCURACY] if samples else []), speed, *measured, *sent, norm, STEP_TIME]
     widths = ["half"] * len(small) if len(small) % 2 == 0 else ["third"] * 3 + ["half"] * (len(small) - 3)
     return [LOSS, RANKS, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
 

@@ -83,6 +83,18 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
     assert 'id="marked"' not in client.get(f"/jobs/{job.pk}/life?tab=logs").text
 
 
+def test_what_replicas_send_is_drawn_where_somebody_chose_how(client: Client, mira: User, project: Project) -> None:
+    def drawn(**run: str) -> list[str]:
+        job = a_job(mira, project, state="running", spec={"run": {"recipe": "language", **run}})
+        page = client.get(f"/jobs/{job.pk}").text
+        return [
+            figure["id"] for figure in json.loads(page.split('id="figures" type="application/json">')[1].split("<")[0])
+        ]
+
+    assert "communicated_mib" in drawn(communication="diloco")
+    assert "communicated_mib" not in drawn()
+
+
 def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     attempt = job.attempts.get()
