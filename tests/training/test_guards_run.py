@@ -40,6 +40,7 @@ def build(
     huge: Annotated[int, "Sample with numbers far too large."] = -1,
     nan: Annotated[int, "Sample that holds a NaN."] = -1,
     burst: Annotated[int, "From this step on every third one's loss is far too large."] = 0,
+    worse: Annotated[int, "From this loss on it is larger for good."] = 0,
     sleeper: Annotated[int, "Rank that takes longer than the others."] = -1,
     flaky: Annotated[int, "Rank that computes something else each time, from its twentieth loss on."] = -1,
     flip_rank: Annotated[int, "Rank in whose weights a bit is flipped."] = -1,
@@ -63,6 +64,8 @@ def build(
         if sleeper == RANK:
             time.sleep(0.03)
         found = (model_(batch[0])[:, 0] - batch[1]).square().mean()
+        if worse and calls > worse:
+            found = found + 10
         if flaky == RANK and calls > 20:
             found = found * (1 + calls * 1e-6)
         return found * 1e6 if burst and calls > burst and calls % 3 == 0 else found
@@ -191,6 +194,16 @@ def test_too_many_skipped_steps_stop_the_run(tmp_path: Path) -> None:
     (event,) = run.events("guard.divergence")
     assert event["what"].startswith("10 of 28 steps had a gradient norm above 20 times the usual")
     assert "NumericsError: numerics.divergence" in incarnation.output()
+
+
+def test_a_loss_that_leaves_for_good_stops_all_ranks(tmp_path: Path) -> None:
+    run = _run(tmp_path, {"worse": 200}, steps=600, checkpoint_every=50)
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.divergence")
+    assert 250 < event["step"] < 330
+    assert "NumericsError: numerics.divergence: at step" in incarnation.output()
+    assert list(run.series(rank=0)) == list(run.series(rank=1))
 
 
 def test_goes_on_with_the_very_same_clipping_and_skips(tmp_path: Path) -> None:
