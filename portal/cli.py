@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import uuid
@@ -52,6 +53,16 @@ def up(context: click.Context) -> None:
     from portal.up import main as run
 
     raise click.exceptions.Exit(run(context.args))
+
+
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.pass_context
+def compare(context: click.Context) -> None:
+    """Train in several ways here, and see them side by side.
+
+    Speed, memory, losses and checkpoints, as `python -m training compare` tells them. Needs torch and no portal.
+    """
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "training", "compare", *context.args])
 
 
 @main.command()
