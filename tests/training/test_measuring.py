@@ -60,6 +60,11 @@ def test_two_ranks_tell_where_their_time_goes(tmp_path: Path) -> None:
     assert trace(other)
     assert not list(folder.glob(".*.part")) + list(folder.glob(".*.json"))
 
+    unwatched = Run(tmp_path / "unwatched", {**TINY, **changes, "sample_seconds": 0.0})
+    unwatched.finish(2)
+    assert unwatched.series() == run.series()  # looking changes no bit
+    assert not unwatched.series("communication_share")
+
 
 def test_a_pipeline_tells_forward_and_backward_together(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**TINY, "steps": 6, "checkpoint_every": 0, "mesh": {"pp": 2}, "parallelism": "fsdp"})

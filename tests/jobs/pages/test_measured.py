@@ -1,0 +1,107 @@
+"""What a job's page tells of how well it runs, from what its trainer told."""
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from jobs.intake import reports
+from jobs.models import Event, Job
+from portal.models import Project, User
+from tests.jobs.pages.reading import text
+from tests.jobs.reporting import Spooled, post
+from tests.lab import a_job
+
+pytestmark = pytest.mark.django_db
+VERDICT: dict[str, Any] = {
+    "bound": "input", "because": "32 % of a step is spent waiting for data.", "remedy": "Put the data elsewhere.",
+    "steps": 100, "last_step": 250, "step_seconds": 2.0, "mfu": 0.412, "busy": 0.61, "matmul": 0.58,
+    "sampled_step": 240,
+    "split": {"forward": 0.5, "backward": 0.8, "optimizer": 0.0594, "data": 0.64, "other": 0.0006},
+}  # fmt: skip
+CADENCE: dict[str, Any] = {
+    "automatic": True, "cost_seconds": 1.9, "mtbf_seconds": 86_400.0, "source": "assumed", "interval_seconds": 570.0,
+    "best_interval_seconds": 573.0, "overhead_fraction": 0.00663, "best_overhead_fraction": 0.00663,
+}  # fmt: skip
+
+
+@pytest.fixture
+def job(mira: User, project: Project) -> Job:
+    return a_job(mira, project, state="running")
+
+
+def tell(job: Job, kind: str, *, rank: int = 0, **data: Any) -> None:
+    Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, rank=rank, incarnation=0, data=data)
+
+
+def page(client: Client, job: Job) -> str:
+    return text(client.get(f"/jobs/{job.pk}"))
+
+
+def test_says_what_bounds_it_and_where_a_step_goes(client: Client, job: Job) -> None:
+    tell(job, "run.verdict", **{**VERDICT, "bound": "compute"})
+    tell(job, "run.verdict", **VERDICT)
+    tell(job, "run.verdict", rank=3, **{**VERDICT, "bound": "host"})  # not rank 0's
+    shown = page(client, job)
+    for words in (
+        "Bound by its input", "32 % of a step is spent waiting for data.", "Put the data elsewhere.", "41.2 %",
+        "100 steps, to step 250, 2 s each",
+        "A step of 2 s: forward 25.0 %, backward 40.0 %, optimizer 3 %, waiting for data 32.0 %, other &lt; 0.1 %.",
+    ):  # fmt: skip
+        assert words in shown
+    assert "Bound by its input" in text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
+    assert "Bound by" not in text(client.get(f"/jobs/{job.pk}/life?tab=logs"))
+
+
+def test_says_so_while_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
+    assert "A verdict takes 20 steps" in page(client, job)
+    tell(job, "run.verdict", bound=None, because="Not enough measured yet: 6 steps.", remedy="no", split={})
+    shown = page(client, job)
+    assert "What bounds it" in shown
+    assert "Not enough measured yet: 6 steps." in shown
+    assert "It ended before enough steps were measured." in page(client, a_job(mira, project, state="failed"))
+    for other in (a_job(mira, project, state="pending"), a_job(mira, project, state="running", kind="script")):
+        assert "What bounds it" not in page(client, other)
+
+
+def test_tells_goodput_and_the_cadence_of_saves(client: Client, job: Job) -> None:
+    stream = Spooled()
+    for step in range(1, 76):
+        stream.log(step, step_seconds=2.0)
+    reports.take(job.latest.pk, post(stream))  # type: ignore[union-attr]
+    tell(job, "checkpoint.cadence", **CADENCE)
+    shown = page(client, job)
+    assert "Goodput</dt><dd>50" in shown or "Goodput</dt><dd>49.9" in shown
+    assert "2 min 30 s of steps that count, in 5 min" in shown
+    assert "9 min 30 s, by itself" in shown
+    assert "0.663 % of the time" in shown
+    assert "24 h, assumed" in shown or "1 d, assumed" in shown
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {},
+    {"bound": "<script>", "because": "<b>x</b>", "remedy": 7, "split": []},
+    {"bound": ["input"], "split": {"forward": "1", "evil": 3, "backward": -1, "other": True}},
+    {"bound": "input", "split": {"forward": 1e300}, "mfu": 17, "busy": -1, "steps": 1.5, "last_step": "x"},
+]
+
+
+@pytest.mark.parametrize("data", NONSENSE)
+def test_what_makes_no_sense_is_left_out(client: Client, job: Job, data: dict[str, Any]) -> None:
+    tell(job, "run.verdict", **data)
+    tell(job, "checkpoint.cadence", **{name: data.get("bound") for name in CADENCE})
+    shown = page(client, job)
+    assert "<script>" not in shown
+    assert "<b>x" not in shown
+    assert "MFU</dt>" not in shown
+
+
+def test_charts_of_what_there_is(client: Client, job: Job) -> None:
+    def charts() -> list[str]:
+        return [figure["id"] for figure in client.get(f"/jobs/{job.pk}").context["figures"]]
+
+    usual = ["loss", "ranks", "speed", "gradient_norm", "step_seconds"]
+    assert charts() == usual
+    reports.take(job.latest.pk, post(Spooled().log(1, mfu=0.4, communication_share=0.1)))  # type: ignore[union-attr]
+    assert charts() == [*usual[:3], "mfu", "communication_share", *usual[3:]]

@@ -1,0 +1,79 @@
+"""Goodput: steps that count over the time that allocations were held, through restarts of both kinds."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from jobs.goodput import goodput
+from jobs.intake import reports
+from jobs.models import Attempt, Job
+from tests.jobs.reporting import Spooled, attempt_of, job_of, post
+from tests.lab import a_checkpoint
+
+pytestmark = pytest.mark.django_db
+NOW = timezone.now()
+
+
+def trained(attempt: Attempt, first: int, last: int, *, incarnation: int = 0, seconds: float = 2.0) -> None:
+    """Reports the steps from first + 1 to last, so many seconds each."""
+    stream = Spooled(incarnation=incarnation).tell("run.started", start_step=first)
+    for step in range(first + 1, last + 1):
+        stream.log(step, step_seconds=seconds)
+    reports.take(attempt.pk, post(stream))
+
+
+def an_attempt(job: Job, number: int, minutes: float, **fields: object) -> Attempt:
+    """One that ran for so long, up to now."""
+    return attempt_of(job, number=number, started_at=NOW - timedelta(minutes=minutes), **fields)
+
+
+def of(job: Job) -> tuple[float, float] | None:
+    found = goodput(list(job.attempts.select_related("resume_from").order_by("number")), NOW)
+    return (round(found.useful_seconds, 3), round(found.wall_seconds, 3)) if found else None
+
+
+def test_steps_over_the_time_since_the_start() -> None:
+    job = job_of()
+    attempt = an_attempt(job, 1, minutes=10)
+    assert of(job) is None  # nothing reported
+    trained(attempt, 0, 100)
+    assert of(job) == (200.0, 600.0)
+    found = goodput([attempt], NOW)
+    assert found is not None
+    assert found.fraction == pytest.approx(1 / 3)
+
+
+def test_steps_done_again_count_once() -> None:
+    """A restart in place from step 40: 41 to 60 were done in vain, whatever the second time takes."""
+    job = job_of()
+    attempt = an_attempt(job, 1, minutes=10)
+    trained(attempt, 0, 60)
+    trained(attempt, 40, 100, incarnation=1, seconds=3.0)
+    assert of(job) == (40 * 2.0 + 60 * 3.0, 600.0)
+
+
+def test_steps_behind_a_restart_are_lost_before_they_are_done_again() -> None:
+    job = job_of()
+    first = an_attempt(job, 1, minutes=20, state="node_fail", ended_at=NOW - timedelta(minutes=10))
+    trained(first, 0, 60)
+    second = an_attempt(job, 2, minutes=5)
+    trained(second, 40, 45)
+    assert of(job) == (45 * 2.0, 900.0)  # the queue between them is not counted
+
+
+def test_of_a_job_that_ended_badly_what_no_checkpoint_has_is_lost() -> None:
+    job = job_of()
+    attempt = an_attempt(job, 1, minutes=10, state="failed", ended_at=NOW)
+    trained(attempt, 0, 60)
+    assert of(job) == (0.0, 600.0)
+    a_checkpoint(Job.objects.get(pk=job.pk), 50)
+    assert of(job) == (100.0, 600.0)
+    Attempt.objects.filter(pk=attempt.pk).update(state="completed")
+    assert of(job) == (120.0, 600.0)
+
+
+def test_nothing_is_said_of_what_has_not_run() -> None:
+    job = job_of()
+    attempt_of(job, state="pending")
+    assert of(job) is None

@@ -1,0 +1,161 @@
+"""Profiles: asked for by page and REST, told by events, downloaded from a folder that anybody may have filled."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from jobs.disk import rundir
+from jobs.models import Event, Job
+from portal.models import Project, User
+from tests.jobs.pages.reading import text
+from tests.lab import a_job, a_project, bearer, person, send, signed_in
+
+pytestmark = pytest.mark.django_db
+NAME = "step-90-94.rank0.abc123.json.gz"
+SAVED = {"id": "abc123", "name": NAME, "of_rank": 0, "first_step": 90, "last_step": 94, "bytes": 9, "seconds": 0.1}
+
+
+@pytest.fixture
+def project() -> Project:
+    return a_project()
+
+
+@pytest.fixture
+def mira(project: Project) -> User:
+    return person("mira", project)
+
+
+@pytest.fixture
+def job(tmp_path: Path, settings: Any, mira: User, project: Project) -> Job:
+    settings.VIGIL_RUNS = tmp_path / "runs"
+    job = a_job(mira, project, state="running", attempt={"directory": "attempt-1"})
+    job.directory = rundir.make("default", job.pk)
+    job.save()
+    return job
+
+
+def folder(job: Job) -> Path:
+    found = rundir.path_of(job.directory) / "job" / "attempt-1" / "profiles"
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def tell(job: Job, kind: str, **data: Any) -> None:
+    Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, rank=0, incarnation=0, data=data)
+
+
+def listed(client: Client, job: Job) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get(f"/api/v1/jobs/{job.pk}/profiles").json()["items"]
+    return found
+
+
+def test_asks_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
+    client = bearer(mira)
+    answer = send(client, "post", f"/api/v1/jobs/{job.pk}/profile", {"steps": 7, "rank": 3})
+    assert answer.status_code == 202
+    number = answer.json()["id"]
+    asked = json.loads((rundir.path_of(job.directory) / "portal" / "profile.json").read_text())
+    assert asked == {"id": number, "directory": "attempt-1", "rank": 3, "steps": 7}
+    (waiting,) = listed(client, job)
+    assert (waiting["id"], waiting["rank"], waiting["waits"], waiting["name"]) == (number, 3, True, "")
+    tell(job, "profile.saved", **{**SAVED, "id": number})
+    (saved,) = listed(client, job)
+    assert (saved["name"], saved["first_step"], saved["waits"]) == (NAME, 90, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [({"steps": 0}, ["steps"]), ({"steps": 101}, ["steps"]), ({"rank": -1}, ["rank"]), ({"x": 1}, ["x"])],
+)
+def test_says_what_is_wrong_with_a_request(job: Job, mira: User, body: dict[str, Any], fields: list[str]) -> None:
+    answer = send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", body)
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == fields
+
+
+def test_only_who_may_change_a_running_job_of_ours(job: Job, mira: User, project: Project) -> None:
+    path = f"/api/v1/jobs/{job.pk}/profile"
+    assert send(bearer(person("stranger")), "post", path).status_code == 404
+    assert send(bearer(person("noor", project)), "post", path).status_code == 403
+    assert send(bearer(mira, scope="read"), "post", path).status_code == 403
+    for state in ("pending", "completing", "completed"):
+        other = a_job(mira, project, state=state)
+        assert send(bearer(mira), "post", f"/api/v1/jobs/{other.pk}/profile").status_code == 409
+    script = a_job(mira, project, state="running", kind="script")
+    assert send(bearer(mira), "post", f"/api/v1/jobs/{script.pk}/profile").status_code == 409
+    young = a_job(mira, project, state="running")  # its launcher has made no folder yet
+    assert send(bearer(mira), "post", f"/api/v1/jobs/{young.pk}/profile").status_code == 404
+
+
+def test_one_that_its_attempt_did_not_live_to_write_is_said_so(job: Job, mira: User) -> None:
+    tell(job, "profile.asked", id="abc123", rank=0)
+    tell(job, "profile.failed", id="def456", of_rank=1, reason="No space left on device")
+    assert [told["problem"] for told in listed(bearer(mira), job)] == ["No space left on device", ""]
+    job.attempts.update(state="failed")
+    assert "ended before" in listed(bearer(mira), job)[1]["problem"]
+
+
+@pytest.mark.parametrize("browser", [True, False])
+def test_downloads_a_trace_as_it_was_written(job: Job, mira: User, project: Project, browser: bool) -> None:
+    (folder(job) / NAME).write_bytes(b"\x1f\x8bdata" * 50_000)
+    path = f"jobs/{job.pk}/profiles/1/{NAME}"
+    client = signed_in(mira) if browser else bearer(mira)
+    answer: Any = client.get(f"/{path}" if browser else f"/api/v1/{path}")
+    assert answer.status_code == 200
+    assert b"".join(answer.streaming_content) == b"\x1f\x8bdata" * 50_000
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="job-{job.pk}.1-{NAME}"'
+    assert answer.headers["Content-Type"] == "application/gzip"
+    stranger = person("stranger")
+    client = signed_in(stranger) if browser else bearer(stranger)
+    assert client.get(f"/{path}" if browser else f"/api/v1/{path}").status_code == 404
+
+
+def test_nothing_else_is_handed_out(job: Job, mira: User, tmp_path: Path) -> None:
+    place = folder(job)
+    (tmp_path / "secret").write_text("secret")
+    os.symlink(tmp_path / "secret", place / NAME)
+    (place / "other.json.gz").write_text("no profile's name")
+    os.mkfifo(place / "step-1-2.rank0.a.json.gz")
+    (place / "step-1-2.rank0.b.json.gz").mkdir()
+    names = [NAME, "other.json.gz", "step-1-2.rank0.a.json.gz", "step-1-2.rank0.b.json.gz", "step-1-2.rank0.c.json.gz"]
+    for name in [*names, "..%2F..%2Fportal%2Fspec.toml", ".abc123.0", "step-1-2.rank0.a.json.gz%0A"]:
+        assert bearer(mira).get(f"/api/v1/jobs/{job.pk}/profiles/1/{name}").status_code == 404, name
+        assert signed_in(mira).get(f"/jobs/{job.pk}/profiles/1/{name}").status_code == 404, name
+    assert bearer(mira).get(f"/api/v1/jobs/{job.pk}/profiles/2/{NAME}").status_code == 404
+
+
+def test_events_that_make_no_sense_are_shown_as_nothing(job: Job, mira: User) -> None:
+    for data in ({}, {"id": 7}, {"id": "x" * 99}, {"id": ["a"]}):
+        tell(job, "profile.saved", **data)
+    tell(job, "profile.saved", id="odd", name="<b>", of_rank="0", first_step=-1, last_step=1e99, bytes=True)
+    (odd,) = listed(bearer(mira), job)
+    assert (odd["name"], odd["rank"], odd["first_step"], odd["last_step"], odd["bytes"]) == ("<b>", 0, 0, 0, 0)
+    page = text(signed_in(mira).get(f"/jobs/{job.pk}"))
+    assert "<b>" not in page
+
+
+def test_the_button_asks_and_the_page_shows_what_there_is(job: Job, mira: User, project: Project) -> None:
+    client = signed_in(mira)
+    assert "Profile 5 steps" in text(client.get(f"/jobs/{job.pk}"))
+    assert "Profile 5 steps" not in text(signed_in(person("noor", project)).get(f"/jobs/{job.pk}"))
+    answer = client.post(f"/jobs/{job.pk}/profile", {"steps": "5"}, follow=True)
+    page = text(answer)
+    assert "Rank 0 records its next 5 steps." in page
+    assert "Rank 0 is asked" in page
+    (event,) = Event.objects.filter(kind="profile.asked")
+    tell(job, "profile.saved", **{**SAVED, "id": event.data["id"]})
+    page = text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
+    assert "Steps 90–94, rank 0" in page
+    assert f"/jobs/{job.pk}/profiles/1/{NAME}" in page
+    assert "is asked" not in page
+    job.attempts.update(state="completed", ended_at=timezone.now())
+    refused = text(client.post(f"/jobs/{job.pk}/profile", follow=True))
+    assert "Not profiled." in refused
+    assert "Profile 5 steps" not in refused
