@@ -1,6 +1,7 @@
 """Every benchmark, one after the other; each in a process of its own and each with its own bar.
 
 python -m bench [NAME …]
+python -m bench NAME --option …      # what a bench takes itself
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 
 def main(names: list[str]) -> int:
     known = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+    if len(names) > 1 and names[1].startswith("-") and names[0] in known:
+        return subprocess.run([sys.executable, "-m", f"bench.{names[0]}", *names[1:]], check=False).returncode
     names = names or [name for name in known if _is_bench(name)]
     if unknown := [name for name in names if name not in known]:
         print(f"There is no bench {unknown[0]}. There are: {', '.join(name for name in known if _is_bench(name))}.")
