@@ -1,0 +1,241 @@
+"""`python -m training compare`: what it refuses, what it runs, and how it tells of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from tests.training.launching import until
+from training.config import parse
+from training.heartbeat import read_beat
+from training.lab import asked, picture
+from training.lab.results import Comparison, Result
+from training.lab.running import Run, toml
+from training.lab.table import table
+
+TINY = """
+name = "both ways"
+[resources]
+gpus_per_node = 0
+ranks_per_node = 2
+[run]
+global_batch = 4
+learning_rate = 1e-2
+[run.language]
+layers = 2
+heads = 2
+head_width = 8
+context = 16
+dropout = 0.1
+"""
+BASE = parse(tomllib.loads(TINY)["run"])
+
+
+def refused(*changes: str, ranks: int = 2, steps: int = 40) -> list[str]:
+    with pytest.raises(asked.Refused) as caught:
+        asked.candidates(BASE, changes, steps=steps, ranks=ranks)
+    return caught.value.lines
+
+
+# What is asked.
+
+
+def test_ddp_and_fsdp_are_compared_where_nothing_is_said():
+    ddp, fsdp = asked.candidates(BASE, [], steps=40, ranks=2)
+    assert (ddp.name, ddp.config.parallelism) == ("ddp", "ddp")
+    assert (fsdp.name, fsdp.config.parallelism) == ("fsdp", "fsdp")
+    for one in (ddp, fsdp):
+        assert (one.config.steps, one.config.validate_every, one.config.warmup_steps) == (40, 0, 8)
+        assert one.config.options["language"] == BASE.options["language"]
+
+
+def test_a_change_replaces_what_the_run_says_and_its_unused_options():
+    base = parse({"parallelism": "ddp", "ddp": {"bucket_mib": 5.0}, "mesh": {"dp": 2}})
+    changes = ["ddp=ddp.bucket_mib=9", "fsdp=parallelism=fsdp,fsdp.reshard=never,mesh.dp="]
+    ddp, fsdp = asked.candidates(base, changes, steps=20, ranks=2)
+    assert ddp.config.options_of("ddp")["bucket_mib"] == 9
+    assert fsdp.config.options_of("fsdp")["reshard"] == "never"
+    assert "ddp" not in fsdp.config.options
+    assert (ddp.config.mesh, fsdp.config.mesh) == ({"dp": 2}, {})
+
+
+def test_everything_that_cannot_work_is_told_at_once_by_name():
+    lines = refused("a=parallelism=fdsp", "b=mesh.tp=3", "c=dtype=fp8,mesh.tp=2", "d=compile=maybe")
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["a", "run.parallelism"],
+        ["b", "run.mesh.tp"],
+        ["c", "run.dtype"],
+        ["d", "run.compile"],
+    ]
+    assert 'Did you mean "fsdp"' in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("a=seed=2", "decides what is trained"),
+        ("a=language.layers=3", "decides what is trained"),
+        ("a=steps=9", "Write --steps"),
+        ("a=checkpoint_every=4", "one checkpoint at the end"),
+        ("a=mesh", "is no setting"),
+        ("a", "write NAME=setting=value"),
+        ("two words=dtype=bf16", "write NAME=setting=value"),
+        ("b=dtype=bf16", "is given twice"),
+        ("a=steps.x=1", "Write --steps"),
+        ("a=dtype.x=1", "is a setting, not a table"),
+    ],
+)
+def test_what_would_not_be_a_comparison_is_refused(change: str, says: str):
+    assert any(says in line for line in refused("b=dtype=fp32", change))
+
+
+def test_one_alone_and_too_few_steps_are_refused():
+    assert "nothing to be compared with" in refused("a=dtype=bf16")[0]
+    assert "The least is 12" in refused(steps=5)[0]
+
+
+def test_run_files_are_written_as_they_are_read():
+    document: dict[str, Any] = {
+        "name": 'a "b"\\ \x7f é\n',
+        "run": {"x": 1e-5, "y": True, "mesh": {"tp": 2}, "l": [1, 2]},
+    }
+    assert tomllib.loads(toml(document)) == document
+    config = parse({"parallelism": "fsdp", "mesh": {"tp": 2}, "dtype": "bf16"})
+    assert parse(tomllib.loads(toml({"run": config.model_dump()}))["run"]) == config
+
+
+# What is told.
+
+
+def seen(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float | None = None) -> Run:
+    """A run of 2 ranks at this rate, of tokens a second and rank."""
+    return Run(
+        name=name,
+        round=number,
+        device="cpu",
+        mesh={"dp": 2},
+        unit="tokens",
+        units_per_step=1000,
+        step_seconds=[0.9 * 500 / rate, 500 / rate, 99.0],
+        peak_bytes=[100 * 2**20, 120 * 2**20],
+        losses={step: loss + 1 / step for step in range(1, 21)},
+        stall_seconds=0.0123,
+        checkpoint_bytes=3 * 2**30,
+        write_seconds=2.5,
+        sent_mib=sent,
+    )
+
+
+def recorded() -> Comparison:
+    ddp = Result("ddp", "parallelism=ddp", [seen("ddp", n, rate, sent=1.5) for n, rate in ((1, 100.0), (2, 200.0))])
+    slow = Result("<fsdp>", "…", [seen("<fsdp>", n, rate, loss=2.25) for n, rate in ((1, 50.0), (2, 150.0))])
+    broken = Result("broken", "…", [], "round 1: rank 0: no")
+    return Comparison(name="a & b", machine="here", ranks=2, steps=20, rounds=2, seed=0, results=[broken, ddp, slow])
+
+
+def test_the_table_pairs_rounds_and_aligns_columns():
+    said = table(recorded())
+    lines = {re.split(r" {3,}", line.strip())[0]: line.split() for line in said.splitlines()}
+    assert "2 ranks on cpu" in said
+    assert "broken failed: round 1: rank 0: no" in said
+    assert lines["tokens/s a rank"][-2:] == ["150", "100"]
+    assert lines["beside ddp, median"][-2:] == ["–", "0.625×"], "the median of 50/100 and 150/200"
+    assert lines["lowest to highest"][-1] == "0.500–0.750"
+    assert lines["peak memory a rank, above imports"][-4:] == ["120", "MiB", "120", "MiB"]
+    assert lines["largest difference"][-4:] == ["0.25", "at", "step", "1"]
+    assert lines["checkpoint, stands still"][-4:] == ["12.3", "ms", "12.3", "ms"]
+    assert lines["checkpoint, size"][-2:] == ["3.00", "GiB"]
+    assert lines["sent a step by a rank"][-4:] == ["1.50", "MiB", "not", "known"]
+    rows = said.split("\n\n")[1].splitlines()
+    assert len({len(row) for row in rows}) == 1
+
+
+def test_the_picture_is_a_well_formed_image_in_both_lights():
+    drawn = picture.draw(recorded())
+    root = ElementTree.fromstring(drawn)
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "tokens/s a rank" in words
+    assert words.count("<fsdp>") == 4, "in each panel, and nothing of the name is markup"
+    assert "not known" in words
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
+    assert "prefers-color-scheme:dark" in drawn
+    height = float(root.attrib["height"])
+    assert all(0 <= float(word.attrib["y"]) <= height for word in root.iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_a_loss_that_is_no_number_spoils_no_picture():
+    run = seen("ddp", 1, 100.0)
+    run.losses.update({3: math.nan, 4: math.inf})
+    other = seen("fsdp", 1, 100.0)
+    both = [Result("ddp", "", [run]), Result("fsdp", "", [other])]
+    comparison = Comparison(name="a", machine="here", ranks=2, steps=20, rounds=1, seed=0, results=both)
+    assert "nan" not in picture.draw(comparison)
+    json.dumps(comparison.told())
+
+
+# Real ranks.
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "run.toml").write_text(TINY)
+    command = [sys.executable, "-m", "training", "compare", "run.toml", "--out", "out", *arguments]
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [environment.pop("first", ""), root]))
+    more = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(
+        command, cwd=folder, env={**os.environ, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+def test_two_ways_on_two_ranks_train_the_same_and_one_that_fails_is_named(tmp_path: Path):
+    (tmp_path / "first" / "torchao").mkdir(parents=True)
+    (tmp_path / "first" / "torchao" / "__init__.py").write_text("raise ImportError('not here')")
+    ways = ("ddp=parallelism=ddp", "half=dtype=fp8", "fsdp=parallelism=fsdp")
+    asked_for = [word for way in ways for word in ("--with", way)]
+    process = start(tmp_path, "--steps", "12", "--rounds", "1", *asked_for, first=str(tmp_path / "first"))
+    said, _ = process.communicate(timeout=180)
+    assert process.returncode == 1, said
+    assert "half failed: round 1: rank" in said
+    assert "needs the package torchao" in said
+    told = json.loads((tmp_path / "out" / "compare.json").read_text())
+    ddp, half, fsdp = told["results"]
+    assert half["failure"]
+    assert "runs" not in half
+    assert fsdp["largest_loss_difference"] < 1e-5
+    for one in (ddp, fsdp):
+        (run,) = one["runs"]
+        assert sorted(map(int, run["losses"])) == list(range(1, 13))
+        assert one["tokens_per_second_per_rank"] > 0
+        assert min(run["peak_bytes"]) > 0
+        assert 0 < one["stall_seconds"] < 5
+        assert one["checkpoint_bytes"] > 3 * 4 * 1000, "parameters and two moments of each"
+        assert one["sent_mib_per_step"] > 0
+    ElementTree.parse(tmp_path / "out" / "compare.svg")
+    assert not list((tmp_path / "out").glob("*/job/checkpoints")), "large, and of no more use"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_process(tmp_path: Path):
+    process = start(tmp_path, "--steps", "100000")
+    beats = tmp_path / "out" / "ddp-1" / "job" / "attempt-1" / "heartbeat" / "0.0"
+    until(lambda: (beat := read_beat(beats)) and beat.phase == "step", 60)
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert len(below) >= 2
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert "stopped; nothing of it runs any more" in said
+    assert not psutil.wait_procs(below, timeout=5)[1]
