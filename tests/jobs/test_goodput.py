@@ -8,8 +8,10 @@ from django.utils import timezone
 from jobs.goodput import goodput
 from jobs.intake import reports
 from jobs.models import Attempt, Job
+from portal.series import compact, read
 from tests.jobs.reporting import Spooled, attempt_of, job_of, post
 from tests.lab import a_checkpoint
+from tests.portal.series import everybody, small
 
 pytestmark = pytest.mark.django_db
 NOW = timezone.now()
@@ -77,3 +79,19 @@ def test_nothing_is_said_of_what_has_not_run() -> None:
     job = job_of()
     attempt_of(job, state="pending")
     assert of(job) is None
+
+
+def test_long_runs_are_added_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, merged into chunks of four steps: right to within one at each restart."""
+    small(monkeypatch)
+    job = job_of()
+    first = an_attempt(job, 1, minutes=60, state="node_fail", ended_at=NOW - timedelta(minutes=30))
+    trained(first, 0, 202)
+    second = an_attempt(job, 2, minutes=30)
+    trained(second, 150, 400, seconds=3.0)
+    compact.compact(quiet=everybody)
+    found, _ = read.stretches([("attempt", first.pk), ("attempt", second.pk)], "step_seconds", points=64)
+    assert len(found.first) < 200
+    useful, wall = of(job) or (0.0, 0.0)
+    assert useful == pytest.approx(150 * 2.0 + 250 * 3.0, abs=4 * 3.0)
+    assert wall == 3600.0
