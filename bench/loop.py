@@ -83,7 +83,14 @@ def main() -> int:
 def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
     """(CPU, wall) microseconds a step of the whole loop: data order, heartbeat, stop file, norm, meter, spool."""
     settings = config.parse(
-        {"recipe": "noop", "steps": STEPS, "global_batch": 32, "validate_every": 0, "checkpoint_every": 0}
+        {
+            "recipe": "noop",
+            "steps": STEPS,
+            "global_batch": 32,
+            "validate_every": 0,
+            "checkpoint_every": 0,
+            "sample_seconds": 0.1,
+        }
     )
     where = place.by_hand(run_dir)
     reporter = Reporter.open(where.attempt_dir, rank=0, incarnation=0)
