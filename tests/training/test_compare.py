@@ -141,6 +141,8 @@ def seen(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float 
 def recorded() -> Comparison:
     ddp = Result("ddp", "parallelism=ddp", [seen("ddp", n, rate, sent=1.5) for n, rate in ((1, 100.0), (2, 200.0))])
     slow = Result("<fsdp>", "…", [seen("<fsdp>", n, rate, loss=2.25) for n, rate in ((1, 50.0), (2, 150.0))])
+    for run in slow.runs:
+        run.losses[7] += 0.25
     broken = Result("broken", "…", [], "round 1: rank 0: no")
     return Comparison(name="a & b", machine="here", ranks=2, steps=20, rounds=2, seed=0, results=[broken, ddp, slow])
 
@@ -154,7 +156,7 @@ def test_the_table_pairs_rounds_and_aligns_columns():
     assert lines["beside ddp, median"][-2:] == ["–", "0.625×"], "the median of 50/100 and 150/200"
     assert lines["lowest to highest"][-1] == "0.500–0.750"
     assert lines["peak memory a rank, above imports"][-4:] == ["120", "MiB", "120", "MiB"]
-    assert lines["largest difference"][-4:] == ["0.25", "at", "step", "1"]
+    assert lines["largest difference"][-4:] == ["0.5", "at", "step", "7"]
     assert lines["checkpoint, stands still"][-4:] == ["12.3", "ms", "12.3", "ms"]
     assert lines["checkpoint, size"][-2:] == ["3.00", "GiB"]
     assert lines["sent a step by a rank"][-4:] == ["1.50", "MiB", "not", "known"]
