@@ -44,10 +44,17 @@ class Footprint:
     """Parameters brought together or cast for the arithmetic."""
     activations: int
     logits: int
+    last: int = 0
+    """What is there when the activations have gone: one block's, or what zero1 sends its new weights in."""
+    keeps_gradients: bool = True
+    """They lie beside the activations; else they come as those go, and the peak is at one end or the other."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.gathered + self.activations + self.logits
+        forward = self.activations + self.logits
+        end = self.gradients + self.last
+        both = max(forward + self.gradients, end) if self.keeps_gradients else max(forward, end)
+        return self.weights + self.optimizer + self.gathered + both
 
     def __str__(self) -> str:
         parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
@@ -72,14 +79,19 @@ def footprint(dims: Dims, shape: Shape, settings: Settings) -> Footprint:
         gathered=_gathered(parameters, block, dims, shape, settings, bytes_each),
         activations=_activations(dims, shape, settings, layers, bytes_each),
         logits=_logits(dims, shape, settings),
+        last=max(
+            int(_tokens(dims, shape, settings) * _block(dims, shape, bytes_each, casts=parts == 1)),
+            parameters * FLOAT if settings.parallelism == "zero1" else 0,
+        ),
+        # Buckets of ddp stay, and where there are several micro-batches the first one's gradients wait for the last's.
+        keeps_gradients=shape["pp"] > 1 or settings.micro_batches > 1 or parts < shape["dp"] * shape["cp"],
     )
 
 
 def _gathered(parameters: int, block: int, dims: Dims, shape: Shape, settings: Settings, bytes_each: int) -> int:
     ends = dims.embedding_parameters // shape["tp"] * (1 if dims.tied else 2)
     if settings.parallelism != "fsdp":
-        buckets = parameters * FLOAT if settings.parallelism == "zero1" else 0
-        return buckets + (parameters * bytes_each if settings.dtype != "fp32" else 0)
+        return parameters * bytes_each if settings.dtype != "fp32" else 0
     if not settings.reshard:
         return parameters * bytes_each + block * FLOAT
     # The ends of the model stay gathered through the step; two blocks at a time, and one block's unreduced gradient.
@@ -87,11 +99,16 @@ def _gathered(parameters: int, block: int, dims: Dims, shape: Shape, settings: S
 
 
 def _activations(dims: Dims, shape: Shape, settings: Settings, layers: int, bytes_each: int) -> int:
-    tokens = settings.micro_batch * dims.context // shape["cp"]
+    tokens = _tokens(dims, shape, settings)
     whole = _block(dims, shape, bytes_each, casts=settings.parallelism != "fsdp")
     kept = {"none": whole, "selective": _products(dims, shape, bytes_each), "full": _stream(dims, shape)}
-    again = whole if settings.recompute != "none" else 0.0
+    again = {"none": 0.0, "selective": whole - kept["selective"], "full": whole}[settings.recompute]
     return int(tokens * (layers * kept[settings.recompute] * _in_flight(shape, settings) + again))
+
+
+def _tokens(dims: Dims, shape: Shape, settings: Settings) -> int:
+    """Of one micro-batch on one rank."""
+    return settings.micro_batch * dims.context // shape["cp"]
 
 
 def _block(dims: Dims, shape: Shape, bytes_each: int, *, casts: bool) -> float:
@@ -105,15 +122,17 @@ def _block(dims: Dims, shape: Shape, bytes_each: int, *, casts: bool) -> float:
     network = 4 * dims.hidden / shape["tp"]
     normed = 2 * dims.width * bytes_each + (2 * dims.width * FLOAT if casts and bytes_each < FLOAT else 0)
     gathered = 0.0
+    if shape["tp"] > 1:  # what enters attention and network, brought together from parts of the sequence
+        gathered = 2 * dims.width
     if shape["cp"] > 1:  # keys and values of the whole context, and again for each head
-        gathered = 2 * dims.head_width * (dims.heads + dims.kv_heads) / shape["tp"] * shape["cp"]
+        gathered += 2 * dims.head_width * (dims.heads + dims.kv_heads) / shape["tp"] * shape["cp"]
     rest = bytes_each * (attention + mixed + network + gathered)
-    return 3 * _stream(dims, shape) + normed + rest + FLOAT * turned
+    return 4 * _stream(dims, shape) + normed + rest + FLOAT * turned
 
 
 def _products(dims: Dims, shape: Shape, bytes_each: int) -> float:
     attention = dims.head_width * (2 * dims.heads + 2 * dims.kv_heads) / shape["tp"]
-    return _stream(dims, shape) + bytes_each * (attention + 2 * dims.hidden / shape["tp"] + dims.width)
+    return _stream(dims, shape) + bytes_each * (attention + 2 * dims.hidden / shape["tp"] + 2 * dims.width)
 
 
 def _stream(dims: Dims, shape: Shape) -> float:
@@ -132,6 +151,6 @@ def _in_flight(shape: Shape, settings: Settings) -> float:
 
 def _logits(dims: Dims, shape: Shape, settings: Settings) -> int:
     """As they come, normalised in float32, and their gradient."""
-    tokens = settings.micro_batch * dims.context // shape["cp"]
+    tokens = _tokens(dims, shape, settings)
     parts = shape["tp"] if settings.loss_parallel else 1
     return tokens * dims.vocabulary // parts * (3 * FLOAT if settings.dtype == "fp32" else 2 + 2 * FLOAT + 2)

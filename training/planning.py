@@ -99,7 +99,8 @@ def _ways(config: RunConfig, ranks: Ranks) -> Iterator[tuple[dict[str, int], str
     others = {axis: size for axis, size in given.items() if axis not in shapes.DATA_AXES}
     if nodes > 1 and ranks.per_node > 1 and not given:
         yield {"dp": nodes, "shard": ranks.per_node}, "fsdp", "shards within a node, copies across (fsdp, dp × shard)"
-    yield given, "fsdp", "shards across all ranks (fsdp)"
+    along = f" beside {', '.join(others)}" if others else ""
+    yield given, "fsdp", f"shards across all ranks{along} (fsdp)"
     splits = [given["tp"]] if "tp" in given else [size for size in (2, 4, 8) if ranks.per_node % size == 0]
     for split in splits:
         yield {**others, "tp": split}, "fsdp", f"matrices split over {split} ranks of a node, shards across (fsdp × tp)"

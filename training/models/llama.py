@@ -49,10 +49,10 @@ class Llama(nn.Module):
         self.dims = dims
         self.positions: Callable[[], Tensor] = lambda: torch.arange(dims.context)
         """Which places of a sample this rank's tokens have, (T,) int64."""
-        self.tokens: nn.Embedding | None = nn.Embedding(dims.vocabulary, dims.width)
+        self.tokens: nn.Embedding | None = Embedding(dims.vocabulary, dims.width)
         self.blocks = nn.ModuleDict({str(number): Block(dims) for number in range(dims.layers)})
         self.norm: nn.RMSNorm | None = nn.RMSNorm(dims.width, eps=1e-5)
-        self.head: nn.Linear | None = nn.Linear(dims.width, dims.vocabulary, bias=False)
+        self.head: nn.Linear | None = Linear(dims.width, dims.vocabulary, bias=False)
         if dims.tied:
             self.head.weight = self.tokens.weight
 
@@ -81,6 +81,20 @@ class Llama(nn.Module):
         return angles.cos(), angles.sin()
 
 
+class Linear(nn.Linear):
+    """Without weights of its own making: they are filled by name. (torch's would load its compiler for it.)"""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """As Linear."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class Block(nn.Module):
     """Attention and a gated network, each added to the stream (samples, T, width)."""
 
@@ -102,10 +116,10 @@ class Attention(nn.Module):
     def __init__(self, dims: Dims) -> None:
         super().__init__()
         self.head_width = dims.head_width
-        self.query = nn.Linear(dims.width, dims.heads * dims.head_width, bias=False)
-        self.key = nn.Linear(dims.width, dims.kv_heads * dims.head_width, bias=False)
-        self.value = nn.Linear(dims.width, dims.kv_heads * dims.head_width, bias=False)
-        self.out = nn.Linear(dims.heads * dims.head_width, dims.width, bias=False)
+        self.query = Linear(dims.width, dims.heads * dims.head_width, bias=False)
+        self.key = Linear(dims.width, dims.kv_heads * dims.head_width, bias=False)
+        self.value = Linear(dims.width, dims.kv_heads * dims.head_width, bias=False)
+        self.out = Linear(dims.heads * dims.head_width, dims.width, bias=False)
         self.attend: Attend = causal_attention
 
     def forward(self, stream: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -123,9 +137,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, dims: Dims) -> None:
         super().__init__()
-        self.gate = nn.Linear(dims.width, dims.hidden, bias=False)
-        self.up = nn.Linear(dims.width, dims.hidden, bias=False)
-        self.down = nn.Linear(dims.hidden, dims.width, bias=False)
+        self.gate = Linear(dims.width, dims.hidden, bias=False)
+        self.up = Linear(dims.width, dims.hidden, bias=False)
+        self.down = Linear(dims.hidden, dims.width, bias=False)
 
     def forward(self, stream: Tensor) -> Tensor:
         result: Tensor = self.down(functional.silu(self.gate(stream)) * self.up(stream))
