@@ -122,11 +122,7 @@ class Run:
         self, world: int, *, resume: str = "", sabotage: Sabotage | None = None, patient: bool = True
     ) -> Incarnation:
         """A new attempt of so many ranks. Patient ones end each save before the next step: none is ever skipped."""
-        self.attempts += 1
-        attempt_dir = self.job_dir / f"attempt-{self.attempts}"
-        for part in ("spool", "logs", "stacks", "heartbeat", "members"):
-            (attempt_dir / part).mkdir(parents=True)
-        generation = raise_generation(self.job_dir, mine=None, resume=resume)
+        attempt_dir, generation = self.attempt(resume)
         shared = {
             "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(world),
@@ -151,6 +147,14 @@ class Run:
         for process in processes:
             process.start()
         return Incarnation(attempt_dir, processes, generation)
+
+    def attempt(self, resume: str = "") -> tuple[Path, int]:
+        """A new one's folder and generation."""
+        self.attempts += 1
+        attempt_dir = self.job_dir / f"attempt-{self.attempts}"
+        for part in ("spool", "logs", "stacks", "heartbeat", "members"):
+            (attempt_dir / part).mkdir(parents=True)
+        return attempt_dir, raise_generation(self.job_dir, mine=None, resume=resume)
 
     def finish(self, world: int, *, resume: str = "") -> Incarnation:
         """A whole attempt that must succeed."""
@@ -216,7 +220,7 @@ def _rank(
     if environment["ADDED"]:
         add_choices(Path(environment["ADDED"]))
     if patient:
-        _end_saves_between_steps()
+        end_saves_between_steps()
     if sabotage is not None:
         _prepare(sabotage)
     if environment["SPY"]:
@@ -233,7 +237,7 @@ def add_choices(folder: Path) -> None:
         importlib.import_module(f"training.{kind}").__path__.append(str(folder / kind))
 
 
-def _end_saves_between_steps() -> None:
+def end_saves_between_steps() -> None:
     from training.distributed import Agreed
     from training.trainer import Trainer
 

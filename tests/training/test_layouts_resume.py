@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
+from tests.training import pool
 from tests.training.digesting import digests
-from tests.training.ranks import TINY, Run, Sabotage
-from training.launch.attempt import newest_on_lineage
+from tests.training.ranks import TINY, Run
 
 pytestmark = pytest.mark.slow
 
@@ -34,58 +35,93 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 WITH_DROPOUT = {"language": {**MODEL, "dropout": 0.2}}
 SPY = "tests.training.digesting:install"
+READ_BY = {
+    "ddp": ["one", "fsdp of 2", "zero1"],
+    "fsdp": ["fsdp of 2", "one", "pp"],
+    "tp": ["one", "ddp of 2"],
+    "fsdp and tp": ["fsdp", "tp", "one", "pp and fsdp", "zero1"],
+    "pp and fsdp": ["fsdp and tp", "zbv", "one"],
+    "zero1": ["zero1", "ddp of 2", "fsdp of 2"],
+}
+Done = tuple[Run, Path]
+"""A run, and the folder of its last attempt."""
 
 
-def run_of(folder: Path, layout: str, **changes: Any) -> tuple[Run, int]:
-    world, config = LAYOUTS[layout]
-    return Run(folder, {**CONFIG, **config, **changes}, spy=SPY), world
+def finish_all(asked: dict[str, tuple[str, Run]], folder: Path, *, resume: str = "") -> dict[str, Done]:
+    """By name (layout, run): all of one world size on the same ranks."""
+    by_world: dict[int, list[str]] = defaultdict(list)
+    for name, (layout, _) in asked.items():
+        by_world[LAYOUTS[layout][0]].append(name)
+    done: dict[str, Done] = {}
+    for world, names in by_world.items():
+        runs = [asked[name][1] for name in names]
+        folders = pool.finish(runs, world, folder / f"world-{world}", resume=resume, spy=SPY)
+        done |= dict(zip(names, zip(runs, folders, strict=True), strict=True))
+    return done
 
 
-@pytest.mark.parametrize("layout", ["zero1", "fsdp", "hsdp", "tp", "pp", "zbv", "cp", "fsdp and tp", "pp and fsdp"])
-def test_hex_equal_on_its_own_layout(layout: str, tmp_path: Path) -> None:
-    """Killed in the ninth step, once step 8 is saved. (ddp: test_resume.)"""
-    whole, world = run_of(tmp_path / "whole", layout, **WITH_DROPOUT)
-    whole_dir = whole.finish(world).attempt_dir
-    run, _ = run_of(tmp_path / "run", layout, **WITH_DROPOUT)
-    committed = run.job_dir / "checkpoints" / "step-8" / "COMMITTED"
-    dying = Sabotage("training.norms:GradientNorm.__call__", call=9, rank=world - 1, until=str(committed))
-    assert run.start(world, sabotage=dying).wait()[world - 1] == -9
-    resumed = run.finish(world, resume=newest_on_lineage(run.job_dir))
-    assert run.events("run.started")[0]["resumed_from"] == "step-8"
-    for rank in range(world):
+def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
+    """With all that lies in its job folder up to step 8, on a layout of its own."""
+    made = Run(folder, {**CONFIG, **LAYOUTS[layout][1], **changes})
+    shutil.copytree(run.job_dir, made.job_dir, dirs_exist_ok=True)
+    shutil.rmtree(made.job_dir / "checkpoints" / "step-12", ignore_errors=True)
+    made.attempts = run.attempts
+    return made
+
+
+OWN = ["ddp", "zero1", "fsdp", "hsdp", "tp", "pp", "zbv", "cp", "fsdp and tp", "pp and fsdp"]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Done]]:
+    """By layout: the run to its end, and the same from its step 8 on."""
+    folder = tmp_path_factory.mktemp("own")
+    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in OWN}
+    whole = finish_all(asked, folder / "whole")
+    again = {name: (name, copy_of(whole[name][0], folder / f"{name} again", name, **WITH_DROPOUT)) for name in OWN}
+    resumed = finish_all(again, folder / "again", resume="step-8")
+    return {name: (whole[name], resumed[name]) for name in OWN}
+
+
+@pytest.mark.parametrize("layout", OWN)
+def test_hex_equal_on_its_own_layout(layout: str, own: dict[str, tuple[Done, Done]]) -> None:
+    (whole, whole_dir), (resumed, resumed_dir) = own[layout]
+    assert resumed.events("run.started")[0]["resumed_from"] == "step-8"
+    for rank in range(LAYOUTS[layout][0]):
         for name in ("loss", "gradient_norm"):
-            found, expected = run.series(name, rank), whole.series(name, rank)
+            found, expected = resumed.series(name, rank), whole.series(name, rank)
             assert {step: value.hex() for step, value in found.items()} == {
                 step: value.hex() for step, value in expected.items()
             }
-    assert digests(resumed.attempt_dir, "ended") == digests(whole_dir, "ended")
+    assert digests(resumed_dir, "ended") == digests(whole_dir, "ended")
 
 
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        ("ddp", ["one", "fsdp of 2", "zero1"]),
-        ("fsdp", ["fsdp of 2", "one", "pp"]),
-        ("tp", ["one", "ddp of 2"]),
-        ("fsdp and tp", ["fsdp", "tp", "one", "pp and fsdp", "zero1"]),
-        ("pp and fsdp", ["fsdp and tp", "zbv", "one"]),
-        ("zero1", ["zero1", "ddp of 2", "fsdp of 2"]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "to",
-)
-def test_the_same_run_on_other_layouts(written: str, read: list[str], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Done], dict[str, Done], dict[str, Done]]:
+    """What was written up to step 8, the same gone on, and as other layouts read it and go on ("written > read")."""
+    folder = tmp_path_factory.mktemp("others")
+    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": 8})) for name in READ_BY}
+    written = finish_all(asked, folder / "written")
+    on = {name: (name, copy_of(written[name][0], folder / f"{name} on", name, steps=9)) for name in READ_BY}
+    went_on = finish_all(on, folder / "went on", resume="step-8")
+    reading = {
+        f"{name} > {layout}": (layout, copy_of(written[name][0], folder / f"{name} > {layout}", layout, steps=9))
+        for name, layouts in READ_BY.items()
+        for layout in layouts
+    }
+    return written, went_on, finish_all(reading, folder / "read", resume="step-8")
+
+
+@pytest.mark.parametrize(("written", "read"), [(name, layout) for name in READ_BY for layout in READ_BY[name]])
+def test_the_same_run_on_another_layout(
+    written: str, read: str, others: tuple[dict[str, Done], dict[str, Done], dict[str, Done]]
+) -> None:
     """What was saved at step 8 is read whole and alike, and the next loss is the one that would have come."""
-    first, world = run_of(tmp_path / "first", written, steps=8)
-    digested = digests(first.finish(world).attempt_dir, "ended")
-    went_on, _ = run_of(tmp_path / "went-on", written, steps=9)
-    shutil.copytree(first.job_dir, went_on.job_dir, dirs_exist_ok=True)
-    went_on.attempts = first.attempts
-    went_on.finish(world, resume="step-8")
-    expected = fmean(went_on.series(rank=rank)[9] for rank in range(world))
-    for layout in read:
-        run, ranks = run_of(tmp_path / layout, layout, steps=9)
-        shutil.copytree(first.job_dir, run.job_dir, dirs_exist_ok=True)
-        run.attempts = first.attempts
-        attempt_dir = run.finish(ranks, resume="step-8").attempt_dir
-        assert digests(attempt_dir, "restored") == digested, layout
-        assert fmean(run.series(rank=rank)[9] for rank in range(ranks)) == pytest.approx(expected, rel=1e-6), layout
+    wrote, went_on, reads = others
+    run, attempt_dir = reads[f"{written} > {read}"]
+    assert digests(attempt_dir, "restored") == digests(wrote[written][1], "ended")
+    assert _loss(run, read) == pytest.approx(_loss(went_on[written][0], written), rel=1e-6)
+
+
+def _loss(run: Run, layout: str) -> float:
+    return fmean(run.series(rank=rank)[9] for rank in range(LAYOUTS[layout][0]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.training import pool
 from tests.training.ranks import TINY, Run
 from training import support
 from training.config import parse
@@ -34,11 +35,20 @@ def config_of(row: Combination, schedule: str | None = None) -> dict[str, Any]:
     return {**CONFIG, "parallelism": row.parallelism, "mesh": mesh, **pipeline}
 
 
+Runs = dict[tuple[Combination, str | None], Run]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(tmp_path_factory.mktemp("alone") / "run", CONFIG)
-    run.finish(1)
-    return run
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Every case once, on as few ranks as it takes: those of one world size share their processes."""
+    folder = tmp_path_factory.mktemp("cases")
+    found: Runs = {}
+    for world in (1, 2, 4, 8):
+        mine = [case.values for case in cases() if 2 ** len(case.values[0].axes) == world]
+        runs = [Run(folder / f"{world}-{number}", config_of(*case)) for number, case in enumerate(mine)]
+        pool.finish(runs, world, folder / f"world-{world}")
+        found |= dict(zip(mine, runs, strict=True))
+    return found
 
 
 def losses(run: Run, world: int) -> dict[int, float]:
@@ -49,12 +59,9 @@ def losses(run: Run, world: int) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("row", "schedule"), list(cases()))
-def test_the_losses_are_those_of_one_process(
-    row: Combination, schedule: str | None, alone: Run, tmp_path: Path
-) -> None:
+def test_the_losses_are_those_of_one_process(row: Combination, schedule: str | None, ran: Runs) -> None:
     world = 2 ** len(row.axes)
-    run = Run(tmp_path / "run", config_of(row, schedule))
-    run.finish(world)
+    run, alone = ran[row, schedule], ran[COMBINATIONS[0], None]
     found, expected = losses(run, world), losses(alone, 1)
     assert len(found) == STEPS
     assert found == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,85 @@
+"""Many short runs on the same ranks, one after the other: starting a rank takes longer than such a run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.training.ranks import Run, end_saves_between_steps, fork
+
+SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One attempt, as its ranks are told of it."""
+
+    run_dir: Path
+    attempt_dir: Path
+    generation: int
+    resume: str
+
+
+def finish(runs: Sequence[Run], world: int, folder: Path, *, resume: str = "", spy: str = "") -> list[Path]:
+    """An attempt of each run on the same ranks, all of which must end well; their folders."""
+    turns = [_Turn(run.folder, *run.attempt(resume), resume) for run in runs]
+    folder.mkdir(parents=True, exist_ok=True)
+    processes = [fork(_rank, turns, world, rank, folder, spy) for rank in range(world)]
+    for process in processes:
+        process.join(SECONDS)
+    for turn in turns:
+        failed = [path for rank in range(world) if (path := turn.attempt_dir / f"failed.{rank}").exists()]
+        assert not failed, f"{turn.run_dir}\n{failed[0].read_text()}"
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    logs = [path.read_text() for path in sorted(folder.glob("*.log"))]
+    assert codes == [0] * world, f"{codes}\n{logs}"
+    return [turn.attempt_dir for turn in turns]
+
+
+def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str) -> None:
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
+    os.environ["VIGIL_STORE_FILE"] = str(folder / "store.json")
+    if spy:
+        module, _, name = spy.partition(":")
+        getattr(importlib.import_module(module), name)()
+    from training import distributed
+
+    end_saves_between_steps()
+    joined = distributed.join(on_cpu=True)
+    for turn in turns:
+        try:
+            _take(turn, joined)
+        except BaseException:
+            (turn.attempt_dir / f"failed.{rank}").write_text(traceback.format_exc())
+            os._exit(1)  # its peers notice, or the parent's patience ends
+    distributed.leave()
+
+
+def _take(turn: _Turn, world: object) -> None:
+    from training import config
+    from training.heartbeat import NullHeartbeat
+    from training.place import Place
+    from training.report import Reporter
+    from training.stopping import StopRequest
+    from training.trainer import Trainer, set_determinism
+
+    os.environ["VIGIL_ATTEMPT_DIR"] = str(turn.attempt_dir)
+    settings = config.load(turn.run_dir / "portal" / "run.toml").config
+    place = Place(turn.run_dir, turn.attempt_dir, 0, turn.generation, turn.resume, launched=True)
+    reporter = Reporter.open(turn.attempt_dir, rank=int(os.environ["RANK"]), incarnation=0, flush_steps=1)
+    set_determinism(settings.determinism)
+    trainer = Trainer(settings, place, world, reporter=reporter, heartbeat=NullHeartbeat(), stop=StopRequest())  # type: ignore[arg-type]
+    assert trainer.run()
+    reporter.close()
