@@ -274,7 +274,9 @@ def profile(loop: Loop, count: int = 2) -> list[str]:
         wait(loop.device)
         seconds = time.perf_counter() - began
     found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    events = [event for event in found if ("CUDA" in str(event.device_type())) == on_gpu]
+    # Annotations (an optimizer's step, a compiled region) span what is counted already.
+    found = [one for one in found if "annotation" not in one.activity_type()]
+    events = [one for one in found if ("CUDA" in str(one.device_type())) == on_gpu]
     return _lines(events, seconds, count, on_gpu=on_gpu)
 
 

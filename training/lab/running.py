@@ -154,6 +154,8 @@ def _read(attempt: Attempt, name: str, number: int, ranks: int) -> Run:
     sent = series.get((0, "communicated_mib"))
     by_rank = [series.get((one, "loss"), {}) for one in range(ranks)]
     common = set.intersection(*map(set, by_rank))
+    if not common:
+        raise Failed("its ranks told no losses of the same steps")
     return Run(
         name=name,
         round=number,
