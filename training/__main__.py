@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training import commands, config, hang, manifest, place
+from training import commands, config, hang, manifest, place, run_file
 from training.heartbeat import Heartbeat
 from training.loading import without_collections
 from training.report import Reporter
@@ -39,14 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return commands.run(arguments[0], arguments[1:])
     options = parse(arguments)
     try:
-        run = config.load(options.run)
+        run = run_file.load(options.run)
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     return train(run, options)
 
 
-def train(run: config.RunFile, options: argparse.Namespace, *, heart: type[Heartbeat] = Heartbeat) -> int:
+def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Heartbeat] = Heartbeat) -> int:
     stop = StopRequest()
     where = place.from_launcher()
     stop.listen(launched=where is not None)
@@ -75,7 +75,7 @@ def train(run: config.RunFile, options: argparse.Namespace, *, heart: type[Heart
     return _train(run, where, world, heartbeat, stop)
 
 
-def _train(run: config.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest) -> int:
+def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest) -> int:
     settings = run.config
     from training import communication, distributed
     from training.trainer import set_determinism
@@ -117,7 +117,7 @@ def _fail(reporter: Reporter, error: BaseException) -> None:
     os._exit(1)
 
 
-def _place_by_hand(world: World, run: config.RunFile, options: argparse.Namespace) -> place.Place:
+def _place_by_hand(world: World, run: run_file.RunFile, options: argparse.Namespace) -> place.Place:
     from training import distributed
 
     made = None

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from training import config, installed, machine
+from training import installed, machine, run_file
 from training.launch.capturing import FILE
 from training.launch.plan import Plan, read_plan
 from training.launch.ranks import inherited
@@ -126,7 +126,7 @@ def settings(plan: Plan) -> dict[str, Any]:
     """The hash of all that decides the numbers of a run, as its checkpoints remember it."""
     if plan.script is not None:
         return {}
-    return {"config_hash": config.load(plan.run_dir / "portal" / "run.toml").config.hash()}
+    return {"config_hash": run_file.load(plan.run_dir / "portal" / "run.toml").config.hash()}
 
 
 def without_password(url: str) -> str:

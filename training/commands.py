@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import config, footprint, machine, manifest, planning
+from training import config, footprint, machine, manifest, planning, run_file
 
 SAY_SECONDS = 5.0
 ASSUMED_GIB = 80.0
@@ -62,7 +62,7 @@ def prepare(file: Path) -> int:
     from training.data import accepted, cache_dir
 
     try:
-        run = config.load(file)
+        run = run_file.load(file)
         recipe = importlib.import_module(f"training.recipes.{run.config.recipe}")
         options = accepted(recipe.prepare, run.config.recipe_options())
         if "tell" in inspect.signature(recipe.prepare).parameters:
@@ -82,7 +82,7 @@ def prepare(file: Path) -> int:
 def plan(options: argparse.Namespace) -> int:
     """Tells how a run's ranks would share the work, the memory of each, and why; starts nothing."""
     try:
-        run = config.load(options.run)
+        run = run_file.load(options.run)
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node
         memory, where = _memory_of_a_rank(options.gpu_memory, per_node, on_cpu=run.on_cpu)

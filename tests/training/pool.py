@@ -68,7 +68,7 @@ def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str)
 
 
 def _take(turn: _Turn, world: object) -> None:
-    from training import config
+    from training import run_file
     from training.heartbeat import NullHeartbeat
     from training.place import Place
     from training.report import Reporter
@@ -76,7 +76,7 @@ def _take(turn: _Turn, world: object) -> None:
     from training.trainer import Trainer, set_determinism
 
     os.environ["VIGIL_ATTEMPT_DIR"] = str(turn.attempt_dir)
-    settings = config.load(turn.run_dir / "portal" / "run.toml").config
+    settings = run_file.load(turn.run_dir / "portal" / "run.toml").config
     place = Place(turn.run_dir, turn.attempt_dir, 0, turn.generation, turn.resume, launched=True)
     reporter = Reporter.open(turn.attempt_dir, rank=int(os.environ["RANK"]), incarnation=0, flush_steps=1)
     set_determinism(settings.determinism)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from training import choices, config
+from training import choices, config, run_file
 from training.choices import ChoiceError
 from training.config import ConfigError, RunConfig
 
@@ -29,7 +29,7 @@ def test_defaults_are_written_out_and_read_back() -> None:
 
 @pytest.mark.parametrize("name", ["language.toml", "vision.toml"])
 def test_the_examples_are_runnable_job_specs(name: str) -> None:
-    found = config.load(EXAMPLES / name)
+    found = run_file.load(EXAMPLES / name)
     assert found.on_cpu
     assert list(found.config.check(2)) == []
     assert list(found.config.check(1)) == []
@@ -81,7 +81,7 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
         ({"communication": "powersgd", "parallelism": "fsdp"}, 2, '"powersgd" is for parallelism = "ddp", where each'),
         ({"communication": "diloco", "parallelism": "zero1"}, 2, '"diloco" is for parallelism = "ddp", where each'),
         ({"communication": "bf16", "mesh": {"cp": 2}}, 4, '"bf16" is for replicas of whole models, not with mesh.cp.'),
-        ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk brings gradients of several steps together'),
+        ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk brings gradients of several steps'),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
@@ -117,9 +117,9 @@ def test_files_that_are_no_run(tmp_path: Path) -> None:
     for text, message in (("a = ", "is not TOML"), ("name = 'x'", "run: is missing"), (b"\xff", "can't be read")):
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(ConfigError, match=message):
-            config.load(file)
+            run_file.load(file)
     with pytest.raises(ConfigError, match="can't be read"):
-        config.load(tmp_path / "none.toml")
+        run_file.load(tmp_path / "none.toml")
 
 
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str) -> choices.Choice:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from training import config
+from training import config, run_file
 from training.heartbeat import heartbeat_path, read_beat
 from training.lab import asked, picture
 from training.lab.asked import Candidate, Refused
@@ -58,7 +58,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 def compare(options: argparse.Namespace) -> int:
     """0 if all ran, 1 if one failed, 2 if it can't be compared, 130 if it was stopped."""
     try:
-        base = config.load(options.run)
+        base = run_file.load(options.run)
         ranks = options.ranks or _ranks_of(options.run)
         ways = asked.candidates(base.config, options.changes, steps=options.steps, ranks=ranks)
         out = _folder(options.out, options.run, base.name)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from training import __main__ as command
-from training import config
+from training import run_file
 from training.heartbeat import Heartbeat
 from training.loading import without_collections
 
@@ -33,7 +33,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 
 def main(arguments: list[str]) -> int:
     options = command.parse(arguments)
-    run = config.load(options.run)
+    run = run_file.load(options.run)
     with without_collections():
         _import_all()
     import torch

@@ -27,10 +27,10 @@ def most_nodes(plan: Plan, there: int) -> int:
 @functools.cache
 def _fits(path: Path, world_size: int) -> bool:
     """By the run's own check. What cannot be checked is tried: then the ranks themselves say what is wrong."""
-    from training import config  # here, as only elastic jobs need it: it takes a tenth of a second
+    from training import config, run_file  # here, as only elastic jobs need it: it takes a tenth of a second
 
     try:
-        settings = config.load(path).config
+        settings = run_file.load(path).config
     except config.ConfigError:
         return True
     if not settings.mesh and settings.global_batch < world_size:

@@ -1,0 +1,53 @@
+"""The file that a run is described in: a run.toml, or a whole job spec, as far as the trainer cares."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.config import ConfigError, Problem, RunConfig, parse
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A run.toml or a whole job spec, as far as the trainer cares."""
+
+    name: str
+    config: RunConfig
+    on_cpu: bool
+    """The job asked for no GPU, so none is used even where there is one."""
+    mtbf_hours: float | None = None
+    """Between failures of the job's nodes together, as the portal has seen them."""
+    nodes: int = 1
+    """The most that it may have."""
+    ranks_per_node: int = 1
+
+
+def load(path: Path) -> RunFile:
+    """Reads a run.toml or a job spec; ConfigError with dotted field names if it can't be run."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(str(path), f"can't be read: {error}.")]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([Problem(str(path), f"is not TOML: {error}.")]) from error
+    if not isinstance(data.get("run"), dict):
+        raise ConfigError([Problem("run", 'is missing. Write a table [run] with at least recipe = "language".')])
+    allocation = data.get("launch", data.get("resources", {}))
+    allocation = allocation if isinstance(allocation, dict) else {}
+    hours, gpus = allocation.get("mtbf_hours"), allocation.get("gpus_per_node")
+    return RunFile(
+        str(data.get("name", path.stem)),
+        parse(data["run"]),
+        on_cpu=allocation.get("gpus_per_node") == 0,
+        mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
+        nodes=_most(allocation.get("nodes")),
+        ranks_per_node=_most(allocation.get("gpus_per_node")) if gpus else _most(allocation.get("ranks_per_node")),
+    )
+
+
+def _most(count: object) -> int:
+    """Of `4` or `"2:4"`; 1 for what makes no sense, which is the job spec's to refuse."""
+    text = str(count).rpartition(":")[2]
+    return max(1, int(text)) if text.isdecimal() else 1
