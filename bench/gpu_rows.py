@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import shutil
 import statistics
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from bench.gpu_loops import Bare, Loop, Ours, Size, mfu, profile, timed, wait, write_data
+from bench.gpu_parts import parts
 from training.cadence import Cadence, Mtbf
 from training.checkpoint import Checkpoints, Facts
 from training.distributed import World
@@ -234,12 +236,24 @@ def stall_row(setting: Setting) -> list[Row]:
     ]
 
 
+def parts_row(setting: Setting) -> list[Row]:
+    """What each part of a step reaches by itself; no bar. Says what to mend where MFU falls short."""
+    for size in setting.sizes(M350, B1):
+        print(f"{size.name}: one micro-batch of {size.micro_batch} samples, forward and backward", flush=True)
+        for part in parts(size, setting.world.device):
+            took = "–" if math.isnan(part.milliseconds) else f"{part.milliseconds:.2f} ms"
+            print(f"  {took:>12}  {part.name:44} {part.reached}".rstrip(), flush=True)
+        _free()
+    return []
+
+
 ROWS: dict[str, Callable[[Setting], list[Row]]] = {
     "mfu": mfu_row,
     "fp8": fp8_row,
     "stall": stall_row,
     "telemetry": telemetry_row,
     "determinism": determinism_row,
+    "parts": parts_row,
 }
 
 
@@ -289,8 +303,12 @@ def _fitted(size: Size, measure: Callable[[Size], list[Row]]) -> list[Row]:
                 raise
         print(f"{size.name}: a micro-batch of {size.micro_batch} does not fit; half of it", flush=True)
         size = replace(size, micro_batch=size.micro_batch // 2)
-        gc.collect()
-        torch.cuda.empty_cache()
+        _free()
+
+
+def _free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _met(value: float | None, least: float) -> bool | None:

@@ -22,9 +22,7 @@ def bench(*arguments: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_tiny_runs_every_row_and_claims_nothing():
-    said, told = bench(
-        "--tiny", "--row", "mfu", "--row", "fp8", "--row", "stall", "--row", "telemetry", "--row", "determinism"
-    )
+    said, told = bench("--tiny")
     assert "TINY, on a CPU" in said
     assert [row["met"] for row in told["rows"]] == [None] * 12
     names = " ".join(row["name"] for row in told["rows"])
@@ -33,7 +31,8 @@ def test_tiny_runs_every_row_and_claims_nothing():
     losses = [line.split()[-1] for line in said.splitlines() if line.startswith(("  ours  ", "  bare  "))]
     assert len(losses) == 4
     assert len(set(losses)) == 1, "ours and the bare loop did not train the same"
-    assert "where ours spends its time" in said
+    for what in ("where ours spends its time", "attention: torch's choice", "optimizer, a step"):
+        assert what in said
 
 
 @pytest.mark.slow
