@@ -6,8 +6,8 @@
 
 Bars (one H200): MFU ≥ 45 % for 350 M to 1 B parameters in bf16, compiled, 2,048 tokens a sample, and ≥ 0.97× of a bare
 loop of the same model; FP8 ≥ 1.10× of bf16; a checkpoint of 12 GB stalls training ≤ 1 s and ≤ 10 % of `dcp.save`;
-telemetry costs ≤ 1 %. Determinism and parts (products, attention, loss, optimizer, each by itself) have no bar. Where there
-is no GPU, rows say so.
+telemetry costs ≤ 1 %. Determinism and parts (products, attention, loss, optimizer, each by itself) have no bar. Where
+there is no GPU, rows say so.
 """
 
 from __future__ import annotations

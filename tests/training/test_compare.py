@@ -20,7 +20,7 @@ import pytest
 from tests.training.launching import until
 from training.config import parse
 from training.heartbeat import read_beat
-from training.lab import asked, picture
+from training.lab import asked, command, picture
 from training.lab.results import Comparison, Result
 from training.lab.running import Run, toml
 from training.lab.table import table
@@ -99,6 +99,22 @@ def test_everything_that_cannot_work_is_told_at_once_by_name():
 )
 def test_what_would_not_be_a_comparison_is_refused(change: str, says: str):
     assert any(says in line for line in refused("b=dtype=fp32", change))
+
+
+def test_more_ranks_than_gpus_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(command, "gpus", lambda visible: {"gpus": [{"name": "NVIDIA H200"}]})
+    (tmp_path / "run.toml").write_text(TINY.replace("gpus_per_node = 0\n", ""))
+    assert command.compare(command.options([str(tmp_path / "run.toml")])) == 2
+    assert "2 ranks need a GPU each, and here are 1" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run.toml").write_text(TINY)
+    assert command.compare(command.options([str(tmp_path / "run.toml"), "--out", str(tmp_path)])) == 2
+    assert "is not empty" in capsys.readouterr().err
 
 
 def test_one_alone_and_too_few_steps_are_refused():

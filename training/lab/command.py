@@ -48,7 +48,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--with", dest="changes", action="append", default=[], metavar="NAME=key=value,…", help="a way")
     parser.add_argument("--steps", type=_count, default=40, help="of each run; 40")
     parser.add_argument("--rounds", type=_count, default=5, help="of all ways in turn, A/B/A/B; 5")
-    parser.add_argument("--ranks", type=_count, help="default: as RUN.toml says for a node, else 2")
+    parser.add_argument("--ranks", type=_count, help="default: as RUN.toml says for a node, else one a GPU, else 2")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where everything is kept; a new folder beside RUN.toml"
     )
@@ -59,7 +59,10 @@ def compare(options: argparse.Namespace) -> int:
     """0 if all ran, 1 if one failed, 2 if it can't be compared, 130 if it was stopped."""
     try:
         base = run_file.load(options.run)
-        ranks = options.ranks or _ranks_of(options.run)
+        there = 0 if base.on_cpu else len(_gpus_here())
+        ranks = options.ranks or _ranks_of(options.run) or there or 2
+        if 0 < there < ranks:
+            raise Refused([f"--ranks: {ranks} ranks need a GPU each, and here are {there}."])
         ways = asked.candidates(base.config, options.changes, steps=options.steps, ranks=ranks)
         out = _folder(options.out, options.run, base.name)
     except (config.ConfigError, Refused, OSError) as error:
@@ -171,11 +174,11 @@ def _count(text: str) -> int:
 
 
 def _ranks_of(file: Path) -> int:
-    """Of one node, as its table says; 2 where it says nothing."""
+    """Of one node, as its table says; 0 where it says nothing."""
     document = tomllib.loads(file.read_text(encoding="utf-8"))
     allocation = document.get("launch", document.get("resources", {}))
     found = [allocation.get(name) for name in ("gpus_per_node", "ranks_per_node") if isinstance(allocation, dict)]
-    return next((count for count in found if type(count) is int and count > 0), 2)
+    return next((count for count in found if type(count) is int and count > 0), 0)
 
 
 def _folder(wanted: Path | None, file: Path, name: str) -> Path:
@@ -196,6 +199,11 @@ def _folder(wanted: Path | None, file: Path, name: str) -> Path:
         number += 1
 
 
+def _gpus_here() -> list[dict[str, object]]:
+    found: list[dict[str, object]] = gpus(os.environ.get("CUDA_VISIBLE_DEVICES")).get("gpus", [])
+    return found
+
+
 def _machine() -> str:
     """When and on what."""
     found = processors()
@@ -204,7 +212,7 @@ def _machine() -> str:
         f"{found['cpus']} × {found.get('cpu', 'processors')}",
         f"{found['memory_gib']} GiB",
     ]
-    told += [gpu["name"] for gpu in gpus(os.environ.get("CUDA_VISIBLE_DEVICES")).get("gpus", [])]
+    told += [str(gpu["name"]) for gpu in _gpus_here()]
     return ", ".join([*told, f"load before {os.getloadavg()[0]:.1f}"])
 
 
