@@ -68,6 +68,8 @@ def sections(
         for chooses in ("parallelism", "communication"):
             name = run.get(chooses, RunConfig.model_fields[chooses].default)
             found[2].more += _options(choices.CHOSEN[chooses], name, run, wrong)
+        for owner in _along_axes(run):
+            found[2].more += _options("parallel", owner, run, wrong)
         recipe = str(run.get("recipe", RunConfig.model_fields["recipe"].default))
         if options := _options("recipes", recipe, run, wrong):
             found.insert(3, Section(f"{recipe.capitalize()} recipe", options[:OPTIONS_FIRST], options[OPTIONS_FIRST:]))
@@ -161,7 +163,9 @@ def _typed(drawn: Field, raw: str) -> Any:
     if drawn.kind == "pairs":
         pairs = (line.partition("=") for line in raw.split("\n") if line.strip())
         table = tomlkit.inline_table()
-        table.update({name.strip(): value.strip() for name, _, value in pairs})
+        counts = drawn.path == "run.mesh"
+        for name, _, value in pairs:
+            table[name.strip()] = _numeric(value.strip(), whole=True) if counts else value.strip()
         return table if table else None
     if drawn.kind == "area":
         return tomlkit.string(raw, multiline="\n" in raw) if raw else None
@@ -214,9 +218,17 @@ def _section(part: str, schema: dict[str, Any], values: Mapping[str, Any], wrong
             continue
         drawn = _field(path, described, values.get(name), wrong)
         if kind := _kind_of_choice(path):
-            drawn = _choose(drawn, choices.names(kind))
+            drawn = _choose(drawn, described.get("enum") or choices.names(kind))
         (section.fields if path in FIRST else section.more).append(drawn)
     return section
+
+
+def _along_axes(run: Mapping[str, Any]) -> list[str]:
+    """The parallelisms that the mesh brings in, beside the one that was chosen for the batch's own axes."""
+    axes = {name: choice.constants.get("AXES", ()) for name, choice in choices.describe("parallel").items()}
+    chosen = axes.get(str(run.get("parallelism", "")), ("dp",))
+    several = {axis for axis, size in _table(run, "mesh").items() if size != 1 and axis not in ("dp", "shard")}
+    return [name for name, own in axes.items() if several & {*own} and own != chosen]  # type: ignore[misc]
 
 
 def _options(kind: str, name: object, run: Mapping[str, Any], wrong: dict[str, str]) -> list[Field]:

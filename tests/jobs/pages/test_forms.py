@@ -51,6 +51,19 @@ def test_each_communication_has_its_own_fields() -> None:
     assert "diloco" not in text, "nothing stays behind that would only be refused"
 
 
+def test_the_mesh_brings_its_fields_in_whole_numbers() -> None:
+    assert "auto" in fields(TEXT)["run.parallelism"].choices
+    assert "run.pipeline.schedule" not in fields(TEXT)
+    text = merged(TEXT, {"run.mesh": "pp = 2\ntp=2"})
+    assert read_toml(text)["run"]["mesh"] == {"pp": 2, "tp": 2}
+    form = fields(text)
+    assert form["run.pipeline.schedule"].value == "1F1B"
+    assert form["run.tensor.loss_parallel"].value == "true"
+    assert form["run.mesh"].value == "pp=2\ntp=2"
+    assert "run.fsdp.offload" not in form
+    assert read_toml(merged(TEXT, {"run.mesh": "pp=two"}))["run"]["mesh"] == {"pp": "two"}, "for the spec to refuse"
+
+
 def test_a_script_job_has_its_own_fields() -> None:
     form = fields('name = "eval"\nkind = "script"\n[script]\nargs = ["--fast", "two words"]\nenv = { A = "1" }\n')
     assert form["script.args"].kind == "lines"
