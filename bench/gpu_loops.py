@@ -96,7 +96,8 @@ def write_data(folder: Path, vocabulary: int, tokens: int) -> Path:
         digest = hashlib.sha256(drawn.tobytes()).hexdigest()
         shards.append([Shard(f"{split}-00000.bin", count, digest)])
     named = TokenizerId("nothing", hashlib.sha256(b"nothing").hexdigest(), vocabulary, 0)
-    Index(named, "uint16", *shards).write(folder)
+    train, validation = shards
+    Index(named, "uint16", train, validation).write(folder)
     return folder
 
 
@@ -111,7 +112,7 @@ class Ours:
         self.determinism = self.config.determinism
         set_determinism(self.determinism)
         where = place.by_hand(folder)
-        self.reporter = _Kept.open(where.attempt_dir, rank=0, incarnation=0) if telemetry else _Heard()
+        self.reporter: _Kept | _Heard = _Heard() if not telemetry else _kept(where.attempt_dir)
         heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
         stop = StopRequest()
         stop.watch(where.attempt_dir)
@@ -273,7 +274,7 @@ def profile(loop: Loop, count: int = 2) -> list[str]:
             loop.steps(count)
         wait(loop.device)
         seconds = time.perf_counter() - began
-    found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    found = profiler.profiler.kineto_results.events()
     # Annotations (an optimizer's step, a compiled region) span what is counted already.
     found = [one for one in found if "annotation" not in one.activity_type()]
     events = [one for one in found if ("CUDA" in str(one.device_type())) == on_gpu]
@@ -321,6 +322,12 @@ class _Kept(Reporter):
     def log(self, step: int, **values: float) -> None:
         self.loss = values.get("loss", self.loss)
         super().log(step, **values)
+
+
+def _kept(attempt_dir: Path) -> _Kept:
+    reporter = _Kept.open(attempt_dir, rank=0, incarnation=0)
+    assert isinstance(reporter, _Kept)
+    return reporter
 
 
 @contextmanager

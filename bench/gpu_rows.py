@@ -186,7 +186,7 @@ def determinism_row(setting: Setting) -> list[Row]:
 
 def stall_row(setting: Setting) -> list[Row]:
     """How long training stands still for a checkpoint of 12 GB on one rank: ours, and torch's own `dcp.save`."""
-    from torch.distributed.checkpoint import save as dcp_save
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
     bytes_ = 12 * 2**20 if setting.tiny else 12 * 10**9
     elements = bytes_ // 4 // TENSORS
