@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -97,14 +97,16 @@ class Measuring:
         return marks, self._sampler.cost
 
     def read(self, step: int, times: StepTimes) -> dict[str, float]:
-        """More series of a step, once the device has come this far: for rank 0 to report."""
+        """Series of a step, once the device has come this far: its seconds, and for rank 0 to report more."""
         parts = self._watch.read(times.marks)
+        # The host runs ahead of a GPU: by its own clock a step lasts only as long as it takes to ask for one.
+        times = replace(times, step=max(times.step, sum(parts.values())))
         self._seen += 1
         if not self._world.leads:
-            return {}
+            return {"step_seconds": times.step}
         if self._seen > WARM_STEPS:
             self._tally.add(step, times, parts)
-        found = {f"{part}_seconds": seconds for part, seconds in parts.items()}
+        found = {f"{part}_seconds": seconds for part, seconds in parts.items()} | {"step_seconds": times.step}
         if (reached := self._mfu(times.step)) is not None:
             found["mfu"] = reached
         return found

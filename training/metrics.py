@@ -39,7 +39,7 @@ class Read(Protocol):
     """What knows more of a step than its loss (training.measuring)."""
 
     def read(self, step: int, times: StepTimes) -> dict[str, float]:
-        """More series of a step that is over; called on every rank, reported by rank 0."""
+        """Series of a step that is over: `step_seconds`, on every rank, and more for rank 0."""
 
     def flushed(self) -> None:
         """All steps so far have been read."""
@@ -83,29 +83,28 @@ class Meter:
         if not self._steps:
             return
         values = torch.stack(self._values).tolist()
+        seconds = 0.0
         for (step, learning_rate, times), loss, norm in zip(self._steps, values[::2], values[1::2], strict=True):
-            log = {"loss": loss, "gradient_norm": norm, "step_seconds": times.step}
-            more = self._measuring.read(step, times)
+            log = {"loss": loss, "gradient_norm": norm, **self._measuring.read(step, times)}
+            seconds += log["step_seconds"]
             if self._leads:
-                log |= more
                 log["learning_rate"] = learning_rate
                 log["data_seconds"] = times.data
                 if times.sent is not None:
                     log["communicated_mib"] = times.sent / MIB
-                log[f"{self._unit}_per_second"] = self._units / max(times.step, 1e-9)
+                log[f"{self._unit}_per_second"] = self._units / max(log["step_seconds"], 1e-9)
             self._reporter.log(step, **log)
         self._look([(step, *values[2 * i : 2 * i + 2]) for i, (step, _, _) in enumerate(self._steps)])
         self._reporter.log(self._steps[-1][0], memory_gib=memory_gib(self._device))
         self._measuring.flushed()
         self._reporter.flush()
         if self._leads:
-            self._tell(values)
+            self._tell(values, seconds)
         self._steps, self._values = [], []
         self._due = time.monotonic() + self._flush_seconds
 
-    def _tell(self, values: list[float]) -> None:
+    def _tell(self, values: list[float], seconds: float) -> None:
         step, learning_rate, _ = self._steps[-1]
-        seconds = sum(times.step for _, _, times in self._steps)
         rate = f"{self._units * len(self._steps) / max(seconds, 1e-9):,.0f} {self._unit}/s"
         self._say(f"step {step}  loss {values[-2]:.4f}  norm {values[-1]:.3f}  lr {learning_rate:.2e}  {rate}")
 

@@ -47,8 +47,8 @@ class Llama(nn.Module):
     def __init__(self, dims: Dims) -> None:
         super().__init__()
         self.dims = dims
-        self.positions: Callable[[], Tensor] = lambda: torch.arange(dims.context)
-        """Which places of a sample this rank's tokens have, (T,) int64."""
+        self.positions: Callable[[torch.device], Tensor] = lambda device: torch.arange(dims.context, device=device)
+        """Which places of a sample this rank's tokens have, (T,) int64, on this device: a copy would be waited for."""
         self.tokens: nn.Embedding | None = Embedding(dims.vocabulary, dims.width)
         self.blocks = nn.ModuleDict({str(number): Block(dims) for number in range(dims.layers)})
         self.norm: nn.RMSNorm | None = nn.RMSNorm(dims.width, eps=1e-5)
@@ -77,7 +77,7 @@ class Llama(nn.Module):
     def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each place's rotation, (T, head_width / 2) each, in float32."""
         half = torch.arange(0, self.dims.head_width, 2, device=device, dtype=torch.float32) / self.dims.head_width
-        angles = self.positions().to(device, torch.float32)[:, None] * ROPE_BASE**-half
+        angles = self.positions(device).float()[:, None] * ROPE_BASE**-half
         return angles.cos(), angles.sin()
 
 

@@ -5,6 +5,7 @@ A rank's tokens are one chunk from the front and one from the back, so that all 
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from training.shape import Misfit, Shape, nearest_divisors
@@ -35,7 +36,7 @@ def apply(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     axis = mesh["cp"]
     whole: Any = model
     mine = places(whole.dims.context, axis.get_local_rank(), axis.size())
-    whole.positions = lambda: mine
+    whole.positions = functools.cache(mine.to)
     attend = GatheredAttention(whole.dims.context, axis)
     for block in whole.blocks.values():
         block.attention.attend = attend
