@@ -161,7 +161,7 @@ class Bare:
         model.to_empty(device=self.device)
         model.load_state_dict({name: tensor.detach().clone() for name, tensor in ours.state().items()})
         places = torch.arange(ours.dims.context, device=self.device)
-        model.positions = lambda: places
+        model.positions = lambda device: places
         self.model = model
         self._run = torch.compile(model) if self.size.compile else model
         matrices = [parameter for parameter in model.parameters() if decayed(parameter)]
