@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from training import meshes, planning, shape, supply
+from training import meshes, origin, planning, shape, supply
+from training.base import Base
 from training.composing import Composed
 from training.config import ConfigError, Problem, RunConfig
 from training.data import Loader, Order, Prepared, Share, Task, cache_dir, derive_seed
+from training.dims import Dims
 from training.distributed import World, broadcast
 from training.feeding import Feed
 from training.heartbeat import Heartbeat, NullHeartbeat
@@ -37,6 +39,8 @@ class Assembly:
     loader: Loader
     feed: Feed
     optimizer: Optimizer
+    base: Base | None = None
+    """What its adapters are beside, if it trains adapters."""
 
     @property
     def units_per_step(self) -> int:
@@ -71,7 +75,7 @@ def assemble(
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
 ) -> Assembly:
-    """Weights and order as the seed gives them; what lies in the checkpoint is read into it afterwards."""
+    """Weights and order as the run's seed, or weights that it names, give them; a checkpoint is read into it later."""
     recipe = importlib.import_module(f"training.recipes.{config.recipe}")
     prepared = supply.prepare(
         recipe,
@@ -82,9 +86,12 @@ def assemble(
         heartbeat=heartbeat,
         reporter=reporter,
     )
+    telling = supply.Telling(world, heartbeat, reporter)
+    config, came = origin.settle(recipe, origin.as_trained(config, start), place, world, start, telling)
     torch.manual_seed(derive_seed(config.seed))
-    task = supply.build(recipe, config, prepared)
+    task = supply.build(recipe, config, prepared, came.path)
     config = _planned(config, task, world, reporter)
+    _check_fewer(config, world, task.dims)  # now that the data, and weights it starts from, have told the sizes
     model = Composed(task, config, world)
     share = _share(config, model, start, full=place.full_world_size or world.size)
     order = Order(task.samples["train"], derive_seed(config.seed, 1))
@@ -100,6 +107,7 @@ def assemble(
         loader=loader,
         feed=Feed(task, loader, divide=model.divide, device=world.device, end=end),
         optimizer=model.optimizer(),
+        base=came.base,
     )
 
 
@@ -132,6 +140,7 @@ def _memory_bytes(device: torch.device, per_node: int) -> int:
 
 def check(config: RunConfig, place: Place, world: World, start: Manifest | None) -> None:
     """A fresh run must divide evenly over its ranks; one that has lost or lacks some goes on with what it has."""
+    config = origin.as_trained(config, start)
     is_full = place.full_world_size <= world.size
     if is_full and (start is None or start.world_size == world.size):
         problems = list(config.check(world.size))
@@ -143,11 +152,12 @@ def check(config: RunConfig, place: Place, world: World, start: Manifest | None)
         _check_same_model(config, start)
 
 
-def _check_fewer(config: RunConfig, world: World) -> None:
+def _check_fewer(config: RunConfig, world: World, dims: Dims | None = None) -> None:
     """On other ranks than the run was made for only the mesh must still fit, and nobody be without a sample."""
     if config.parallelism == shape.AUTO:
         return
-    problems = [f for f in shape.check(config, world.size) if f.field != "global_batch" or config.mesh.get("pp", 1) > 1]
+    found = shape.check(config, world.size, dims)
+    problems = [misfit for misfit in found if misfit.field != "global_batch" or config.mesh.get("pp", 1) > 1]
     if not problems and config.global_batch < shape.shape_of(config, world.size).coordinates:
         message = f"{config.global_batch} samples leave nothing to do for some of {world.size} ranks."
         problems = [shape.Misfit("global_batch", message)]

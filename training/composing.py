@@ -48,6 +48,11 @@ class Composed:
         """What is called: the model as the last parallelism left it, or a pipeline."""
         self.exchange: Exchange
         """What its replicas send each other to stay one model."""
+        self._frozen = {
+            name
+            for name, parameter in task.model.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad
+        }
         self._apply(world.device)
         self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
         self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
@@ -95,8 +100,13 @@ class Composed:
             yield from part.named_parameters()
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by their names in the whole model: to save, or to read a checkpoint into."""
-        return {name: value for part in self.parts for name, value in part.state_dict().items()}
+        """Parameters and buffers by their names in the whole model: to save, or to read a checkpoint into.
+
+        Without those that are not trained: they come from where they came from.
+        """
+        return {
+            name: value for part in self.parts for name, value in part.state_dict().items() if name not in self._frozen
+        }
 
     def buffers(self) -> list[Tensor]:
         return [buffer for part in self.parts for buffer in part.buffers()]
@@ -184,16 +194,22 @@ class Composed:
             stages[index] = apply(stage, self.mesh, **self._options[name])
 
     def _fill(self, device: torch.device) -> None:
-        """Memory for every parameter, and weights that depend on the run's seed and the parameter's name alone."""
-        assert self.task.initialise is not None
+        """Memory for every parameter, and its weights: as they lie on disk, or as the run's seed and its name give."""
         for part in self.parts:
             part.to_empty(device="cpu" if self._options[self._config.parallelism].get("offload") else device)
             for name, parameter in part.named_parameters():
-                generator = torch.Generator(device).manual_seed(self._seed_of(name))
-                whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                self.task.initialise(name, whole, generator)
                 with torch.no_grad():
-                    local(parameter).copy_(part_of(whole, parameter))
+                    local(parameter).copy_(part_of(self._whole_parameter(name, parameter, device), parameter))
+
+    def _whole_parameter(self, name: str, parameter: nn.Parameter, device: torch.device) -> Tensor:
+        """As it lies on disk, mapped and not yet read, or as the seed gives it."""
+        assert self.task.initialise is not None
+        if self.task.weights is not None and (stored := self.task.weights(name)) is not None:
+            return stored
+        generator = torch.Generator(device).manual_seed(self._seed_of(name))
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        self.task.initialise(name, whole, generator)
+        return whole
 
     def _seed_of(self, name: str) -> int:
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

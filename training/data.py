@@ -57,6 +57,8 @@ class Task:
     initialise: Callable[[str, Tensor, torch.Generator], None] | None = None
     """(name, whole parameter, generator): fills it. A model whose task has one is made without memory, its weights are
     filled once it is cut, the same on every layout; any other model comes with its weights."""
+    weights: Callable[[str], Tensor | None] | None = None
+    """(name) → the whole parameter as it lies on disk, perhaps in another dtype. None: `initialise` fills it."""
     inputs: Callable[[Batch], Tensor] | None = None
     """batch → what the model is called with. A pipeline, whose first stage has no loss, needs it."""
     dims: Dims | None = None

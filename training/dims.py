@@ -22,6 +22,11 @@ class Dims:
     tied: bool = False
     """The head's weight is the embedding's."""
     dropout: float = 0.0
+    rope_base: float = 10_000.0
+    """Of the rotary positions' wavelengths."""
+    norm_epsilon: float = 1e-5
+    vocabulary_is_known: bool = True
+    """False: only the data will tell it, and nothing is refused for what was assumed."""
 
     @property
     def block_parameters(self) -> int:

@@ -115,18 +115,22 @@ def shape_of(config: RunConfig, world_size: int, dims: Dims | None = None) -> Sh
     return Shape(ordered, dims or _dims(config), config.global_batch, config.micro_batch)
 
 
-def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
-    """Everything about the mesh that can't work on so many ranks."""
+def check(config: RunConfig, world_size: int, dims: Dims | None = None) -> Iterator[Misfit]:
+    """Everything about the mesh that can't work on so many ranks. `dims`: as for shape_of."""
     try:
-        shape = shape_of(config, world_size)
+        shape = shape_of(config, world_size, dims)
     except Misfit as misfit:
         yield misfit
         return
     unit = shape.coordinates * (config.micro_batch or 1)
     if config.global_batch % unit:
         yield Misfit("global_batch", _uneven_batch(config, shape, unit))
-    uncombinable = list(_uncombinable(config, shape))
+    recipe = _recipe(config)
+    own = list(recipe.check(config, shape)) if hasattr(recipe, "check") else []
+    uncombinable = [*own, *_uncombinable(config, shape)]
     yield from uncombinable
+    if shape.dims is None and not _knows_sizes(config, recipe):
+        return  # they come with the weights that it starts from: it is checked again there
     for name in modules(config) if not uncombinable else ():
         try:
             load(name).check(shape, **config.options_of(name))
@@ -177,14 +181,23 @@ def _either(numbers: list[int]) -> str:
 
 
 def _dims(config: RunConfig) -> Dims | None:
-    recipe = importlib.import_module(f"training.recipes.{config.recipe}")
-    if not hasattr(recipe, "dims"):
+    recipe = _recipe(config)
+    if not hasattr(recipe, "dims") or not _knows_sizes(config, recipe):
         return None
     try:
         found: Dims = recipe.dims(**config.recipe_options())
     except ValueError as error:
         raise Misfit(config.recipe, str(error)) from None
     return found
+
+
+def _knows_sizes(config: RunConfig, recipe: ModuleType) -> bool:
+    """A recipe's `knows_sizes` says whether its options settle its model's `dims`, where they may not."""
+    return not hasattr(recipe, "knows_sizes") or bool(recipe.knows_sizes(**config.recipe_options()))
+
+
+def _recipe(config: RunConfig) -> ModuleType:
+    return importlib.import_module(f"training.recipes.{config.recipe}")
 
 
 def _with_axis(axis: str) -> str:

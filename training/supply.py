@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from training.config import RunConfig
 from training.corpus.errors import DataError
@@ -17,6 +19,8 @@ from training.report import AnyReporter
 
 SAY_SECONDS = 5.0
 EVENT_SECONDS = 30.0
+
+T = TypeVar("T")
 
 
 def prepare(
@@ -34,29 +38,29 @@ def prepare(
     Making can take hours. So that nobody takes the others for stuck meanwhile, rank 0 tells them every few seconds
     that it goes on, and all of them beat.
     """
-    teller = _Teller(world, heartbeat, reporter)
-    if not world.leads:
-        return teller.listen()
-    made: Prepared | Exception
-    options = accepted(recipe.prepare, config.recipe_options())
-    if "tell" in inspect.signature(recipe.prepare).parameters:
-        options["tell"] = teller.tell
-    try:
-        made = recipe.prepare(cache, identity, **options)
-    except DataError as error:
-        made = error.within(f"run.{config.recipe}")
-    except Exception as error:  # told to all, so that no rank waits for data that never comes
-        made = error
-    broadcast(world, made)
-    if isinstance(made, Exception):
-        raise made
-    return made
+
+    def make(tell: Callable[..., None]) -> Prepared:
+        options = accepted(recipe.prepare, config.recipe_options())
+        if "tell" in inspect.signature(recipe.prepare).parameters:
+            options["tell"] = tell
+        try:
+            made: Prepared = recipe.prepare(cache, identity, **options)
+        except DataError as error:
+            raise error.within(f"run.{config.recipe}") from None
+        return made
+
+    return Telling(world, heartbeat, reporter).by_rank_0(make)
 
 
-def build(recipe: ModuleType, config: RunConfig, prepared: Prepared) -> Task:
-    """What the recipe's `build` makes of it; its DataError with the option's whole path."""
+def build(recipe: ModuleType, config: RunConfig, prepared: Prepared, weights: Path | None = None) -> Task:
+    """What the recipe's `build` makes of it; its DataError with the option's whole path.
+
+    `weights`: what its parameters are read from; None: the seed or a checkpoint gives them.
+    """
     try:
         task: Task = recipe.build(prepared.path, **accepted(recipe.build, config.recipe_options()))
+        if weights is not None:
+            task = replace(task, weights=recipe.weights(weights, prepared.path))
     except DataError as error:
         raise error.within(f"run.{config.recipe}") from None
     return task
@@ -90,15 +94,29 @@ class Tellable(Protocol):
     def facts(self) -> dict[str, object]: ...
 
 
-class _Teller:
-    """Rank 0 tells, the others listen, until the data or what is wrong with it is told."""
+class Telling:
+    """Rank 0 does something long and tells of it; the others listen, until what came of it is told."""
 
     def __init__(self, world: World, heartbeat: Heartbeat | NullHeartbeat, reporter: AnyReporter) -> None:
         self._world, self._heartbeat, self._reporter = world, heartbeat, reporter
         self._say_at = time.monotonic() + SAY_SECONDS
         self._event_at = time.monotonic() + EVENT_SECONDS
 
-    def tell(self, progress: Tellable | None) -> None:
+    def by_rank_0(self, make: Callable[[Callable[..., None]], T]) -> T:
+        """What rank 0 makes, on every rank; where it fails, all raise. `make` is given what to call meanwhile."""
+        if not self._world.leads:
+            return cast(T, self._listen())
+        made: T | Exception
+        try:
+            made = make(self._tell)
+        except Exception as error:  # told to all, so that no rank waits for what never comes
+            made = error
+        broadcast(self._world, made)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def _tell(self, progress: Tellable | None = None) -> None:
         self._heartbeat.beat("data")
         now = time.monotonic()
         if now < self._say_at:
@@ -112,9 +130,9 @@ class _Teller:
             self._event_at = now + EVENT_SECONDS
             self._reporter.event("data.progress", **progress.facts())
 
-    def listen(self) -> Prepared:
+    def _listen(self) -> object:
         while True:
-            told: Prepared | Exception | None = broadcast(self._world, None)
+            told: object = broadcast(self._world, None)
             self._heartbeat.beat("data")
             if isinstance(told, Exception):
                 raise told

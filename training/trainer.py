@@ -122,6 +122,8 @@ class Trainer:
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
         self.config = self.assembly.config
+        if self.assembly.base is not None:
+            self.remembers["base"] = self.assembly.base
         self.update = self.guards.equip(self.assembly)
         self.measuring = Measuring(self.config, self.world, self.assembly, self.reporter)
         self.meter = Meter(

@@ -205,5 +205,5 @@ def test_only_the_shape_of_a_path_is_judged(source: object, message: str) -> Non
     found = choices.get("recipes", "language").problems({"source": source})
     assert [name for name, _ in found] == ["source"] * bool(message)
     assert all(message in text for _, text in found)
-    words = [option.words for option in choices.get("recipes", "language").options if option.is_path]
-    assert words == [("stdlib",), ("auto", "bytes"), ("auto",)]
+    paths = {option.name: option.words for option in choices.get("recipes", "language").options if option.is_path}
+    assert list(paths.values()) == [("stdlib",), ("auto", "bytes"), ("auto",), ("none",)]

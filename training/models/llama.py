@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from training.dims import Dims
 
-ROPE_BASE = 10_000.0
 STD = 0.02
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,7 +50,7 @@ class Llama(nn.Module):
         """Which places of a sample this rank's tokens have, (T,) int64, on this device: a copy would be waited for."""
         self.tokens: nn.Embedding | None = Embedding(dims.vocabulary, dims.width)
         self.blocks = nn.ModuleDict({str(number): Block(dims) for number in range(dims.layers)})
-        self.norm: nn.RMSNorm | None = nn.RMSNorm(dims.width, eps=1e-5)
+        self.norm: nn.RMSNorm | None = nn.RMSNorm(dims.width, eps=dims.norm_epsilon)
         self.head: nn.Linear | None = Linear(dims.width, dims.vocabulary, bias=False)
         if dims.tied:
             self.head.weight = self.tokens.weight
@@ -77,7 +76,7 @@ class Llama(nn.Module):
     def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each place's rotation, (T, head_width / 2) each, in float32."""
         half = torch.arange(0, self.dims.head_width, 2, device=device, dtype=torch.float32) / self.dims.head_width
-        angles = self.positions(device).float()[:, None] * ROPE_BASE**-half
+        angles = self.positions(device).float()[:, None] * self.dims.rope_base**-half
         return angles.cos(), angles.sin()
 
 
@@ -100,9 +99,9 @@ class Block(nn.Module):
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(dims.width, eps=1e-5)
+        self.attention_norm = nn.RMSNorm(dims.width, eps=dims.norm_epsilon)
         self.attention = Attention(dims)
-        self.mlp_norm = nn.RMSNorm(dims.width, eps=1e-5)
+        self.mlp_norm = nn.RMSNorm(dims.width, eps=dims.norm_epsilon)
         self.mlp = Mlp(dims)
         self.dropout = nn.Dropout(dims.dropout)
 

@@ -20,7 +20,9 @@ def check(shape: Shape, *, sequence_parallel: bool = True, **options: object) ->
     tp, dims = shape["tp"], shape.dims
     if dims is None:
         raise Misfit("mesh.tp", "this recipe's model does not say how its matrices are split. Leave the axis out.")
-    sizes = {"heads": dims.heads, "kv_heads": dims.kv_heads, "hidden": dims.hidden, "vocabulary": dims.vocabulary}
+    sizes = {"heads": dims.heads, "kv_heads": dims.kv_heads, "hidden": dims.hidden}
+    if dims.vocabulary_is_known:
+        sizes["vocabulary"] = dims.vocabulary
     if sequence_parallel:
         sizes["context"] = dims.context // shape["cp"]
     for name, size in sizes.items():

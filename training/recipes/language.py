@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from training.corpus import preparing as corpus
+from training.corpus.errors import DataError
 from training.corpus.preparing import Tell, Wanted
 from training.corpus.shards import SPLITS, read_index
 from training.corpus.windows import Windows
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.dims import Dims
+from training.shape import Misfit, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from training.config import RunConfig
+    from training.weights import Weights
 
 VOCABULARY = 256
 BOOKKEEPING = ("shards_folder",)
@@ -60,10 +65,15 @@ PRESETS: dict[str, dict[str, int]] = {
     "3b": {"layers": 28, "heads": 24, "kv_heads": 8, "head_width": 128, "hidden": 8192, "context": 4096},
     "7b": {"layers": 32, "heads": 32, "kv_heads": 32, "head_width": 128, "hidden": 11008, "context": 4096},
 }
-"""By what they roughly hold besides the embeddings, in parameters."""
+"""By what they hold besides the embeddings, in parameters, within a third."""
 
 
-def dims(*, vocabulary: int = VOCABULARY, preset: str = "tiny", **given: Any) -> Dims:
+def knows_sizes(**given: Any) -> bool:
+    """False: the weights that it starts from will tell `dims`, where they lie."""
+    return given.get("from_weights", "none") == "none" or given.get("layers") is not None
+
+
+def dims(*, vocabulary: int | None = None, preset: str = "tiny", **given: Any) -> Dims:
     """The model's sizes: the preset's, but for those that were given; ValueError if they don't fit together."""
     known = {**PRESETS[preset], **{name: given[name] for name in PRESETS["tiny"] if given.get(name) is not None}}
     if given.get("kv_heads") is None and given.get("heads") is not None:
@@ -75,11 +85,84 @@ def dims(*, vocabulary: int = VOCABULARY, preset: str = "tiny", **given: Any) ->
         raise ValueError(f"kv_heads {known['kv_heads']} does not divide {known['heads']} heads. Take one of {fits}.")
     return Dims(
         width=known["heads"] * known["head_width"],
-        vocabulary=vocabulary,
+        vocabulary=vocabulary or VOCABULARY,
+        vocabulary_is_known=vocabulary is not None or _is_bytes(given),
         tied=bool(given.get("tied")),
         dropout=float(given.get("dropout") or 0.0),
+        rope_base=float(given.get("rope_base") or 10_000.0),
+        norm_epsilon=float(given.get("norm_epsilon") or 1e-5),
         **known,
     )
+
+
+def _is_bytes(given: Mapping[str, Any]) -> bool:
+    """Whether the tokens can only be bytes. Shards know of themselves what they were made with."""
+    tokenizer = given.get("tokenizer", "auto")
+    return bool(tokenizer == "bytes") or bool(tokenizer == "auto" and given.get("source", "stdlib") == "stdlib")
+
+
+def check(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
+    """What can't work together, known without opening a file."""
+    options = config.recipe_options()
+    if options.get("lora_rank"):
+        from training import adapters
+
+        for field, message in adapters.problems(config, shape):
+            yield Misfit(field, message)
+
+
+def settle(path: Path, **options: Any) -> dict[str, Any]:
+    """The options as the weights at `path` make them; DataError, naming the option, where something else was asked."""
+    from training.models.llama_weights import SIZES, sizes_of
+    from training.weights import open_weights, wrong
+
+    weights = open_weights(path)
+    has = sizes_of(weights)
+    given = {name: options[name] for name in SIZES if options.get(name) not in (None, False)}
+    if options.get("preset", "tiny") != "tiny":
+        given = {**{name: size for name, size in PRESETS[options["preset"]].items() if name in SIZES}, **given}
+    for name, wanted in given.items():
+        if wanted != has[name]:
+            option = name if options.get(name) == wanted else "preset"
+            raise wrong(f"makes {name} {wanted}, but the weights in {path} have {has[name]}. Leave it out.", option)
+    longest = (weights.config or {}).get("max_position_embeddings")
+    context = options.get("context") or has["context"]
+    if isinstance(longest, int) and context > longest:
+        raise wrong(
+            f"is {context}, but the weights in {path} know {longest} places. Take at most {longest}.", "context"
+        )
+    return {**options, **{name: has[name] for name in SIZES}, "context": context}
+
+
+def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
+    """Name of a parameter → the whole of it, mapped; an adapter's: None.
+
+    DataError where the data's tokens are not those of the weights.
+    """
+    from training.adapters import base_name, is_part_of_one
+    from training.models.llama_weights import reader
+    from training.weights import open_weights
+
+    found = open_weights(path)
+    _check_tokens(found, data)
+    read = reader(found)
+    return lambda name: None if is_part_of_one(name) else read(base_name(name))
+
+
+def _check_tokens(weights: Weights, data: Path) -> None:
+    """A token must mean what it meant. Told by the tokenizer.json beside the weights, or by the data of their run."""
+    from training.weights import TOKENIZER, digest, wrong
+
+    tokenizer = read_index(data).tokenizer
+    file = weights.path / TOKENIZER
+    if weights.path.is_dir() and file.exists():
+        if digest(file) != tokenizer.sha256:
+            message = f'is {tokenizer.label}, but the weights are for {file}. Write tokenizer = "{file}".'
+            raise wrong(message, "tokenizer")
+        return
+    before = weights.about.get("data", "").split("+")
+    if len(before) == 3 and before[1] != tokenizer.label:
+        raise wrong(f"is {tokenizer.label}, but the weights in {weights.path} are for {before[1]}.", "tokenizer")
 
 
 def build(
@@ -96,14 +179,39 @@ def build(
     context: Annotated[int | None, "8..131072", "Tokens that the model sees at once."] = None,
     tied: Annotated[bool, "The output layer shares the embedding's weight."] = False,
     dropout: Annotated[float, "0..0.9", "Part of each block's output that is silenced in training."] = 0.0,
+    vocabulary: Annotated[
+        int | None, "2..1048576", "Rows of the embedding; left out: as many as the tokenizer has tokens."
+    ] = None,
+    rope_base: Annotated[float | None, "1..1e9", "Of the rotary positions' wavelengths; left out: 10,000."] = None,
+    norm_epsilon: Annotated[float | None, "1e-12..0.1", "Added to a mean square; left out: 1e-5."] = None,
+    from_weights: Annotated[
+        str,
+        "none or a path",
+        "Start from these weights: a Llama's folder as Hugging Face has it, or a file that `export` made. The sizes "
+        "come with them.",
+    ] = "none",
+    lora_rank: Annotated[
+        int, "0..1024", "Train adapters of this rank beside the weights, which stay as they are (LoRA); 0: all weights."
+    ] = 0,
+    lora_alpha: Annotated[
+        float | None, "0.001..10000", "Adapters count alpha / rank; left out: twice the rank."
+    ] = None,
+    lora_dropout: Annotated[float, "0..0.9", "Part of what enters an adapter that is silenced in training."] = 0.0,
+    lora_targets: Annotated[
+        str, "Which matrices of each block get one: query, key, value, out, gate, up, down; or all."
+    ] = "query value",
 ) -> Task:
     import torch
 
+    from training import adapters
     from training.models.llama import Llama, initialise
 
     index = read_index(data)
+    if vocabulary is not None and vocabulary < index.tokenizer.vocabulary:
+        message = f"is {vocabulary}, but {index.tokenizer.label} has {index.tokenizer.vocabulary} tokens."
+        raise DataError(message, "vocabulary")
     sizes = dims(
-        vocabulary=index.tokenizer.vocabulary,
+        vocabulary=vocabulary or index.tokenizer.vocabulary,
         preset=preset,
         layers=layers,
         heads=heads,
@@ -113,6 +221,8 @@ def build(
         context=context,
         tied=tied,
         dropout=dropout,
+        rope_base=rope_base,
+        norm_epsilon=norm_epsilon,
     )
     windows = {split: Windows(data, index, split, sizes.context) for split in SPLITS}
 
@@ -122,9 +232,18 @@ def build(
 
     with torch.device("meta"):  # its memory comes once it is cut
         model = Llama(sizes)
+        if lora_rank:
+            adapters.add(model, adapters.Lora.of(lora_rank, lora_alpha, lora_dropout, lora_targets))
+
+    def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
+        if adapters.is_part_of_one(name):
+            adapters.initialise(name, tensor, generator)
+        else:
+            initialise(sizes, name, tensor, generator)
+
     return Task(
         model=model,
-        initialise=lambda name, tensor, generator: initialise(sizes, name, tensor, generator),
+        initialise=fill,
         samples={split: len(found) for split, found in windows.items()},
         batch=batch,
         loss=_loss,

@@ -1,0 +1,107 @@
+"""LoRA: adapters train beside weights that stay, on any number of ranks, and lie in checkpoints alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training import origins
+from tests.training.ranks import TINY, Run
+from training import storage
+from training.config import parse
+
+LORA = {"from_weights": "/data/llama", "lora_rank": 4}
+
+
+@pytest.mark.parametrize(
+    ("table", "world", "field", "words"),
+    [
+        ({"language": {"lora_rank": 4}}, 1, "language.lora_rank", "Name some in from_weights"),
+        ({"language": {**LORA, "lora_targets": "query keys"}}, 1, "language.lora_targets", '"keys" is no matrix'),
+        ({"language": {**LORA, "lora_targets": " "}}, 1, "language.lora_targets", "names nothing"),
+        ({"language": LORA, "parallelism": "zero1"}, 2, "parallelism", 'Write "ddp" or "fsdp"'),
+        ({"language": LORA, "mesh": {"tp": 2}}, 2, "mesh.tp", "has not been tried with adapters"),
+        ({"language": LORA, "mesh": {"pp": 2}}, 2, "mesh.pp", "has not been tried with adapters"),
+        ({"language": LORA, "communication": "powersgd"}, 2, "communication", 'Write "plain"'),
+        ({"language": LORA, "dtype": "fp8"}, 1, "dtype", 'Write "bf16"'),
+    ],
+)
+def test_what_has_not_been_tried_is_refused_by_name(table: dict[str, Any], world: int, field: str, words: str) -> None:
+    (problem,) = parse(table).check(world)
+    assert problem.field == field
+    assert words in problem.message
+
+
+def table(folder: Path, **lora: Any) -> dict[str, Any]:
+    options = {"from_weights": str(folder), "context": 16, **lora}
+    return {**TINY, "steps": 6, "checkpoint_every": 3, "language": options}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    """The weights, and a run of one process with adapters beside them."""
+    pytest.importorskip("peft")
+    folder = tmp_path_factory.mktemp("lora")
+    weights = origins.write(folder / "llama", files=2)
+    run = Run(folder / "run", table(weights, lora_rank=4, lora_targets="query, value, down"))
+    run.finish(1)
+    return weights, run
+
+
+@pytest.mark.slow
+def test_it_begins_at_the_weights_and_learns(trained: tuple[Path, Run], tmp_path: Path) -> None:
+    weights, run = trained
+    whole = Run(tmp_path / "whole", table(weights))
+    whole.finish(1)
+    assert run.series()[1] == whole.series()[1], "B is zero: the first loss is the weights' own, bit for bit"
+    assert run.series()[2] != whole.series()[2]
+    assert run.series()[6] < run.series()[1]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_holds_adapters_alone_and_resumes(trained: tuple[Path, Run], tmp_path: Path) -> None:
+    weights, run = trained
+    folder = run.job_dir / "checkpoints" / "step-3"
+    stored = storage.stored_tensors(folder)
+    assert {name for name in stored if name.startswith("model.") and "lora_" not in name} == set()
+    assert len([name for name in stored if name.startswith("model.")]) == 2 * 3 * 2, "A and B of three in two blocks"
+    copied = shutil.copytree(run.folder, tmp_path / "run")
+    again = Run.__new__(Run)
+    again.__dict__ |= {**run.__dict__, "folder": copied}
+    expected = run.series()
+    options = dict(again.config["language"])
+    moved = weights.rename(weights.with_name("moved"))  # the run has what it needs
+    try:
+        again.finish(1, resume="step-3")
+    finally:
+        moved.rename(weights)
+    assert again.series() == expected
+    assert again.config["language"] == options
+
+    part = next((copied / "job" / "base").glob("model-*"))
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    assert again.start(1, resume="step-3").wait() == [1]
+    (failed,) = again.events("run.failed")
+    assert "step-3 can't be resumed from" in failed["error"]
+    assert "is not what was copied there" in failed["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"parallelism": "fsdp"}, {"parallelism": "ddp"}], ids=["fsdp", "ddp"])
+def test_two_ranks_give_the_losses_of_one(layout: dict[str, Any], trained: tuple[Path, Run], tmp_path: Path) -> None:
+    weights, run = trained
+    both = Run(tmp_path / "both", {**run.config, **layout})
+    both.finish(2)
+    losses = [both.series(rank=rank) for rank in range(2)]
+    assert {step: (losses[0][step] + losses[1][step]) / 2 for step in losses[0]} == pytest.approx(
+        run.series(), abs=1e-6
+    )
+    assert both.series("gradient_norm") == pytest.approx(run.series("gradient_norm"), rel=1e-4)
+    listed = json.loads((both.job_dir / "base" / "BASE").read_text())["files"]
+    assert {entry["file"] for entry in listed} >= {"config.json", "model.safetensors.index.json"}

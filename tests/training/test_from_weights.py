@@ -1,0 +1,193 @@
+"""`from_weights`: what a run starts from lies in a file, its sizes too; and what is wrong with it is one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training import origins
+from tests.training.ranks import TINY, Run
+from training.__main__ import main
+from training.config import parse
+from training.corpus.errors import DataError
+from training.models.llama import Llama
+from training.models.llama_weights import reader, sizes_of
+from training.recipes import language
+from training.weights import open_weights
+
+OPTIONS = parse({"recipe": "language"}).recipe_options()
+
+
+def model_of(folder: Path) -> Llama:
+    """With the weights of a folder, as a run has them."""
+    weights = open_weights(folder)
+    dims = language.dims(**sizes_of(weights))
+    read = reader(weights)
+    model = Llama(dims)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(read(name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("files", "changes"),
+    [(1, {}), (3, {}), (1, {"tie_word_embeddings": True}), (1, {"rope_theta": 10_000.0, "rms_norm_eps": 1e-3})],
+    ids=["one file", "three files", "tied", "other positions and norms"],
+)
+def test_the_logits_are_those_of_hugging_face(files: int, changes: dict[str, Any], tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    folder = origins.write(tmp_path / "llama", files=files, config=changes)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    tokens = torch.randint(0, 256, (3, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        ours = language.dims(**sizes_of(open_weights(folder)))
+        assert ours.context == 64
+        model = model_of(folder)
+        model.positions = lambda device: torch.arange(40)
+        found = model(tokens)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_kind_of_number_is_read_where_it_lies(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for padding in (0, 1):  # the format allows data at odd places
+            path = origins.write_file(tmp_path / "a.safetensors", found := origins.tensors(dtype), padding=padding)
+            weights = open_weights(path)
+            for name, expected in found.items():
+                assert torch.equal(weights.read(name), expected)
+
+
+def _config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def _file(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    found = origins.tensors()
+    change(found)
+    origins.write_file(_file(folder), found)
+
+
+SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing there": (shutil.rmtree, "can't be read (No such file or directory). Name"),
+    "an empty folder": (lambda f: _file(f).unlink(), "has no *.safetensors"),
+    "no config": (lambda f: (f / "config.json").unlink(), "but no config.json beside them"),
+    "another architecture": (lambda f: _config(f, model_type="mixtral"), "architecture 'mixtral'"),
+    "scaled positions": (lambda f: _config(f, rope_scaling={"rope_type": "llama3"}), "has rope_type 'llama3'"),
+    "another activation": (lambda f: _config(f, hidden_act="gelu"), "has hidden_act 'gelu'"),
+    "biases": (lambda f: _config(f, attention_bias=True), "has attention_bias True"),
+    "a size missing": (lambda f: _config(f, hidden_size=None), "has no hidden_size"),
+    "other sizes": (lambda f: _config(f, intermediate_size=64), "gate_proj.weight as [48, 32]; its sizes make it [64"),
+    "more blocks": (lambda f: _config(f, num_hidden_layers=3), "lacks model.layers.2."),
+    "fewer blocks": (lambda f: _config(f, num_hidden_layers=1), "for which such a model has no place"),
+    "a narrow model": (lambda f: _config(f, head_dim=16), "4 heads of 16 on a stream of 32"),
+    "a tensor missing": (lambda f: _rewrite(f, lambda t: t.pop("model.norm.weight")), "lacks model.norm.weight"),
+    "half a file": (lambda f: _file(f).write_bytes(_file(f).read_bytes()[:-100]), "ends early"),
+    "not the format": (lambda f: _file(f).write_bytes(b"PK" * 500), "is no safetensors file: it has no header"),
+    "broken JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+    "an index to elsewhere": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}'),
+        "not a file beside it",
+    ),
+    "an index without its file": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'),
+        "b.safetensors can't be read",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words"), SPOILT.values(), ids=SPOILT)
+def test_what_cannot_be_started_from_is_refused_in_a_sentence(
+    spoil: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    folder = origins.write(tmp_path / "llama")
+    spoil(folder)
+    with pytest.raises(DataError) as caught:
+        language.settle(folder, **OPTIONS)
+    assert caught.value.option == "from_weights"
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "option", "words"),
+    [
+        ({"layers": 3}, "layers", "makes layers 3, but the weights in"),
+        ({"preset": "1b"}, "preset", "have 2. Leave it out"),
+        ({"vocabulary": 512}, "vocabulary", "have 256"),
+        ({"tied": True}, "tied", "have False"),
+        ({"rope_base": 10_000.0}, "rope_base", "have 500000.0"),
+        ({"context": 128}, "context", "know 64 places"),
+    ],
+)
+def test_what_else_was_asked_for_is_refused_by_name(
+    asked: dict[str, Any], option: str, words: str, tmp_path: Path
+) -> None:
+    folder = origins.write(tmp_path / "llama")
+    with pytest.raises(DataError) as caught:
+        language.settle(folder, **{**OPTIONS, **asked})
+    assert caught.value.option == option
+    assert words in caught.value.message
+
+
+def test_what_agrees_is_let_through(tmp_path: Path) -> None:
+    folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
+    settled = language.settle(folder, **{**OPTIONS, "layers": 2, "context": 32})
+    assert (settled["layers"], settled["context"], settled["tied"]) == (2, 32, True)
+
+
+def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:
+    """The tiny preset's four heads must not stand for the weights'."""
+    table = {"recipe": "language", "mesh": {"tp": 8}, "language": {"from_weights": "/data/llama"}}
+    assert not list(parse(table).check(8))
+
+
+LANGUAGE = {"context": 16}
+
+
+def table(folder: Path, **more: Any) -> dict[str, Any]:
+    return {**TINY, "steps": 6, "checkpoint_every": 3, "language": {**LANGUAGE, "from_weights": str(folder)}, **more}
+
+
+@pytest.mark.slow
+def test_a_run_starts_there_on_any_layout_and_resumes_without(tmp_path: Path) -> None:
+    folder = origins.write(tmp_path / "llama", files=2, dtype=torch.bfloat16)
+    alone = Run(tmp_path / "alone", table(folder))
+    alone.finish(1)
+    (started,) = alone.events("run.started")
+    assert started["parameters"] == sum(tensor.numel() for tensor in origins.tensors().values())
+    cut = Run(tmp_path / "cut", table(folder, parallelism="fsdp", mesh={"shard": 2, "tp": 2}))
+    cut.finish(4)
+    losses = [cut.series(rank=rank) for rank in range(4)]
+    for step, loss in alone.series().items():
+        assert sum(rank[step] for rank in losses) / 4 == pytest.approx(loss, abs=1e-4)
+
+    expected = alone.series()
+    shutil.rmtree(folder)  # from here on the checkpoint is all there is
+    alone.finish(1, resume="step-3")
+    assert alone.series() == expected
+    (resumed,) = alone.events("run.started")
+    assert resumed["resumed_from"] == "step-3"
+
+    target = tmp_path / "tuned.safetensors"
+    assert main(["export", str(alone.job_dir / "checkpoints" / "step-6"), str(target)]) == 0
+    again = Run(tmp_path / "again", table(target, steps=1))
+    again.finish(1)
+    assert len(again.series()) == 1
+    other = Run(tmp_path / "other", {**table(target), "language": {"from_weights": str(target), "heads": 2}})
+    assert other.start(1).wait() == [1]
+    (failed,) = other.events("run.failed")
+    assert "run.language.heads: makes heads 2, but the weights in" in failed["error"]
