@@ -66,6 +66,8 @@ lock: dev ## resolve requirements*.in again
 	@$(PYTHON_OF_VENV) -m venv var/uv && var/uv/bin/pip -q install uv
 	@$(UV) requirements.in -o requirements.lock
 	@$(UV) -c requirements.lock requirements-dev.in -o requirements-dev.lock
+	@echo 'torch ; sys_platform == "none"' >var/without-torch.txt # which build of it suits is the machine's business
+	@$(UV) --override var/without-torch.txt -c requirements-dev.lock requirements-extras.in -o requirements-extras.lock
 
 clean: ## remove the environment and the caches (data in var/ stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache *.egg-info

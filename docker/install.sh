@@ -4,6 +4,7 @@
 #   PYTHON=python3.12      use this interpreter instead of looking for one
 #   VIGIL_TORCH=no         leave the trainer's torch out (the portal itself never imports it)
 #   VIGIL_PROJECT=no       only what it depends on
+#   VIGIL_EXTRAS=yes       also what some of the trainer's settings need (FP8, LoRA, tokenizer files); dev: always
 #   TORCH_PIP_ARGS=…       more arguments for torch's own `pip install`
 set -eu
 
@@ -87,6 +88,17 @@ if [ "${VIGIL_TORCH:-yes}" != no ] && ! is_current torch "$torch"; then
     # shellcheck disable=SC2086
     step "Installing $torch for the trainer (the largest download)" pip install ${TORCH_PIP_ARGS:-} "$torch"
     mark torch "$torch"
+fi
+
+[ "$flavour" != dev ] || VIGIL_EXTRAS=${VIGIL_EXTRAS:-yes}
+if [ "${VIGIL_TORCH:-yes}" != no ] && [ "${VIGIL_EXTRAS:-no}" = yes ]; then
+    extras_lock=$(digest "$here/requirements-extras.lock")
+    if ! is_current extras "$extras_lock"; then
+        # Without dependencies: all are in the lock but torch, which is there.
+        step "Installing what optional settings of the trainer need (half a minute)" \
+            pip install --no-deps --require-hashes --requirement "$here/requirements-extras.lock"
+        mark extras "$extras_lock"
+    fi
 fi
 
 [ "${VIGIL_PROJECT:-yes}" != no ] || exit 0
