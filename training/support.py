@@ -37,7 +37,7 @@ COMBINATIONS = (
     _rows("ddp", "dp cp"),
     _rows("ddp", "tp"),
     _rows("ddp", "pp", SCHEDULES),
-    _rows("ddp", "pp tp", SCHEDULES),
+    _rows("ddp", "pp tp", ("1F1B", "ZBVZeroBubble")),
     _rows("ddp", "pp cp", ("1F1B",)),
     # torch's reducer takes the micro-batches of the other schedules for several backward passes.
     _rows("ddp", "pp dp", ("1F1B",)),
