@@ -95,7 +95,11 @@ def add(model: nn.Module, lora: Lora) -> None:
         message = "needs the package peft, which the job's Python does not have. Install it there (pip install peft)."
         raise DataError(message, "lora_rank") from None
     wanted = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets), bias="none"
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # any number: it is only divided by the rank
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        bias="none",
     )
     inject_adapter_in_model(wanted, model, adapter_name=NAME, low_cpu_mem_usage=True)
 
