@@ -40,12 +40,25 @@ def verify(folders: Sequence[Path]) -> int:
     return failed
 
 
-def export(checkpoint: Path, target: Path) -> int:
-    """The model's weights as one safetensors file; nothing is left where it could not be done."""
+def export(checkpoint: Path, target: Path, *, merged: bool = False) -> int:
+    """The model's weights as one safetensors file; nothing is left where it could not be done.
+
+    Adapters: a folder as peft has it, or, `merged` into the weights that they are beside, one file.
+    """
     from training import export as exporting
+    from training import export_adapters as adapters
+    from training.corpus.errors import DataError
 
     try:
-        tensors, size = exporting.export(checkpoint, target)
+        if not adapters.are_in(checkpoint):
+            tensors, size = exporting.export(checkpoint, target)
+        elif merged:
+            tensors, size = adapters.export_merged(checkpoint, target)
+        else:
+            tensors, size = adapters.export(checkpoint, target)
+    except DataError as error:
+        print(f"{checkpoint}: {error.message}", file=sys.stderr)
+        return 1
     except manifest.CheckpointError as error:
         print(f"{checkpoint}: {error}", file=sys.stderr)
         return 1
@@ -151,6 +164,9 @@ def export_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m training export", description=_first_line(export))
     parser.add_argument("checkpoint", type=Path, help="its folder: job/checkpoints/step-400")
     parser.add_argument("target", type=Path, help="the file to make, by custom with the ending .safetensors")
+    parser.add_argument(
+        "--merged", action="store_true", help="adapters: the whole weights with them; else a folder as peft has it"
+    )
     return parser.parse_args(arguments)
 
 
@@ -166,7 +182,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return command.compare(command.options(arguments))
     if name == "export":
         options = export_options(arguments)
-        return export(options.checkpoint, options.target)
+        return export(options.checkpoint, options.target, merged=options.merged)
     if name == "plan":
         return plan(plan_options(arguments))
     if name == "prepare":

@@ -27,6 +27,8 @@ class Dims:
     norm_epsilon: float = 1e-5
     vocabulary_is_known: bool = True
     """False: only the data will tell it, and nothing is refused for what was assumed."""
+    frozen: bool = False
+    """Only adapters are trained, next to nothing beside the rest, which gets no gradient."""
 
     @property
     def block_parameters(self) -> int:
@@ -50,5 +52,10 @@ class Dims:
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward: 6N + 12·L·d·T, d = heads × head_width, over the full T² (PROTOCOLS §7)."""
-        return 6 * self.active_parameters + 12 * self.layers * self.heads * self.head_width * self.context
+        """Forward and backward: 6N + 12·L·d·T, d = heads × head_width, over the full T² (PROTOCOLS §7).
+
+        4N where the weights are frozen: the third product of each, which gives their gradient, is left out.
+        """
+        return (
+            4 if self.frozen else 6
+        ) * self.active_parameters + 12 * self.layers * self.heads * self.head_width * self.context

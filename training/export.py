@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +40,53 @@ def export(checkpoint: Path, target: Path) -> tuple[int, int]:
     CheckpointError if the checkpoint is damaged or has no model; FileExistsError if there is something at `target`.
     """
     found = manifests.verify(checkpoint)
-    metadata = storage.read_metadata(checkpoint)
-    tensors = _of_the_model(metadata)
-    header, size = _header(tensors, found)
+    stored = Stored(checkpoint, found)
+    return write(target, stored.entries, about_of(found), lambda entry: stored.read(entry.name))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor that is to be written."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Stored:
+    """The model's tensors of a verified checkpoint."""
+
+    def __init__(self, checkpoint: Path, manifest: Manifest) -> None:
+        self._folder, self._manifest = checkpoint, manifest
+        self._metadata = storage.read_metadata(checkpoint)
+        self._tensors = dict(_of_the_model(self._metadata))
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [Entry(name, about.properties.dtype, tuple(about.size)) for name, about in self._tensors.items()]
+
+    def read(self, name: str) -> Tensor:
+        return _assemble(self._folder, MODEL + name, self._tensors[name], self._metadata, self._manifest)
+
+
+def write(
+    target: Path, entries: Sequence[Entry], about: Mapping[str, str], read: Callable[[Entry], Tensor]
+) -> tuple[int, int]:
+    """One file, tensor by tensor; it appears whole or not at all. Answers (tensors, bytes of them)."""
+    tensors = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
+    header, size = _header(tensors, about)
     if target.exists():
         raise FileExistsError(f"{target} exists. Remove it, or choose another name.")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(partial, "xb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            for name, about in tensors:
-                whole = _assemble(checkpoint, name, about, metadata, found)
+            for entry in tensors:
+                whole = read(entry).contiguous()
                 file.write(whole.reshape(-1).view(torch.uint8).numpy().data)
             file.flush()
             os.fsync(file.fileno())
@@ -59,9 +97,8 @@ def export(checkpoint: Path, target: Path) -> tuple[int, int]:
 
 
 def _of_the_model(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]]:
-    """Widest elements first: then each tensor begins at a multiple of its element's size."""
     found = [
-        (name, about)
+        (name.removeprefix(MODEL), about)
         for name, about in metadata.state_dict_metadata.items()
         if name.startswith(MODEL) and isinstance(about, TensorStorageMetadata)
     ]
@@ -70,24 +107,22 @@ def _of_the_model(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]]
     for name, about in found:
         if about.properties.dtype not in DTYPES:
             raise CheckpointError(f"{name} is {about.properties.dtype}, which safetensors has no name for")
-    return sorted(found, key=lambda item: (-item[1].properties.dtype.itemsize, item[0]))
+    return found
 
 
-def _header(tensors: list[tuple[str, TensorStorageMetadata]], manifest: Manifest) -> tuple[bytes, int]:
-    entries: dict[str, Any] = {"__metadata__": _about(manifest)}
+def _header(tensors: Sequence[Entry], about: Mapping[str, str]) -> tuple[bytes, int]:
+    """Widest elements come first: then each tensor begins at a multiple of its element's size."""
+    entries: dict[str, Any] = {"__metadata__": dict(about)}
     end = 0
-    for name, about in tensors:
-        begin, end = end, end + about.size.numel() * about.properties.dtype.itemsize
-        entries[name.removeprefix(MODEL)] = {
-            "dtype": DTYPES[about.properties.dtype],
-            "shape": list(about.size),
-            "data_offsets": [begin, end],
-        }
+    for entry in tensors:
+        begin, end = end, end + entry.bytes
+        offsets = {"data_offsets": [begin, end]}
+        entries[entry.name] = {"dtype": DTYPES[entry.dtype], "shape": list(entry.shape), **offsets}
     header = json.dumps(entries, separators=(",", ":")).encode()
     return header + b" " * (-len(header) % ALIGNMENT), end
 
 
-def _about(manifest: Manifest) -> dict[str, str]:
+def about_of(manifest: Manifest) -> dict[str, str]:
     """Where it comes from; the format has text for values."""
     recipe = str(manifest.config.get("recipe", ""))
     options = manifest.config.get(recipe, {})

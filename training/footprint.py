@@ -70,11 +70,12 @@ def footprint(dims: Dims, shape: Shape, settings: Settings) -> Footprint:
     parameters = layers * block + ends * dims.embedding_parameters // shape["tp"]
     parts = shape["shard"] * shape["cp"] if settings.parallelism == "fsdp" else 1
     mine = parameters // parts
-    moments = mine // shape["dp"] if settings.parallelism == "zero1" else mine
+    trained = 0 if dims.frozen else mine
+    moments = trained // shape["dp"] if settings.parallelism == "zero1" else trained
     resident = 0 if settings.offload else FLOAT
     return Footprint(
         weights=mine * resident,
-        gradients=mine * resident,
+        gradients=trained * resident,
         optimizer=2 * moments * resident,
         gathered=_gathered(parameters, block, dims, shape, settings, bytes_each),
         activations=_activations(dims, shape, settings, layers, bytes_each),

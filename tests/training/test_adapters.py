@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training import origins
 from tests.training.ranks import TINY, Run
+from tests.training.test_from_weights import model_of
 from training import storage
+from training.__main__ import main
 from training.config import parse
 
 LORA = {"from_weights": "/data/llama", "lora_rank": 4}
@@ -105,3 +108,35 @@ def test_two_ranks_give_the_losses_of_one(layout: dict[str, Any], trained: tuple
     assert both.series("gradient_norm") == pytest.approx(run.series("gradient_norm"), rel=1e-4)
     listed = json.loads((both.job_dir / "base" / "BASE").read_text())["files"]
     assert {entry["file"] for entry in listed} >= {"config.json", "model.safetensors.index.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's use of transformers
+def test_peft_and_the_merged_weights_give_the_same(
+    trained: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    from peft import PeftModel
+
+    weights, run = trained
+    checkpoint = str(run.job_dir / "checkpoints" / "step-6")
+    folder, merged = tmp_path / "adapter", tmp_path / "merged.safetensors"
+    assert main(["export", checkpoint, str(folder)]) == 0
+    assert main(["export", checkpoint, str(merged), "--merged"]) == 0
+    assert {path.name for path in folder.iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
+
+    base = transformers.LlamaForCausalLM.from_pretrained(weights, dtype=torch.float32, attn_implementation="eager")
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        untrained = base(tokens).logits
+        expected = PeftModel.from_pretrained(base, folder)(tokens).logits
+        found = model_of(merged)(tokens)
+    assert (expected - untrained).abs().max() > 0.01
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    for target in (folder, merged):
+        assert main(["export", checkpoint, str(target), *(["--merged"] if target is merged else [])]) == 1
+        assert "exists" in capsys.readouterr().err
+    alone = shutil.copytree(checkpoint, tmp_path / "elsewhere" / "step-6")
+    assert main(["export", str(alone), str(tmp_path / "other"), "--merged"]) == 1
+    assert "the weights that its adapters belong to, is not there or damaged" in capsys.readouterr().err
