@@ -1,0 +1,52 @@
+"""How many tokens there are, a tokenizer's file tells: before it is read nothing is refused for it, then everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.ranks import TINY, Run
+from tests.training.tokenizers import write_tokenizer
+from training.config import parse
+
+MODEL = {"layers": 2, "heads": 3, "head_width": 8, "hidden": 48, "context": 24}
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, True),
+        ({"tokenizer": "bytes", "source": "/data/notes"}, True),
+        ({"tokenizer": "/data/tokenizer.json"}, False),
+        ({"source": "/data/shards"}, False),
+        ({"tokenizer": "/data/tokenizer.json", "vocabulary": 32_000}, True),
+        ({"tokenizer": "/data/tokenizer.json", "vocabulary": 32_001}, False),
+    ],
+)
+def test_only_a_known_vocabulary_is_refused(options: dict[str, Any], refused: bool) -> None:
+    found = list(parse({"recipe": "language", "mesh": {"tp": 3}, "language": {**MODEL, **options}}).check(3))
+    assert [problem.field for problem in found] == ["mesh.tp"] * refused
+    assert all("vocabulary, " in problem.message for problem in found)
+
+
+@pytest.mark.slow
+def test_at_the_start_it_is_known(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "notes").mkdir()
+    for number in range(40):
+        (tmp_path / "notes" / f"{number}.txt").write_text(f"the siskin sings {number} at dawn " * 40)
+    file = write_tokenizer(tmp_path / "words" / "tokenizer.json")  # seven tokens
+    model = {**MODEL, "heads": 4, "context": 8, "source": str(tmp_path / "notes"), "tokenizer": str(file)}
+    table = {**TINY, "steps": 3, "checkpoint_every": 0, "mesh": {"tp": 2}}
+
+    odd = Run(tmp_path / "odd", {**table, "language": model})
+    assert odd.start(2).wait() == [1, 1]
+    (failed,) = odd.events("run.failed")
+    assert "run.mesh.tp: the model's vocabulary, 7, does not divide by 2" in failed["error"]
+    few = Run(tmp_path / "few", {**table, "mesh": {}, "language": {**model, "vocabulary": 6}})
+    assert few.start(1).wait() == [1]
+    (failed,) = few.events("run.failed")
+    assert "run.language.vocabulary: is 6, but words-" in failed["error"]
+    Run(tmp_path / "even", {**table, "language": {**model, "vocabulary": 8}}).finish(2)
