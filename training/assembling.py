@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from training import meshes, origin, planning, shape, supply
+from training import choices, meshes, origin, planning, shape, supply
 from training.base import Base
 from training.composing import Composed
 from training.config import ConfigError, Problem, RunConfig
@@ -170,7 +170,10 @@ def _check_same_model(config: RunConfig, start: Manifest) -> None:
     now, before = config.numerics(), start.config
     changed = [("recipe", before.get("recipe"), now["recipe"])]
     if before.get("recipe") == now["recipe"]:
-        old, new = before.get(config.recipe, {}), now.get(config.recipe, {})
+        new = now.get(config.recipe, {})
+        # An option that is younger than the checkpoint had its default.
+        old = {**choices.get("recipes", config.recipe).with_defaults({}), **before.get(config.recipe, {})}
+        old = {name: value for name, value in old.items() if name in new or name in before.get(config.recipe, {})}
         changed = [(f"{config.recipe}.{name}", old.get(name), new.get(name)) for name in sorted({*old, *new})]
     wrong = [
         Problem(f"run.{name}", f"is {is_!r}, but {start.name} was trained with {was!r}. Clone the job to change it.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -155,6 +156,53 @@ def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:
     assert not list(parse(table).check(8))
 
 
+def _shards(folder: Path, tokenizer: dict[str, Any]) -> Path:
+    """Ready-made tokens."""
+    folder.mkdir()
+    files = {}
+    for split in ("train", "validation"):
+        (folder / f"{split}-00000.bin").write_bytes(bytes(2000))
+        files[split] = [{"file": f"{split}-00000.bin", "tokens": 1000, "sha256": ""}]
+    about = {"format": "vigil-tokens", "version": 1, "dtype": "uint16", "tokenizer": tokenizer, **files}
+    (folder / "index.json").write_text(json.dumps(about))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tokens", "beside", "words"),
+    [
+        (256, None, ""),
+        (200, None, ""),
+        (256, b"this very file", ""),
+        (256, b"another", "is words-"),
+        (250, b"another", "the weights are for"),
+    ],
+)
+def test_the_tokens_must_be_those_of_the_weights(tokens: int, beside: bytes | None, words: str, tmp_path: Path) -> None:
+    folder = origins.write(tmp_path / "llama")
+    if beside is not None:
+        (folder / "tokenizer.json").write_bytes(beside)
+    sha256 = hashlib.sha256(b"this very file").hexdigest()
+    about = {"name": "words", "sha256": sha256, "vocabulary": tokens, "end_of_document": 2}
+    shards = _shards(tmp_path / "shards", about)
+    if not words:
+        assert language.weights(folder, shards)("norm.weight") is not None
+        return
+    with pytest.raises(DataError, match=words) as caught:
+        language.weights(folder, shards)
+    assert caught.value.option == "tokenizer"
+
+
+def test_bytes_are_no_tokens_of_a_large_vocabulary(tmp_path: Path) -> None:
+    found = {**origins.tensors(), "model.embed_tokens.weight": torch.zeros(32_000, 32)}
+    found["lm_head.weight"] = torch.zeros(32_000, 32)
+    folder = origins.write(tmp_path / "llama", config={"vocab_size": 32_000})
+    origins.write_file(_file(folder), found)
+    about = {"name": "bytes", "sha256": "0" * 64, "vocabulary": 256, "end_of_document": 255}
+    with pytest.raises(DataError, match="is bytes, of 256 tokens, but the weights in .* have 32000"):
+        language.weights(folder, _shards(tmp_path / "shards", about))
+
+
 LANGUAGE = {"context": 16}
 
 
@@ -177,6 +225,10 @@ def test_a_run_starts_there_on_any_layout_and_resumes_without(tmp_path: Path) ->
 
     expected = alone.series()
     shutil.rmtree(folder)  # from here on the checkpoint is all there is
+    manifest = alone.job_dir / "checkpoints" / "step-3" / "COMMITTED"
+    before = json.loads(manifest.read_text())
+    del before["config"]["language"]["lora_rank"]  # as if that option had not been there yet
+    manifest.write_text(json.dumps(before))
     alone.finish(1, resume="step-3")
     assert alone.series() == expected
     (resumed,) = alone.events("run.started")

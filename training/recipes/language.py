@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from training.weights import Weights
 
 VOCABULARY = 256
+PADDING = 1024
+"""By at most so many rows an embedding is larger than its tokenizer needs, so that kernels or a mesh divide it."""
 BOOKKEEPING = ("shards_folder",)
 """Options that decide no number: a resume may change them."""
 
@@ -152,6 +154,7 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
 
 def _check_tokens(weights: Weights, data: Path) -> None:
     """A token must mean what it meant. Told by the tokenizer.json beside the weights, or by the data of their run."""
+    from training.models.llama_weights import reader
     from training.weights import TOKENIZER, digest, wrong
 
     tokenizer = read_index(data).tokenizer
@@ -161,6 +164,12 @@ def _check_tokens(weights: Weights, data: Path) -> None:
             message = f'is {tokenizer.label}, but the weights are for {file}. Write tokenizer = "{file}".'
             raise wrong(message, "tokenizer")
         return
+    rows = reader(weights)("tokens.weight").shape[0]
+    if rows > tokenizer.vocabulary + PADDING:
+        message = (
+            f"is {tokenizer.label}, of {tokenizer.vocabulary} tokens, but the weights in {weights.path} have {rows}."
+        )
+        raise wrong(message, "tokenizer")
     before = weights.about.get("data", "").split("+")
     if len(before) == 3 and before[1] != tokenizer.label:
         raise wrong(f"is {tokenizer.label}, but the weights in {weights.path} are for {before[1]}.", "tokenizer")
