@@ -53,6 +53,7 @@ class Composed:
             for name, parameter in task.model.named_parameters(remove_duplicate=False)
             if not parameter.requires_grad
         }
+        self._tied = _shared(task.model)
         self._apply(world.device)
         self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
         self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
@@ -151,6 +152,8 @@ class Composed:
             self.task.model.to(device)
         for name in others:
             self._wrap(name)
+        for part in self.parts:
+            _tie(part, self._tied)
         if is_empty and not getattr(self._data, "WITHOUT_WEIGHTS", False):
             self._fill(device)
             is_empty = False
@@ -197,6 +200,7 @@ class Composed:
         """Memory for every parameter, and its weights: as they lie on disk, or as the run's seed and its name give."""
         for part in self.parts:
             part.to_empty(device="cpu" if self._options[self._config.parallelism].get("offload") else device)
+            _tie(part, self._tied)
             for name, parameter in part.named_parameters():
                 with torch.no_grad():
                     local(parameter).copy_(part_of(self._whole_parameter(name, parameter, device), parameter))
@@ -232,6 +236,20 @@ class Composed:
 
 
 _KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
+def _shared(model: nn.Module) -> dict[str, str]:
+    """Name of a parameter that is another one's, too → the other's name."""
+    first: dict[nn.Parameter, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: known for name, parameter in named if (known := first.setdefault(parameter, name)) != name}
+
+
+def _tie(part: nn.Module, tied: dict[str, str]) -> None:
+    """Makes parameters one again: each step of wrapping, and the memory that comes at last, made them two."""
+    for name, other in tied.items():
+        module, _, attribute = name.rpartition(".")
+        setattr(part.get_submodule(module), attribute, part.get_parameter(other))
 
 
 def whole_of(tensor: Tensor) -> Tensor:
