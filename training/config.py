@@ -48,6 +48,9 @@ class ConfigError(ValueError):
         self.problems = list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[Self], tuple[list[Problem]]]:
+        return type(self), (self.problems,)  # rank 0 sends it to the others
+
 
 def _names(kind: str, *more: str) -> Callable[[dict[str, Any]], None]:
     """Puts a folder's modules into the JSON schema, so that a form can offer them."""

@@ -42,7 +42,7 @@ def load(path: Path) -> RunFile:
         parse(data["run"]),
         on_cpu=allocation.get("gpus_per_node") == 0,
         mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
-        nodes=_most(allocation.get("nodes")),
+        nodes=_most(allocation.get("max_nodes", allocation.get("nodes"))),
         ranks_per_node=_most(allocation.get("gpus_per_node")) if gpus else _most(allocation.get("ranks_per_node")),
     )
 

@@ -39,6 +39,9 @@ class Misfit(ValueError):
         super().__init__(message)
         self.field = field
 
+    def __reduce__(self) -> tuple[type[Misfit], tuple[str, str]]:
+        return type(self), (self.field, str(self))
+
 
 @dataclass(frozen=True)
 class Shape(Mapping[str, int]):

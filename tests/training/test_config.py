@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from training import choices, config, run_file
 from training.choices import ChoiceError
 from training.config import ConfigError, RunConfig
+from training.shape import Misfit
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -207,3 +209,21 @@ def test_only_the_shape_of_a_path_is_judged(source: object, message: str) -> Non
     assert all(message in text for _, text in found)
     paths = {option.name: option.words for option in choices.get("recipes", "language").options if option.is_path}
     assert list(paths.values()) == [("stdlib",), ("auto", "bytes"), ("auto",), ("none",)]
+
+
+def test_what_is_wrong_is_told_alike_on_every_rank() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.parse({"steps": 0, "seed": "x"})
+    sent = pickle.loads(pickle.dumps(refused.value))
+    assert sent.problems == refused.value.problems
+    assert str(sent) == str(refused.value)
+    misfit = pickle.loads(pickle.dumps(Misfit("mesh.tp", "does not fit")))
+    assert (misfit.field, str(misfit)) == ("mesh.tp", "does not fit")
+
+
+def test_a_run_file_has_as_many_nodes_as_it_may_get(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[launch]\nnodes = 2\nmax_nodes = 4\nranks_per_node = 3\n[run]\n")
+    assert (run_file.load(path).nodes, run_file.load(path).ranks_per_node) == (4, 3)
+    path.write_text('[resources]\nnodes = "1:8"\ngpus_per_node = 8\n[run]\n')
+    assert (run_file.load(path).nodes, run_file.load(path).ranks_per_node) == (8, 8)
