@@ -63,6 +63,7 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Hea
         from training import distributed, trainer  # noqa: F401
     gc.freeze()  # all of it stays, so no later collection need look through it
 
+    distributed.wake(on_cpu=run.on_cpu)
     if heartbeat is not None:
         heartbeat.beat("init")
     world = distributed.join(on_cpu=run.on_cpu)

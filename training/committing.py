@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from training import manifest as manifests
-from training.manifest import CheckpointError, Manifest
+from training.manifest import CheckpointError, Manifest, Unreadable
 from training.pruning import remove
 
 
@@ -41,6 +41,8 @@ def move_aside(target: Path) -> None:
         return
     try:
         generation = manifests.read(target).generation
+    except Unreadable:
+        raise  # nothing is known against it
     except CheckpointError:
         remove(target)
         return

@@ -161,11 +161,12 @@ def held_alike(state: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
     """This rank's tensors, put together by which ranks hold the very same: equal keys on two ranks, equal bits.
 
     Of a DTensor that is every rank with the same coordinate along the axes that divide it; of a plain one every rank
-    that has a tensor of its name. A name of which only one rank has a part (ZeRO-1's state) meets no other.
+    that has a tensor of its name: parameters, means and squares each for themselves, as ZeRO-1 divides the latter.
     """
     found: dict[str, list[tuple[str, Tensor]]] = {}
     for path, tensor in walk({name: state[name] for name in ("model", "optimizer") if name in state}):
-        found.setdefault(_coordinate(tensor), []).append((".".join(path), tensor))
+        kind = ".".join(path[:2]) if path[0] == "optimizer" else path[0]
+        found.setdefault(f"{_coordinate(tensor)} {kind}", []).append((".".join(path), tensor))
     for place, tensors in found.items():
         names = "\n".join(name for name, _ in tensors)
         yield f"{place} {together(names.encode())}", tensors

@@ -141,8 +141,13 @@ class Share:
         return (self.index + 1) * self.global_batch // self.count - self.start
 
     def cuts(self) -> list[slice]:
-        """The micro-batches, as slices of this share; as even as they come."""
-        pieces = -(-self.size // self.micro_batch)
+        """The micro-batches, as slices of this share; as even as they come.
+
+        As many as the largest share has, on every coordinate: each gathers what the others hold in every one of them.
+        So where shares are uneven, one may be empty.
+        """
+        largest = -(-self.global_batch // self.count)
+        pieces = -(-largest // self.micro_batch)
         edges = [piece * self.size // pieces for piece in range(pieces + 1)]
         return [slice(low, high) for low, high in zip(edges, edges[1:], strict=False)]
 
@@ -180,10 +185,13 @@ class Loader:
 
 
 def fixed_batch(batch: int, *, samples: int, share: Share) -> list[Ids]:
-    """This share of the `batch`-th global batch in the data's own order, by micro-batch; nothing past the end."""
+    """This share of the `batch`-th global batch in the data's own order, by micro-batch; nothing past the end.
+
+    As many micro-batches as ever, empty ones too: every coordinate has to come along.
+    """
     first = batch * share.global_batch + share.start
     ids = np.arange(first, min(first + share.size, samples), dtype=np.int64)
-    return [part for cut in share.cuts() if len(part := ids[cut])]
+    return [ids[cut] for cut in share.cuts()]
 
 
 def derive_seed(*parts: int) -> int:

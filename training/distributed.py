@@ -49,6 +49,13 @@ def join(*, on_cpu: bool = False) -> World:
     return World(rank, size, device)
 
 
+def wake(*, on_cpu: bool = False) -> None:
+    """Readies the rank's GPU, which may take longer than meeting the others is allowed to."""
+    device = _device(on_cpu)
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+
+
 def leave() -> None:
     with suppress(Exception):  # the work is done; a peer that left first is no failure
         dist.destroy_process_group()

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from training.data import Batch, Ids, Loader, Split, Task
 from training.prefetch import Prefetch
+
+STAND_IN: Ids = np.zeros(1, dtype=np.int64)
+"""The sample that is looked at where there is none."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Part:
 
     ids: Ids
     batch: Batch
+    """Of these samples; where there are none, of one that stands in and must count nothing."""
 
 
 class Feed:
@@ -54,7 +59,7 @@ class Feed:
         return [self._part("train", ids) for ids in self._loader.ids(consumed)]
 
     def _part(self, split: Split, ids: Ids) -> Part:
-        batch = self._divide(self._task.batch(split, ids))
+        batch = self._divide(self._task.batch(split, ids if len(ids) else STAND_IN))
         if self._device.type == "cuda":
             # A thread starts on the first GPU, whoever's that is. A view is laid out first, to be copied from there.
             with torch.cuda.device(self._device):

@@ -62,7 +62,9 @@ class GradientGuard:
         norm = norm if scale is None else norm / scale.value
         mean, variance, missing = self._known.unbind()
         armed = missing < self._enough
-        limit = torch.where(armed, mean * SKIP_MEANS, self._no_limit) if self._armed else self._no_limit
+        # A mean of nothing, as when the first batches had no gradient, says nothing of what is usual.
+        usual = torch.where(mean > 0, mean * SKIP_MEANS, self._no_limit)
+        limit = torch.where(armed, usual, self._no_limit) if self._armed else self._no_limit
         infinite = torch.where(norm <= LARGEST, 0.0, self._one)  # NaN compares as false
         self._note_infinite(infinite)
         skipped = torch.where(norm <= limit, self._frozen, self._one)
@@ -72,7 +74,7 @@ class GradientGuard:
             scale.update(infinite)
         divisor = self._divisor(norm, mean, variance, armed)
         # Before the guard is armed nothing is skipped, but one huge norm must not make all later ones look small.
-        most = torch.where(missing < 1, mean * SKIP_MEANS, self._no_limit)
+        most = torch.where(missing < 1, usual, self._no_limit)
         self._enter(torch.minimum(norm, most), infinite, mean, variance, missing)
         divisor = divisor if scale is None else divisor * scaled
         return Guarded(norm, divisor, skipped, limit, mean, self._frozen)

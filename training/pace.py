@@ -60,13 +60,14 @@ class Pace:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._sums = [0.0, 0.0, 0.0, 0.0]
         self._steps = 0
-        self._goes_on = False
+        self._goes_on = self._is_inside = False
         if exchanges_late:
             # Nothing before it has a gradient, so of all parameters its own comes last.
             parameters[0].register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
 
     def enter(self) -> None:
         """Just before the forward pass."""
+        self._is_inside = True
         self._entered = time.perf_counter()
         self._goes_on = bool(self._left)
         if self._goes_on:
@@ -79,6 +80,7 @@ class Pace:
 
     def leave(self) -> None:
         """Gradients are exchanged."""
+        self._is_inside = False
         self._left = time.perf_counter()
         if not self._exchanges_late:
             self._sums[1] += 0.0 if self._is_cuda else time.thread_time() - self._processor
@@ -106,6 +108,8 @@ class Pace:
         self._left = 0.0
 
     def _note_gradient(self, parameter: Tensor) -> None:
+        if not self._is_inside:  # a pass that is no step's: one thrown away, or repeated to compare
+            return
         if self._is_cuda:
             self._events[-1][1].record()
         else:

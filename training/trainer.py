@@ -220,7 +220,7 @@ class Trainer:
         if self.validation.is_due(self.step) and self._validate():
             return True
         if self.validation.has_best(self.step) and not last:
-            self.checkpoints.finish_flight()
+            self._finish_flight()
             self._save()
         elif agreed.due and not last:
             if agreed.saving:
@@ -273,9 +273,15 @@ class Trainer:
 
     def _end_in_trouble(self) -> NoReturn:
         """The numbers can't be trusted from here on; what was saved before stays. Raises NumericsError."""
-        self.checkpoints.finish_flight()
+        self._finish_flight()
         self.meter.flush()
         self.guards.stop()
+
+    def _finish_flight(self) -> None:
+        """Waits for a save that is being written, which may take longer than a step is allowed to."""
+        self.heartbeat.beat("save", self.step)
+        self.checkpoints.finish_flight()
+        self.heartbeat.beat("step", self.step)
 
     # The end.
 

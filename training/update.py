@@ -55,12 +55,14 @@ class Update:
         if self._pace is not None:
             self._pace.enter()
         loss = self._assembly.model.forward_backward(micro_batches)
-        guarded = self._guard(self._norm())
+        # With offload the gradients lie in main memory; the guard's numbers stay beside the loss.
+        guarded = self._guard(self._norm().to(loss.device))
         if self._pace is not None:
             self._pace.leave()
-        rate = arithmetic.learning_rate(self._config, step)
-        self._assembly.optimizer.step(rate, guarded.divisor, guarded.skipped)
-        self._assembly.optimizer.zero_grad()
+        rate, optimizer = arithmetic.learning_rate(self._config, step), self._assembly.optimizer
+        where = optimizer.parameters[0].device
+        optimizer.step(rate, guarded.divisor.to(where), guarded.skipped.to(where))
+        optimizer.zero_grad()
         return Updated(loss, guarded.norm, rate, guarded)
 
     def rehearse(self, consumed: int, step: int, *, whole: bool = False) -> Tensor:

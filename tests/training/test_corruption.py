@@ -11,7 +11,7 @@ import torch
 
 from tests.training.ranks import fork
 from training import corruption
-from training.corruption import Corruption, CorruptionChecks, compare, device_kind, minority, probe
+from training.corruption import Corruption, CorruptionChecks, compare, device_kind, held_alike, minority, probe
 from training.digests import CHUNK, digest, digests
 from training.distributed import World
 
@@ -157,3 +157,15 @@ def _rank(folder: Path, rank: int) -> None:
         told[case] = found and {"ranks": list(found.ranks), "among": list(found.among), "what": found.what}
     (folder / f"{rank}.json").write_text(json.dumps({**told, "clean alarms": alarms}))
     dist.destroy_process_group()
+
+
+def test_parameters_are_compared_where_moments_are_divided() -> None:
+    """ZeRO-1: each rank has means of its own parameters only, but all hold the same model."""
+    tensor = torch.arange(6.0)
+    ranks = [
+        {"model": {"a": tensor, "b": tensor}, "optimizer": {"steps": tensor[:1], "means": {name: tensor}}}
+        for name in ("a", "b")
+    ]
+    keys = [{key for key, _ in held_alike(state)} for state in ranks]
+    assert len(keys[0] & keys[1]) == 2, "the model, and the count of steps"
+    assert len(keys[0] - keys[1]) == 1

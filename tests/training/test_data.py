@@ -61,7 +61,7 @@ def _step(order: Order, shares: Sequence[Share], step: int) -> list[int]:
     ids: list[int] = []
     for share in shares:
         for part in Loader(order, share).ids(step * BATCH):
-            assert 0 < len(part) <= share.micro_batch
+            assert len(part) <= share.micro_batch
             ids += part.tolist()
     return ids
 

@@ -190,3 +190,9 @@ def test_the_scale_follows_grad_scaler() -> None:
             ours = LossScale(CPU)
             ours.recall(told)
         assert ours.value.item() == theirs.get_scale()
+
+
+def test_first_batches_without_a_gradient_condemn_no_later_one() -> None:
+    guard = GradientGuard(CPU, clip=1.0)
+    found = _feed(guard, [0.0, *_norms(3 * ARMED_STEPS)])
+    assert not any(told.skipped.item() for told in found)

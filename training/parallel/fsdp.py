@@ -52,7 +52,8 @@ def apply(
     }
     blocks = getattr(model, "blocks", None)
     for block in blocks.values() if blocks is not None else ():
-        fully_shard(block, mp_policy=MixedPrecisionPolicy(kind, reduced), **policy)
+        # Cosine and sine of the positions come in float32, and stay so.
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(kind, reduced, cast_forward_inputs=False), **policy)
     fully_shard(model, mp_policy=MixedPrecisionPolicy(kind, reduced, output_dtype=reduced), **policy)
     return model
 
