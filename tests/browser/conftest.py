@@ -4,10 +4,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
@@ -68,6 +70,13 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+def _is_rank(process: psutil.Process) -> bool:
+    """Not one that ends just now."""
+    with suppress(psutil.NoSuchProcess):
+        return "RANK" in process.environ()
+    return False
+
+
 @pytest.fixture(scope="session")
 def lab_up(prepared_home: Path) -> Iterator[Stack]:
     """A portal with the demonstration lab: jobs in every state to look at."""
@@ -75,9 +84,10 @@ def lab_up(prepared_home: Path) -> Iterator[Stack]:
     try:
         stack.start("--demo", timeout_s=120)
         # Its running job would train for as long as the tests last, and take all that they need.
-        wait_for(lambda: [p for p in stack.job_processes() if "RANK" in p.environ()], "the lab's job to run", 60)
+        wait_for(lambda: any(_is_rank(process) for process in stack.job_processes()), "the lab's job to run", 60)
         for process in stack.job_processes():
-            process.nice(19)
+            with suppress(psutil.NoSuchProcess):
+                process.nice(19)
         yield stack
     finally:
         stack.close()

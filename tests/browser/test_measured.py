@@ -3,14 +3,14 @@
 import gzip
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Watched
-from tests.stack import Stack
+from tests.stack import Stack, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -49,12 +49,32 @@ def test_says_what_bounds_a_job(
         watched.page.locator(f"[data-chart={chart}] canvas").wait_for()
 
 
+SPEC = {
+    "name": "profiled",
+    "kind": "distributed",
+    "resources": {"ranks_per_node": 1, "time_limit": "00:10:00"},
+    "run": {"recipe": "vision", "steps": 1_000_000, "global_batch": 32, "validate_every": 0, "checkpoint_every": 0},
+}
+
+
+@pytest.fixture
+def running(portal_up: Stack) -> Iterator[int]:
+    """A job of its own that takes steps until the test has ended."""
+    with portal_up.client() as client:
+        job_id = int(client.post("/api/v1/jobs", json={"spec": SPEC}).raise_for_status().json()["id"])
+        at = f"/api/v1/jobs/{job_id}"
+        wait_for(lambda: client.get(f"{at}/series", params={"name": "loss"}).json()["items"], "its first steps", 120)
+        yield job_id
+        client.post(f"{at}/cancel").raise_for_status()
+        wait_for(lambda: client.get(at).json()["state"] == "cancelled", "its end", 120)
+
+
 def test_a_profile_is_a_click_away(
-    lab_up: Stack, jobs: dict[str, int], browse: Callable[..., Watched], tmp_path: Path
+    portal_up: Stack, running: int, browse: Callable[..., Watched], tmp_path: Path
 ) -> None:
-    watched = browse(lab_up)
+    watched = browse(portal_up)
     page = watched.page
-    watched.open(f"/jobs/{jobs['gpt-on-the-standard-library']}")
+    watched.open(f"/jobs/{running}")
     page.get_by_role("button", name="Profile 5 steps").click()
     expect(page.locator("#toasts")).to_contain_text("Rank 0 records its next 5 steps.")
     link = page.locator("#measured").get_by_role("link", name=re.compile(r"^Steps [\d,]+–[\d,]+, rank 0$"))

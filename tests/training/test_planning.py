@@ -28,7 +28,6 @@ MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704
         (1, {"micro_batch": 2}),
         (2, {"parallelism": "fsdp"}),
         (2, {"parallelism": "fsdp", "dtype": "bf16"}),
-        (2, {"parallelism": "zero1"}),
         (2, {"mesh": {"tp": 2}}),
         (2, {"mesh": {"cp": 2}}),
         (2, {"mesh": {"pp": 2}}),
