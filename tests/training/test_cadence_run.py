@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.ranks import TINY, Run
+from training.cadence import WRITES
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,10 @@ def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
     assert told
     assert (told[0]["source"], told[0]["automatic"]) == ("config", False)
     assert told[0]["mtbf_seconds"] == pytest.approx(0.36)
-    assert 0 < told[0]["best_overhead_fraction"] <= told[0]["overhead_fraction"]
+    assert told[0]["best_overhead_fraction"] > 0
+    # No interval is better than the best, but one that is shorter than the writes allow may seem so.
+    allowed = told[0]["interval_seconds"] >= WRITES * told[0]["write_seconds"]
+    assert not allowed or told[0]["best_overhead_fraction"] <= told[0]["overhead_fraction"]
     assert 0 <= told[0]["stall_seconds"] <= told[0]["cost_seconds"]
 
     path = run.job_dir / "checkpoints" / "step-60" / "COMMITTED"
@@ -34,7 +38,7 @@ def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
     assert told[0]["automatic"]
     steps = [found.step for found in run.checkpoints if 60 < found.step < 400]
     assert steps, "saved by itself, both ranks at the same steps"
-    assert all(one["interval_seconds"] >= 2 * one["write_seconds"] for one in told)
+    assert all(one["interval_seconds"] >= WRITES * one["write_seconds"] for one in told)
 
 
 def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
