@@ -463,7 +463,7 @@ def _check_fence() -> None:
 
 
 def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began: float) -> Path:
-    """Copy beside, write the manifest last, rename: as Vigil's own trainer does (training/checkpoint.py)."""
+    """Copy beside, write the manifest last, rename: as Vigil's own trainer does (training/checkpoint/saving.py)."""
     generation, target = _generation(), _checkpoints() / f"step-{step}"
     _check_fence()
     staging = target.with_name(f".step-{step}.{generation}")

@@ -18,7 +18,7 @@ import sys
 
 from bench import saving, stage
 from tests.training.simulating import least_loss, lost
-from training.cadence import best_interval, overhead
+from training.checkpoint.cadence import best_interval, overhead
 
 COSTS = (0.1, 1.0, 10.0, 60.0)
 HOURS = (1, 6, 24, 168)

@@ -18,19 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training import config, flops, place
-from training import step as arithmetic
+from training import config
+from training.attempt import place
+from training.attempt.heartbeat import Heartbeat
+from training.attempt.stopping import StopRequest
 from training.corpus.shards import Index, Shard
 from training.corpus.tokenizer import TokenizerId
-from training.data import Loader
 from training.dims import Dims
 from training.distributed import World
-from training.heartbeat import Heartbeat
+from training.loader.order import Loader
+from training.metrics import flops
+from training.metrics.step_trace import hush, joined, length
 from training.models.llama import Llama
-from training.optimizer import BETAS, EPSILON, decayed
 from training.report import NullReporter, Reporter
-from training.sampling import hush, joined, length
-from training.stopping import StopRequest
+from training.step import arithmetic
+from training.step.optimizer import BETAS, EPSILON, decayed
 from training.trainer import Trainer, set_determinism
 
 Batches = list[tuple[Tensor, Tensor]]

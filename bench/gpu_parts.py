@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu_loops import Size, wait
-from training import flops
 from training.dims import Dims
+from training.metrics import flops
 from training.recipes import language
 
 REPEATS = 10

@@ -17,10 +17,10 @@ import torch
 
 from bench.gpu_loops import Bare, Loop, Ours, Size, mfu, profile, timed, wait, write_data
 from bench.gpu_parts import parts
-from training.cadence import Cadence, Mtbf
-from training.checkpoint import Checkpoints, Facts
+from training.checkpoint.cadence import Cadence, Mtbf
+from training.checkpoint.pruning import Keep
+from training.checkpoint.saving import Checkpoints, Facts
 from training.distributed import World
-from training.pruning import Keep
 from training.report import NullReporter
 
 TENSORS = 96

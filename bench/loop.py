@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 
 import training.recipes
-from training import config, distributed, place
-from training.heartbeat import Heartbeat
-from training.optimizer import AdamW
+from training import config, distributed
+from training.attempt import place
+from training.attempt.heartbeat import Heartbeat
+from training.attempt.stopping import StopRequest
 from training.report import Reporter
-from training.stopping import StopRequest
+from training.step.optimizer import AdamW
 from training.trainer import Trainer, set_determinism
 
 STEPS = 3000

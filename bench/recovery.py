@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench import stage
 from tests.training.launching import Run, until
-from training.heartbeat import heartbeat_path, read_beat
+from training.attempt.heartbeat import heartbeat_path, read_beat
 
 TIMES = 5
 DETECTION_S = 1.0

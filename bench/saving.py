@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.multiprocessing.spawn import spawn
 
 from training import distributed
-from training.cadence import Cadence, Mtbf
-from training.checkpoint import Checkpoints, Facts
-from training.pruning import Keep
+from training.checkpoint.cadence import Cadence, Mtbf
+from training.checkpoint.pruning import Keep
+from training.checkpoint.saving import Checkpoints, Facts
 from training.report import NullReporter
 
 SIZE_MIB = 400

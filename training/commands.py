@@ -11,7 +11,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import config, footprint, machine, manifest, planning, run_file
+from training import config, manifest, run_file
+from training.planning import footprint
+from training.planning import plan as planning
+from training.provenance import machine
 
 SAY_SECONDS = 5.0
 ASSUMED_GIB = 80.0
@@ -45,9 +48,9 @@ def export(checkpoint: Path, target: Path, *, merged: bool = False) -> int:
 
     Adapters: a folder as peft has it, or, `merged` into the weights that they are beside, one file.
     """
-    from training import export as exporting
-    from training import export_adapters as adapters
     from training.corpus.errors import DataError
+    from training.weights import export as exporting
+    from training.weights import export_adapters as adapters
 
     try:
         if not adapters.are_in(checkpoint):
@@ -71,8 +74,9 @@ def export(checkpoint: Path, target: Path, *, merged: bool = False) -> int:
 
 def prepare(file: Path) -> int:
     """Makes a run's data, on this machine and now, so that no GPU waits for it later."""
+    from training.choices import accepted
+    from training.corpus.cache import cache_dir
     from training.corpus.errors import DataError
-    from training.data import accepted, cache_dir
 
     try:
         run = run_file.load(file)
@@ -177,7 +181,7 @@ def _first_line(function: object) -> str:
 def run(name: str, arguments: Sequence[str]) -> int:
     """One of COMMANDS with what was written behind it."""
     if name == "compare":
-        from training.lab import command
+        from training.compare import command
 
         return command.compare(command.options(arguments))
     if name == "export":

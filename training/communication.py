@@ -21,7 +21,6 @@ from training.shape import Misfit, shape_of
 
 if TYPE_CHECKING:
     from training.config import RunConfig
-    from training.trainer import Trainer
 
 PLAIN = "plain"
 """Left to the parallelism, whichever it is."""
@@ -55,14 +54,6 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
             load(name).check(shape, **config.options_of(name))
         except Misfit as misfit:
             yield misfit
-
-
-def trainer(config: RunConfig) -> type[Trainer]:
-    """The loop of the run: the trainer's, or one that its communication brings."""
-    from training.trainer import Trainer
-
-    own = getattr(load(config.communication), "trainer", None)
-    return own() if own else Trainer
 
 
 def load(name: str) -> ModuleType:

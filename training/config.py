@@ -312,10 +312,10 @@ class RunConfig(BaseModel):
 
     def _check_auto(self, world_size: int) -> Iterator[Problem]:
         """Whether any way can work, whatever the memory: that is known where it runs."""
-        from training import planning  # which needs this module
+        from training.planning.plan import Ranks, plan  # which needs this module
 
         try:
-            planning.plan(self, planning.Ranks(world_size, world_size, None))
+            plan(self, Ranks(world_size, world_size, None))
         except ConfigError as error:
             for problem in error.problems:
                 yield Problem(problem.field.removeprefix("run."), problem.message)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from training.rendezvous import bind_host, publish_store, store_address
+from training.attempt.rendezvous import bind_host, publish_store, store_address
 
 TIMEOUT = timedelta(minutes=30)
 """Of a collective. Long: a stuck rank is the watchdog's business, which knows the phase and kills from outside."""
@@ -93,7 +93,7 @@ class Agreed(NamedTuple):
     due: bool
     """Rank 0 finds that a checkpoint is due now."""
     trouble: bool = False
-    """Some rank's guards want the run to end (training.guards)."""
+    """Some rank's guards want the run to end (training.guards.guards)."""
 
 
 class Agreement:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from training import choices, support
+from training import choices, combinations
 from training.dims import Dims
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 AXES = ("pp", "dp", "shard", "cp", "tp")
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 AUTO = "auto"
-"""As a parallelism: training.planning chooses one, and the axes that the run leaves open."""
+"""As a parallelism: training.planning.plan chooses one, and the axes that the run leaves open."""
 DATA_AXES = ("dp", "shard")
 """Along these every rank has samples of its own."""
 
@@ -145,10 +145,10 @@ def check(config: RunConfig, world_size: int, dims: Dims | None = None) -> Itera
 
 def _uncombinable(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
     several = frozenset(axis for axis, size in shape.items() if size > 1)
-    if not support.knows(config.parallelism) or not several <= set(AXES):
+    if not combinations.knows(config.parallelism) or not several <= set(AXES):
         return
     schedule = config.options_of("pipeline").get("schedule")
-    if said := support.problem(config.parallelism, several, str(schedule) if schedule else None):
+    if said := combinations.problem(config.parallelism, several, str(schedule) if schedule else None):
         yield Misfit("parallelism", said)
     if config.dtype == "fp8" and shape["tp"] > 1:
         yield Misfit(

@@ -21,8 +21,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.attempt.files import read_json
 from training.posting import Answer, Portal, Portion, Unreachable, packed
-from training.rendezvous import read_json
 from training.spool import Spool, open_folder, spool_names
 from training.spool_lines import Batch
 

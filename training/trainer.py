@@ -15,25 +15,26 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from training import assembling, supply
-from training.assembling import Assembly
-from training.cadence import Cadence, mtbf, nodes_here
-from training.checkpoint import Checkpoints, Facts, check_fence, load_start, tell_committed
+from training.attempt.heartbeat import Heartbeat, NullHeartbeat
+from training.attempt.place import Place
+from training.attempt.stopping import Stopped, StopRequest
+from training.checkpoint.cadence import Cadence, mtbf, nodes_here
+from training.checkpoint.pruning import Keep
+from training.checkpoint.remembering import Remembers, recall, remember
+from training.checkpoint.saving import Checkpoints, Facts, check_fence, load_start, tell_committed
 from training.config import RunConfig
 from training.distributed import Agreed, Agreement, World
-from training.guards import Guards
-from training.heartbeat import Heartbeat, NullHeartbeat
+from training.engine import assembling
+from training.engine.assembling import Assembly
+from training.engine.update import Update
+from training.engine.validating import Validation
+from training.guards.guards import Guards
+from training.loader import supply
 from training.manifest import Manifest
-from training.measuring import Measuring
-from training.metrics import Meter, StepTimes
-from training.place import Place
-from training.profiling import Profiling
-from training.pruning import Keep
-from training.remembering import Remembers, recall, remember
+from training.metrics.measuring import Measuring
+from training.metrics.meter import Meter, StepTimes
+from training.metrics.profiling import Profiling
 from training.report import AnyReporter
-from training.stopping import Stopped, StopRequest
-from training.update import Update
-from training.validating import Validation
 
 STEPS_BEFORE_SAVES = 5
 """After so many what the first save needs is made ready: not at the start, whose first step others wait for."""

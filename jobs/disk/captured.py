@@ -1,4 +1,4 @@
-"""What an attempt ran with, as its launcher captured it (training.capture), and what changed since the one before.
+"""What an attempt ran with, as captured by its launcher (training.provenance), and what changed since the one before.
 
 The file lies in the job's own folder, so anybody's program may have written it: what is not what it should be is left
 out, whatever it is, and nothing is believed beyond being shown.

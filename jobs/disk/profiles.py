@@ -13,7 +13,7 @@ from jobs.disk.folders import find_folder, root_of
 from jobs.errors import ProfileError
 from jobs.models import Attempt
 
-REQUEST, FOLDER = "profile.json", "profiles"  # as training.profiling has them
+REQUEST, FOLDER = "profile.json", "profiles"  # as training.metrics.profiling has them
 NAME = re.compile(r"step-\d{1,16}-\d{1,16}\.rank\d{1,9}\.[a-z0-9]{1,32}\.json\.gz\Z")
 PIECE_BYTES = 1 << 18
 

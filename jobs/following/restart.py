@@ -113,7 +113,7 @@ def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:
 
 
 def numerics_of(failure: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The cause and what the guards of our own trainer said, where they ended the run (training.numerics)."""
+    """The cause and what the guards of our own trainer said, where they ended the run (training.guards.numerics)."""
     found = _NUMERICS.match(str(failure.get("error", "")))
     return (NUMERICS[found[1]], found[2][:1].upper() + found[2][1:]) if found else None
 

@@ -116,7 +116,7 @@ def pin(user: User, job: Job, checkpoint: Checkpoint, *, pinned: bool) -> None:
     """Keep a checkpoint from being pruned, or no longer. Conflict if it is gone, or was just going.
 
     The file for its trainer is written before the folder is looked for: a trainer that renamed the folder first has
-    not read the file, and one that reads the file afterwards puts the folder back (training.pruning).
+    not read the file, and one that reads the file afterwards puts the folder back (training.checkpoint.pruning).
     """
     _may_change(user, job)
     _set_pinned(user, job, checkpoint, pinned)

@@ -1,4 +1,4 @@
-"""What a trainer's guards told, in words: skipped steps, stragglers, numbers that went wrong (training.guards).
+"""What a trainer's guards told, in words: skipped steps, stragglers, numbers that went wrong (training.guards.guards).
 
 An event comes from the job's own folder, so nothing of it is believed beyond its shape.
 """

@@ -51,6 +51,6 @@ def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _digest(tensor: Any) -> str:
-    from training.composing import whole_of
+    from training.engine.composing import whole_of
 
     return hashlib.sha256(whole_of(tensor.detach()).cpu().contiguous().numpy().tobytes()).hexdigest()

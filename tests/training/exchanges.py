@@ -261,10 +261,11 @@ def _computed(sizes: dict[str, int], options: dict[str, Any]) -> dict[str, float
     import torch
     from torch import nn
 
-    from training import communication, meshes
+    from training import communication
     from training.comm._exchange import Peers
     from training.parallel import fsdp
     from training.shape import Shape
+    from training.step import meshes
 
     class Blocks(nn.Module):
         def __init__(self) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import vigil_report
-from training import hang
-from training.heartbeat import Heartbeat
+from training.attempt import hang
+from training.attempt.heartbeat import Heartbeat
 from training.report import Reporter
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

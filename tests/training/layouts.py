@@ -45,9 +45,9 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
     import torch
 
     from training import distributed, manifest
-    from training.cadence import Cadence, Mtbf
-    from training.checkpoint import Checkpoints, Facts
-    from training.pruning import Keep
+    from training.checkpoint.cadence import Cadence, Mtbf
+    from training.checkpoint.pruning import Keep
+    from training.checkpoint.saving import Checkpoints, Facts
     from training.report import NullReporter
 
     checkpoints = Checkpoints(
@@ -129,7 +129,7 @@ def _fully_sharded(whole: dict[str, Any], world: int) -> dict[str, Any]:
 
 def digest(state: Mapping[str, Any]) -> dict[str, str]:
     """Of every whole tensor that this rank knows of, by name."""
-    from training.staging import walk
+    from training.checkpoint.staging import walk
 
     found = {}
     for path, tensor in walk(state):
@@ -139,7 +139,7 @@ def digest(state: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _spoil(state: Mapping[str, Any]) -> None:
-    from training.staging import walk
+    from training.checkpoint.staging import walk
 
     for _, tensor in walk(state):
         (tensor.to_local() if hasattr(tensor, "to_local") else tensor).fill_(9e9)

@@ -16,14 +16,14 @@ def measure(folder: Path, table: dict[str, Any], world: int, rank: int) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     from training import config
-    from training.composing import Composed
     from training.data import Task
     from training.distributed import World
+    from training.engine.composing import Composed
     from training.models.llama import Llama, initialise
-    from training.norms import GradientNorm
-    from training.planning import estimate_of
+    from training.planning.plan import estimate_of
     from training.recipes import language
-    from training.step import MicroBatch
+    from training.step.arithmetic import MicroBatch
+    from training.step.norms import GradientNorm
 
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

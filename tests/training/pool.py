@@ -69,10 +69,10 @@ def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str)
 
 def _take(turn: _Turn, world: object) -> None:
     from training import run_file
-    from training.heartbeat import NullHeartbeat
-    from training.place import Place
+    from training.attempt.heartbeat import NullHeartbeat
+    from training.attempt.place import Place
+    from training.attempt.stopping import StopRequest
     from training.report import Reporter
-    from training.stopping import StopRequest
     from training.trainer import Trainer, set_determinism
 
     os.environ["VIGIL_ATTEMPT_DIR"] = str(turn.attempt_dir)

@@ -17,14 +17,14 @@ from typing import Any
 
 import tomlkit
 
-from training.launch.attempt import raise_generation
+from training.attempt.lineage import raise_generation
 from training.manifest import Manifest, committed
 
 SECONDS = 120.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["training.trainer", "training.storage", "training.models.llama", "torch.distributed.fsdp"]
+    ["training.trainer", "training.checkpoint.storage", "training.models.llama", "torch.distributed.fsdp"]
 )
 
 TINY: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from training import committing, storage
+from training.checkpoint import committing, storage
 from training.manifest import Manifest
 
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from training import cadence
-from training.cadence import Cadence, Mtbf, best_interval
+from training.checkpoint import cadence
+from training.checkpoint.cadence import Cadence, Mtbf, best_interval
 
 STEP = 1.0
 """Seconds of a step."""

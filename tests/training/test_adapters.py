@@ -13,8 +13,8 @@ import torch
 from tests.training import origins
 from tests.training.ranks import TINY, Run
 from tests.training.test_from_weights import model_of
-from training import storage
 from training.__main__ import main
+from training.checkpoint import storage
 from training.config import parse
 
 LORA = {"from_weights": "/data/llama", "lora_rank": 4}

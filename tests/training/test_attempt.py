@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.launch.attempt import Fenced, newest_on_lineage, raise_generation, read_generation, take_attempt
+from training.attempt.lineage import Fenced, newest_on_lineage, raise_generation, read_generation
+from training.launch.attempt import take_attempt
 from training.launch.failures import Failure
 from training.launch.plan import BadPlan, Plan, read_plan
 from training.launch.verdict import Budget

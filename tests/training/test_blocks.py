@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.training.ranks import TINY, Run
-from training import blocks
 from training.config import parse
+from training.engine import blocks
 from training.models.llama import Llama
+from training.models.llama_sizes import PRESETS
 from training.recipes import language
 
 MODEL = {"layers": 2, "heads": 2, "head_width": 16, "context": 16, "dropout": 0.2}
@@ -104,10 +105,10 @@ def test_presets_have_as_many_parameters_as_they_are_called() -> None:
             assert dims.parameters / 1e6 == pytest.approx(millions, rel=0.02)
             number, unit = float(preset[:-1]), preset[-1]
             assert dims.parameters / {"m": 1e6, "b": 1e9}[unit] == pytest.approx(number, rel=0.15)
-    assert {"tiny", *WITH_BYTES, *WITH_32000} == set(language.PRESETS)
+    assert {"tiny", *WITH_BYTES, *WITH_32000} == set(PRESETS)
 
 
-@pytest.mark.parametrize("preset", language.PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_is_what_its_numbers_say_and_passes_its_checks(preset: str) -> None:
     table = {"recipe": "language", "language": {"preset": preset}}
     assert not list(parse(table).check(1))

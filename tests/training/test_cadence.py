@@ -8,8 +8,8 @@ import math
 import pytest
 
 from tests.training.simulating import least_loss, lost
-from training import cadence
-from training.cadence import Cadence, Mtbf, best_interval, next_interval, overhead
+from training.checkpoint import cadence
+from training.checkpoint.cadence import Cadence, Mtbf, best_interval, next_interval, overhead
 
 HOUR = 3600.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.ranks import TINY, Run
-from training.cadence import WRITES
+from training.checkpoint.cadence import WRITES
 
 pytestmark = pytest.mark.slow
 

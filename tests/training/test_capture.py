@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from tests.training.launching import Run, until
-from training import capture, machine
 from training.config import RunConfig
 from training.launch import capturing, resources
 from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
 from training.launch.environment import Command
 from training.launch.plan import Plan, Script, read_plan
+from training.provenance import capture, machine
 
 
 @pytest.fixture

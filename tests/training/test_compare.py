@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from tests.training.launching import until
+from training.attempt.heartbeat import read_beat
+from training.compare import asked, command, picture
+from training.compare.results import Comparison, Result
+from training.compare.running import Run, toml
+from training.compare.table import table
 from training.config import parse
-from training.heartbeat import read_beat
-from training.lab import asked, command, picture
-from training.lab.results import Comparison, Result
-from training.lab.running import Run, toml
-from training.lab.table import table
 
 TINY = """
 name = "both ways"

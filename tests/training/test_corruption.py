@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.training.ranks import fork
-from training import corruption
-from training.corruption import Corruption, CorruptionChecks, compare, device_kind, held_alike, minority, probe
-from training.digests import CHUNK, digest, digests
 from training.distributed import World
+from training.guards import corruption
+from training.guards.corruption import Corruption, CorruptionChecks, compare, device_kind, held_alike, minority, probe
+from training.guards.digests import CHUNK, digest, digests
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
 

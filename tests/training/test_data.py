@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from tests.training.ranks import TINY, Run, fork
-from training.data import Ids, Loader, Order, Share, cache_dir, derive_seed, fixed_batch
+from training.corpus.cache import cache_dir
+from training.data import Ids
+from training.loader.order import Loader, Order, Share, fixed_batch
 from training.recipes import language, vision
+from training.seeds import derive_seed
 
 BATCH = 12
 

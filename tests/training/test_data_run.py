@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.training.ranks import TINY, Run, Sabotage
-from training.data import Share
-from training.launch.attempt import newest_on_lineage
+from training.attempt.lineage import newest_on_lineage
+from training.loader.order import Share
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_what_was_looked_up_ahead_is_not_consumed(added: Path, tmp_path: Path) -
     run = Run(tmp_path / "run", dict(NUMBERS), added=added)
     committed = run.job_dir / "checkpoints" / "step-4" / "COMMITTED"
     ahead = run.job_dir / "attempt-1" / "ids.1"
-    dying = Sabotage("training.update:Update.__call__", call=6, rank=1, until=str(committed))
+    dying = Sabotage("training.engine.update:Update.__call__", call=6, rank=1, until=str(committed))
     killed = run.start(2, sabotage=dying)
     assert killed.wait()[1] == -9
     looked_up = [json.loads(line) for line in ahead.read_text().splitlines()[1:]]

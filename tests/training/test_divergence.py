@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from training.divergence import ARMED_STEPS, Divergence
+from training.guards.divergence import ARMED_STEPS, Divergence
 
 Curve = list[float]
 WARMUP = 100

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.ranks import TINY, Run, eventually
-from training.launch.attempt import newest_on_lineage
+from training.attempt.lineage import newest_on_lineage
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training import flops
 from training.dims import Dims
+from training.metrics import flops
 from training.models.llama import Llama, initialise
 
 

@@ -18,9 +18,9 @@ from training.__main__ import main
 from training.config import parse
 from training.corpus.errors import DataError
 from training.models.llama import Llama
-from training.models.llama_weights import reader, sizes_of
 from training.recipes import language
-from training.weights import open_weights
+from training.weights.llama import reader, sizes_of
+from training.weights.safetensors import open_weights
 
 OPTIONS = parse({"recipe": "language"}).recipe_options()
 

@@ -9,9 +9,9 @@ import random
 import pytest
 import torch
 
-from training.gradient_guard import ARMED_STEPS, DECAY, GradientGuard, Guarded
-from training.loss_scale import FIRST, FLOOR, GROWTH_STEPS, LossScale
-from training.optimizer import AdamW
+from training.step.clipping import ARMED_STEPS, DECAY, GradientGuard, Guarded
+from training.step.loss_scale import FIRST, FLOOR, GROWTH_STEPS, LossScale
+from training.step.optimizer import AdamW
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.training.ranks import Run
-from training.data import Order, derive_seed
+from training.loader.order import Order
+from training.seeds import derive_seed
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.training.launching import Run, until
-from training.heartbeat import heartbeat_path, read_beat
+from training.attempt.heartbeat import heartbeat_path, read_beat
 
 pytestmark = pytest.mark.slow
 

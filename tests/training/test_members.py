@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.launching import until
-from training.launch.attempt import Fenced, claim_generation, give_up_claim, publish_generation, read_generation
+from training.attempt.lineage import Fenced, claim_generation, give_up_claim, publish_generation, read_generation
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
 from training.launch.plan import Plan, read_plan

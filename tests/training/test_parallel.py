@@ -1,4 +1,4 @@
-"""Every combination that training.support lists gives the losses of one process, and nothing else is let through."""
+"""Each of training.combinations gives the losses of one process, and nothing else is let through."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from tests.training import pool
 from tests.training.ranks import TINY, Run
-from training import support
+from training import combinations
+from training.combinations import COMBINATIONS, SCHEDULES, Combination
 from training.config import parse
-from training.support import COMBINATIONS, SCHEDULES, Combination
 
 STEPS = 10
 MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
@@ -116,5 +116,5 @@ def test_what_cannot_work_is_refused_with_the_nearest_that_can(
 
 def test_the_documented_table_is_the_code_s() -> None:
     page = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text()
-    assert "\n".join(support.table()) in page
+    assert "\n".join(combinations.table()) in page
     assert all(schedule in page for schedule in SCHEDULES)

@@ -12,8 +12,8 @@ from tests.training import peaks
 from tests.training.ranks import TINY, Run, fork
 from training import commands
 from training.config import ConfigError, parse
-from training.footprint import GIB
-from training.planning import Ranks, plan
+from training.planning.footprint import GIB
+from training.planning.plan import Ranks, plan
 
 MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704, "context": 192}
 

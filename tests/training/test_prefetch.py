@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training import prefetch
-from training.prefetch import Prefetch
+from training.loader import prefetch
+from training.loader.prefetch import Prefetch
 
 STRIDE = 10
 

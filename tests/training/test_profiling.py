@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from training import profiling
-from training.heartbeat import NullHeartbeat
-from training.profiling import Profiling
+from training.attempt.heartbeat import NullHeartbeat
+from training.metrics import profiling
+from training.metrics.profiling import Profiling
 from training.report import NullReporter
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from training import manifest, pruning
-from training.best import BestLosses
+from training import manifest
+from training.checkpoint import pruning
+from training.checkpoint.pruning import Keep
+from training.engine.best import BestLosses
 from training.manifest import Manifest
-from training.pruning import Keep
 
 
 @pytest.fixture

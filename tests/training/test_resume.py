@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.ranks import TINY, Run, Sabotage
 from training import manifest
-from training.launch.attempt import newest_on_lineage
+from training.attempt.lineage import newest_on_lineage
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def test_hex_equal_after_a_rank_was_killed(
 ) -> None:
     run = Run(tmp_path / "run")
     committed = run.job_dir / "checkpoints" / f"step-{saved}" / "COMMITTED"
-    dying = Sabotage("training.norms:GradientNorm.__call__", call=killed_in, rank=1, until=str(committed))
+    dying = Sabotage("training.step.norms:GradientNorm.__call__", call=killed_in, rank=1, until=str(committed))
     codes = run.start(world, sabotage=dying).wait()
     assert codes[1] == -9
     assert all(code != 0 for code in codes)
@@ -42,12 +42,12 @@ def test_hex_equal_after_a_rank_was_killed(
 
 
 KILLS = {
-    "staging": ("training.storage:write", ""),
-    "half a file": ("training.storage:_Stream.flush", ""),
-    "all files, no manifest": ("training.checkpoint:Checkpoints._manifest", ""),
-    "manifest, no rename": ("training.committing:move_aside", ""),
-    "renamed, not told": ("training.checkpoint:Checkpoints._tell_committed", "step-4"),
-    "told, not verified": ("training.checkpoint:Checkpoints._look_after", "step-4"),
+    "staging": ("training.checkpoint.storage:write", ""),
+    "half a file": ("training.checkpoint.storage:_Stream.flush", ""),
+    "all files, no manifest": ("training.checkpoint.saving:Checkpoints._manifest", ""),
+    "manifest, no rename": ("training.checkpoint.committing:move_aside", ""),
+    "renamed, not told": ("training.checkpoint.saving:Checkpoints._tell_committed", "step-4"),
+    "told, not verified": ("training.checkpoint.saving:Checkpoints._look_after", "step-4"),
 }
 
 
@@ -70,7 +70,7 @@ def test_killed_while_pruning(tmp_path: Path) -> None:
     whole = Run(tmp_path / "whole", dict(settings))
     whole.finish(1)
     run = Run(tmp_path / "run", dict(settings))
-    incarnation = run.start(1, sabotage=Sabotage("training.pruning:delete"))
+    incarnation = run.start(1, sabotage=Sabotage("training.checkpoint.pruning:delete"))
     assert incarnation.wait() == [-9], incarnation.output()
     assert [found.name for found in run.checkpoints] == ["step-4", "step-6"]
     assert len(list((run.job_dir / "checkpoints").glob(".pruned-*"))) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.sampling import Operation, Sampler, look
-from training.timing import OPTIMIZER, Watch
+from training.metrics.step_trace import Operation, Sampler, look
+from training.step.timing import OPTIMIZER, Watch
 
 WINDOWS = [("forward", (0.0, 4.0)), ("backward", (4.0, 10.0))]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.repositories import git
 from tests.training.launching import Run
-from training import script
+from training.launch import script
 from training.launch.attempt import Attempt
 from training.launch.plan import BadPlan, Plan, Script
 

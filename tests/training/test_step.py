@@ -12,11 +12,11 @@ from torch import nn
 from tests.training.ranks import TINY, Run, fork
 from training import config
 from training.data import Task
-from training.norms import GradientNorm
-from training.optimizer import BETAS, AdamW
 from training.parallel import ddp
 from training.shape import Shape
-from training.step import MicroBatch, forward_backward, learning_rate
+from training.step.arithmetic import MicroBatch, forward_backward, learning_rate
+from training.step.norms import GradientNorm
+from training.step.optimizer import BETAS, AdamW
 
 
 def _model() -> nn.Module:
@@ -114,7 +114,7 @@ def _modules(run: Run, folder: Path) -> None:
     import sys
 
     from training.__main__ import main
-    from training.launch.attempt import raise_generation
+    from training.attempt.lineage import raise_generation
 
     attempt = run.job_dir / "attempt-9"
     (attempt / "spool").mkdir(parents=True)

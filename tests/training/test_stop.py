@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.training.ranks import SECONDS, TINY, Incarnation, Run, Sabotage, eventually
-from training.heartbeat import heartbeat_path, read_beat
-from training.launch.attempt import newest_on_lineage, raise_generation
-from training.rendezvous import write_json
+from training.attempt.files import write_json
+from training.attempt.heartbeat import heartbeat_path, read_beat
+from training.attempt.lineage import newest_on_lineage, raise_generation
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,9 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
 def test_asked_before_the_first_step(tmp_path: Path) -> None:
     """During start-up a stop waits for the first boundary, which is before the first step."""
     run = Run(tmp_path / "run", dict(LONG))
-    incarnation = run.start(2, sabotage=Sabotage("training.data:Loader.ids", until=str(tmp_path / "go"), act=""))
+    incarnation = run.start(
+        2, sabotage=Sabotage("training.loader.order:Loader.ids", until=str(tmp_path / "go"), act="")
+    )
     _request(incarnation, "signal")
     (tmp_path / "go").touch()
     assert incarnation.wait() == [0, 0], incarnation.output()
@@ -60,7 +62,7 @@ def test_asked_before_the_first_step(tmp_path: Path) -> None:
 def test_asked_during_a_validation(tmp_path: Path) -> None:
     """The validation is cut short and its half result is not reported; whoever goes on does it first."""
     run = Run(tmp_path / "run", {**LONG, "validate_every": 5})
-    waiting = Sabotage("training.validating:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
+    waiting = Sabotage("training.engine.validating:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
     incarnation = run.start(2, sabotage=waiting)
     eventually(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
@@ -90,7 +92,9 @@ def test_ranks_ignore_the_signals_that_reach_the_whole_group(tmp_path: Path) -> 
 
 def test_stacks_on_usr2(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", dict(LONG))
-    incarnation = run.start(1, sabotage=Sabotage("training.step:learning_rate", until=str(tmp_path / "never")))
+    incarnation = run.start(
+        1, sabotage=Sabotage("training.step.arithmetic:learning_rate", until=str(tmp_path / "never"))
+    )
     stacks = incarnation.attempt_dir / "stacks" / "0.0.txt"
     eventually(lambda: _step_phase(incarnation))
 
@@ -111,7 +115,7 @@ def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
     """kill -9 of the node's daemon leaves ranks alive: they must not commit once another launch has begun."""
     run = Run(tmp_path / "run")
     incarnation = run.start(
-        1, sabotage=Sabotage("training.committing:_fsync_folder", until=str(tmp_path / "go"), act="")
+        1, sabotage=Sabotage("training.checkpoint.committing:_fsync_folder", until=str(tmp_path / "go"), act="")
     )
     eventually(lambda: list((run.job_dir / "checkpoints").glob(".step-4.*/COMMITTED")))
     raise_generation(run.job_dir, mine=None, resume="")
@@ -127,7 +131,9 @@ def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
 def test_a_due_save_is_skipped_while_one_is_in_flight(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**TINY, "steps": 40})
     go = tmp_path / "go"
-    incarnation = run.start(2, sabotage=Sabotage("training.storage:write", until=str(go), act=""), patient=False)
+    incarnation = run.start(
+        2, sabotage=Sabotage("training.checkpoint.storage:write", until=str(go), act=""), patient=False
+    )
     eventually(lambda: _step_of(incarnation) >= 30)
     assert run.checkpoints == []
     go.touch()
@@ -140,7 +146,7 @@ def test_a_due_save_is_skipped_while_one_is_in_flight(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_the_checkpoint_not_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
-    incarnation = run.start(2, sabotage=Sabotage("training.storage:_Stream.write", act="fail", rank=1))
+    incarnation = run.start(2, sabotage=Sabotage("training.checkpoint.storage:_Stream.write", act="fail", rank=1))
     assert incarnation.wait() == [0, 0], incarnation.output()
     (skipped,) = run.events("checkpoint.skipped")
     assert skipped["step"] == 4

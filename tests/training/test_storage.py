@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.saved import save
-from training import storage
+from training.checkpoint import storage
 from training.manifest import CheckpointError
 
 

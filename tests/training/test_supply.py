@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from training import config, supply
+from training import config
 from training.corpus.errors import DataError
 from training.corpus.making import Progress
 from training.data import Prepared
 from training.distributed import World
+from training.loader import supply
 
 CONFIG = config.parse({"recipe": "language", "language": {"source": "/data"}})
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.training import pool
 from tests.training.ranks import TINY, Run
-from training.data import Share, fixed_batch
+from training.loader.order import Share, fixed_batch
 
 FSDP = {"parallelism": "fsdp", "validate_every": 0}
 

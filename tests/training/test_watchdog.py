@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from training.heartbeat import Heartbeat, read_beat
+from training.attempt.heartbeat import Heartbeat, read_beat
 from training.launch.failures import Failure, failure_of, first_failure, last_error
-from training.watchdog import Watchdog, behind_in_collectives
+from training.launch.watchdog import Watchdog, behind_in_collectives
 
 LIMITS = {
     "start": 300,

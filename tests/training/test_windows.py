@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from training.corpus.errors import DataError
 from training.corpus.shards import read_index
 from training.corpus.windows import Windows
-from training.data import Order, Share
+from training.loader.order import Order, Share
 
 
 def _shards(folder: Path, lengths: list[int], *, dtype: str = "uint16", vocabulary: int = 60_000) -> Path:

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from training.checkpoint.staging import tree, walk
 from training.comm._exchange import Exchange, Peers, State, all_reduced, broadcast
-from training.staging import tree, walk
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 

@@ -35,6 +35,6 @@ def exchange(
 
 def trainer() -> type[Trainer]:
     """Its own loop."""
-    from training.serving import ServedTrainer
+    from training.server_trainer import ServedTrainer
 
     return ServedTrainer

@@ -109,3 +109,23 @@ def _put_in_place(staging: Path, place: Path) -> None:
             os.rename(place, damaged)
             shutil.rmtree(damaged, ignore_errors=True)
             os.rename(staging, place)
+
+
+def cache_dir(run_dir: Path) -> Path:
+    """Where data made once is kept for all jobs; the job's own folder where the shared one can't be written.
+
+    VIGIL_CACHE if set, else `.cache` beside the projects of the run root (a run is <root>/<project>/<name>), else,
+    standalone, `.cache` beside the run.
+    """
+    wanted = [Path(found)] if (found := os.environ.get("VIGIL_CACHE")) else []
+    wanted.append((run_dir.parent.parent if "VIGIL_RUN_DIR" in os.environ else run_dir.parent) / ".cache")
+    for folder in wanted:
+        try:
+            folder.mkdir(mode=0o2770, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    own = run_dir / "job" / "cache"
+    own.mkdir(parents=True, exist_ok=True)
+    return own

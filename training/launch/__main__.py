@@ -12,8 +12,8 @@ import sys  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from training import script  # noqa: E402
-from training.launch import environment  # noqa: E402
+from training.attempt.files import write_json  # noqa: E402
+from training.launch import environment, script  # noqa: E402
 from training.launch.attempt import Attempt, take_attempt  # noqa: E402
 from training.launch.launcher import Launcher  # noqa: E402
 from training.launch.opening import open_up  # noqa: E402
@@ -21,7 +21,6 @@ from training.launch.plan import BAD_PLAN, BadPlan, Plan, read_plan  # noqa: E40
 from training.launch.ranks import become_subreaper  # noqa: E402
 from training.launch.shipping import Shipping  # noqa: E402
 from training.launch.verdict import Verdict  # noqa: E402
-from training.rendezvous import write_json  # noqa: E402
 from training.report import Reporter  # noqa: E402
 
 

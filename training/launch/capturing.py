@@ -59,7 +59,14 @@ class Capturing:
 
     def _start(self) -> None:
         python, path = self._command.arguments[0], self._command.environment.get("PYTHONPATH", "")
-        arguments = [sys.executable, "-P", "-m", "training.capture", str(self._plan.run_dir), str(self._attempt.folder)]
+        arguments = [
+            sys.executable,
+            "-P",
+            "-m",
+            "training.provenance.capture",
+            str(self._plan.run_dir),
+            str(self._attempt.folder),
+        ]
         leave_signals = child_setup(LEFT_TO_US)
 
         def setup() -> None:

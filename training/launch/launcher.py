@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from training.launch.attempt import Attempt, publish_generation, read_generation
+from training.attempt.files import write_json
+from training.attempt.lineage import publish_generation, read_generation
+from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
 from training.launch.environment import Command, rank_environment
 from training.launch.failures import Failure, failure_of
@@ -24,10 +26,9 @@ from training.launch.resources import Meter
 from training.launch.shipping import Shipping
 from training.launch.stop import STOP_SIGNALS, Regroup, Signals, Stop
 from training.launch.verdict import tell_code
+from training.launch.watchdog import Watchdog
 from training.manifest import committed
-from training.rendezvous import write_json
 from training.report import Reporter
-from training.watchdog import Watchdog
 
 SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer noticed first
 LOOK_SECONDS = 0.25  # between two looks at heartbeats

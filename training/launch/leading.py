@@ -10,14 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.launch.attempt import (
-    Attempt,
-    Fenced,
-    claim_generation,
-    give_up_claim,
-    newest_on_lineage,
-    read_generation,
-)
+from training.attempt.lineage import Fenced, claim_generation, give_up_claim, newest_on_lineage, read_generation
+from training.launch.attempt import Attempt
 from training.launch.failures import Failure, first_failure
 from training.launch.incarnation import Ending, Incarnation, Member, Turn
 from training.launch.members import Members, free_port
@@ -25,9 +19,9 @@ from training.launch.plan import Plan
 from training.launch.sizes import most_nodes
 from training.launch.stop import STOPPED, Regroup, Stop
 from training.launch.verdict import Budget, Verdict, judge
+from training.launch.watchdog import Hang, behind_in_collectives
 from training.manifest import DAMAGED
 from training.report import Reporter
-from training.watchdog import Hang, behind_in_collectives
 
 MEET_SECONDS = 600.0  # for as many launchers as the run needs to appear
 FENCED = Verdict(1, "fenced", error="a newer launch of this job has taken over")

@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.attempt.files import read_json, write_json
 from training.launch.failures import Failure
 from training.launch.incarnation import Ending, Incarnation, Member, Turn
 from training.launch.lifelines import Lifelines
 from training.launch.plan import Plan
-from training.rendezvous import read_json, write_json
 from vigil_report import boot_id
 
 REFRESH_SECONDS = 1.0

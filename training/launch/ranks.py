@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from training.hang import DUMP
+from training.attempt.hang import DUMP
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -67,7 +67,7 @@ class Rank:
     rank: int
     process: subprocess.Popen[bytes]
     pidfd: int  # readable once the process has ended
-    control: int  # our end of the pipe to its helper thread (training.hang)
+    control: int  # our end of the pipe to its helper thread (training.attempt.hang)
     log: Path
     exit: Exit | None = None
 

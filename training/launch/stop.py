@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from training.rendezvous import read_json, write_json
+from training.attempt.files import read_json, write_json
 
 STOPPED = 75  # exit code: saved and resumable; the batch script asks to be requeued
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -94,7 +94,7 @@ class Stop:
 class Regroup:
     """An incarnation that ends at a step boundary so that more nodes can take part: stopping, but to be started again.
 
-    Its ranks look for `regroup-<incarnation>` as they do for `stop-requested` (training.stopping).
+    Its ranks look for `regroup-<incarnation>` as they do for `stop-requested` (training.attempt.stopping).
     """
 
     def __init__(self, attempt_dir: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from training.optimizer import BETAS, EPSILON, decayed
+from training.step.optimizer import BETAS, EPSILON, decayed
 
 
 class PartitionedAdamW:

@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
 from training.data import Batch, Task
-from training.step import MicroBatch, seed_model
+from training.step.arithmetic import MicroBatch, seed_model
 
 
 def cut(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]:

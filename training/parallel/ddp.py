@@ -27,7 +27,7 @@ def apply(
     bucket_mib: Annotated[float, "0.1..4000", "Gradients are reduced in buckets of this size."] = 25.0,
 ) -> nn.Module:
     """The model as every rank calls it. One replica alone needs no wrapper."""
-    from training.meshes import replicas
+    from training.step.meshes import replicas
 
     group = replicas(mesh)
     if group.size() == 1:

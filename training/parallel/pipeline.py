@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from training.data import Batch, Task
     from training.parallel._stages import Pipeline
-    from training.step import Accumulating, MicroBatch
+    from training.step.arithmetic import Accumulating, MicroBatch
 
 AXES = ("pp",)
 SINGLE = ("GPipe", "1F1B")
@@ -74,7 +74,7 @@ def apply(
 def forward_backward(
     task: Task, model: Pipeline, micro_batches: Sequence[MicroBatch], accumulating: Accumulating
 ) -> Tensor:
-    """As training.step's: the gradient of the global batch's mean loss, and this pipeline's own mean loss."""
+    """As step.arithmetic's: the gradient of the global batch's mean loss, and this pipeline's own mean loss."""
     return model.forward_backward(task, micro_batches)
 
 

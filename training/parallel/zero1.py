@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from training.optimizer import Optimizer
+    from training.step.optimizer import Optimizer
 
 AXES = ("dp",)
 

@@ -13,15 +13,15 @@ from training.corpus.shards import SPLITS, read_index
 from training.corpus.windows import Windows
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.dims import Dims
+from training.models.llama_sizes import PRESETS, VOCABULARY, llama_dims
 from training.shape import Misfit, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from training.config import RunConfig
-    from training.weights import Weights
+    from training.weights.safetensors import Weights
 
-VOCABULARY = 256
 PADDING = 1024
 """By at most so many rows an embedding is larger than its tokenizer needs, so that kernels or a mesh divide it."""
 BOOKKEEPING = ("shards_folder",)
@@ -57,45 +57,14 @@ def prepare(
     return corpus.prepare(folder, wanted, identity, tell)
 
 
-PRESETS: dict[str, dict[str, int]] = {
-    "tiny": {"layers": 3, "heads": 4, "kv_heads": 4, "head_width": 24, "hidden": 256, "context": 96},
-    "1m": {"layers": 4, "heads": 4, "kv_heads": 4, "head_width": 32, "hidden": 448, "context": 256},
-    "10m": {"layers": 6, "heads": 6, "kv_heads": 6, "head_width": 64, "hidden": 1024, "context": 512},
-    "125m": {"layers": 12, "heads": 12, "kv_heads": 12, "head_width": 64, "hidden": 2048, "context": 1024},
-    "350m": {"layers": 24, "heads": 16, "kv_heads": 16, "head_width": 64, "hidden": 2816, "context": 2048},
-    "1b": {"layers": 16, "heads": 32, "kv_heads": 8, "head_width": 64, "hidden": 8192, "context": 2048},
-    "3b": {"layers": 28, "heads": 24, "kv_heads": 8, "head_width": 128, "hidden": 8192, "context": 4096},
-    "7b": {"layers": 32, "heads": 32, "kv_heads": 32, "head_width": 128, "hidden": 11008, "context": 4096},
-}
-"""By the parameters they have, within 15 %: 1m and 10m with bytes, the larger ones with 32,000 tokens."""
-
-
 def knows_sizes(**given: Any) -> bool:
     """False: the weights that it starts from will tell `dims`, where they lie."""
     return given.get("from_weights", "none") == "none" or given.get("layers") is not None
 
 
-def dims(*, vocabulary: int | None = None, preset: str = "tiny", **given: Any) -> Dims:
-    """The model's sizes: the preset's, but for those that were given; ValueError if they don't fit together."""
-    known = {**PRESETS[preset], **{name: given[name] for name in PRESETS["tiny"] if given.get(name) is not None}}
-    if given.get("kv_heads") is None and given.get("heads") is not None:
-        known["kv_heads"] = known["heads"]
-    if given.get("hidden") is None and (given.get("heads") is not None or given.get("head_width") is not None):
-        known["hidden"] = -(-known["heads"] * known["head_width"] * 8 // 3 // 16) * 16
-    if known["heads"] % known["kv_heads"]:
-        fits = [count for count in range(1, known["heads"] + 1) if known["heads"] % count == 0]
-        raise ValueError(f"kv_heads {known['kv_heads']} does not divide {known['heads']} heads. Take one of {fits}.")
-    return Dims(
-        width=known["heads"] * known["head_width"],
-        vocabulary=vocabulary or VOCABULARY,
-        vocabulary_is_known=vocabulary is not None or _is_bytes(given),
-        tied=bool(given.get("tied")),
-        dropout=float(given.get("dropout") or 0.0),
-        frozen=bool(given.get("lora_rank")),
-        rope_base=float(given.get("rope_base") or 10_000.0),
-        norm_epsilon=float(given.get("norm_epsilon") or 1e-5),
-        **known,
-    )
+def dims(*, vocabulary: int | None = None, **options: Any) -> Dims:
+    """The model's sizes; ValueError if those asked for don't fit together."""
+    return llama_dims(vocabulary=VOCABULARY if vocabulary is None and _is_bytes(options) else vocabulary, **options)
 
 
 def _is_bytes(given: Mapping[str, Any]) -> bool:
@@ -108,16 +77,16 @@ def check(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
     """What can't work together, known without opening a file."""
     options = config.recipe_options()
     if options.get("lora_rank"):
-        from training import adapters
+        from training.weights import lora
 
-        for field, message in adapters.problems(config, shape):
+        for field, message in lora.problems(config, shape):
             yield Misfit(field, message)
 
 
 def settle(path: Path, **options: Any) -> dict[str, Any]:
     """The options as the weights at `path` make them; DataError, naming the option, where something else was asked."""
-    from training.models.llama_weights import SIZES, sizes_of
-    from training.weights import open_weights, wrong
+    from training.weights.llama import SIZES, sizes_of
+    from training.weights.safetensors import open_weights, wrong
 
     weights = open_weights(path)
     has = sizes_of(weights)
@@ -142,9 +111,9 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
 
     DataError where the data's tokens are not those of the weights.
     """
-    from training.adapters import base_name, is_part_of_one
-    from training.models.llama_weights import reader
-    from training.weights import open_weights
+    from training.weights.llama import reader
+    from training.weights.lora import base_name, is_part_of_one
+    from training.weights.safetensors import open_weights
 
     found = open_weights(path)
     _check_tokens(found, data)
@@ -154,8 +123,8 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
 
 def _check_tokens(weights: Weights, data: Path) -> None:
     """A token must mean what it meant. Told by the tokenizer.json beside the weights, or by the data of their run."""
-    from training.models.llama_weights import reader
-    from training.weights import TOKENIZER, digest, wrong
+    from training.weights.llama import reader
+    from training.weights.safetensors import TOKENIZER, digest, wrong
 
     tokenizer = read_index(data).tokenizer
     file = weights.path / TOKENIZER
@@ -213,8 +182,8 @@ def build(
 ) -> Task:
     import torch
 
-    from training import adapters
     from training.models.llama import Llama, initialise
+    from training.weights import lora
 
     index = read_index(data)
     if vocabulary is not None and vocabulary < index.tokenizer.vocabulary:
@@ -244,11 +213,11 @@ def build(
     with torch.device("meta"):  # its memory comes once it is cut
         model = Llama(sizes)
         if lora_rank:
-            adapters.add(model, adapters.Lora.of(lora_rank, lora_alpha, lora_dropout, lora_targets))
+            lora.add(model, lora.Lora.of(lora_rank, lora_alpha, lora_dropout, lora_targets))
 
     def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-        if adapters.is_part_of_one(name):
-            adapters.initialise(name, tensor, generator)
+        if lora.is_part_of_one(name):
+            lora.initialise(name, tensor, generator)
         else:
             initialise(sizes, name, tensor, generator)
 

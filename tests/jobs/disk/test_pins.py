@@ -16,7 +16,7 @@ from jobs.models import Checkpoint, Job
 from portal.models import AuditEntry, Project, User
 from tests import lab
 from tests.jobs.schedulers import Told
-from training import pruning
+from training.checkpoint import pruning
 
 pytestmark = pytest.mark.django_db
 

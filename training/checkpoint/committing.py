@@ -1,0 +1,67 @@
+"""The moment at which files become a checkpoint, or one is marked: durable, by one rename."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from training import manifest as manifests
+from training.checkpoint.pruning import remove
+from training.manifest import CheckpointError, Manifest, Unreadable
+
+
+def commit(staging: Path, manifest: Manifest, *, check_fence: Callable[[], None]) -> None:
+    """`staging`, whose files are all written and fsynced, becomes the checkpoint `manifest.name` beside it."""
+    _write_durably(staging / manifests.COMMITTED, manifest.dump())
+    _fsync_folder(staging)
+    check_fence()
+    target = staging.with_name(manifest.name)
+    move_aside(target)
+    os.rename(staging, target)
+    _fsync_folder(target.parent)
+
+
+def mark_verified(checkpoint: Path) -> None:
+    """It has been read back. OSError if that cannot be written: then it only counts as not verified."""
+    _write_durably(checkpoint / manifests.VERIFIED, f"{time.time()}\n")
+
+
+def mark_damaged(checkpoint: Path, why: object) -> None:
+    """Whoever looks for a checkpoint to resume from passes this one by from now on."""
+    with suppress(OSError):
+        _write_durably(checkpoint / manifests.DAMAGED, f"{why}\n")
+
+
+def move_aside(target: Path) -> None:
+    """A step of another line keeps its checkpoint under a name of its own: step-400.g2."""
+    if not target.exists():
+        return
+    try:
+        generation = manifests.read(target).generation
+    except Unreadable:
+        raise  # nothing is known against it
+    except CheckpointError:
+        remove(target)
+        return
+    aside = target.with_name(f"{target.name}.g{generation}")
+    if aside.exists():
+        remove(aside)
+    os.rename(target, aside)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

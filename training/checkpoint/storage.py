@@ -1,0 +1,205 @@
+"""Tensors to and from a checkpoint's folder through torch.distributed.checkpoint, digests taken while writing.
+
+Imported only when a checkpoint is written or read: the import takes most of a second, which the first step need not
+wait for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from training.checkpoint.staging import Path as Parts
+from training.checkpoint.staging import State, tree, walk
+from training.manifest import CheckpointError, File
+
+OPTIONAL = "comm."
+"""What a run can begin anew without, if the checkpoint has none or one of another layout: memory of communication."""
+
+
+class WriteFailed(Exception):
+    """Some rank could not write its part; the message says which and why."""
+
+
+def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[File]:
+    """Writes this rank's part of the state; all ranks of the group call it. Answers what this rank wrote, fsynced."""
+    writer = FileSystemWriter(folder, sync_files=True, overwrite=False)
+    files = writer.fs = _Digesting()
+    try:
+        save(state, storage_writer=writer, process_group=group)
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise WriteFailed(f"rank {rank}: {cause}") from error
+    return files.written()
+
+
+def read(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Reads a checkpoint into the state's own tensors, however they are laid out; all ranks of the group call it."""
+    try:
+        load(state, storage_reader=_Reader(folder), process_group=group)
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"rank {rank}: {cause}") from error
+
+
+def find(state: State, folder: Path) -> State:
+    """What of this rank's state the checkpoint has, as the state's own tensors.
+
+    CheckpointError if it lacks a tensor that the state must have, or has one of another shape.
+    """
+    stored = stored_tensors(folder)
+    found: dict[Parts, torch.Tensor] = {}
+    for path, tensor in walk(state):
+        name = ".".join(path)
+        there = stored.get(name)
+        if there is not None and there.size == tensor.shape:
+            found[path] = tensor
+        elif name.startswith(OPTIONAL):
+            continue
+        elif there is None:
+            raise CheckpointError(f"it has no {name}, which this run's model needs: another model was saved")
+        else:
+            raise CheckpointError(
+                f"{name} is {_shape(there.size)} in it, and {_shape(tensor.shape)} in this run's model"
+            )
+    return tree(found)
+
+
+def names(state: State) -> set[str]:
+    return {".".join(path) for path, _ in walk(state)}
+
+
+def check_complete(folder: Path, wanted: set[str]) -> None:
+    """CheckpointError if the checkpoint holds a tensor that no rank's state has a place for."""
+    for name in sorted(stored_tensors(folder)):
+        if name not in wanted and not name.startswith(OPTIONAL):
+            raise CheckpointError(f"it has {name}, for which this run's model has no place: another model was saved")
+
+
+def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Every tensor in a checkpoint by its dotted name: its whole shape, its dtype, and the chunks that it lies in."""
+    metadata = read_metadata(folder)
+    return {
+        name: about for name, about in metadata.state_dict_metadata.items() if isinstance(about, TensorStorageMetadata)
+    }
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """torch's own table of contents, of which nothing but plain data is unpickled."""
+    try:
+        with open(folder / ".metadata", "rb") as file:
+            found = _Unpickler(file).load()
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise CheckpointError(f".metadata is no table of contents of a checkpoint: {error}") from error
+    if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+        raise CheckpointError(".metadata is no table of contents of a checkpoint")
+    return found
+
+
+def _shape(size: Iterable[int]) -> str:
+    return f"[{', '.join(map(str, size))}]"
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes what torch writes into `.metadata`, and no code that somebody else may have put there."""
+
+    KNOWN = frozenset({
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("pathlib", "PosixPath"),
+        ("pathlib._local", "PosixPath"),
+    })  # fmt: skip
+    METADATA = "torch.distributed.checkpoint.metadata"
+    CLASSES = frozenset({
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    })  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = (module, name) in self.KNOWN or (module == self.METADATA and name in self.CLASSES)
+        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which has no business there")
+
+
+class _Reader(FileSystemReader):
+    """torch's reader, but for the unpickling."""
+
+    def read_metadata(self, *arguments: Any, **options: Any) -> Metadata:
+        metadata = read_metadata(Path(self.path))
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Digesting(FileSystem):
+    """torch's file system, but what is written is hashed on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[str, _Stream] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:  # type: ignore[override]
+        if mode != "wb":
+            raise ValueError(f"a checkpoint is only written here, not opened as {mode}")
+        with open(path, "xb", buffering=1 << 20) as file:
+            stream = self._files[os.path.basename(path)] = _Stream(file)
+            yield stream  # type: ignore[misc]
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self._files[os.path.basename(new_path)] = self._files.pop(os.path.basename(path))
+
+    def written(self) -> list[File]:
+        return [File(name, stream.size, stream.digest.hexdigest()) for name, stream in self._files.items()]
+
+
+class _Stream(io.RawIOBase):
+    """Append only: a digest taken on the way is of no use once somebody has gone back."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        written = self._file.write(data)
+        self.digest.update(data)
+        self.size += written
+        return written
+
+    def tell(self) -> int:
+        return self.size
+
+    def fileno(self) -> int:
+        self._file.flush()
+        return self._file.fileno()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False

@@ -1,0 +1,163 @@
+"""A comparison as one picture: bars for each figure with a dot for each round, and the losses. Plain SVG, no library.
+
+The colours are those of the portal (static/css/tokens.css), by day and by night.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from training.compare.results import Comparison, Result
+from training.compare.table import seconds, size
+
+WIDTH, MARGIN, GAP = 880, 24, 24
+ROW, BAR = 30, 12
+HEAD = 64
+CURVE = 220
+LETTER = 6.6  # px a letter of a label, on average
+
+_DAY = ("#fdfdfb", "#181b1e", "#4f5358", "#e6e6e2")
+_NIGHT = ("#0f1217", "#e4e8ee", "#a6adb7", "#232830")
+_SERIES = (
+    ("#2a86e6", "#2f8dea"),
+    ("#a54f00", "#e29226"),
+    ("#047969", "#5dad92"),
+    ("#db54b6", "#c94a9f"),
+    ("#8a9430", "#7d8104"),
+    ("#6845a5", "#c3a2ff"),
+    ("#01445e", "#96e7ff"),
+    ("#682a09", "#fec4aa"),
+)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    bars: list[float | None]
+    dots: list[list[float]]
+    say: Callable[[float], str]
+
+
+def draw(comparison: Comparison) -> str:
+    """The whole file. At least one candidate must have run."""
+    results = comparison.ran
+    panels = _panels(comparison)
+    height_of = 26 + ROW * len(results)
+    rows = -(-len(panels) // 2)
+    top = HEAD + rows * (height_of + GAP)
+    height = top + CURVE + MARGIN
+    wide = (WIDTH - 2 * MARGIN - GAP) // 2
+    parts = [_begin(height), _text(MARGIN, 30, _heading(comparison), "title"), _text(MARGIN, 50, comparison.machine)]
+    for number, panel in enumerate(panels):
+        x, y = MARGIN + (number % 2) * (wide + GAP), HEAD + (number // 2) * (height_of + GAP)
+        parts += _bars(panel, results, x, y, wide)
+    parts += _curves(results, MARGIN, top, WIDTH - 2 * MARGIN, CURVE)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _heading(comparison: Comparison) -> str:
+    names = " against ".join(result.name for result in comparison.ran)
+    device = comparison.first.runs[0].device
+    return f"{names}: {comparison.name}, {comparison.ranks} ranks on {device}"
+
+
+def _panels(comparison: Comparison) -> list[_Panel]:
+    ran, unit = comparison.ran, comparison.first.runs[0].unit
+    panels = [
+        _Panel(f"{unit}/s a rank", [one.rate for one in ran], [one.rates for one in ran], lambda rate: f"{rate:,.0f}"),
+        _Panel(
+            "peak memory a rank",
+            [float(one.peak_bytes) for one in ran],
+            [[float(max(run.peak_bytes)) for run in one.runs] for one in ran],
+            size,
+        ),
+        _Panel(
+            "training stands still for a checkpoint",
+            [one.stall_seconds for one in ran],
+            [[run.stall_seconds for run in one.runs] for one in ran],
+            seconds,
+        ),
+    ]
+    sent = [None if one.sent_mib is None else one.sent_mib * 2**20 for one in ran]
+    return [*panels, _Panel("sent a step by a rank", sent, [[] for _ in ran], size)]
+
+
+def _begin(height: int) -> str:
+    def colours(ground: Sequence[str], which: int) -> str:
+        names = dict(zip(("bg", "ink", "muted", "line"), ground, strict=True))
+        names |= {f"series-{number}": pair[which] for number, pair in enumerate(_SERIES, 1)}
+        return "".join(f"--{name}:{colour};" for name, colour in names.items())
+
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">\n'
+        "<style>\n"
+        f":root{{{colours(_DAY, 0)}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{colours(_NIGHT, 1)}}}}}\n"
+        "rect.ground{fill:var(--bg)} text{fill:var(--muted);font:12px Inter,system-ui,sans-serif;"
+        "font-variant-numeric:tabular-nums} text.title{fill:var(--ink);font-size:15px;font-weight:600}"
+        " text.head{fill:var(--ink);font-weight:600} text.value{fill:var(--ink)} text.end{text-anchor:end}"
+        " line{stroke:var(--line)} polyline{fill:none;stroke-width:1.5} circle{fill:var(--bg);stroke:var(--ink)}\n"
+        "</style>\n"
+        f'<rect class="ground" width="{WIDTH}" height="{height}"/>'
+    )
+
+
+def _text(x: float, y: float, words: str, kind: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}"' + f' class="{kind}"' * bool(kind) + f">{escape(words)}</text>"
+
+
+def _bars(panel: _Panel, results: list[Result], x: int, y: int, width: int) -> list[str]:
+    """A bar from 0 for each candidate; small circles are its rounds."""
+    names = min(130.0, max(len(result.name) for result in results) * LETTER + 12)
+    most = max([value for value in panel.bars if value], default=1.0)
+    most = max([most, *(dot for dots in panel.dots for dot in dots)]) or 1.0
+    values = 84
+    room = width - names - values
+    parts = [_text(x, y + 12, panel.title, "head")]
+    for index, (result, value, dots) in enumerate(zip(results, panel.bars, panel.dots, strict=True)):
+        middle = y + 34 + index * ROW
+        parts.append(_text(x, middle + 4, result.name))
+        if value is None:
+            parts.append(_text(x + names, middle + 4, "not known"))
+            continue
+        long = max(1.0, room * value / most)
+        colour = f"var(--series-{index % len(_SERIES) + 1})"
+        parts.append(
+            f'<rect x="{x + names:.1f}" y="{middle - BAR / 2}" width="{long:.1f}" height="{BAR}" rx="2" '
+            f'style="fill:{colour}"/>'
+        )
+        if len(dots) > 1:
+            parts += [f'<circle cx="{x + names + room * dot / most:.1f}" cy="{middle}" r="2.5"/>' for dot in dots]
+        parts.append(_text(x + width, middle + 4, panel.say(value), "value end"))
+    return parts
+
+
+def _curves(results: list[Result], x: int, y: int, width: int, height: int) -> list[str]:
+    """Losses by step, those of equal steps on one another; the first drawn last, so that it is seen under others."""
+    points = [value for result in results for value in result.losses.values() if math.isfinite(value)]
+    if not points:
+        return []
+    low, high = min(points), max(points)
+    high = high if high > low else low + 1.0
+    steps = [step for result in results for step in result.losses]
+    first, last = min(steps), max(max(steps), min(steps) + 1)
+    left, top, bottom = x + 56, y + 26, y + height - 22
+
+    def at(step: int, loss: float) -> str:
+        across = left + (x + width - left) * (step - first) / (last - first)
+        return f"{across:.1f},{bottom - (bottom - top) * (loss - low) / (high - low):.1f}"
+
+    parts = [_text(x, y + 12, "loss", "head")]
+    for share in (0.0, 0.5, 1.0):
+        level = bottom - (bottom - top) * share
+        parts.append(f'<line x1="{left}" x2="{x + width}" y1="{level:.1f}" y2="{level:.1f}"/>')
+        parts.append(_text(left - 8, level + 4, f"{low + (high - low) * share:.4g}", "end"))
+    parts += [_text(left, bottom + 18, f"step {first}"), _text(x + width, bottom + 18, f"{last}", "end")]
+    for index, result in enumerate(results):
+        line = " ".join(at(step, loss) for step, loss in result.losses.items() if math.isfinite(loss))
+        dashes = f' stroke-dasharray="{6} {6 * index}"' if index else ""  # where lines lie on one another both are seen
+        parts.append(f'<polyline points="{line}"{dashes} style="stroke:var(--series-{index % len(_SERIES) + 1})"/>')
+    return parts

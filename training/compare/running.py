@@ -1,0 +1,195 @@
+"""One candidate's run: real ranks under the launcher, in a run directory of its own, and what they left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from training.attempt.files import read_json
+from training.compare import rank
+from training.compare.asked import Candidate
+from training.launch import environment
+from training.launch.attempt import Attempt, take_attempt
+from training.launch.launcher import Launcher
+from training.launch.plan import read_plan
+from training.launch.stop import Signals
+from training.report import Reporter
+from training.spool import read_spool
+
+WARM_STEPS = 8
+"""Left out of the speed: they allocate, and make ready for the checkpoint."""
+COMPARED = frozenset({"loss", "communicated_mib", "checkpoint_seconds"})
+
+
+class Failed(Exception):
+    """A run that did not get to its end; the message says why, in its own words."""
+
+
+class Stopped(Exception):
+    """Somebody pressed Ctrl-C, or asked otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What all candidates do, and where."""
+
+    ranks: int
+    steps: int
+    on_cpu: bool
+    out: Path
+    cache: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one run showed."""
+
+    name: str
+    round: int
+    device: str
+    mesh: dict[str, int]
+    unit: str
+    units_per_step: int
+    step_seconds: list[float]
+    """Of each steady step, or block of steps on a GPU."""
+    peak_bytes: list[int]
+    """By rank: on a GPU the most that was allocated; on a CPU the most that was resident above what imports took, while
+    steps were trained."""
+    losses: dict[int, float]
+    """Step → mean over the ranks."""
+    stall_seconds: float
+    """How long training stood still for the checkpoint."""
+    checkpoint_bytes: int
+    write_seconds: float
+    sent_mib: float | None
+    """By each rank in a step; None where it is not known."""
+
+    @property
+    def seconds(self) -> float:
+        """A step's."""
+        return statistics.median(self.step_seconds)
+
+    def told(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(candidate: Candidate, number: int, work: Work, signals: Signals, watch: Callable[[Path], None]) -> Run:
+    """Runs it to its end; Failed or Stopped. `watch` is given the attempt's folder when the ranks start."""
+    folder = work.out / f"{candidate.name}-{number}"
+    _describe(folder, candidate, work)
+    plan = read_plan(folder, {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")})
+    attempt = take_attempt(plan)
+    command = environment.trainer(plan)
+    command = replace(
+        command,
+        arguments=(sys.executable, "-P", "-m", rank.__name__, str(folder / "portal" / "run.toml")),
+        environment={**command.environment, "VIGIL_CACHE": str(work.cache)},
+    )
+    watch(attempt.folder)
+    reporter = Reporter.open(attempt.folder, rank=-1, incarnation=0, node=plan.node)
+    with open(attempt.folder / "logs" / "launcher.0.log", "a", buffering=1) as log:
+        code = Launcher(
+            plan,
+            attempt,
+            command=command,
+            signals=signals,
+            reporter=reporter,
+            say=lambda line: print(line, file=log),
+        ).run()
+    try:
+        if signals.is_asked():
+            raise Stopped
+        if code:
+            raise Failed(_why(attempt))
+        return _read(attempt, candidate.name, number, work.ranks)
+    finally:
+        shutil.rmtree(folder / "job" / "checkpoints", ignore_errors=True)
+
+
+def _describe(folder: Path, candidate: Candidate, work: Work) -> None:
+    (folder / "portal").mkdir(parents=True)
+    (folder / "job").mkdir()
+    launch = {"ranks_per_node": work.ranks, "in_place": 0, "grace_seconds": 0, "drain_seconds": 0}
+    if work.on_cpu:
+        launch["gpus_per_node"] = 0
+    document = {
+        "name": candidate.name,
+        "kind": "distributed",
+        "launch": launch,
+        "run": candidate.config.model_dump(),
+    }
+    (folder / "portal" / "run.toml").write_text(toml(document), encoding="utf-8")
+
+
+def toml(table: Mapping[str, Any], name: str = "") -> str:
+    """A table of plain values and tables."""
+    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    lines = [f"[{name}]"] if name else []
+    # A JSON value is a TOML value, but for null, which there is none of, and one control character.
+    plain = {key: json.dumps(value, ensure_ascii=False) for key, value in table.items() if key not in tables}
+    lines += [f"{key} = {value}".replace("\x7f", "\\u007f") for key, value in plain.items()]
+    return "\n".join(lines) + "\n" + "".join(toml(value, f"{name}.{key}".strip(".")) for key, value in tables.items())
+
+
+def _why(attempt: Attempt) -> str:
+    result: dict[str, Any] = read_json(attempt.folder / "result.json") or {}
+    first = result.get("first_failure") or {}
+    who = f"rank {first['rank']}: " if first.get("rank") is not None else ""
+    return f"{who}{result.get('error') or result.get('cause') or 'it ended without a word'}"
+
+
+def _read(attempt: Attempt, name: str, number: int, ranks: int) -> Run:
+    series, events = _reports(attempt.folder / "spool", ranks)
+    started, committed = events.get("run.started"), events.get("checkpoint.committed")
+    if started is None or committed is None or not series.get((0, "loss")):
+        raise Failed("its reports are not complete")
+    seen = [json.loads((attempt.folder / rank.FOLDER / f"{one}.json").read_text()) for one in range(ranks)]
+    sent = series.get((0, "communicated_mib"))
+    by_rank = [series.get((one, "loss"), {}) for one in range(ranks)]
+    common = set.intersection(*map(set, by_rank))
+    if not common:
+        raise Failed("its ranks told no losses of the same steps")
+    return Run(
+        name=name,
+        round=number,
+        device=str(started["device"]),
+        mesh=dict(started["mesh"]),
+        unit=str(started["unit"]),
+        units_per_step=int(started["tokens_per_step"]),
+        step_seconds=max((_steady(one["moments"]) for one in seen), key=statistics.median),
+        peak_bytes=[int(one["peak_bytes"]) for one in seen],
+        losses={step: statistics.fmean(losses[step] for losses in by_rank) for step in sorted(common)},
+        stall_seconds=sum(series.get((0, "checkpoint_seconds"), {0: 0.0}).values()),
+        checkpoint_bytes=int(committed["bytes"]),
+        write_seconds=float(committed["seconds"]),
+        sent_mib=statistics.fmean(sent.values()) if sent else None,
+    )
+
+
+def _reports(spool: Path, ranks: int) -> tuple[dict[tuple[int, str], dict[int, float]], dict[str, dict[str, Any]]]:
+    """(rank, series) → step → value, and the last event of each kind."""
+    series: dict[tuple[int, str], dict[int, float]] = {}
+    events: dict[str, dict[str, Any]] = {}
+    for one in range(ranks):
+        for path in spool.glob(f"0.{one}.*.jsonl"):
+            for batch in read_spool(path)[1]:
+                events.update({event["kind"]: event for event in batch.events})
+                for found in COMPARED & set(batch.series):
+                    series.setdefault((one, found), {}).update(batch.series[found])
+    return series, events
+
+
+def _steady(moments: list[tuple[int, float]]) -> list[float]:
+    """Seconds a step, from one look at the clock to the next."""
+    pairs = zip(moments, moments[1:], strict=False)
+    steady = [(after - before) / (last - first) for (first, before), (last, after) in pairs if first >= WARM_STEPS]
+    if not steady:
+        raise Failed("it was too short to measure; write a larger --steps")
+    return steady

@@ -1,0 +1,285 @@
+"""A task's model as the run's parallelisms make it: cut, filled with weights, wrapped, and ready to be trained.
+
+Each parallelism is one module of training/parallel with `AXES`, `check(shape, **options)` and
+`apply(model, mesh, **options)`; the rest is optional: `accumulating(model)`, `forward_backward(task, model, …)`,
+`score(task, model, batch)`, `divide(batch, mesh)`, `surrounding(**options)`, `optimizer(parameters, mesh, …)` and
+`micro_batches(share, shape, **options)`.
+An option called `dtype` that is left out takes the run's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from training import communication, shape
+from training.comm._exchange import Exchange, Peers
+from training.config import RunConfig
+from training.data import Batch, Task
+from training.distributed import World
+from training.engine import blocks
+from training.seeds import derive_seed
+from training.shape import Shape
+from training.step import arithmetic, meshes
+from training.step.arithmetic import MicroBatch
+from training.step.optimizer import AdamW, Optimizer, local
+from training.step.timing import BACKWARD, BOTH, Watch
+
+
+class Composed:
+    """What one rank has of the model, and how it is run."""
+
+    def __init__(self, task: Task, config: RunConfig, world: World) -> None:
+        self.task, self._config = task, config
+        self.shape: Shape = shape.shape_of(config, world.size)
+        self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
+        self.watch = Watch(world.device)
+        self._modules = {name: shape.load(name) for name in shape.modules(config)}
+        self._options = {name: self._options_of(name, module) for name, module in self._modules.items()}
+        self.parts: list[nn.Module] = [task.model]
+        """The pieces of the model on this rank, under their own names: one, or the stages of a pipeline."""
+        self._whole: nn.Module = task.model
+        """What is called: the model as the last parallelism left it, or a pipeline."""
+        self.exchange: Exchange
+        """What its replicas send each other to stay one model."""
+        self._frozen = {
+            name
+            for name, parameter in task.model.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad
+        }
+        self._tied = _shared(task.model)
+        self._apply(world.device)
+        self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
+        self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
+        self._accumulating = getattr(self._data, "accumulating", _nothing)
+        self._forward_backward = self._function("forward_backward", arithmetic.forward_backward)
+        self._score = self._function("score", _score)
+        self._timed = task if self.is_piped else self.watch.timed(task)
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
+        """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own loss, a scalar.
+
+        `alone`: where every rank holds the whole model (ddp), its gradient is not averaged with the others'.
+        """
+        whole: Any = self._whole
+        unreduced = whole.no_sync() if alone and hasattr(whole, "no_sync") else contextlib.nullcontext()
+        with self._surrounded(), unreduced:
+            loss = self._forward_backward(self._timed, self._whole, micro_batches, self._accumulating)
+        for parameter in self._laid_out:
+            _lay_out_gradient(parameter)
+        loss = whole_of(loss)
+        self.watch.mark(BOTH if self.is_piped else BACKWARD)
+        return loss
+
+    def score(self, batch: Batch) -> dict[str, Tensor]:
+        """The task's means over this rank's part of a batch."""
+        with self._surrounded():
+            return {name: whole_of(mean) for name, mean in self._score(self.task, self._whole, batch).items()}
+
+    def divide(self, batch: Batch) -> Batch:
+        """What of its samples this rank looks at."""
+        for module in self._modules.values():
+            if hasattr(module, "divide"):
+                batch = module.divide(batch, self.mesh)
+        return batch
+
+    def optimizer(self) -> Optimizer:
+        make: Callable[..., Optimizer] | None = getattr(self._data, "optimizer", None)
+        decay = self._config.weight_decay
+        if make is None:
+            return AdamW(self.named_parameters(), weight_decay=decay)
+        return make(self.named_parameters(), self.mesh, weight_decay=decay)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers by their names in the whole model: to save, or to read a checkpoint into.
+
+        Without those that are not trained: they come from where they came from.
+        """
+        return {
+            name: value for part in self.parts for name, value in part.state_dict().items() if name not in self._frozen
+        }
+
+    def buffers(self) -> list[Tensor]:
+        return [buffer for part in self.parts for buffer in part.buffers()]
+
+    def train(self, mode: bool = True) -> None:
+        for part in self.parts:
+            part.train(mode)
+
+    @property
+    def is_piped(self) -> bool:
+        return self.shape["pp"] > 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that go through the model at once, where the run doesn't say: all of this rank's, or a pipeline's."""
+        share = -(-self._config.global_batch // self.shape.coordinates)
+        cuts = [
+            module.micro_batches(share, self.shape, **self._options[name])
+            for name, module in self._modules.items()
+            if hasattr(module, "micro_batches")
+        ]
+        return -(-share // max(cuts, default=1))
+
+    # Making it.
+
+    @property
+    def _data(self) -> ModuleType:
+        return self._modules[self._config.parallelism]
+
+    def _options_of(self, name: str, module: ModuleType) -> dict[str, Any]:
+        options: dict[str, Any] = self._config.options_of(name)
+        if "dtype" in inspect.signature(module.apply).parameters and options.get("dtype") is None:
+            options["dtype"] = "bf16" if self._config.dtype == "fp8" else self._config.dtype
+        return options
+
+    def _apply(self, device: torch.device) -> None:
+        *others, data = self._modules
+        if self._config.dtype == "fp8":
+            blocks.to_fp8(self.task.model, self._config, device)
+        is_empty = self.task.initialise is not None
+        if not is_empty:
+            self.task.model.to(device)
+        for name in others:
+            self._wrap(name)
+        for part in self.parts:
+            _tie(part, self._tied)
+        if is_empty and not getattr(self._data, "WITHOUT_WEIGHTS", False):
+            self._fill(device)
+            is_empty = False
+        for part in self.parts:
+            blocks.prepare(part, self._config)
+        self.exchange = self._make_exchange()
+        if self.exchange.bucket_mib is not None:
+            self._options[data]["bucket_mib"] = self.exchange.bucket_mib
+        if not self.exchange.is_apart:
+            self._wrap(data)
+        self.exchange.attach(self._whole)
+        if is_empty:
+            self._fill(device)
+
+    def _make_exchange(self) -> Exchange:
+        replicas = meshes.along(self.mesh, "dp")
+        parameters = {name: part for name, part in self.named_parameters() if part.requires_grad}
+        peers = Peers(
+            group=replicas.get_group() if replicas else None,
+            steps=self._config.steps,
+            parameters=parameters,
+            buffers={n: b for n, b in self.state().items() if n not in parameters and b.is_floating_point()},
+            shape=self.shape,
+            parallelism=self._config.parallelism,
+            options=self._options[self._config.parallelism],
+        )
+        name = self._config.communication
+        made: Exchange = communication.load(name).exchange(peers, **self._config.options_of(name))
+        return made
+
+    def _wrap(self, name: str) -> None:
+        """Applies one parallelism: to the model, or to each stage that the pipeline has made of it."""
+        apply: Callable[..., nn.Module] = self._modules[name].apply
+        stages = getattr(self._whole, "parts", None) if self.is_piped else None
+        if stages is None:
+            self._whole = apply(self._whole, self.mesh, **self._options[name])
+            if name == "pipeline":
+                self.parts = list(self._whole.parts)  # type: ignore[arg-type]
+            return
+        for index, stage in enumerate(stages):
+            stages[index] = apply(stage, self.mesh, **self._options[name])
+
+    def _fill(self, device: torch.device) -> None:
+        """Memory for every parameter, and its weights: as they lie on disk, or as the run's seed and its name give."""
+        for part in self.parts:
+            part.to_empty(device="cpu" if self._options[self._config.parallelism].get("offload") else device)
+            _tie(part, self._tied)
+            for name, parameter in part.named_parameters():
+                with torch.no_grad():
+                    local(parameter).copy_(part_of(self._whole_parameter(name, parameter, device), parameter))
+
+    def _whole_parameter(self, name: str, parameter: nn.Parameter, device: torch.device) -> Tensor:
+        """As it lies on disk, mapped and not yet read, or as the seed gives it."""
+        assert self.task.initialise is not None
+        if self.task.weights is not None and (stored := self.task.weights(name)) is not None:
+            return stored
+        generator = torch.Generator(device).manual_seed(self._seed_of(name))
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        self.task.initialise(name, whole, generator)
+        return whole
+
+    def _seed_of(self, name: str) -> int:
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        return derive_seed(self._config.seed, number)
+
+    # Running it.
+
+    def _function(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        found = (getattr(module, name) for module in self._modules.values() if hasattr(module, name))
+        return next(found, default)
+
+    def _surrounded(self) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        if self._autocast is not None:
+            stack.enter_context(torch.autocast(self.mesh.device_type, self._autocast))
+        for name, module in self._modules.items():
+            if hasattr(module, "surrounding"):
+                stack.enter_context(module.surrounding(**self._options[name]))
+        return stack
+
+
+_KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
+def _shared(model: nn.Module) -> dict[str, str]:
+    """Name of a parameter that is another one's, too → the other's name."""
+    first: dict[nn.Parameter, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: known for name, parameter in named if (known := first.setdefault(parameter, name)) != name}
+
+
+def _tie(part: nn.Module, tied: dict[str, str]) -> None:
+    """Makes parameters one again: each step of wrapping, and the memory that comes at last, made them two."""
+    for name, other in tied.items():
+        module, _, attribute = name.rpartition(".")
+        setattr(part.get_submodule(module), attribute, part.get_parameter(other))
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def _lay_out_gradient(parameter: Any) -> None:
+    """As the parameter is. Tensor parallelism leaves some still to be summed, and a split embedding's whole."""
+    gradient = parameter.grad
+    if gradient is not None and gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, laid out as `like` is."""
+    if not hasattr(like, "placements"):
+        return whole
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sizes, offsets = compute_local_shape_and_global_offset(whole.shape, like.device_mesh, like.placements)  # type: ignore[attr-defined]
+    return whole[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
+
+
+def _nothing(model: nn.Module) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _score(task: Task, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    return task.score(model, batch)

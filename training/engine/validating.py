@@ -1,0 +1,77 @@
+"""The validation of a run: means over the same first batches each time, and the lowest losses so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from training.config import RunConfig
+from training.distributed import World, sum_over_ranks
+from training.engine.assembling import Assembly
+from training.engine.best import BestLosses
+from training.loader.order import fixed_batch
+
+
+class Validation:
+    """When it is due, and what it has found. A stop may cut it short; then the next start does it first."""
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        self._config, self._world = config, world
+        self._best = BestLosses(config.keep_best)
+        self._step: int | None = None
+        self._loss: float | None = None
+        self._lowest: float | None = None
+
+    def is_due(self, step: int) -> bool:
+        every = self._config.validate_every
+        return bool(every) and (step == self._config.steps or step % every == 0)
+
+    def is_owed(self, step: int) -> bool:
+        """Whether the run was stopped at a step whose validation was due and not finished."""
+        return self.is_due(step) and self._step != step
+
+    def has_best(self, step: int) -> bool:
+        """Whether the validation at this step found one of the lowest losses; asked once a step."""
+        return self._step == step and self._loss is not None and self._best.enters(self._loss)
+
+    def loss_at(self, step: int) -> float | None:
+        return self._loss if self._step == step else None
+
+    def run(self, assembly: Assembly, step: int, *, goes_on: Callable[[], bool]) -> dict[str, float] | None:
+        """Means by name over all ranks; None if `goes_on`, which is asked after every batch, said no."""
+        samples, share, model = assembly.task.samples["validation"], assembly.share, assembly.model
+        sums: dict[str, torch.Tensor] = {}
+        seen = 0
+        model.train(False)
+        try:
+            with torch.no_grad():
+                for batch in range(min(self._config.validation_batches, -(-samples // share.global_batch))):
+                    for ids in fixed_batch(batch, samples=samples, share=share):
+                        seen += len(ids)
+                        for name, mean in model.score(assembly.feed.look_up("validation", ids).batch).items():
+                            sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)
+                    if not goes_on():
+                        return None
+        finally:
+            model.train()
+        return self._found(step, self._means(sums, seen))
+
+    def _means(self, sums: Mapping[str, torch.Tensor], seen: int) -> dict[str, float]:
+        names = sorted(sums)
+        flat = torch.tensor([*(sums[name] for name in names), seen], dtype=torch.float64)
+        *totals, count = sum_over_ranks(self._world, flat).tolist()
+        return {name: total / count for name, total in zip(names, totals, strict=True)}
+
+    def _found(self, step: int, means: dict[str, float]) -> dict[str, float]:
+        self._step, self._loss = step, means["loss"]
+        self._lowest = means["loss"] if self._lowest is None else min(self._lowest, means["loss"])
+        return means
+
+    def remember(self) -> dict[str, Any]:
+        return {"step": self._step, "loss": self._loss, "lowest": self._lowest, "best": self._best.remember()}
+
+    def recall(self, told: Mapping[str, Any]) -> None:
+        self._step, self._loss, self._lowest = told.get("step"), told.get("loss"), told.get("lowest")
+        self._best.recall(told.get("best") or {})

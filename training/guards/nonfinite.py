@@ -1,0 +1,140 @@
+"""A step whose loss or gradient was not finite, done once more to see where that began, and written down.
+
+No parameter has changed since (training.step.clipping), and a step's random numbers follow from its number, so the
+second time is the first one over again: hooks name the first module whose output is not finite, and the first whose
+output's gradient is not. What every rank has seen goes into attempt-<k>/numerics/step-<n>.json.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.engine.assembling import Assembly
+from training.engine.update import Update
+from training.loader.order import Loader
+from training.step.optimizer import local
+
+TOP = 10
+TEXT_LETTERS = 200
+TEXTS = 4
+
+
+@dataclass
+class Seen:
+    """By one rank, in the same step done once more."""
+
+    rank: int
+    loss: float | str = 0.0
+    output: str = ""
+    """The first module with an output that was not finite, in the order of the forward pass."""
+    gradient: str = ""
+    """The first module whose output's gradient was not, in the order of the backward pass."""
+    parameters: list[dict[str, Any]] = field(default_factory=list)
+    """Gradients of this rank's parameters: those that are not finite, then the largest."""
+    samples: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def where(self) -> str:
+        if self.output:
+            return f"the output of {self.output}"
+        return f"the gradient of {self.gradient}'s output" if self.gradient else ""
+
+    def told(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(assembly: Assembly, update: Update, *, rank: int, consumed: int, step: int) -> Seen:
+    """The step after `step` finished ones again, on all ranks at once; its gradient is thrown away."""
+    seen = Seen(rank)
+    seen.samples, seen.texts = _samples(assembly, consumed)
+    try:
+        with _watched(assembly, seen):
+            seen.loss = plain(update.rehearse(consumed, step, whole=True).item())
+        seen.parameters = _largest(assembly)
+    except (RuntimeError, ValueError) as error:  # a report of what went wrong must not hide that it did
+        seen.error = str(error)[:500]
+    assembly.optimizer.zero_grad()
+    return seen
+
+
+def plain(value: float) -> float | str:
+    """For JSON, which has no word for the others."""
+    return value if math.isfinite(value) else str(value)
+
+
+def samples(assembly: Assembly, consumed: int) -> dict[str, Any]:
+    """Which ones a step takes, on all ranks: places in the data's order, and the ids of the first."""
+    import numpy as np
+
+    count = assembly.share.global_batch
+    first = np.arange(consumed, consumed + min(count, 64), dtype=np.int64)
+    return {
+        "first_place": consumed,
+        "count": count,
+        "epoch": consumed // assembly.task.samples["train"],
+        "ids": [int(number) for number in assembly.order.ids(first)],
+        "coordinates": assembly.share.count,
+    }
+
+
+def _samples(assembly: Assembly, consumed: int) -> tuple[list[int], list[str]]:
+    ids = Loader(assembly.order, assembly.share).ids(consumed)
+    texts: list[str] = []
+    if assembly.task.show is not None and ids:
+        shown = assembly.task.show(assembly.task.batch("train", ids[0][:TEXTS]))
+        texts = [text[:TEXT_LETTERS] for text in shown]
+    return [int(number) for part in ids for number in part], texts
+
+
+@contextmanager
+def _watched(assembly: Assembly, seen: Seen) -> Iterator[None]:
+    handles = []
+    for part in assembly.model.parts:
+        for name, module in part.named_modules():
+            if not any(module.children()):
+                handles.append(module.register_forward_hook(_hook(name or type(module).__name__, seen)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(name: str, seen: Seen) -> Callable[[nn.Module, Any, Any], None]:
+    def note_gradient(gradient: Tensor) -> None:
+        if not seen.gradient and not _finite(gradient):
+            seen.gradient = name
+
+    def note_output(module: nn.Module, arguments: Any, output: Any) -> None:
+        for tensor in output if isinstance(output, tuple | list) else (output,):
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            if not seen.output and not _finite(tensor):
+                seen.output = name
+            if tensor.requires_grad:
+                tensor.register_hook(note_gradient)  # type: ignore[no-untyped-call]
+
+    return note_output
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(local(tensor.detach())).all())
+
+
+def _largest(assembly: Assembly) -> list[dict[str, Any]]:
+    norms = [
+        (name, torch.linalg.vector_norm(local(parameter.grad).float()).item())
+        for name, parameter in assembly.model.named_parameters()
+        if parameter.grad is not None
+    ]
+    norms.sort(key=lambda known: (math.isfinite(known[1]), -known[1] if math.isfinite(known[1]) else 0.0))
+    return [{"name": name, "gradient_norm": plain(norm)} for name, norm in norms[:TOP]]

@@ -1,0 +1,176 @@
+"""Telling a stuck rank from a slow one, by the heartbeats of all (PROTOCOLS §6).
+
+A rank that waits in a collective looks stuck too; the one to blame is *behind*: at the lowest step. Nobody is judged
+while any rank at that step is within the limit of the phase it is in, so a long validation, compile or write by one
+rank never costs the others that wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from training.attempt.heartbeat import Beat, heartbeat_path, read_beat
+
+# Seconds without a change of the heartbeat. `start`: from the process to its first one. `init`: once all are there.
+LIMITS: Mapping[str, float] = {
+    "start": 600,
+    "init": 20,
+    "restore": 1800,
+    "compile": 3600,
+    "step": 60,
+    "data": 600,
+    "validate": 3600,
+    "save": 3600,
+    "profile": 1200,
+    "end": 600,
+}
+STEPS_TO_ARM = 5
+MEDIAN_FACTOR = 10
+NEVER = float("inf")
+FLIGHT_BYTES = 64 * 1024 * 1024
+
+
+@dataclass
+class _Watched:
+    """What is known of one rank: its last heartbeat, and when *we* saw it change (no clock of another node counts)."""
+
+    rank: int
+    path: Path
+    changed: float
+    beat: Beat | None = None
+    stepped: float | None = None  # when its step last rose
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+
+    def look(self, now: float) -> None:
+        beat = read_beat(self.path)
+        if beat is None or beat == self.beat:
+            return
+        if self.beat is not None and beat.step > self.beat.step:
+            if self.stepped is not None:
+                self.durations.append((now - self.stepped) / (beat.step - self.beat.step))
+            self.stepped = now
+        self.beat, self.changed = beat, now
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether it has made its first steps, in which it may well compile. The rank counts: looks may miss them."""
+        return self.beat is not None and self.beat.begun > STEPS_TO_ARM
+
+    @property
+    def phase(self) -> str:
+        return self.beat.phase if self.beat else "start"
+
+    @property
+    def step(self) -> int:
+        """How far it is: nobody is further than a rank that has yet to begin, or to meet the others, lets them be."""
+        if self.beat is None or self.phase == "start":
+            return -2
+        return -1 if self.phase == "init" else self.beat.step
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Which ranks are stuck, in what, since when."""
+
+    ranks: list[int]
+    phase: str
+    step: int
+    seconds: float
+
+    def __str__(self) -> str:
+        who = f"rank {self.ranks[0]} is" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} are"
+        return f"{who} behind: {self.phase} at step {self.step}, nothing for {self.seconds:.0f} s"
+
+
+class Watchdog:
+    """Looks at the heartbeats of one incarnation of our trainer (other people's scripts have none)."""
+
+    def __init__(
+        self, attempt_dir: Path, *, incarnation: int, ranks: Iterable[int], limits: Mapping[str, float] | None = None
+    ) -> None:
+        self._limits = {**LIMITS, **(limits or {})}
+        now = time.monotonic()
+        self._watched = [
+            _Watched(rank, heartbeat_path(attempt_dir, rank=rank, incarnation=incarnation), now) for rank in ranks
+        ]
+        self._all_in_init: float | None = None
+
+    def look(self, now: float | None = None) -> Hang | None:
+        """Read every heartbeat; the hang that they show, if any."""
+        now = time.monotonic() if now is None else now
+        for watched in self._watched:
+            watched.look(now)
+        if self._all_in_init is None and all(watched.phase != "start" for watched in self._watched):
+            self._all_in_init = now
+        behind = self._behind()
+        if not behind or not all(self._overdue(watched, now) for watched in behind):
+            return None
+        longest = max(behind, key=lambda watched: now - watched.changed)
+        ranks = sorted(watched.rank for watched in behind)
+        return Hang(ranks, longest.phase, max(longest.step, 0), now - longest.changed)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether every rank has begun its second step: then the start is over."""
+        return all(watched.beat is not None and watched.beat.begun > 1 for watched in self._watched)
+
+    def progress(self) -> tuple[str, int]:
+        """Phase and step of the rank that is behind."""
+        behind = self._behind()
+        return (behind[0].phase, max(behind[0].step, 0)) if behind else ("", 0)
+
+    def _behind(self) -> list[_Watched]:
+        """The ranks at the lowest step. One that has ended its work waits for nobody and holds up nobody."""
+        running = [watched for watched in self._watched if watched.phase != "end"]
+        if not running:
+            return list(self._watched)
+        lowest = min(watched.step for watched in running)
+        return [watched for watched in running if watched.step == lowest]
+
+    def _overdue(self, watched: _Watched, now: float) -> bool:
+        since = watched.changed
+        if watched.phase == "init":
+            if self._all_in_init is None:
+                return False  # somebody is still importing; that one's own limit counts
+            since = max(since, self._all_in_init)
+        return now - since > self._limit(watched)
+
+    def _limit(self, watched: _Watched) -> float:
+        if watched.phase != "step":
+            return self._limits.get(watched.phase, NEVER)
+        if not watched.is_armed:
+            return self._limits["compile"]
+        return max(self._limits["step"], MEDIAN_FACTOR * median(watched.durations or [0.0]))
+
+
+def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -> list[int]:
+    """Of ranks stuck at the same step, those that have begun the fewest collectives, by their flight recorders.
+
+    Where some have left a record and others could not, it is those others: a process that still answers only waits.
+    """
+    begun = {
+        rank: count for rank in ranks if (count := _collectives(flight / f"{incarnation}.{rank}.json")) is not None
+    }
+    if not begun:
+        return ranks
+    silent = [rank for rank in ranks if rank not in begun]
+    return silent or [rank for rank, count in begun.items() if count == min(begun.values())]
+
+
+def _collectives(path: Path) -> int | None:
+    """How many collectives a rank has begun, over all its groups, as torch's flight recorder tells."""
+    last: dict[str, int] = {}
+    try:
+        with open(path, "rb") as file:
+            for entry in json.loads(file.read(FLIGHT_BYTES))["entries"]:
+                group = str(entry["process_group"])
+                last[group] = max(last.get(group, 0), int(entry["collective_seq_id"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return sum(last.values())

@@ -1,0 +1,44 @@
+"""How large a Llama is: presets by name, and what follows from the sizes that were given. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training.dims import Dims
+
+VOCABULARY = 256
+"""Bytes: of a model whose data are not known yet."""
+PRESETS: dict[str, dict[str, int]] = {
+    "tiny": {"layers": 3, "heads": 4, "kv_heads": 4, "head_width": 24, "hidden": 256, "context": 96},
+    "1m": {"layers": 4, "heads": 4, "kv_heads": 4, "head_width": 32, "hidden": 448, "context": 256},
+    "10m": {"layers": 6, "heads": 6, "kv_heads": 6, "head_width": 64, "hidden": 1024, "context": 512},
+    "125m": {"layers": 12, "heads": 12, "kv_heads": 12, "head_width": 64, "hidden": 2048, "context": 1024},
+    "350m": {"layers": 24, "heads": 16, "kv_heads": 16, "head_width": 64, "hidden": 2816, "context": 2048},
+    "1b": {"layers": 16, "heads": 32, "kv_heads": 8, "head_width": 64, "hidden": 8192, "context": 2048},
+    "3b": {"layers": 28, "heads": 24, "kv_heads": 8, "head_width": 128, "hidden": 8192, "context": 4096},
+    "7b": {"layers": 32, "heads": 32, "kv_heads": 32, "head_width": 128, "hidden": 11008, "context": 4096},
+}
+"""By the parameters they have, within 15 %: 1m and 10m with bytes, the larger ones with 32,000 tokens."""
+
+
+def llama_dims(*, vocabulary: int | None = None, preset: str = "tiny", **given: Any) -> Dims:
+    """The preset's, but for those that were given; ValueError if they don't fit together."""
+    known = {**PRESETS[preset], **{name: given[name] for name in PRESETS["tiny"] if given.get(name) is not None}}
+    if given.get("kv_heads") is None and given.get("heads") is not None:
+        known["kv_heads"] = known["heads"]
+    if given.get("hidden") is None and (given.get("heads") is not None or given.get("head_width") is not None):
+        known["hidden"] = -(-known["heads"] * known["head_width"] * 8 // 3 // 16) * 16
+    if known["heads"] % known["kv_heads"]:
+        fits = [count for count in range(1, known["heads"] + 1) if known["heads"] % count == 0]
+        raise ValueError(f"kv_heads {known['kv_heads']} does not divide {known['heads']} heads. Take one of {fits}.")
+    return Dims(
+        width=known["heads"] * known["head_width"],
+        vocabulary=vocabulary or VOCABULARY,
+        vocabulary_is_known=vocabulary is not None,
+        tied=bool(given.get("tied")),
+        dropout=float(given.get("dropout") or 0.0),
+        frozen=bool(given.get("lora_rank")),
+        rope_base=float(given.get("rope_base") or 10_000.0),
+        norm_epsilon=float(given.get("norm_epsilon") or 1e-5),
+        **known,
+    )

@@ -1,0 +1,213 @@
+"""Chooses a run's axes by the model's size, the memory of a rank and which ranks share a node; numbers alone, no torch.
+
+    parallelism = "auto"
+
+Ways are tried in the order of what they exchange: copies need least, then shards within a node, shards across all,
+matrices split within a node, and last a pipeline across nodes. The first that fits is taken. Tensor parallelism never
+leaves the node: it exchanges activations twice a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from training import choices
+from training import shape as shapes
+from training.config import ConfigError, Problem, RunConfig
+from training.dims import Dims
+from training.parallel import pipeline
+from training.planning.footprint import GIB, Footprint, Settings, footprint
+from training.shape import Shape
+
+USABLE = 0.9
+"""Of a rank's memory: the rest is the library's, and what allocators lose between blocks."""
+BUSY_TOKENS = 2048
+"""A micro-batch of fewer leaves a GPU idle; taken only where nothing else fits."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a run is spread over."""
+
+    world_size: int
+    per_node: int
+    memory_bytes: int | None
+    """Of one rank's GPU, or its part of the main memory; None: not known, so nothing is refused for it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The configuration with its axes chosen, and why."""
+
+    config: RunConfig
+    shape: Shape
+    footprint: Footprint | None
+    """None where the recipe does not tell its model's sizes."""
+    why: list[str] = field(default_factory=list)
+
+    def lines(self, ranks: Ranks) -> Iterator[str]:
+        """For a person."""
+        mesh = str(self.shape)
+        yield f"{self.config.parallelism} on {ranks.world_size} ranks: {mesh}, micro-batch {_micro(self)}"
+        if self.footprint is not None:
+            yield f"a rank, at its peak, in GiB: {self.footprint}"
+        yield from self.why
+
+
+def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> Plan:
+    """Fills in what `auto` leaves open, and estimates the memory; ConfigError if nothing can work.
+
+    `dims`: the model's sizes, once its data has told the vocabulary; else as the recipe's options give them.
+    """
+    if config.parallelism != shapes.AUTO:
+        return _as_given(config, ranks, dims)
+    why: list[str] = []
+    fitting: list[Plan] = []
+    for mesh, parallelism, words in _ways(config, ranks):
+        made = _try(config, ranks, dims, {"parallelism": parallelism, "mesh": mesh})
+        if isinstance(made, str):
+            why.append(f"{words}: no, {made}")
+            continue
+        is_busy = made.footprint is None or _tokens(made) >= min(BUSY_TOKENS, _whole_share(made))
+        if is_busy:
+            return Plan(made.config, made.shape, made.footprint, [*why, f"{words}: yes, {_room(made, ranks)}"])
+        fitting.append(made)
+        why.append(f"{words}: fits, but only with micro-batches of {_tokens(made)} tokens; larger ones are sought")
+    if fitting:
+        return Plan(fitting[0].config, fitting[0].shape, fitting[0].footprint, [*why, "the first that fits is taken"])
+    raise ConfigError([Problem("run.parallelism", "auto found no way that works. " + _remedy(why, config))])
+
+
+def _as_given(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Plan:
+    problems = list(config.check(ranks.world_size))
+    if problems:
+        raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
+    found = shapes.shape_of(config, ranks.world_size, dims)
+    estimate = estimate_of(config, found, _fixed_micro(config, found))
+    said = [] if estimate is None else [_fits(estimate, ranks)]
+    return Plan(config, found, estimate, said)
+
+
+def _ways(config: RunConfig, ranks: Ranks) -> Iterator[tuple[dict[str, int], str, str]]:
+    """(mesh, parallelism, in words), the cheapest exchange first. Axes that the run gives are kept."""
+    given = dict(config.mesh)
+    if not given:
+        yield {}, "ddp", "a copy on each rank (ddp)"
+    nodes = max(1, ranks.world_size // ranks.per_node)
+    others = {axis: size for axis, size in given.items() if axis not in shapes.DATA_AXES}
+    if nodes > 1 and ranks.per_node > 1 and not given:
+        yield {"dp": nodes, "shard": ranks.per_node}, "fsdp", "shards within a node, copies across (fsdp, dp × shard)"
+    along = f" beside {', '.join(others)}" if others else ""
+    yield given, "fsdp", f"shards across all ranks{along} (fsdp)"
+    splits = [given["tp"]] if "tp" in given else [size for size in (2, 4, 8) if ranks.per_node % size == 0]
+    for split in splits:
+        yield {**others, "tp": split}, "fsdp", f"matrices split over {split} ranks of a node, shards across (fsdp × tp)"
+    for stages in [given["pp"]] if "pp" in given else [count for count in (2, 4, 8, 16) if nodes % count == 0]:
+        for split in splits or [1]:
+            mesh = {**others, "pp": stages, **({"tp": split} if split > 1 else {})}
+            yield mesh, "fsdp", f"{stages} stages across nodes, matrices over {split}, shards (pp × fsdp × tp)"
+
+
+def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, Any]) -> Plan | str:
+    """The way with the largest micro-batch that fits, or why it can't work."""
+    settled = _with(config, chosen)
+    try:
+        found = shapes.shape_of(settled, ranks.world_size, dims)
+    except shapes.Misfit as misfit:
+        return str(misfit)
+    least: Footprint | None = None
+    refused = ""
+    for micro in [config.micro_batch] if config.micro_batch else _micro_batches(config, found):
+        made = _with(settled, {"micro_batch": micro})
+        problems = list(made.check(ranks.world_size))
+        if problems:
+            refused = refused or problems[0].message
+            continue
+        estimate = estimate_of(made, found, micro)
+        if estimate is None or ranks.memory_bytes is None or estimate.total <= USABLE * ranks.memory_bytes:
+            return Plan(made, found, estimate)
+        least = estimate
+    if least is None:
+        return refused.rstrip(".")
+    assert ranks.memory_bytes is not None
+    return f"{least.total / GIB:.1f} GiB of {USABLE * ranks.memory_bytes / GIB:.1f} usable"
+
+
+def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None:
+    """The memory of a rank; None where the recipe does not tell its model's sizes."""
+    if shape.dims is None:
+        return None
+    sharded, pipe, split = (config.options_of(name) for name in ("fsdp", "pipeline", "tensor"))
+    reshard = sharded.get("reshard", "auto")
+    settings = Settings(
+        parallelism=config.parallelism,
+        micro_batch=micro,
+        micro_batches=max(1, config.global_batch // shape.coordinates // micro),
+        dtype=config.dtype,
+        recompute=config.recompute,
+        reshard=reshard == "always" or (reshard == "auto" and shape["pp"] == 1),
+        offload=bool(sharded.get("offload", False)),
+        loss_parallel=bool(split.get("loss_parallel", True)),
+        schedule=str(pipe["schedule"]) if "schedule" in pipe else None,
+    )
+    return footprint(shape.dims, shape, settings)
+
+
+def _with(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """With these fields, and without the options of parallelisms that are out of use with them."""
+    data = {**config.model_dump(), **changes}
+    used = set(shapes.owners(data["parallelism"], data.get("mesh", {})).values())
+    unused = [name for name in choices.names("parallel") if name in data and name not in used]
+    return RunConfig.model_validate({name: value for name, value in data.items() if name not in unused})
+
+
+def _micro_batches(config: RunConfig, shape: Shape) -> Iterator[int]:
+    """From a rank's whole share down to single samples, as they divide it."""
+    share = max(1, config.global_batch // shape.coordinates)
+    if shape["pp"] > 1:
+        schedule = str(config.options_of("pipeline").get("schedule", "1F1B"))
+        share //= pipeline.micro_batches(share, shape, schedule=schedule)
+    for pieces in range(1, share + 1):
+        if share % pieces == 0:
+            yield share // pieces
+
+
+def _fixed_micro(config: RunConfig, shape: Shape) -> int:
+    return config.micro_batch or next(_micro_batches(config, shape))
+
+
+def _micro(plan: Plan) -> int:
+    return _fixed_micro(plan.config, plan.shape)
+
+
+def _tokens(plan: Plan) -> int:
+    return _micro(plan) * (plan.shape.dims.context if plan.shape.dims else 1)
+
+
+def _whole_share(plan: Plan) -> int:
+    """Tokens of a rank's whole share: a small run has no larger micro-batches to offer."""
+    share = plan.config.global_batch // plan.shape.coordinates
+    return share * (plan.shape.dims.context if plan.shape.dims else 1)
+
+
+def _room(plan: Plan, ranks: Ranks) -> str:
+    if plan.footprint is None:
+        return "its recipe does not tell its model's sizes, so memory is not estimated"
+    return _fits(plan.footprint, ranks)
+
+
+def _fits(estimate: Footprint, ranks: Ranks) -> str:
+    if ranks.memory_bytes is None:
+        return f"{estimate.total / GIB:.2f} GiB a rank; how much a rank has is not known"
+    usable = USABLE * ranks.memory_bytes
+    verdict = "fits" if estimate.total <= usable else "does not fit"
+    room = f"the {usable / GIB:.1f} usable of {ranks.memory_bytes / GIB:.1f}"
+    return f"{estimate.total / GIB:.2f} GiB {verdict} in {room}"
+
+
+def _remedy(why: list[str], config: RunConfig) -> str:
+    tried = "; ".join(why)
+    advice = "" if config.recompute == "full" else ' Try recompute = "full".'
+    return f"Tried: {tried}.{advice}"

@@ -1,0 +1,45 @@
+"""The norm of the whole gradient, however the parameters are laid out over the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from training.shape import Shape
+from training.step.optimizer import gradients_of, local
+
+
+class GradientNorm:
+    """One number for all ranks: the local squares, each divided by how many ranks hold the same, summed over all."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], shape: Shape, *, apart: bool = False) -> None:
+        """`apart`: replicas don't average their gradients; then it is the root of their norms' mean square, so that
+        clipping and guards decide alike on all of them."""
+        self._parameters = list(parameters)
+        shares = [_parts(parameter) * shape["pp"] / shape.world_size for parameter in self._parameters]
+        self._is_local = not apart and all(share == 1 / shape.world_size for share in shares)
+        self._shares = torch.tensor(shares, device=local(self._parameters[0]).device)
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        """A float32 scalar on the device, from the gradients as they are laid out: like their parameters."""
+        norms = torch.stack(torch._foreach_norm(gradients_of(self._parameters))).float()
+        if self._is_local:  # every rank holds everything
+            whole: Tensor = torch.linalg.vector_norm(norms)
+            return whole
+        total = (norms.square() * self._shares).sum()
+        dist.all_reduce(total)
+        return total.sqrt()
+
+
+def _parts(parameter: Tensor) -> int:
+    """Into how many parts the ranks of its own mesh have divided it."""
+    count = 1
+    mesh = getattr(parameter, "device_mesh", None)
+    for dim, placement in enumerate(getattr(parameter, "placements", ())):
+        if not placement.is_replicate():
+            count *= mesh.size(dim)  # type: ignore[union-attr]
+    return count

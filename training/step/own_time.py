@@ -1,0 +1,96 @@
+"""A rank's own time of a step, without what it spends waiting for others. It has three parts:
+
+data      waiting for its batch
+compute   forward and backward up to its last gradient, which is measured where no pass exchanges anything before that
+          (ddp, zero1): by the clock, on a GPU by events that are read later. In other layouts a slow rank slows every
+          exchange, so no clock can tell them apart: there it is processor time, and nothing on a GPU
+host      everything else from the end of the last exchange to the next forward pass: optimizer, reports, checkpoints
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from training.distributed import World
+
+PARTS = ("data", "compute", "host")
+
+
+class OwnTime:
+    """One rank's, step after step."""
+
+    def __init__(self, world: World, parameters: list[nn.Parameter], *, exchanges_late: bool) -> None:
+        """`exchanges_late`: the first exchange of a step is that of the gradients."""
+        self._is_cuda, self._exchanges_late = world.device.type == "cuda", exchanges_late
+        self._entered = self._left = self._last_gradient = self._processor = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._sums = [0.0, 0.0, 0.0, 0.0]
+        self._steps = 0
+        self._goes_on = self._is_inside = False
+        if exchanges_late:
+            # Nothing before it has a gradient, so of all parameters its own comes last.
+            parameters[0].register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+
+    def enter(self) -> None:
+        """Just before the forward pass."""
+        self._is_inside = True
+        self._entered = time.perf_counter()
+        self._goes_on = bool(self._left)
+        if self._goes_on:
+            self._sums[2] += self._entered - self._left
+        if self._is_cuda and self._exchanges_late:
+            self._events.append((_event(), _event()))
+            self._events[-1][0].record()
+        elif not self._exchanges_late:
+            self._processor = time.thread_time()
+
+    def leave(self) -> None:
+        """Gradients are exchanged."""
+        self._is_inside = False
+        self._left = time.perf_counter()
+        if not self._exchanges_late:
+            self._sums[1] += 0.0 if self._is_cuda else time.thread_time() - self._processor
+        elif not self._is_cuda:
+            self._sums[1] += self._last_gradient - self._entered
+        self._steps += 1
+
+    def note(self, step_seconds: float, data_seconds: float) -> None:
+        """How long the step took from its beginning to its end, and what of it was waiting for data."""
+        self._sums[0] += data_seconds
+        self._sums[2] -= data_seconds if self._goes_on else 0.0
+        self._sums[3] += step_seconds
+
+    def means(self) -> tuple[float, float, float, float]:
+        """Seconds a step of data, compute, host and the whole step since the last call."""
+        steps = max(1, self._steps)
+        data, compute, host, step = (value / steps for value in self._sums)
+        if self._is_cuda and self._exchanges_late:
+            compute = self._measured()
+        self._sums, self._steps = [0.0, 0.0, 0.0, 0.0], 0
+        return max(0.0, data), max(0.0, compute), max(0.0, host), step
+
+    def forget(self) -> None:
+        """What lies between now and the next step is no step's: a validation, a save."""
+        self._left = 0.0
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if not self._is_inside:  # a pass that is no step's: one thrown away, or repeated to compare
+            return
+        if self._is_cuda:
+            self._events[-1][1].record()
+        else:
+            self._last_gradient = time.perf_counter()
+
+    def _measured(self) -> float:
+        """Of the steps that the GPU has done; it is not waited for."""
+        done = [pair for pair in self._events[:-1] if pair[1].query()]  # type: ignore[no-untyped-call]
+        self._events = self._events[-1:]
+        milliseconds = sum(float(start.elapsed_time(end)) for start, end in done)
+        return milliseconds / 1000 / max(1, len(done))
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

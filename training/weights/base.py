@@ -1,0 +1,113 @@
+"""What adapters are beside: the weights that a run started from, kept once in its own folder.
+
+    job/base/model.safetensors, config.json, …      copied as they were by the run's first start
+    job/base/BASE                                   JSON: each file with its size and sha256; there once all are
+
+Checkpoints of such a run hold adapters alone, and remember the digest of BASE. So a run resumes though the folder that
+it was started from is gone or has changed; and a base that is not what a checkpoint belongs to is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from training import manifest as manifests
+from training.corpus.errors import DataError
+from training.manifest import CheckpointError
+from training.weights.safetensors import open_weights, wrong
+
+FOLDER, LIST = "base", "BASE"
+CHUNK_BYTES = 16 * 2**20
+
+
+class Base:
+    """The copy. What a checkpoint remembers of it is its digest."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self.path = job_dir / FOLDER
+
+    def keep(self, weights: Path, tell: Callable[[], None] = lambda: None) -> None:
+        """Copies the weights unless they are here; `tell` is called every few megabytes. One process calls it."""
+        if (self.path / LIST).exists():
+            if (before := self._about().get("from")) != str(weights):
+                raise wrong(f"is {weights}, but this run's adapters belong to {before}. Use another run directory.")
+            return
+        try:
+            self.path.mkdir(exist_ok=True)
+            listed = [_copy(file, self.path / file.name, tell) for file in open_weights(weights).files]
+            partial = self.path / f".{LIST}"
+            partial.write_text(json.dumps({"from": str(weights), "files": listed}, indent=1))
+            os.replace(partial, self.path / LIST)
+        except DataError:
+            raise
+        except OSError as error:
+            raise wrong(
+                f"{weights} can't be copied to {self.path} ({error.strerror}), where adapters need it."
+            ) from None
+
+    def verify(self, tell: Callable[[], None] = lambda: None) -> None:
+        """CheckpointError if it is not what was copied."""
+        for entry in self._listed():
+            path = self.path / str(entry["file"])
+            try:
+                same = path.stat().st_size == entry["bytes"] and _digest(path, tell) == entry["sha256"]
+            except OSError as error:
+                raise CheckpointError(
+                    f"{path}, which its adapters belong to, can't be read: {error.strerror}"
+                ) from None
+            if not same:
+                raise CheckpointError(f"{path}, where its adapters belong, is not what was copied there")
+
+    def digest(self) -> str:
+        """Of all of it."""
+        listed = sorted((str(entry["file"]), str(entry["sha256"])) for entry in self._listed())
+        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+    def remember(self) -> dict[str, Any]:
+        return {"sha256": self.digest()}
+
+    def recall(self, told: Mapping[str, Any]) -> None:
+        if told.get("sha256") != self.digest():
+            raise CheckpointError(f"its adapters belong to other weights than those in {self.path}")
+
+    def _listed(self) -> list[dict[str, Any]]:
+        return list(self._about()["files"])
+
+    def _about(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / LIST).read_text())
+            if not all(manifests.FILE_NAME.fullmatch(entry["file"]) for entry in found["files"]):
+                raise ValueError
+        except (OSError, ValueError, KeyError, TypeError):
+            raise CheckpointError(
+                f"{self.path}, the weights that its adapters belong to, is not there or damaged"
+            ) from None
+        return dict(found)
+
+
+def _copy(source: Path, target: Path, tell: Callable[[], None]) -> dict[str, Any]:
+    """Durably; what it wrote."""
+    digest, size = hashlib.sha256(), 0
+    with open(source, "rb") as file, open(target, "wb") as out:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            out.write(chunk)
+            size += len(chunk)
+            tell()
+        out.flush()
+        os.fsync(out.fileno())
+    return {"file": target.name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _digest(path: Path, tell: Callable[[], None]) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            tell()
+    return digest.hexdigest()

@@ -1,0 +1,117 @@
+"""Adapters of a checkpoint as peft's own folder, or merged into the weights that they are beside.
+
+The folder has the names that Hugging Face's Llama has, so `PeftModel.from_pretrained(base, folder)` takes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from training import manifest as manifests
+from training.manifest import CheckpointError, Manifest
+from training.weights.base import Base
+from training.weights.export import Entry, Stored, about_of, write
+from training.weights.llama import reader, shapes, sizes_of, their_name
+from training.weights.lora import NAME, PART, Lora
+from training.weights.safetensors import open_weights
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."
+
+
+def are_in(checkpoint: Path) -> bool:
+    """Whether a checkpoint is of adapters; CheckpointError if it is none."""
+    return _lora(manifests.check(checkpoint)) is not None
+
+
+def export(checkpoint: Path, target: Path) -> tuple[int, int]:
+    """A folder `target`, which appears whole or not at all; answers (tensors, bytes of them).
+
+    CheckpointError if the checkpoint is damaged; FileExistsError if there is something at `target`.
+    """
+    found = manifests.verify(checkpoint)
+    stored = Stored(checkpoint, found)
+    ours = {_peft_name(entry.name): entry.name for entry in stored.entries}
+    entries = [Entry(_peft_name(entry.name), entry.dtype, entry.shape) for entry in stored.entries]
+    if target.exists():
+        raise FileExistsError(f"{target} exists. Remove it, or choose another name.")
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.mkdir()
+        made = write(partial / WEIGHTS, entries, about_of(found), lambda entry: stored.read(ours[entry.name]))
+        (partial / CONFIG).write_text(json.dumps(_config(found), indent=2))
+        os.rename(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return made
+
+
+def export_merged(checkpoint: Path, target: Path) -> tuple[int, int]:
+    """One file of the whole weights, W + alpha / rank · B·A in float32, by our names; as `export` otherwise.
+
+    CheckpointError where the weights that its adapters are beside are not there any more, or others.
+    """
+    found = manifests.verify(checkpoint)
+    lora = _lora(found)
+    assert lora is not None
+    base = Base(checkpoint.resolve().parent.parent)
+    base.recall(found.state.get("base", {}))
+    base.verify()
+    weights = open_weights(base.path)
+    sizes, read = sizes_of(weights), reader(weights)
+    stored = Stored(checkpoint, found)
+    with_adapter = {entry.name for entry in stored.entries}
+
+    def merge(entry: Entry) -> Tensor:
+        whole = read(entry.name).float()
+        module = entry.name.removesuffix(".weight")
+        below, above = (f"{module}.lora_{side}.{NAME}.weight" for side in "AB")
+        if below not in with_adapter:
+            return whole
+        return torch.addmm(whole, stored.read(above).float(), stored.read(below).float(), alpha=lora.scale)
+
+    entries = [Entry(name, torch.float32, shape) for name, shape in shapes(sizes).items()]
+    about = about_of(found)
+    options = {name: value for name, value in json.loads(about["options"]).items() if not name.startswith("lora_")}
+    return write(target, entries, {**about, "options": json.dumps(options, sort_keys=True)}, merge)
+
+
+def _lora(manifest: Manifest) -> Lora | None:
+    options = manifest.config.get(str(manifest.config.get("recipe")), {})
+    return Lora.told(options) if isinstance(options, dict) else None
+
+
+def _peft_name(ours: str) -> str:
+    """blocks.0.mlp.up.lora_A.default.weight → base_model.model.model.layers.0.mlp.up_proj.lora_A.weight."""
+    found = PART.search(ours)
+    if found is None:
+        raise CheckpointError(f"it holds {ours}, which is no part of an adapter")
+    return f"{PREFIX}{their_name(ours[: found.start()])}.lora_{found['side']}.weight"
+
+
+def _config(manifest: Manifest) -> dict[str, object]:
+    lora = _lora(manifest)
+    assert lora is not None
+    options = manifest.config[manifest.config["recipe"]]
+    targets = [their_name(f"blocks.0.{_of_block(target)}").rpartition(".")[2] for target in lora.targets]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": options["from_weights"],
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": targets,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _of_block(target: str) -> str:
+    return f"{'mlp' if target in ('gate', 'up', 'down') else 'attention'}.{target}"

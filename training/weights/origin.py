@@ -1,0 +1,98 @@
+"""Where a run's weights come from at its start: its seed, weights that it names, a checkpoint, a base and adapters.
+
+The weights that a run names settle its sizes. They are looked at once, by rank 0 of a fresh start; from then on the
+settled options are the run's configuration, lie in its checkpoints, and a resume takes them from there: the weights
+themselves may be gone by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from training import config as configs
+from training.attempt.place import Place
+from training.config import RunConfig
+from training.corpus.errors import DataError
+from training.distributed import World
+from training.loader.supply import Telling
+from training.manifest import CheckpointError, Manifest
+from training.weights.base import Base
+
+OPTION, NONE = "from_weights", "none"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Of one run, on one rank."""
+
+    path: Path | None = None
+    """Weights to be read; None: the seed or a checkpoint has all of them."""
+    base: Base | None = None
+    """What its adapters are beside, if it trains adapters."""
+
+
+def as_trained(config: RunConfig, start: Manifest | None) -> RunConfig:
+    """With what the weights had settled before the checkpoint, where this configuration leaves it open."""
+    recipe = config.recipe
+    before = start.config.get(recipe) if start else None
+    if not _named(config) or not isinstance(before, dict):
+        return config
+    options = config.recipe_options()
+    open_ones = {
+        name: before[name] for name, value in options.items() if name in before and (value is None or value is False)
+    }
+    return _with(config, {**options, **open_ones})
+
+
+def settle(
+    recipe: ModuleType, config: RunConfig, place: Place, world: World, start: Manifest | None, telling: Telling
+) -> tuple[RunConfig, Origin]:
+    """The configuration with the sizes of the weights that it names, and what each rank reads of them.
+
+    DataError where they are not there, or not such. With adapters they are copied beside the checkpoints.
+    """
+    if not _named(config):
+        return config, Origin()
+    weights = Path(_named(config)).expanduser()
+    base = Base(place.job_dir) if config.recipe_options().get("lora_rank") else None
+    found: RunConfig = telling.by_rank_0(lambda tell: _settled(recipe, config, weights, base, start, tell))
+    if base is not None:
+        return found, Origin(base.path, base)
+    return found, Origin(weights if start is None else None)
+
+
+def _settled(
+    recipe: ModuleType,
+    config: RunConfig,
+    weights: Path,
+    base: Base | None,
+    start: Manifest | None,
+    tell: Callable[[], None],
+) -> RunConfig:
+    """On rank 0."""
+    if start is not None:
+        if base is not None:
+            try:
+                base.verify(tell)
+            except CheckpointError as error:
+                raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
+        return config
+    try:
+        settled = _with(config, recipe.settle(weights, **config.recipe_options()))
+        if base is not None:
+            base.keep(weights, tell)
+    except DataError as error:
+        raise error.within(f"run.{config.recipe}") from None
+    return settled
+
+
+def _named(config: RunConfig) -> str:
+    value = config.recipe_options().get(OPTION)
+    return value if isinstance(value, str) and value != NONE else ""
+
+
+def _with(config: RunConfig, options: dict[str, object]) -> RunConfig:
+    return configs.parse({**config.model_dump(), config.recipe: options})
