@@ -17,7 +17,7 @@ import statistics
 import sys
 
 from bench import saving, stage
-from tests.training.simulating import least_loss, lost
+from tests.training.checkpoint.simulating import least_loss, lost
 from training.checkpoint.cadence import best_interval, overhead
 
 COSTS = (0.1, 1.0, 10.0, 60.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training import pool
+from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
 from training.loader.order import Share, fixed_batch
 

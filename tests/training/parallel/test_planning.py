@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training import peaks
+from tests.training.parallel import peaks
 from tests.training.ranks import TINY, Run, fork
 from training import commands
 from training.config import ConfigError, parse

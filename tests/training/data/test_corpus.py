@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.training.texts import documents_of, folder_of, lines_of, numbered, prepared, relaxed, tokens_of
+from tests.training.data.texts import documents_of, folder_of, lines_of, numbered, prepared, relaxed, tokens_of
 from training.__main__ import main
 from training.corpus import cache, documents, making
 from training.corpus.errors import DataError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.training import pool
+from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
 from training import combinations
 from training.combinations import COMBINATIONS, SCHEDULES, Combination
@@ -115,6 +115,6 @@ def test_what_cannot_work_is_refused_with_the_nearest_that_can(
 
 
 def test_the_documented_table_is_the_code_s() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "parallelism.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
     assert "\n".join(combinations.table()) in page
     assert all(schedule in page for schedule in SCHEDULES)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.training.texts import lines_of, numbered, prepared, relaxed
+from tests.training.data.texts import lines_of, numbered, prepared, relaxed
 from training.corpus.errors import DataError
 from training.corpus.shards import read_index
 

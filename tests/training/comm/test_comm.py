@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training import exchanges
+from tests.training.comm import exchanges
 from tests.training.ranks import fork
 from training import communication
 
@@ -18,7 +18,7 @@ Told = dict[int, dict[str, list[dict[str, Any]]]]
 
 
 def test_the_documented_tables_are_the_code_s() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "communication.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "communication.md").read_text()
     assert "\n".join(communication.table()) in page
     assert "\n".join(communication.options()) in page
 

@@ -146,7 +146,7 @@ PARALLEL = '''
 """Adds gradients up after the backward pass, one by one."""
 import contextlib
 import torch.distributed as dist
-from training import step
+from training.step import arithmetic
 
 AXES = ("dp",)
 
@@ -160,7 +160,7 @@ def apply(model, mesh, *, scale: float = 1.0):
 accumulating = lambda model: contextlib.nullcontext()
 
 def forward_backward(task, model, micro_batches, accumulating):
-    loss = step.forward_backward(task, model, micro_batches, accumulating)
+    loss = arithmetic.forward_backward(task, model, micro_batches, accumulating)
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.saved import save
+from tests.training.checkpoint.saved import save
 from training.__main__ import main
 
 STATE = {

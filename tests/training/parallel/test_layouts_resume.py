@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.training import pool
 from tests.training.digesting import digests
+from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
 
 pytestmark = pytest.mark.slow

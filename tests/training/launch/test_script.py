@@ -193,7 +193,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_the_example_runs(run: Run) -> None:
-    shutil.copytree(Path(__file__).parents[2] / "examples" / "script", run.path / "job" / "code")
+    shutil.copytree(Path(__file__).parents[3] / "examples" / "script", run.path / "job" / "code")
     source = (run.path / "job" / "code" / "train.py").read_text()
     assert run.script(source, ranks=2, script='args = ["--steps", "60"]\n').wait(120) == 0
     assert sorted(run.losses(rank=1)[0]) == list(range(1, 61))

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.training.simulating import least_loss, lost
+from tests.training.checkpoint.simulating import least_loss, lost
 from training.checkpoint import cadence
 from training.checkpoint.cadence import Cadence, Mtbf, best_interval, next_interval, overhead
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import origins
 from tests.training.ranks import TINY, Run
+from tests.training.weights import origins
 from training.__main__ import main
 from training.config import parse
 from training.corpus.errors import DataError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.saved import save
+from tests.training.checkpoint.saved import save
 from training.checkpoint import storage
 from training.manifest import CheckpointError
 

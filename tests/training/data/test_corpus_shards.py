@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.training.texts import folder_of, lines_of, numbered, prepared, tokens_of
+from tests.training.data.texts import folder_of, lines_of, numbered, prepared, tokens_of
 from tests.training.tokenizers import stand_in, write_tokenizer
 from training.__main__ import main
 from training.corpus.errors import DataError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training import origins
 from tests.training.ranks import TINY, Run
-from tests.training.test_from_weights import model_of
+from tests.training.weights import origins
+from tests.training.weights.test_from_weights import model_of
 from training.__main__ import main
 from training.checkpoint import storage
 from training.config import parse
