@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from tests.training.launching import ENDLESS, Run, accident, until
@@ -44,8 +46,9 @@ def test_signals_to_everybody_and_twice_change_nothing(run: Run) -> None:
     pids = run.started()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         for process in run.processes():
-            if process.pid in pids or process.pid == launcher.pid or "shipper" in " ".join(process.cmdline()):
-                process.send_signal(number)
+            with suppress(psutil.NoSuchProcess):  # it may have stopped by now
+                if process.pid in pids or process.pid == launcher.pid or "shipper" in " ".join(process.cmdline()):
+                    process.send_signal(number)
     assert launcher.wait(30) == 75
     assert len(run.events("incarnation.started")) == 1
     run.assert_nothing_left()
