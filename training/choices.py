@@ -11,7 +11,7 @@ import difflib
 import functools
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -233,9 +233,3 @@ def _as_type(value: Value, kind: str) -> Value:
 
 def _either(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-
-
-def accepted(function: Callable[..., object], options: Mapping[str, object]) -> dict[str, object]:
-    """Those of a recipe's options that this function of it declares (each has a default: training.choices)."""
-    declared = getattr(function, "__kwdefaults__", None) or {}
-    return {name: value for name, value in options.items() if name in declared}

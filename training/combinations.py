@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+AXES = ("pp", "dp", "shard", "cp", "tp")
+"""The mesh's, outermost first."""
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
@@ -20,10 +22,7 @@ class Combination:
     schedules: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return " × ".join([self.parallelism, *sorted(self.axes, key=ORDER.index)])
-
-
-ORDER = ("pp", "dp", "shard", "cp", "tp")
+        return " × ".join([self.parallelism, *sorted(self.axes, key=AXES.index)])
 
 
 def _rows(parallelism: str, axes: str, schedules: tuple[str, ...] = ()) -> Combination:
@@ -85,7 +84,7 @@ def table() -> Iterator[str]:
     yield "| parallelism | several ranks along | pipeline schedules |"
     yield "| --- | --- | --- |"
     for row in COMBINATIONS:
-        axes = ", ".join(sorted(row.axes, key=ORDER.index)) or "none: one rank"
+        axes = ", ".join(sorted(row.axes, key=AXES.index)) or "none: one rank"
         schedules = "" if "pp" not in row.axes else ", ".join(row.schedules or ("1F1B",))
         yield f"| {row.parallelism} | {axes} | {'all seven' if row.schedules == SCHEDULES else schedules} |"
 

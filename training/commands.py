@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
 import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import config, manifest, run_file
+from training import config, contracts, manifest, run_file
 from training.planning import footprint
 from training.planning import plan as planning
 from training.provenance import machine
@@ -74,17 +72,13 @@ def export(checkpoint: Path, target: Path, *, merged: bool = False) -> int:
 
 def prepare(file: Path) -> int:
     """Makes a run's data, on this machine and now, so that no GPU waits for it later."""
-    from training.choices import accepted
     from training.corpus.cache import cache_dir
     from training.corpus.errors import DataError
 
     try:
         run = run_file.load(file)
-        recipe = importlib.import_module(f"training.recipes.{run.config.recipe}")
-        options = accepted(recipe.prepare, run.config.recipe_options())
-        if "tell" in inspect.signature(recipe.prepare).parameters:
-            options["tell"] = _Teller()
-        made = recipe.prepare(cache_dir(file.absolute().parent / "runs" / run.name), None, **options)
+        cache = cache_dir(file.absolute().parent / "runs" / run.name)
+        made = contracts.recipe(run.config.recipe).prepared(cache, None, run.config.recipe_options(), tell=_Teller())
     except DataError as error:
         print(error.within(f"run.{run.config.recipe}"), file=sys.stderr)
         return 1

@@ -5,18 +5,15 @@
     [run.powersgd]
     rank = 2
 
-Each is one module of training/comm: `check(shape, **options)` without torch, `exchange(peers, **options)`, and the
-constants of `plain`; `trainer()` where it has a loop of its own. docs/communication.md has the tables.
+Each is one module of training/comm (training.contracts.Communication). docs/communication.md has the tables.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from training import choices
+from training import choices, contracts
 from training.shape import Misfit, shape_of
 
 if TYPE_CHECKING:
@@ -46,18 +43,14 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
             f'is for replicas of whole models, not with mesh.{several[0]}. Write "{PLAIN}", or leave the axis out.'
         )
         yield Misfit("communication", f'"{name}" {message}')
-    elif config.dtype == "fp16" and load(name).REMEMBERS:
+    elif config.dtype == "fp16" and contracts.communication(name).REMEMBERS:
         message = "brings gradients of several steps together, whose loss scales differ. Write bf16 or fp32."
         yield Misfit("dtype", f'is "fp16", and {name} {message}')
     else:
         try:
-            load(name).check(shape, **config.options_of(name))
+            contracts.communication(name).check(shape, **config.options_of(name))
         except Misfit as misfit:
             yield misfit
-
-
-def load(name: str) -> ModuleType:
-    return importlib.import_module(f"training.comm.{name}")
 
 
 def table() -> Iterator[str]:

@@ -91,10 +91,10 @@ def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: H
 
 def _trainer(settings: config.RunConfig) -> type[Trainer]:
     """The loop of the run: the trainer's, or one that its communication brings."""
-    from training import communication
+    from training import contracts
     from training.trainer import Trainer
 
-    own = getattr(communication.load(settings.communication), "trainer", None)
+    own = contracts.communication(settings.communication).trainer
     return own() if own else Trainer
 
 

@@ -11,20 +11,18 @@ context; tp, parts of each matrix. Neighbours on the innermost axis exchange mos
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from training import choices, combinations
+from training import choices, combinations, contracts
+from training.combinations import AXES
 from training.dims import Dims
 
 if TYPE_CHECKING:
     from training.config import RunConfig
 
-AXES = ("pp", "dp", "shard", "cp", "tp")
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 AUTO = "auto"
 """As a parallelism: training.planning.plan chooses one, and the axes that the run leaves open."""
@@ -128,15 +126,14 @@ def check(config: RunConfig, world_size: int, dims: Dims | None = None) -> Itera
     unit = shape.coordinates * (config.micro_batch or 1)
     if config.global_batch % unit:
         yield Misfit("global_batch", _uneven_batch(config, shape, unit))
-    recipe = _recipe(config)
-    own = list(recipe.check(config, shape)) if hasattr(recipe, "check") else []
-    uncombinable = [*own, *_uncombinable(config, shape)]
+    recipe = contracts.recipe(config.recipe)
+    uncombinable = [*recipe.check(config, shape), *_uncombinable(config, shape)]
     yield from uncombinable
-    if shape.dims is None and not _knows_sizes(config, recipe):
+    if shape.dims is None and not recipe.knows_sizes(**config.recipe_options()):
         return  # they come with the weights that it starts from: it is checked again there
     for name in modules(config) if not uncombinable else ():
         try:
-            load(name).check(shape, **config.options_of(name))
+            contracts.parallelism(name).check(shape, **config.options_of(name))
         except Misfit as misfit:
             yield misfit
         except ValueError as error:
@@ -160,10 +157,6 @@ def _uncombinable(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
         )
 
 
-def load(name: str) -> ModuleType:
-    return importlib.import_module(f"training.parallel.{name}")
-
-
 def nearest_divisors(wanted: int, of: int) -> str:
     """`Nearest that do: 2 or 4.`"""
     divisors = [number for number in range(1, of + 1) if of % number == 0]
@@ -184,23 +177,11 @@ def _either(numbers: list[int]) -> str:
 
 
 def _dims(config: RunConfig) -> Dims | None:
-    recipe = _recipe(config)
-    if not hasattr(recipe, "dims") or not _knows_sizes(config, recipe):
-        return None
+    recipe, options = contracts.recipe(config.recipe), config.recipe_options()
     try:
-        found: Dims = recipe.dims(**config.recipe_options())
+        return recipe.dims(**options) if recipe.knows_sizes(**options) else None
     except ValueError as error:
         raise Misfit(config.recipe, str(error)) from None
-    return found
-
-
-def _knows_sizes(config: RunConfig, recipe: ModuleType) -> bool:
-    """A recipe's `knows_sizes` says whether its options settle its model's `dims`, where they may not."""
-    return not hasattr(recipe, "knows_sizes") or bool(recipe.knows_sizes(**config.recipe_options()))
-
-
-def _recipe(config: RunConfig) -> ModuleType:
-    return importlib.import_module(f"training.recipes.{config.recipe}")
 
 
 def _with_axis(axis: str) -> str:

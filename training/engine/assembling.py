@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from training import choices, shape
+from training import choices, contracts, shape
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config import ConfigError, Problem, RunConfig
@@ -83,7 +82,7 @@ def assemble(
     reporter: AnyReporter,
 ) -> Assembly:
     """Weights and order as the run's seed, or weights that it names, give them; a checkpoint is read into it later."""
-    recipe = importlib.import_module(f"training.recipes.{config.recipe}")
+    recipe = contracts.recipe(config.recipe)
     prepared = supply.prepare(
         recipe,
         config,

@@ -1,10 +1,8 @@
 """A task's model as the run's parallelisms make it: cut, filled with weights, wrapped, and ready to be trained.
 
-Each parallelism is one module of training/parallel with `AXES`, `check(shape, **options)` and
-`apply(model, mesh, **options)`; the rest is optional: `accumulating(model)`, `forward_backward(task, model, …)`,
-`score(task, model, batch)`, `divide(batch, mesh)`, `surrounding(**options)`, `optimizer(parameters, mesh, …)` and
-`micro_batches(share, shape, **options)`.
-An option called `dtype` that is left out takes the run's.
+Those that cut the model come first: a pipeline's stages, then tensor and context parallelism. Then come its weights
+(after the last cut where that may do without, as fsdp's), recomputation and compilation of its blocks, and at last what
+is done with the ranks that the batch is divided over. What each parallelism brings is said in training.contracts.
 """
 
 from __future__ import annotations
@@ -12,18 +10,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from training import communication, shape
+from training import contracts, shape
 from training.comm._exchange import Exchange, Peers
 from training.config import RunConfig
+from training.contracts import Parallelism
 from training.data import Batch, Task
 from training.distributed import World
 from training.engine import blocks
@@ -34,6 +32,8 @@ from training.step.arithmetic import MicroBatch
 from training.step.optimizer import AdamW, Optimizer, local
 from training.step.timing import BACKWARD, BOTH, Watch
 
+T = TypeVar("T")
+
 
 class Composed:
     """What one rank has of the model, and how it is run."""
@@ -43,8 +43,9 @@ class Composed:
         self.shape: Shape = shape.shape_of(config, world.size)
         self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
         self.watch = Watch(world.device)
-        self._modules = {name: shape.load(name) for name in shape.modules(config)}
-        self._options = {name: self._options_of(name, module) for name, module in self._modules.items()}
+        self._parallelisms = {name: contracts.parallelism(name) for name in shape.modules(config)}
+        """By name, in the order in which they are applied."""
+        self._options = {name: self._options_of(name, one) for name, one in self._parallelisms.items()}
         self.parts: list[nn.Module] = [task.model]
         """The pieces of the model on this rank, under their own names: one, or the stages of a pipeline."""
         self._whole: nn.Module = task.model
@@ -60,9 +61,9 @@ class Composed:
         self._apply(world.device)
         self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
         self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
-        self._accumulating = getattr(self._data, "accumulating", _nothing)
-        self._forward_backward = self._function("forward_backward", arithmetic.forward_backward)
-        self._score = self._function("score", _score)
+        own = self._parallelisms.values()
+        self._forward_backward = _first((one.forward_backward for one in own), arithmetic.forward_backward)
+        self._score = _first((one.score for one in own), _score)
         self._timed = task if self.is_piped else self.watch.timed(task)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
@@ -73,7 +74,7 @@ class Composed:
         whole: Any = self._whole
         unreduced = whole.no_sync() if alone and hasattr(whole, "no_sync") else contextlib.nullcontext()
         with self._surrounded(), unreduced:
-            loss = self._forward_backward(self._timed, self._whole, micro_batches, self._accumulating)
+            loss = self._forward_backward(self._timed, self._whole, micro_batches, self._data.accumulating)
         for parameter in self._laid_out:
             _lay_out_gradient(parameter)
         loss = whole_of(loss)
@@ -87,17 +88,15 @@ class Composed:
 
     def divide(self, batch: Batch) -> Batch:
         """What of its samples this rank looks at."""
-        for module in self._modules.values():
-            if hasattr(module, "divide"):
-                batch = module.divide(batch, self.mesh)
+        for one in self._parallelisms.values():
+            batch = one.divide(batch, self.mesh)
         return batch
 
     def optimizer(self) -> Optimizer:
-        make: Callable[..., Optimizer] | None = getattr(self._data, "optimizer", None)
-        decay = self._config.weight_decay
-        if make is None:
-            return AdamW(self.named_parameters(), weight_decay=decay)
-        return make(self.named_parameters(), self.mesh, weight_decay=decay)
+        parameters, decay = self.named_parameters(), self._config.weight_decay
+        if self._data.optimizer is None:
+            return AdamW(parameters, weight_decay=decay)
+        return self._data.optimizer(parameters, self.mesh, weight_decay=decay)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for part in self.parts:
@@ -127,27 +126,24 @@ class Composed:
     def micro_batch(self) -> int:
         """Samples that go through the model at once, where the run doesn't say: all of this rank's, or a pipeline's."""
         share = -(-self._config.global_batch // self.shape.coordinates)
-        cuts = [
-            module.micro_batches(share, self.shape, **self._options[name])
-            for name, module in self._modules.items()
-            if hasattr(module, "micro_batches")
-        ]
-        return -(-share // max(cuts, default=1))
+        cuts = [one.micro_batches(share, self.shape, **self._options[name]) for name, one in self._parallelisms.items()]
+        return -(-share // max(cuts))
 
     # Making it.
 
     @property
-    def _data(self) -> ModuleType:
-        return self._modules[self._config.parallelism]
+    def _data(self) -> Parallelism:
+        """What is done with the ranks that the batch is divided over."""
+        return self._parallelisms[self._config.parallelism]
 
-    def _options_of(self, name: str, module: ModuleType) -> dict[str, Any]:
+    def _options_of(self, name: str, parallelism: Parallelism) -> dict[str, Any]:
         options: dict[str, Any] = self._config.options_of(name)
-        if "dtype" in inspect.signature(module.apply).parameters and options.get("dtype") is None:
+        if "dtype" in inspect.signature(parallelism.apply).parameters and options.get("dtype") is None:
             options["dtype"] = "bf16" if self._config.dtype == "fp8" else self._config.dtype
         return options
 
     def _apply(self, device: torch.device) -> None:
-        *others, data = self._modules
+        *others, data = self._parallelisms
         if self._config.dtype == "fp8":
             blocks.to_fp8(self.task.model, self._config, device)
         is_empty = self.task.initialise is not None
@@ -157,7 +153,7 @@ class Composed:
             self._wrap(name)
         for part in self.parts:
             _tie(part, self._tied)
-        if is_empty and not getattr(self._data, "WITHOUT_WEIGHTS", False):
+        if is_empty and not self._data.WITHOUT_WEIGHTS:
             self._fill(device)
             is_empty = False
         for part in self.parts:
@@ -184,12 +180,11 @@ class Composed:
             options=self._options[self._config.parallelism],
         )
         name = self._config.communication
-        made: Exchange = communication.load(name).exchange(peers, **self._config.options_of(name))
-        return made
+        return contracts.communication(name).exchange(peers, **self._config.options_of(name))
 
     def _wrap(self, name: str) -> None:
         """Applies one parallelism: to the model, or to each stage that the pipeline has made of it."""
-        apply: Callable[..., nn.Module] = self._modules[name].apply
+        apply = self._parallelisms[name].apply
         stages = getattr(self._whole, "parts", None) if self.is_piped else None
         if stages is None:
             self._whole = apply(self._whole, self.mesh, **self._options[name])
@@ -224,17 +219,12 @@ class Composed:
 
     # Running it.
 
-    def _function(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        found = (getattr(module, name) for module in self._modules.values() if hasattr(module, name))
-        return next(found, default)
-
     def _surrounded(self) -> AbstractContextManager[object]:
         stack = ExitStack()
         if self._autocast is not None:
             stack.enter_context(torch.autocast(self.mesh.device_type, self._autocast))
-        for name, module in self._modules.items():
-            if hasattr(module, "surrounding"):
-                stack.enter_context(module.surrounding(**self._options[name]))
+        for name, one in self._parallelisms.items():
+            stack.enter_context(one.surrounding(**self._options[name]))
         return stack
 
 
@@ -277,8 +267,8 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
     return whole[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
 
 
-def _nothing(model: nn.Module) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
+def _first(own: Iterable[Callable[..., T] | None], default: Callable[..., T]) -> Callable[..., T]:
+    return next((function for function in own if function is not None), default)
 
 
 def _score(task: Task, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

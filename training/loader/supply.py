@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol, TypeVar, cast
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.choices import accepted
 from training.config import RunConfig
+from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.data import Prepared, Task
 from training.distributed import World, broadcast
@@ -26,7 +24,7 @@ T = TypeVar("T")
 
 
 def prepare(
-    recipe: ModuleType,
+    recipe: Recipe,
     config: RunConfig,
     world: World,
     *,
@@ -42,25 +40,21 @@ def prepare(
     """
 
     def make(tell: Callable[..., None]) -> Prepared:
-        options = accepted(recipe.prepare, config.recipe_options())
-        if "tell" in inspect.signature(recipe.prepare).parameters:
-            options["tell"] = tell
         try:
-            made: Prepared = recipe.prepare(cache, identity, **options)
+            return recipe.prepared(cache, identity, config.recipe_options(), tell=tell)
         except DataError as error:
             raise error.within(f"run.{config.recipe}") from None
-        return made
 
     return Telling(world, heartbeat, reporter).by_rank_0(make)
 
 
-def build(recipe: ModuleType, config: RunConfig, prepared: Prepared, weights: Path | None = None) -> Task:
+def build(recipe: Recipe, config: RunConfig, prepared: Prepared, weights: Path | None = None) -> Task:
     """What the recipe's `build` makes of it; its DataError with the option's whole path.
 
     `weights`: what its parameters are read from; None: the seed or a checkpoint gives them.
     """
     try:
-        task: Task = recipe.build(prepared.path, **accepted(recipe.build, config.recipe_options()))
+        task = recipe.built(prepared.path, config.recipe_options())
         if weights is not None:
             task = replace(task, weights=recipe.weights(weights, prepared.path))
     except DataError as error:

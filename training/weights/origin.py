@@ -7,14 +7,14 @@ themselves may be gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from training import config as configs
 from training.attempt.place import Place
 from training.config import RunConfig
+from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.distributed import World
 from training.loader.supply import Telling
@@ -48,7 +48,7 @@ def as_trained(config: RunConfig, start: Manifest | None) -> RunConfig:
 
 
 def settle(
-    recipe: ModuleType, config: RunConfig, place: Place, world: World, start: Manifest | None, telling: Telling
+    recipe: Recipe, config: RunConfig, place: Place, world: World, start: Manifest | None, telling: Telling
 ) -> tuple[RunConfig, Origin]:
     """The configuration with the sizes of the weights that it names, and what each rank reads of them.
 
@@ -65,7 +65,7 @@ def settle(
 
 
 def _settled(
-    recipe: ModuleType,
+    recipe: Recipe,
     config: RunConfig,
     weights: Path,
     base: Base | None,
@@ -94,5 +94,5 @@ def _named(config: RunConfig) -> str:
     return value if isinstance(value, str) and value != NONE else ""
 
 
-def _with(config: RunConfig, options: dict[str, object]) -> RunConfig:
+def _with(config: RunConfig, options: Mapping[str, object]) -> RunConfig:
     return configs.parse({**config.model_dump(), config.recipe: options})

@@ -39,7 +39,7 @@ class Side:
         import torch.distributed as dist
         from torch import nn
 
-        from training import communication
+        from training import contracts
         from training.comm._exchange import Peers
         from training.parallel._replicated import replicate
         from training.shape import Shape
@@ -49,7 +49,7 @@ class Side:
         self.model = nn.Sequential(nn.Linear(width, 30), nn.Tanh(), nn.Linear(30, 20))
         self.parameters = dict(self.model.named_parameters())
         peers = Peers(group=dist.group.WORLD, steps=steps, parameters=self.parameters, shape=Shape({"dp": self.world}))
-        self.exchange = communication.load(name).exchange(peers, **options)
+        self.exchange = contracts.communication(name).exchange(peers, **options)
         self.called: nn.Module = self.model
         if not self.exchange.is_apart:
             self.called = replicate(self.model, dist.group.WORLD, bucket_mib=self.exchange.bucket_mib or bucket_mib)
@@ -261,7 +261,7 @@ def _computed(sizes: dict[str, int], options: dict[str, Any]) -> dict[str, float
     import torch
     from torch import nn
 
-    from training import communication
+    from training import contracts
     from training.comm._exchange import Peers
     from training.parallel import fsdp
     from training.shape import Shape
@@ -280,7 +280,7 @@ def _computed(sizes: dict[str, int], options: dict[str, Any]) -> dict[str, float
     mesh = meshes.make(shape, torch.device("cpu"))
     parameters = dict(model.named_parameters())
     peers = Peers(group=None, steps=1, parameters=parameters, shape=shape, parallelism="fsdp", options=options)
-    expected = communication.load("plain").exchange(peers).communicated(2)
+    expected = contracts.communication("plain").exchange(peers).communicated(2)
     called = fsdp.apply(model, mesh, **options)
     with _counted() as counted:
         for last in (False, True):

@@ -6,7 +6,6 @@ import pickle
 import queue
 import threading
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from training import config
+from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.corpus.making import Progress
 from training.data import Prepared
@@ -60,9 +60,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[bytes]:
 def _prepare(rank: int, prepare: Callable[..., Prepared]) -> tuple[Recorder, Prepared]:
     recorder = Recorder()
     world = World(rank, 2, torch.device("cpu"))
-    recipe = types.SimpleNamespace(prepare=prepare)
+    recipe = Recipe(prepare=prepare, build=prepare)
     made = supply.prepare(
-        recipe,  # type: ignore[arg-type]
+        recipe,
         CONFIG,
         world,
         cache=Path("/cache"),

@@ -1,0 +1,80 @@
+"""What modules of recipes/, parallel/ and comm/ offer, and what holds where they leave something out."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import training.parallel
+import training.recipes
+from training import choices, config, contracts
+from training.choices import ChoiceError
+from training.shape import shape_of
+
+TAKES = {"recipes": contracts.recipe, "parallel": contracts.parallelism, "comm": contracts.communication}
+LEAST = """
+def prepare(cache, identity=None, *, size: int = 3):
+    return (cache, identity, size)
+
+def build(data, *, depth: int = 1):
+    return (data, depth)
+"""
+
+
+def _add(kind: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (folder / "added_here.py").write_text(text)
+    monkeypatch.setattr(kind, "__path__", [*kind.__path__, str(folder)])
+    monkeypatch.delitem(sys.modules, f"{kind.__name__}.added_here", raising=False)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in TAKES for name in choices.names(kind)])
+def test_every_module_keeps_its_contract(kind: str, name: str) -> None:
+    TAKES[kind](name)
+
+
+def test_what_the_least_of_recipes_is_taken_to_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _add(training.recipes, tmp_path, monkeypatch, LEAST)
+    least = contracts.recipe("added_here")
+    run = config.parse({"recipe": "added_here"})
+    assert (least.dims(), least.knows_sizes()) == (None, True)
+    assert list(least.check(run, shape_of(run, 2))) == []
+    assert list(run.check(2)) == []
+    with pytest.raises(ChoiceError, match="needs functions `settle` and `weights`"):
+        least.settle(tmp_path)
+
+
+def test_each_function_is_given_the_options_that_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _add(training.recipes, tmp_path, monkeypatch, LEAST)
+    least: Any = contracts.recipe("added_here")
+    options = {"size": 5, "depth": 7}
+    assert least.prepared(tmp_path, "sha", options, tell=print) == (tmp_path, "sha", 5)
+    assert least.built(tmp_path, options) == (tmp_path, 7)
+
+
+def test_who_declares_tell_is_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    telling = LEAST.replace("identity=None", "identity=None, tell=None").replace("(cache, identity, size)", "tell")
+    _add(training.recipes, tmp_path, monkeypatch, telling)
+    made: Any = contracts.recipe("added_here")
+    assert made.prepared(tmp_path, None, {}, tell=print) is print
+
+
+def test_what_the_least_of_parallelisms_is_taken_to_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _add(training.parallel, tmp_path, monkeypatch, "def apply(model, mesh): return model\n")
+    least: Any = contracts.parallelism("added_here")
+    batch: Any = object()
+    assert least.check(None, option=1) is None
+    assert least.divide(batch, None) is batch
+    assert least.micro_batches(8, None, option=1) == 1
+    assert isinstance(least.accumulating(None), nullcontext)
+    assert isinstance(least.surrounding(option=1), nullcontext)
+    assert (least.forward_backward, least.score, least.optimizer, least.WITHOUT_WEIGHTS) == (None, None, None, False)
+
+
+def test_a_module_that_lacks_what_all_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _add(training.recipes, tmp_path, monkeypatch, "def build(data): ...\n")
+    with pytest.raises(ChoiceError, match=r"added_here\.py: no function `prepare`, which every module in recipes/ has"):
+        contracts.recipe("added_here")
