@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PHASES = ("start", "init", "restore", "compile", "step", "data", "validate", "save", "profile", "end")
 RECORD_BYTES = 128
 
 

@@ -22,7 +22,6 @@ class Validation:
         self._best = BestLosses(config.keep_best)
         self._step: int | None = None
         self._loss: float | None = None
-        self._lowest: float | None = None
 
     def is_due(self, step: int) -> bool:
         every = self._config.validate_every
@@ -66,12 +65,11 @@ class Validation:
 
     def _found(self, step: int, means: dict[str, float]) -> dict[str, float]:
         self._step, self._loss = step, means["loss"]
-        self._lowest = means["loss"] if self._lowest is None else min(self._lowest, means["loss"])
         return means
 
     def remember(self) -> dict[str, Any]:
-        return {"step": self._step, "loss": self._loss, "lowest": self._lowest, "best": self._best.remember()}
+        return {"step": self._step, "loss": self._loss, "best": self._best.remember()}
 
     def recall(self, told: Mapping[str, Any]) -> None:
-        self._step, self._loss, self._lowest = told.get("step"), told.get("loss"), told.get("lowest")
+        self._step, self._loss = told.get("step"), told.get("loss")
         self._best.recall(told.get("best") or {})

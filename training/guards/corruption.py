@@ -55,8 +55,6 @@ class CorruptionChecks:
     def __init__(self, config: RunConfig, world: World, assembly: Assembly, update: Update) -> None:
         self._config, self._world, self._assembly, self._update = config, world, assembly, update
         self._probed: int | None = None
-        self.done = 0
-        """Checks that were made."""
 
     def is_due(self, step: int) -> bool:
         every = self._config.check_weights_every
@@ -67,11 +65,8 @@ class CorruptionChecks:
         return self._replica() or self._repeat(consumed, step) or self._twice(self.probe)
 
     def _twice(self, check: Callable[[], Corruption | None]) -> Corruption | None:
-        self.done += 1
-        found = check()
-        if found is None:
-            return None
-        return check()
+        """What it finds, if it finds something again."""
+        return None if check() is None else check()
 
     def _replica(self) -> Corruption | None:
         # Between two exchanges replicas that stay apart hold nothing alike.

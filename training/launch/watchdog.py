@@ -120,11 +120,6 @@ class Watchdog:
         """Whether every rank has begun its second step: then the start is over."""
         return all(watched.beat is not None and watched.beat.begun > 1 for watched in self._watched)
 
-    def progress(self) -> tuple[str, int]:
-        """Phase and step of the rank that is behind."""
-        behind = self._behind()
-        return (behind[0].phase, max(behind[0].step, 0)) if behind else ("", 0)
-
     def _behind(self) -> list[_Watched]:
         """The ranks at the lowest step. One that has ended its work waits for nobody and holds up nobody."""
         running = [watched for watched in self._watched if watched.phase != "end"]

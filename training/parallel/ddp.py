@@ -17,7 +17,7 @@ AXES = ("dp",)
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Raises shape.Misfit with the nearest shape that works; any number of ranks does here."""
+    """Any number of ranks does."""
 
 
 def apply(

@@ -18,8 +18,7 @@ from torch import Tensor
 from training.data import Batch, Task
 
 FORWARD, BACKWARD, BOTH, OPTIMIZER = "forward", "backward", "forward_backward", "optimizer"
-PARTS = (FORWARD, BACKWARD, BOTH, OPTIMIZER)
-"""`forward_backward`: of a pipeline, where the two are interleaved."""
+"""Parts of a step. `forward_backward`: of a pipeline, where the two are interleaved."""
 
 Marks = list[tuple[str, Any]]
 """(part that ends here, moment): moments are seconds, or CUDA events. The first one begins the step's own work."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 CONTEXT = 2048
 """Tokens of a sample where neither the run nor the weights' own run says: what a GPU has room for, not what the model
 could see."""
-LAYER = re.compile(r"model\.layers\.(?P<number>\d+)\.(?P<rest>.+)")
 IN_LAYER = {
     "attention_norm": "input_layernorm",
     "attention.query": "self_attn.q_proj",
