@@ -51,14 +51,17 @@ class Footprint:
 
     @property
     def total(self) -> int:
+        """The most that is there at once."""
         forward = self.activations + self.logits
         end = self.gradients + self.last
         both = max(forward + self.gradients, end) if self.keeps_gradients else max(forward, end)
         return self.weights + self.optimizer + self.gathered + both
 
     def __str__(self) -> str:
-        parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
-        return ", ".join(f"{part} {getattr(self, part) / GIB:.2f}" for part in parts) + f" = {self.total / GIB:.2f} GiB"
+        """In GiB. The total is less than the sum where gradients come as activations go, see `total`."""
+        parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits", "last")
+        listed = ", ".join(f"{part} {getattr(self, part) / GIB:.2f}" for part in parts)
+        return f"{self.total / GIB:.2f} at once, of {listed}"
 
 
 def footprint(dims: Dims, shape: Shape, settings: Settings) -> Footprint:

@@ -119,6 +119,7 @@ def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "fsdp on 64 ranks: dp 8 × shard 8" in said
     assert "as --gpu-memory says" in said
+    assert "a rank, at its peak, in GiB: 71.10 at once, of weights 3.02" in said
     assert commands.run("plan", [str(spec), "--gpu-memory", "80", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["mesh"] == {"dp": 8, "shard": 8}
