@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ class Run:
     def _belongs(self, process: psutil.Process) -> bool:
         return process.environ().get("VIGIL_RUN_DIR") == str(self.path)
 
-    def assert_nothing_left(self, seconds: float = 5.0) -> None:
+    def assert_nothing_left(self, seconds: float = 20.0) -> None:
         until(lambda: not self.processes(), seconds)
 
     def end(self) -> None:
@@ -163,4 +164,5 @@ class Run:
                 process.send_signal(signal.SIGKILL)
             process.communicate()
         for left in self.processes():
-            left.kill()
+            with suppress(psutil.NoSuchProcess):
+                left.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -54,8 +55,9 @@ def _line_of_record(run: Run, attempts: int = 1, rank: int = 0) -> dict[int, flo
 def _rank(run: Run, rank: int, *, gone: frozenset[int] = frozenset()) -> psutil.Process:
     def found() -> psutil.Process | None:
         for process in run.processes():
-            if process.pid not in gone and process.environ().get("RANK") == str(rank):
-                return process
+            with suppress(psutil.NoSuchProcess):
+                if process.pid not in gone and process.environ().get("RANK") == str(rank):
+                    return process
         return None
 
     process = until(found, 60)
