@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.ranks import TINY, Run
+from tests.training.ranks import TINY, Run, Sabotage
+from training.attempt.lineage import newest_on_lineage
 
 pytestmark = pytest.mark.slow
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -45,6 +46,20 @@ def test_hex_equal_after_a_resume(name: str, tmp_path: Path) -> None:
         run.finish(2, resume="step-8")
         assert run.series()[12] == pytest.approx(loss[12], rel=0.1)
         assert run.series()[12] != loss[12]
+
+
+def test_hex_equal_after_a_kill_in_the_middle_of_an_exchange(tmp_path: Path) -> None:
+    """Of step 10's, when one replica has already left what all had agreed on."""
+    whole, run = (Run(tmp_path / name, _settings("diloco")) for name in ("whole", "run"))
+    whole.finish(2)
+    committed = run.job_dir / "checkpoints" / "step-8" / "COMMITTED"
+    dying = Sabotage("training.comm._replicas:Replicas._outer", call=2, rank=1, until=str(committed))
+    codes = run.start(2, sabotage=dying).wait()
+    assert codes[1] == -9
+    assert codes[0] != 0
+    run.finish(2, resume=newest_on_lineage(run.job_dir))
+    assert run.events("run.started")[0]["resumed_from"] == "step-8"
+    assert _told(run, 2) == _told(whole, 2)
 
 
 def test_bytes_are_sent_when_something_is_exchanged(tmp_path: Path) -> None:
