@@ -6,8 +6,9 @@ functions that use it. `**options` are the module's own, the keyword-only argume
 training.choices); each function declares those that it looks at and takes the rest as `**options`.
 
 Further constants are read without importing anything, by training.choices: a parallelism's `AXES` (those of the mesh
-that it works along, outermost first), a recipe's `BOOKKEEPING` (options that decide no number, so a resume may change
-them), and what a communication `SENDS` (bytes of a rank in a step, for people).
+that it works along, outermost first); a recipe's `BOOKKEEPING` (options that decide no number, so a resume may change
+them) and `FIRST` (options that a form shows before the others, in this order); and what a communication `SENDS` (bytes
+of a rank in a step, for people).
 """
 
 from __future__ import annotations

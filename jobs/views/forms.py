@@ -34,7 +34,7 @@ SLURM = (
 )  # fmt: skip
 MOST_KNOWN = 200  # names that a box offers …
 NAMED = 4  # … and up to which they stand below it
-OPTIONS_FIRST = 6  # of a recipe's own options
+OPTIONS_FIRST = 6  # of a recipe's own options, where it does not say itself which
 _WORDS = {"tags", "after", "environment.modules"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
@@ -72,7 +72,7 @@ def sections(
             found[2].more += _options("parallel", owner, run, wrong)
         recipe = str(run.get("recipe", RunConfig.model_fields["recipe"].default))
         if options := _options("recipes", recipe, run, wrong):
-            found.insert(3, Section(f"{recipe.capitalize()} recipe", options[:OPTIONS_FIRST], options[OPTIONS_FIRST:]))
+            found.insert(3, Section(f"{recipe.capitalize()} recipe", *_foremost(recipe, options)))
     if fields := [f for f in found[1].more if f.path.partition(".")[2] in SLURM]:
         found[1].more = [f for f in found[1].more if f not in fields]
         if slurm := [f for f in fields if settings.VIGIL_SCHEDULER == "slurm" or f.changed or f.problem]:
@@ -237,6 +237,16 @@ def _options(kind: str, name: object, run: Mapping[str, Any], wrong: dict[str, s
         return []
     values = _table(run, name)
     return [_option(name, option, values.get(option.name), wrong) for option in choices.get(kind, name).options]
+
+
+def _foremost(recipe: str, options: list[Field]) -> tuple[list[Field], list[Field]]:
+    """The options that most runs set, in the order of the recipe's FIRST, and the rest."""
+    named = choices.get("recipes", recipe).constants.get("FIRST")
+    if not isinstance(named, tuple):
+        return options[:OPTIONS_FIRST], options[OPTIONS_FIRST:]
+    paths = [f"run.{recipe}.{name}" for name in named]
+    first = [option for path in paths for option in options if option.path == path]
+    return first, [option for option in options if option.path not in paths]
 
 
 def _option(table: str, option: choices.Option, value: object, wrong: dict[str, str]) -> Field:

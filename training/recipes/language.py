@@ -26,6 +26,8 @@ PADDING = 1024
 """By at most so many rows an embedding is larger than its tokenizer needs, so that kernels or a mesh divide it."""
 BOOKKEEPING = ("shards_folder",)
 """Options that decide no number: a resume may change them."""
+FIRST = ("preset", "context", "source", "tokenizer", "from_weights", "lora_rank")
+"""Options that most runs set, in the order in which people think of them: model, data, fine-tuning."""
 
 
 def prepare(

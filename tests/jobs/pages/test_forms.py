@@ -7,6 +7,7 @@ from jobs.spec import JobSpec, read_toml
 from jobs.views import ansi
 from jobs.views.forms import EditForm, Field, merged, placed, sections
 from jobs.views.lines import line_of, locate
+from training import choices
 
 TEXT = """\
 name = "probe"  # of memory
@@ -38,6 +39,16 @@ def test_the_form_comes_from_the_schema_with_its_defaults() -> None:
     assert "run.vision.hidden" not in form
     assert {"plain", "diloco"} <= {*form["run.communication"].choices}
     assert not any(path.startswith("script.") for path in form)
+
+
+def test_what_most_runs_set_of_a_recipe_comes_first() -> None:
+    (language,) = (section for section in sections(read_toml(TEXT)) if section.title == "Language recipe")
+    first = [field.path.rpartition(".")[2] for field in language.fields]
+    rest = [field.path.rpartition(".")[2] for field in language.more]
+    assert first == ["preset", "context", "source", "tokenizer", "from_weights", "lora_rank"]
+    assert sorted([*first, *rest]) == sorted(choices.get("recipes", "language").with_defaults({}))
+    vision = sections(read_toml(merged(TEXT, {"run.recipe": "vision"})))
+    assert vision[3].fields[0].path == "run.vision.channels", "as written, where none is named"
 
 
 def test_each_communication_has_its_own_fields() -> None:
