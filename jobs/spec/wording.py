@@ -82,6 +82,8 @@ def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: di
         return _unknown(model, path)
     if kind in _KINDS:
         wanted, example = _KINDS[kind]
+        if path.startswith("run.mesh."):
+            example = "2"  # ranks along an axis
         return f"{value} is not {wanted}. Write it like {key.split('[')[0]} = {example}."
     if kind in {"literal_error", "enum"}:
         return f"{value} is not known here. Choose one of {context['expected']}."

@@ -69,7 +69,7 @@ def test_every_problem_is_told_at_once_with_its_field_and_fix() -> None:
             "name": "../x",
             "kindd": "script",
             "resources": {"nodes": "4:2", "time_limit": "12 hours", "ranks": 3},
-            "run": {"global_batch": "x", "stepz": 3},
+            "run": {"global_batch": "x", "mesh": {"tp": "two"}, "stepz": 3},
         }
     )
     assert "cannot be a name" in found["name"]
@@ -78,6 +78,7 @@ def test_every_problem_is_told_at_once_with_its_field_and_fix() -> None:
     assert found["resources.time_limit"] == '"12 hours" is not a time limit. Write 12:00:00.'
     assert 'no "ranks"' in found["resources.ranks"]
     assert found["run.global_batch"] == '"x" is not a whole number. Write it like global_batch = 16.'
+    assert found["run.mesh.tp"] == '"two" is not a whole number. Write it like tp = 2.'
     assert 'Did you mean "steps"?' in found["run.stepz"]
 
 
