@@ -96,7 +96,11 @@ def test_a_checkpoint_holds_adapters_alone_and_resumes(trained: tuple[Path, Run]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"parallelism": "fsdp"}, {"parallelism": "ddp"}], ids=["fsdp", "ddp"])
+@pytest.mark.parametrize(
+    "layout",
+    [{"parallelism": "fsdp"}, {"parallelism": "ddp"}, {"parallelism": "auto", "recompute": "full"}],
+    ids=["fsdp", "ddp", "auto, recomputed"],
+)
 def test_two_ranks_give_the_losses_of_one(layout: dict[str, Any], trained: tuple[Path, Run], tmp_path: Path) -> None:
     weights, run = trained
     both = Run(tmp_path / "both", {**run.config, **layout})
