@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Event, Job
 
 DAYS = 30
 MOST_ATTEMPTS = 5_000
@@ -19,15 +21,24 @@ LOST = ("node_fail", "lost", "hang", "forgotten")
 def hours_between_failures(nodes: int) -> float | None:
     """Mean time between failures of a job on so many nodes, hours; None while less is known than is assumed.
 
-    Failures are attempts that ended so, and restarts of ranks within one; hours are those that its nodes were held.
+    Failures are attempts that ended so, and restarts of ranks within one, unless they were to take in more nodes;
+    hours are those that its nodes were held.
     """
     now = timezone.now()
     recent = Attempt.objects.filter(started_at__gt=now - timedelta(days=DAYS)).exclude(job__kind=Job.ATTACHED)
-    rows = recent.order_by("-id").values_list("started_at", "ended_at", "nodes", "cause", "incarnation")
+    grown = _grown(recent)
+    rows = recent.order_by("-id").values_list("pk", "started_at", "ended_at", "nodes", "cause", "incarnation")
     hours, failures = 0.0, 0
-    for started, ended, held, cause, restarts in rows[:MOST_ATTEMPTS].iterator():
+    for pk, started, ended, held, cause, restarts in rows[:MOST_ATTEMPTS].iterator():
         hours += ((ended or now) - (started or now)).total_seconds() / 3600 * max(1, len(held))
-        failures += restarts + (cause in LOST)
+        failures += max(0, restarts - grown[pk]) + (cause in LOST)
     if hours < PRIOR_HOURS:
         return None
     return (hours + PRIOR_HOURS) / (failures + 1) / max(1, nodes)
+
+
+def _grown(attempts: QuerySet[Attempt]) -> Counter[int]:
+    """How many of an attempt's restarts were asked for by its launcher, to take in nodes that stood by."""
+    restarted = attempts.filter(incarnation__gt=0)
+    told = Event.objects.filter(attempt__in=restarted, kind="incarnation.ended", data__why="joined")
+    return Counter(told.order_by().values_list("attempt_id", flat=True))

@@ -11,18 +11,26 @@ from django.utils import timezone
 
 from jobs import reliability
 from jobs.disk.prepare import run_toml
-from jobs.models import Attempt
+from jobs.models import Attempt, Event
 from jobs.spec import JobSpec
 from tests.lab import a_job, a_project, person
 
 pytestmark = pytest.mark.django_db
 
 
-def ran(hours: float, *, nodes: int = 1, cause: str = "completed", restarts: int = 0, ago_days: float = 2) -> None:
+def ran(
+    hours: float, *, nodes: int = 1, cause: str = "completed", restarts: int = 0, grown: int = 0, ago_days: float = 2
+) -> None:
+    """`grown`: how many of its restarts took in more nodes, and had lost none."""
     began = timezone.now() - timedelta(days=ago_days)
     ended: dict[str, Any] = {"started_at": began, "ended_at": began + timedelta(hours=hours), "cause": cause}
     job = a_job(person(f"ada{Attempt.objects.count()}"), a_project())
     Attempt.objects.filter(job=job).update(nodes=[f"n{k}" for k in range(nodes)], incarnation=restarts, **ended)
+    attempt = Attempt.objects.get(job=job)
+    for number in range(restarts):
+        why = {"why": "joined"} if number < grown else {"why": "signal", "rank": 0, "failure": "signal"}
+        told = {"incarnation": number, "restarting": True, **why}
+        Event.objects.create(attempt=attempt, kind="incarnation.ended", rank=-1, incarnation=0, time=began, data=told)
 
 
 def test_nothing_is_said_before_enough_is_seen() -> None:
@@ -39,6 +47,11 @@ def test_node_hours_over_failures_and_over_the_nodes_asked_for() -> None:
     expected = (100 + 20 + 6 + reliability.PRIOR_HOURS) / (4 + 1)
     assert reliability.hours_between_failures(1) == pytest.approx(expected)
     assert reliability.hours_between_failures(5) == pytest.approx(expected / 5)
+
+
+def test_a_restart_that_took_in_more_nodes_is_no_failure() -> None:
+    ran(100.0, restarts=3, grown=2)
+    assert reliability.hours_between_failures(1) == pytest.approx((100 + reliability.PRIOR_HOURS) / (1 + 1))
 
 
 def test_a_trainer_is_told() -> None:
