@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -26,7 +27,7 @@ from training.config import RunConfig
 from training.distributed import Agreed, Agreement, World
 from training.engine import assembling
 from training.engine.assembling import Assembly
-from training.engine.update import Update
+from training.engine.update import Known, Update
 from training.engine.validating import Validation
 from training.guards.guards import Guards
 from training.loader import supply
@@ -66,6 +67,7 @@ class Trainer:
         self.step = 0
         self.consumed = 0
         self._prepares_at = -1
+        self._is_saving = False
         self.validation = Validation(config, world)
         self.cadence = Cadence(
             config.checkpoint_every,
@@ -135,7 +137,7 @@ class Trainer:
             flush_steps=self.config.flush_steps,
             flush_seconds=self.config.flush_seconds,
             say=self._say,
-            look=self.guards.look,
+            know=self._know,
             device=self.world.device,
             measuring=self.measuring,
         )
@@ -199,21 +201,29 @@ class Trainer:
         marks, cost = self.measuring.end(self.step + 1)
         self.step += 1
         self.consumed += self.config.global_batch
+        updates_end = time.perf_counter()
         self.assembly.model.exchange.step(self.step)
         sent = self.assembly.model.exchange.communicated(len(parts))
         agreed = self.agreement.end()
-        times = StepTimes(time.perf_counter() - began - cost, self.assembly.feed.waited, marks, sent)
-        self.cadence.note_step(times.step, saving=agreed.saving)
-        self.guards.end(self.step, self.consumed, updated.guarded, times.step, times.data)
+        ended = time.perf_counter()
+        times = StepTimes(ended - began - cost, self.assembly.feed.waited, marks, sent, saving=agreed.saving)
+        waited = ended - updates_end + cost  # a sample's end waits for the GPU
+        self.guards.end(self.step, self.consumed, updated.guarded, data_seconds=times.data, waited=waited)
         self.meter.record(self.step, updated, times)
         return agreed
+
+    def _know(self, steps: Sequence[Known], waited: float) -> None:
+        """Steps whose numbers have been fetched; only now is it known how long they took, as a GPU is behind."""
+        for known in steps:
+            self.cadence.note_step(known.seconds, saving=known.saving)
+        self.guards.look(steps, waited)
 
     def _between_steps(self, agreed: Agreed) -> bool:
         """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
         if agreed.trouble:
             self._end_in_trouble()
         self.guards.check(self.step, self.consumed)
-        self.checkpoints.settle()
+        self._settle()
         self.profiling.between(self.step)
         if self.step == self._prepares_at and not agreed.saving:
             self.checkpoints.prepare(self.assembly.state())
@@ -229,6 +239,15 @@ class Trainer:
             else:
                 self._save()
         return False
+
+    def _settle(self) -> None:
+        """Takes note of a save that has ended, once it is known how long the steps beside it took."""
+        if self.checkpoints.busy:
+            return
+        if self._is_saving:
+            self._is_saving = False
+            self.meter.flush()
+        self.checkpoints.settle()
 
     def _validate(self) -> bool:
         """True if cut short by a stop."""
@@ -262,6 +281,7 @@ class Trainer:
         )
         began = time.perf_counter()
         self.checkpoints.save(self.assembly.state(), facts)
+        self._is_saving = True
         self.measuring.stalled(self.step, time.perf_counter() - began)
         self.heartbeat.beat("step", self.step)
 

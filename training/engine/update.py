@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -32,6 +33,19 @@ class Updated:
     """Of the whole gradient, before clipping."""
     learning_rate: float
     guarded: Guarded
+
+
+class Known(NamedTuple):
+    """What the host knows of a step once the device has come this far: on a GPU some steps after it has left it."""
+
+    step: int
+    loss: float
+    """This rank's own mean."""
+    norm: float
+    seconds: float
+    """From its beginning to its end: the device's, where the host runs ahead of it."""
+    saving: bool
+    """Some rank was writing a checkpoint meanwhile."""
 
 
 class Update:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from training.attempt.place import Place
 from training.config import RunConfig
 from training.distributed import World, gather
 from training.engine.assembling import Assembly
-from training.engine.update import Update
+from training.engine.update import Known, Update
 from training.guards import nonfinite
 from training.guards.corruption import Corruption, CorruptionChecks
 from training.guards.divergence import Divergence
@@ -43,9 +44,6 @@ MOST_SKIPS, SKIP_STEPS = 10, 50
 DETAILED_RANKS = 16
 """Of so many the dump tells all; of the others, what they had for a loss."""
 WRITTEN_SECONDS = 5.0
-
-Row = tuple[int, float, float]
-"""A step, this rank's loss, the norm."""
 
 
 class Guards:
@@ -86,31 +84,37 @@ class Guards:
         if self._stragglers is not None and self._own_time is not None and step and step % WINDOW == 0:
             self._stragglers.begin(self._own_time)
 
-    def end(self, step: int, consumed: int, guarded: Guarded, step_seconds: float, data_seconds: float) -> None:
-        """After it. What it decided stays on the device until the metrics are fetched."""
+    def end(self, step: int, consumed: int, guarded: Guarded, *, data_seconds: float, waited: float) -> None:
+        """After it; `waited`: seconds for the other ranks. What it decided stays on the device until it is fetched."""
         self._step, self._consumed = step, consumed
         self._waiting.append((step, guarded))
         if self._stragglers is None or self._own_time is None:
             return
-        self._own_time.note(step_seconds, data_seconds)
-        for straggler in self._stragglers.end():
+        self._own_time.note(data_seconds)
+        began = time.perf_counter()
+        found = self._stragglers.end()
+        self._own_time.wait(waited + time.perf_counter() - began)
+        for straggler in found:
             self._tell_straggler(straggler, step)
 
-    def look(self, rows: Sequence[Row]) -> None:
-        """At a flush: the losses and norms of the steps since the last one."""
+    def look(self, steps: Sequence[Known], waited: float) -> None:
+        """At a flush: the steps since the last one, and how long the device was waited for, seconds."""
+        if self._own_time is not None:
+            self._own_time.wait(waited)
+            for known in steps:
+                self._own_time.took(known.seconds)
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
         fetched = torch.stack([value for _, guarded in waiting for value in _decided(guarded)]).tolist()
-        for (step, loss, norm), start in zip(rows, range(0, len(fetched), 4), strict=True):
+        for known, start in zip(steps, range(0, len(fetched), 4), strict=True):
             skipped, limit, mean, frozen = fetched[start : start + 4]
-            self._look_at(step, loss, norm, skipped=bool(skipped), limit=limit, mean=mean, frozen=bool(frozen))
+            self._look_at(known, skipped=bool(skipped), limit=limit, mean=mean, frozen=bool(frozen))
 
-    def _look_at(
-        self, step: int, loss: float, norm: float, *, skipped: bool, limit: float, mean: float, frozen: bool
-    ) -> None:
+    def _look_at(self, known: Known, *, skipped: bool, limit: float, mean: float, frozen: bool) -> None:
         if self._trouble is not None:
             return
+        step, loss, norm, *_ = known
         if frozen or (not math.isfinite(loss) and not skipped):
             self._trouble = Trouble("nonfinite", step, f"loss {loss}, gradient norm {norm}", self._world.rank)
         elif skipped and math.isfinite(norm):

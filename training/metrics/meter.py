@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from training.engine.update import Updated
+from training.engine.update import Known, Updated
 from training.report import AnyReporter
 from training.step.timing import Marks
 
@@ -33,6 +33,8 @@ class StepTimes:
     """When its parts ended: to be read once the device has come this far."""
     sent: float | None = None
     """Bytes that this rank sent to the others, where that is known."""
+    saving: bool = False
+    """Some rank was writing a checkpoint meanwhile."""
 
 
 class Read(Protocol):
@@ -58,13 +60,14 @@ class Meter:
         flush_steps: int,
         flush_seconds: float,
         say: Callable[[str], None],
-        look: Callable[[Sequence[tuple[int, float, float]]], None] = lambda rows: None,
+        know: Callable[[Sequence[Known], float], None],
         device: torch.device,
         measuring: Read,
     ) -> None:
+        """`know`: is given steps that the device has finished, and how long it was waited for, seconds."""
         self._measuring = measuring
         self._reporter, self._leads, self._say, self._device = reporter, leads, say, device
-        self._look = look
+        self._know = know
         self._unit, self._units = unit, units_per_step
         self._flush_steps, self._flush_seconds = flush_steps, flush_seconds
         self._steps: list[tuple[int, float, StepTimes]] = []
@@ -82,11 +85,13 @@ class Meter:
         """Hands everything over to the reporter, whose thread writes it."""
         if not self._steps:
             return
+        began = time.perf_counter()
         values = torch.stack(self._values).tolist()
-        seconds = 0.0
+        waited = time.perf_counter() - began
+        known: list[Known] = []
         for (step, learning_rate, times), loss, norm in zip(self._steps, values[::2], values[1::2], strict=True):
             log = {"loss": loss, "gradient_norm": norm, **self._measuring.read(step, times)}
-            seconds += log["step_seconds"]
+            known.append(Known(step, loss, norm, log["step_seconds"], times.saving))
             if self._leads:
                 log["learning_rate"] = learning_rate
                 log["data_seconds"] = times.data
@@ -94,19 +99,19 @@ class Meter:
                     log["communicated_mib"] = times.sent / MIB
                 log[f"{self._unit}_per_second"] = self._units / max(log["step_seconds"], 1e-9)
             self._reporter.log(step, **log)
-        self._look([(step, *values[2 * i : 2 * i + 2]) for i, (step, _, _) in enumerate(self._steps)])
+        self._know(known, waited)
         self._reporter.log(self._steps[-1][0], memory_gib=memory_gib(self._device))
         self._measuring.flushed()
         self._reporter.flush()
         if self._leads:
-            self._tell(values, seconds)
+            self._tell(known)
         self._steps, self._values = [], []
         self._due = time.monotonic() + self._flush_seconds
 
-    def _tell(self, values: list[float], seconds: float) -> None:
-        step, learning_rate, _ = self._steps[-1]
-        rate = f"{self._units * len(self._steps) / max(seconds, 1e-9):,.0f} {self._unit}/s"
-        self._say(f"step {step}  loss {values[-2]:.4f}  norm {values[-1]:.3f}  lr {learning_rate:.2e}  {rate}")
+    def _tell(self, known: Sequence[Known]) -> None:
+        last, learning_rate = known[-1], self._steps[-1][1]
+        rate = f"{self._units * len(known) / max(sum(one.seconds for one in known), 1e-9):,.0f} {self._unit}/s"
+        self._say(f"step {last.step}  loss {last.loss:.4f}  norm {last.norm:.3f}  lr {learning_rate:.2e}  {rate}")
 
 
 def memory_gib(device: torch.device) -> float:

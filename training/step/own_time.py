@@ -5,11 +5,15 @@ compute   forward and backward up to its last gradient, which is measured where 
           (ddp, zero1): by the clock, on a GPU by events that are read later. In other layouts a slow rank slows every
           exchange, so no clock can tell them apart: there it is processor time, and nothing on a GPU
 host      everything else from the end of the last exchange to the next forward pass: optimizer, reports, checkpoints
+
+What is waited for others meanwhile, at the flags that all exchange or for a GPU that is behind, is in none of them: a
+rank must not look slow because it waits for a slow one.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +26,22 @@ PARTS = ("data", "compute", "host")
 class OwnTime:
     """One rank's, step after step."""
 
-    def __init__(self, world: World, parameters: list[nn.Parameter], *, exchanges_late: bool) -> None:
+    def __init__(
+        self,
+        world: World,
+        parameters: list[nn.Parameter],
+        *,
+        exchanges_late: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`exchanges_late`: the first exchange of a step is that of the gradients."""
-        self._is_cuda, self._exchanges_late = world.device.type == "cuda", exchanges_late
-        self._entered = self._left = self._last_gradient = self._processor = 0.0
+        self._is_cuda, self._exchanges_late, self._clock = world.device.type == "cuda", exchanges_late, clock
+        self._entered = self._left = self._waited = self._last_gradient = self._processor = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._sums = [0.0, 0.0, 0.0, 0.0]
+        self._sums = [0.0, 0.0, 0.0]
         self._steps = 0
+        self._taken: list[float] = []
+        self._step_seconds = 0.0
         self._goes_on = self._is_inside = False
         if exchanges_late:
             # Nothing before it has a gradient, so of all parameters its own comes last.
@@ -37,10 +50,10 @@ class OwnTime:
     def enter(self) -> None:
         """Just before the forward pass."""
         self._is_inside = True
-        self._entered = time.perf_counter()
+        self._entered = self._clock()
         self._goes_on = bool(self._left)
         if self._goes_on:
-            self._sums[2] += self._entered - self._left
+            self._sums[2] += self._entered - self._left - self._waited
         if self._is_cuda and self._exchanges_late:
             self._events.append((_event(), _event()))
             self._events[-1][0].record()
@@ -50,27 +63,36 @@ class OwnTime:
     def leave(self) -> None:
         """Gradients are exchanged."""
         self._is_inside = False
-        self._left = time.perf_counter()
+        self._left, self._waited = self._clock(), 0.0
         if not self._exchanges_late:
             self._sums[1] += 0.0 if self._is_cuda else time.thread_time() - self._processor
         elif not self._is_cuda:
             self._sums[1] += self._last_gradient - self._entered
         self._steps += 1
 
-    def note(self, step_seconds: float, data_seconds: float) -> None:
-        """How long the step took from its beginning to its end, and what of it was waiting for data."""
+    def wait(self, seconds: float) -> None:
+        """Since it left it has waited so long: for other ranks, or for its own GPU, which may wait for theirs."""
+        self._waited += seconds
+
+    def note(self, data_seconds: float) -> None:
+        """How long the step waited for its data."""
         self._sums[0] += data_seconds
         self._sums[2] -= data_seconds if self._goes_on else 0.0
-        self._sums[3] += step_seconds
+
+    def took(self, step_seconds: float) -> None:
+        """How long a step took from its beginning to its end: on a GPU it is known some steps later."""
+        self._taken.append(step_seconds)
 
     def means(self) -> tuple[float, float, float, float]:
         """Seconds a step of data, compute, host and the whole step since the last call."""
         steps = max(1, self._steps)
-        data, compute, host, step = (value / steps for value in self._sums)
+        data, compute, host = (value / steps for value in self._sums)
         if self._is_cuda and self._exchanges_late:
             compute = self._measured()
-        self._sums, self._steps = [0.0, 0.0, 0.0, 0.0], 0
-        return max(0.0, data), max(0.0, compute), max(0.0, host), step
+        if self._taken:
+            self._step_seconds = sum(self._taken) / len(self._taken)
+        self._sums, self._steps, self._taken = [0.0, 0.0, 0.0], 0, []
+        return max(0.0, data), max(0.0, compute), max(0.0, host), self._step_seconds
 
     def forget(self) -> None:
         """What lies between now and the next step is no step's: a validation, a save."""
@@ -82,7 +104,7 @@ class OwnTime:
         if self._is_cuda:
             self._events[-1][1].record()
         else:
-            self._last_gradient = time.perf_counter()
+            self._last_gradient = self._clock()
 
     def _measured(self) -> float:
         """Of the steps that the GPU has done; it is not waited for."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.training.ranks import TINY, Run
+from tests.training.ranks import TINY, Run, eventually
 from training.checkpoint.cadence import WRITES
+from training.manifest import Manifest
 
 pytestmark = pytest.mark.slow
+SAVED, BESIDE = 8, 3
 
 
 def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
@@ -54,3 +57,44 @@ def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
     assert {10, 20, best, 24} <= kept
     start_and_verified = 2
     assert len(kept) <= 4 + start_and_verified
+
+
+def run_ahead() -> None:
+    """A host that runs ahead of its device: steps seem short, and are read to be longer, most of all during a write."""
+    from training.checkpoint.saving import Checkpoints
+    from training.distributed import Agreed
+    from training.metrics.measuring import Measuring
+    from training.metrics.meter import StepTimes
+    from training.trainer import Trainer
+
+    one_step, write = Trainer._one_step, Checkpoints._write
+    steps = 0
+
+    def beside_the_write(trainer: Trainer) -> Agreed:
+        nonlocal steps
+        if steps == SAVED + BESIDE:
+            eventually(lambda: not trainer.checkpoints.busy)
+        agreed = one_step(trainer)
+        steps += 1
+        return agreed
+
+    def beside_the_steps(checkpoints: Checkpoints, save: Any, state: Any) -> Manifest:
+        if save.facts.step == SAVED:
+            eventually(lambda: steps == SAVED + BESIDE)
+        return write(checkpoints, save, state)
+
+    def read(measuring: Measuring, step: int, times: StepTimes) -> dict[str, float]:
+        return {"step_seconds": 30.0 if times.saving else 10.0}
+
+    Trainer._one_step = beside_the_write  # type: ignore[method-assign]
+    Checkpoints._write = beside_the_steps  # type: ignore[method-assign]
+    Measuring.read = read  # type: ignore[method-assign]
+
+
+def test_a_write_costs_what_the_device_lost_to_it(tmp_path: Path) -> None:
+    settings = {**TINY, "steps": 2 * SAVED, "checkpoint_every": SAVED, "flush_steps": 1000, "flush_seconds": 60.0}
+    run = Run(tmp_path / "run", settings, spy=f"{__name__}:run_ahead")
+    assert run.start(1, patient=False).wait() == [0]
+    (told,) = run.events("checkpoint.cadence")
+    assert told["cost_seconds"] - told["stall_seconds"] == pytest.approx(BESIDE * 20)
+    assert told["interval_seconds"] == SAVED * 10

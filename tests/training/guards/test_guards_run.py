@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.training.ranks import Run
+from training.distributed import Agreed, Agreement
 from training.loader.order import Order
 from training.seeds import derive_seed
 
@@ -134,6 +137,24 @@ def test_spike_flipped_bit_and_sleeper_are_named(tmp_path: Path) -> None:
     assert "model.0.weight" in about["what"]
     assert "NumericsError: numerics.corruption: at step 80 the replica check finds rank 2 wrong" in incarnation.output()
     assert run.events("run.failed")[0]["exception"] == "NumericsError"
+
+
+def wait_for_flags() -> None:
+    """The second rank comes to the flags early and waits, as on a GPU: there no exchange holds the host up before."""
+    end = Agreement.end
+
+    def waiting(agreement: Agreement) -> Agreed:
+        time.sleep(0.03 if os.environ["RANK"] == "1" else 0.0)
+        return end(agreement)
+
+    Agreement.end = waiting  # type: ignore[method-assign]
+
+
+def test_who_waits_for_others_is_not_slow(tmp_path: Path) -> None:
+    run = _run(tmp_path, {}, steps=70)
+    run.spy = f"{__name__}:wait_for_flags"
+    run.finish(2)
+    assert not run.events("straggler", rank=0) + run.events("straggler", rank=1)
 
 
 def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What is told of steps once their device has come this far, which on a GPU is long after the host has left them."""
+
+from __future__ import annotations
+
+import torch
+
+from training.engine.update import Known, Updated
+from training.metrics.meter import Meter, StepTimes
+from training.report import NullReporter
+from training.step.clipping import Guarded
+
+
+class Device:
+    """Stands for the events of a GPU: every step took it a second, by which time the host was far ahead."""
+
+    def read(self, step: int, times: StepTimes) -> dict[str, float]:
+        return {"step_seconds": max(times.step, 1.0)}
+
+    def flushed(self) -> None:
+        pass
+
+
+def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
+    known: list[Known] = []
+    waited: list[float] = []
+
+    def know(steps: list[Known], seconds: float) -> None:
+        known.extend(steps)
+        waited.append(seconds)
+
+    meter = Meter(
+        NullReporter(),
+        leads=False,
+        unit="tokens",
+        units_per_step=8,
+        flush_steps=4,
+        flush_seconds=1000.0,
+        say=print,
+        know=know,  # type: ignore[arg-type]
+        device=torch.device("cpu"),
+        measuring=Device(),
+    )
+    for step in range(1, 6):
+        zero = torch.zeros(())
+        updated = Updated(torch.tensor(float(step)), torch.tensor(2.0), 1e-3, Guarded(*[zero] * len(Guarded._fields)))
+        meter.record(step, updated, StepTimes(0.001 if step < 5 else 1.5, 0.0, saving=step in (3, 5)))
+    assert [one.step for one in known] == [1, 2, 3, 4, 5], "the first at once, then four together"
+    assert [one.seconds for one in known] == [1.0, 1.0, 1.0, 1.0, 1.5]
+    assert [one.saving for one in known] == [False, False, True, False, True]
+    assert [(one.loss, one.norm) for one in known] == [(float(step), 2.0) for step in range(1, 6)]
+    assert len(waited) == 2
+    assert all(seconds >= 0 for seconds in waited)
