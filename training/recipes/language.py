@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.config import RunConfig
-    from training.weights.safetensors import Weights
+    from training.weights.opening import Weights
 
 PADDING = 1024
 """By at most so many rows an embedding is larger than its tokenizer needs, so that kernels or a mesh divide it."""
@@ -88,7 +88,7 @@ def check(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
 def settle(path: Path, **options: Any) -> dict[str, Any]:
     """The options as the weights at `path` make them; DataError, naming the option, where something else was asked."""
     from training.weights.llama import SIZES, sizes_of
-    from training.weights.safetensors import open_weights, wrong
+    from training.weights.opening import open_weights, wrong
 
     weights = open_weights(path)
     has = sizes_of(weights)
@@ -115,7 +115,7 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
     """
     from training.weights.llama import reader
     from training.weights.lora import base_name, is_part_of_one
-    from training.weights.safetensors import open_weights
+    from training.weights.opening import open_weights
 
     found = open_weights(path)
     _check_tokens(found, data)
@@ -126,7 +126,7 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
 def _check_tokens(weights: Weights, data: Path) -> None:
     """A token must mean what it meant. Told by the tokenizer.json beside the weights, or by the data of their run."""
     from training.weights.llama import reader
-    from training.weights.safetensors import TOKENIZER, digest, wrong
+    from training.weights.opening import TOKENIZER, digest, wrong
 
     tokenizer = read_index(data).tokenizer
     file = weights.path / TOKENIZER

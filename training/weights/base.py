@@ -19,7 +19,7 @@ from typing import Any
 from training import manifest as manifests
 from training.corpus.errors import DataError
 from training.manifest import CheckpointError
-from training.weights.safetensors import open_weights, wrong
+from training.weights.opening import open_weights, wrong
 
 FOLDER, LIST = "base", "BASE"
 CHUNK_BYTES = 16 * 2**20

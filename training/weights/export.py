@@ -1,20 +1,15 @@
 """The model of a checkpoint as one plain `safetensors` file, whatever layout it was saved on.
 
 No process group and no GPU: torch's table of contents says where the chunks of each tensor lie, and one tensor after
-the other is put together in memory and appended. The format (github.com/huggingface/safetensors, "Format") is eight
-bytes, a JSON header and the tensors' bytes, so writing it needs no further package; a test reads it with the real one.
+the other is put together in memory and appended.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +18,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from training import manifest as manifests
 from training.checkpoint import storage
 from training.manifest import CheckpointError, Manifest
+from training.weights.safetensors import Entry, can_hold, write
 
 MODEL = "model."
-DTYPES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-ALIGNMENT = 8
-"""The header is padded with spaces to a multiple of so many bytes, so that a reader can map what follows."""
 
 
 def export(checkpoint: Path, target: Path) -> tuple[int, int]:
@@ -42,19 +31,6 @@ def export(checkpoint: Path, target: Path) -> tuple[int, int]:
     found = manifests.verify(checkpoint)
     stored = Stored(checkpoint, found)
     return write(target, stored.entries, about_of(found), lambda entry: stored.read(entry.name))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor that is to be written."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Stored:
@@ -73,29 +49,6 @@ class Stored:
         return _assemble(self._folder, MODEL + name, self._tensors[name], self._metadata, self._manifest)
 
 
-def write(
-    target: Path, entries: Sequence[Entry], about: Mapping[str, str], read: Callable[[Entry], Tensor]
-) -> tuple[int, int]:
-    """One file, tensor by tensor; it appears whole or not at all. Answers (tensors, bytes of them)."""
-    tensors = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
-    header, size = _header(tensors, about)
-    if target.exists():
-        raise FileExistsError(f"{target} exists. Remove it, or choose another name.")
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open(partial, "xb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for entry in tensors:
-                whole = read(entry).contiguous()
-                file.write(whole.reshape(-1).view(torch.uint8).numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(partial, target)  # unlike a rename, it fails where somebody else was faster
-    finally:
-        partial.unlink(missing_ok=True)
-    return len(tensors), size
-
-
 def _of_the_model(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]]:
     found = [
         (name.removeprefix(MODEL), about)
@@ -105,21 +58,9 @@ def _of_the_model(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]]
     if not found:
         raise CheckpointError("there is no model in it")
     for name, about in found:
-        if about.properties.dtype not in DTYPES:
+        if not can_hold(about.properties.dtype):
             raise CheckpointError(f"{name} is {about.properties.dtype}, which safetensors has no name for")
     return found
-
-
-def _header(tensors: Sequence[Entry], about: Mapping[str, str]) -> tuple[bytes, int]:
-    """Widest elements come first: then each tensor begins at a multiple of its element's size."""
-    entries: dict[str, Any] = {"__metadata__": dict(about)}
-    end = 0
-    for entry in tensors:
-        begin, end = end, end + entry.bytes
-        offsets = {"data_offsets": [begin, end]}
-        entries[entry.name] = {"dtype": DTYPES[entry.dtype], "shape": list(entry.shape), **offsets}
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    return header + b" " * (-len(header) % ALIGNMENT), end
 
 
 def about_of(manifest: Manifest) -> dict[str, str]:

@@ -16,10 +16,11 @@ from torch import Tensor
 from training import manifest as manifests
 from training.manifest import CheckpointError, Manifest
 from training.weights.base import Base
-from training.weights.export import Entry, Stored, about_of, write
+from training.weights.export import Stored, about_of
 from training.weights.llama import reader, shapes, sizes_of, their_name
 from training.weights.lora import NAME, PART, Lora
-from training.weights.safetensors import open_weights
+from training.weights.opening import open_weights
+from training.weights.safetensors import Entry, write
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."

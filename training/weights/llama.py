@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from training.models.llama_sizes import llama_dims
-from training.weights.safetensors import CONFIG, Weights, some, wrong
+from training.weights.opening import CONFIG, Weights, some, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from training.corpus.errors import DataError
 from training.models.llama import Llama
 from training.recipes import language
 from training.weights.llama import reader, sizes_of
-from training.weights.safetensors import open_weights
+from training.weights.opening import open_weights
 
 OPTIONS = parse({"recipe": "language"}).recipe_options()
 
@@ -82,6 +82,15 @@ def _rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     origins.write_file(_file(folder), found)
 
 
+def _header(folder: Path, header: object) -> None:
+    written = json.dumps(header).encode()
+    _file(folder).write_bytes(len(written).to_bytes(8, "little") + written + b"four")
+
+
+def _entry(**changes: object) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes}
+
+
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "can't be read (No such file or directory). Name"),
     "an empty folder": (lambda f: _file(f).unlink(), "has no *.safetensors"),
@@ -98,6 +107,13 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor missing": (lambda f: _rewrite(f, lambda t: t.pop("model.norm.weight")), "lacks model.norm.weight"),
     "half a file": (lambda f: _file(f).write_bytes(_file(f).read_bytes()[:-100]), "ends early"),
     "not the format": (lambda f: _file(f).write_bytes(b"PK" * 500), "is no safetensors file: it has no header"),
+    "no header": (lambda f: _header(f, ["a"]), "its header is no JSON object"),
+    "a type that is none": (lambda f: _header(f, {"a": _entry(dtype=["F32"])}), "has a as ['F32'], which is no type"),
+    "a type to come": (lambda f: _header(f, {"a": _entry(dtype="F4")}), "has a as 'F4', which is no type"),
+    "whole numbers": (lambda f: _header(f, {"a": _entry(dtype="I32")}), "as I32; weights to start from are F64, F32"),
+    "a place that is none": (lambda f: _header(f, {"a": _entry(data_offsets=[0])}), "nothing of where a lies"),
+    "more than it has room for": (lambda f: _header(f, {"a": _entry(shape=[2])}), "can't lie in 4 bytes of F32"),
+    "nothing said in a list": (lambda f: _header(f, {"__metadata__": ["x"], "a": _entry()}), "lacks"),
     "broken JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "an index to elsewhere": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}'),

@@ -1,0 +1,125 @@
+"""Weights to start from: a safetensors file, or a folder of them, mapped and read tensor by tensor.
+
+Nothing of a file is read before it is asked for: a rank that holds a part of a tensor reads that part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.corpus.errors import DataError
+from training.weights.safetensors import FormatError, Stored, read_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OPTION = "from_weights"
+INDEX = "model.safetensors.index.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+KINDS = ("F64", "F32", "F16", "BF16")
+"""What weights come in, as the format names it."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a path holds."""
+
+    path: Path
+    tensors: Mapping[str, Stored]
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What the file itself says, such as the run that it came from."""
+    config: Mapping[str, Any] | None = None
+    """The folder's config.json; None: there is none."""
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is needed to open it again."""
+        folder = self.path if self.path.is_dir() else self.path.parent
+        beside = [folder / CONFIG, folder / INDEX, folder / TOKENIZER] if self.path.is_dir() else []
+        return [*sorted({stored.file for stored in self.tensors.values()}), *(path for path in beside if path.exists())]
+
+    def read(self, name: str) -> Tensor:
+        """The whole tensor, mapped: what of it is not looked at is not read."""
+        return self.tensors[name].read()
+
+
+def open_weights(path: Path) -> Weights:
+    """DataError, in a sentence, if there is nothing that could be started from."""
+    if path.is_dir():
+        return _open_folder(path)
+    tensors, about = _open_file(path)
+    return Weights(path, tensors, about)
+
+
+def wrong(message: str, option: str = OPTION) -> DataError:
+    return DataError(message, option)
+
+
+def _open_folder(folder: Path) -> Weights:
+    names = _listed(folder) if (folder / INDEX).exists() else sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise wrong(f"{folder} has no *.safetensors. Name a folder that has, or one such file.")
+    tensors: dict[str, Stored] = {}
+    about: dict[str, str] = {}
+    for name in names:
+        found, said = _open_file(folder / name)
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise wrong(f"{folder} has {twice[0]} twice, in {tensors[twice[0]].file.name} and in {name}.")
+        tensors |= found
+        about |= said
+    config = _json(folder / CONFIG) if (folder / CONFIG).exists() else None
+    return Weights(folder, tensors, about, config)
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files that the index of a model in several names."""
+    listed = _json(folder / INDEX).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        raise wrong(f"{folder / INDEX} has no weight_map from tensors to files.")
+    names = sorted(set(listed.values()))
+    if odd := next((name for name in names if Path(name).name != name), None):
+        raise wrong(f"{folder / INDEX} names {odd!r:.100}, which is not a file beside it.")
+    return names
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise wrong(f"{path} can't be read ({error.strerror}).") from None
+    except (UnicodeDecodeError, ValueError) as error:
+        raise wrong(f"{path} is not JSON ({error}).") from None
+    if not isinstance(found, dict):
+        raise wrong(f"{path} is no JSON object.")
+    return found
+
+
+def _open_file(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    try:
+        tensors, about = read_header(path)
+    except OSError as error:
+        message = f"{path} can't be read ({error.strerror}). Name a safetensors file, or a folder, that the nodes see."
+        raise wrong(message) from None
+    except FormatError as error:
+        raise wrong(str(error)) from None
+    for name, stored in tensors.items():
+        if stored.kind not in KINDS:
+            raise wrong(f"{path} has {name} as {stored.kind}; weights to start from are {', '.join(KINDS)}.")
+    return tensors, about
+
+
+def some(names: Iterable[str]) -> str:
+    """`a, b, c and 12 more`."""
+    listed = sorted(names)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return ", ".join(listed[:3]) + more
+
+
+def digest(path: Path) -> str:
+    """sha256 of a small file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
