@@ -113,7 +113,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "whole numbers": (lambda f: _header(f, {"a": _entry(dtype="I32")}), "as I32; weights to start from are F64, F32"),
     "a place that is none": (lambda f: _header(f, {"a": _entry(data_offsets=[0])}), "nothing of where a lies"),
     "more than it has room for": (lambda f: _header(f, {"a": _entry(shape=[2])}), "can't lie in 4 bytes of F32"),
-    "nothing said in a list": (lambda f: _header(f, {"__metadata__": ["x"], "a": _entry()}), "lacks"),
+    "nothing said in a list": (lambda f: _header(f, {"__metadata__": ["x"], "a": _entry()}), "neither an export"),
     "broken JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "an index to elsewhere": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}'),
