@@ -55,6 +55,7 @@ def main(told: dict[str, Any]) -> int:
                 (ATTEMPT / "stopped.json").write_text(json.dumps({"step": step}))
             break
     heartbeat.beat("end", step)
+    happen(told, "end", heartbeat)
     reporter.close()
     return 0
 

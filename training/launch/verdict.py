@@ -82,17 +82,15 @@ def judge(
     reason = broken["reason"] if broken else ""
     if reason == "fenced":
         return Verdict(1, "fenced", error="a newer launch of this job has taken over")
+    if stop.reason and stop.saved:
+        return Verdict(STOPPED, "stopped")  # whatever became of a rank after that: nothing is lost
     if reason == "grace":
         return Verdict(137, "stop_timeout", error="the ranks did not stop within the grace time and were killed")
-    if not failures and stop.reason and stop.saved:
-        return Verdict(STOPPED, "stopped")
     if not failures:
         # Perhaps it was completed at that very step: then the next incarnation has nothing to do but say so.
         return None if regroups else Verdict(0, "completed")
     first = first_failure(failures)
     cause = first.kind if first.kind in {"hang", "node"} else "failed"
-    if stop.reason and stop.saved and first.kind in {"lost_peer", "node"}:
-        return Verdict(STOPPED, "stopped")  # saved; then one rank left before another had hung up
     if regroups and not stop.reason and first.kind == "lost_peer":
         return None  # one rank left before another had hung up
     if stop.reason and first.signal == signal.SIGTERM:

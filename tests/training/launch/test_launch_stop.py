@@ -95,6 +95,18 @@ def test_ranks_that_do_not_stop_are_killed_after_grace_with_their_stacks(run: Ru
     run.assert_nothing_left()
 
 
+def test_what_is_saved_is_stopped_though_a_rank_outstays_the_grace(run: Run) -> None:
+    launcher = run.fake(steps=ENDLESS, launch="grace_seconds = 1.0\n", accidents=[accident(1, "end", "hang")])
+    run.started()
+    (run.attempt() / "regroup-0").touch()  # the ranks save at once; so it takes as long as it may
+    until(lambda: (run.attempt() / "stopped.json").exists())
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(30) == 75
+    assert run.result()["cause"] == "stopped"
+    assert "in do" in (run.attempt() / "stacks" / "0.1.txt").read_text(), "why it stayed can be looked up"
+    run.assert_nothing_left()
+
+
 def test_a_rank_that_dies_while_stopping_is_not_restarted(run: Run) -> None:
     slow = [accident(0, 10, "phase", phase="save", seconds=1), accident(1, 10, "hang")]
     launcher = run.fake(steps=ENDLESS, accidents=slow)
