@@ -7,12 +7,14 @@ took 50 times as long (measured on a CPU), and pageable memory takes a GPU's cop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from training.checkpoint import pinning
 
 State = dict[str, Any]
 """A tree of dicts whose leaves are tensors: plain ones, or DTensors that hold a part."""
@@ -20,15 +22,14 @@ Path = tuple[str, ...]
 Piece = tuple[str, tuple[int, ...], int]
 """A tensor's dotted name, where in it a rank's part begins, and that part's bytes."""
 
-PIN_BYTES = 1 << 20
-"""Smaller buffers are not pinned: registering one takes longer than it saves."""
-
 
 class Staging:
     """The buffers of one rank. All ranks of the group call `copy` at the same step boundary."""
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup | None, *, say: Callable[[str], None] = print) -> None:
+        """`say` is told once, from whatever thread, where memory can't be pinned."""
+        self._group, self._say = group, say
+        self._pins = True
         self._buffers: dict[Path, Tensor] = {}
         self._touched: set[Path] = set()
         self._from_gpu: set[Path] = set()
@@ -51,13 +52,14 @@ class Staging:
         for path, buffer in self._buffers.items():
             if path not in self._touched:
                 self._touched.add(path)
-                _make_real(buffer, pin=path in self._from_gpu)
+                if path not in self._from_gpu or not self._pin(buffer):
+                    buffer.zero_()
 
     def copy(self, state: State) -> State:
         """This rank's part of the state, on the CPU and no longer training's own. Valid until the next call."""
         copied = {path: self._stage(path, tensor) for path, tensor in self._mine_of(state).items()}
         if self._from_gpu:
-            torch.cuda.current_stream().synchronize()  # until then the buffers are not filled
+            pinning.wait_for_copies()
         return tree(copied)
 
     def _mine_of(self, state: State) -> dict[Path, Tensor]:
@@ -87,7 +89,7 @@ class Staging:
         rank = dist.get_rank(self._group) if self._group is not None else 0
         self._shape, self._mine = shape, frozenset(owned(everybody)[rank])
         for buffer in self._buffers.values():
-            _unpin(buffer)
+            pinning.unpin(buffer)
         self._buffers.clear()
         self._touched.clear()
         self._from_gpu.clear()
@@ -98,7 +100,7 @@ class Staging:
             if path not in self._touched:
                 self._touched.add(path)
                 if path in self._from_gpu:
-                    _pin(buffer)
+                    self._pin(buffer)
             return buffer.copy_(tensor, non_blocking=True)
         names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         inner = {name: getattr(tensor, name) for name in names}  # a mesh is among a DTensor's
@@ -111,9 +113,18 @@ class Staging:
     def _buffer(self, path: Path, tensor: Tensor) -> Tensor:
         if path not in self._buffers:
             self._buffers[path] = torch.empty_like(tensor, device="cpu")
-            if tensor.device.type == "cuda":
+            if pinning.is_on_gpu(tensor):
                 self._from_gpu.add(path)
         return self._buffers[path]
+
+    def _pin(self, buffer: Tensor) -> bool:
+        """Whether its pages are real and stay where they are. Who was refused once does not ask again."""
+        if not self._pins or buffer.nbytes < pinning.LEAST_BYTES:
+            return False
+        if why := pinning.pin(buffer):
+            self._pins = False
+            self._say(f"memory for checkpoints can't be pinned, so saves stall longer: {why}. See ulimit -l (memlock).")
+        return self._pins
 
 
 def _has_parts(tensor: Tensor) -> bool:
@@ -190,25 +201,3 @@ def tree(leaves: Mapping[Path, Tensor]) -> State:
             node = node.setdefault(name, {})
         node[path[-1]] = tensor
     return found
-
-
-def _make_real(buffer: Tensor, *, pin: bool) -> None:
-    if pin:
-        _pin(buffer)
-    else:
-        buffer.zero_()
-
-
-def _pin(buffer: Tensor) -> None:
-    """Registers memory as it is: torch's own pinned memory comes in powers of two, up to twice what is needed."""
-    if buffer.nbytes >= PIN_BYTES:
-        _cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 1)  # 1: for every device
-
-
-def _unpin(buffer: Tensor) -> None:
-    if buffer.nbytes >= PIN_BYTES and torch.cuda.is_available() and buffer.is_pinned():
-        _cudart().cudaHostUnregister(buffer.data_ptr())
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

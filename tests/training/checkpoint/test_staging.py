@@ -1,0 +1,73 @@
+"""Memory that the system will not pin is used as it is: slower, said once, and nobody else's error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from training.checkpoint import pinning
+from training.checkpoint.staging import Staging
+
+LARGE = pinning.LEAST_BYTES // 4
+"""Elements of 4 bytes that are worth pinning."""
+
+
+class Cuda:
+    """Of a GPU's runtime what pinning asks of it."""
+
+    def __init__(self, *, grants: int) -> None:
+        self.grants = grants
+        self.asked: list[int] = []
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:  # noqa: N802
+        self.asked.append(pointer)
+        return 0 if len(self.asked) <= self.grants else 2
+
+    def cudaGetErrorString(self, error: int) -> str:  # noqa: N802
+        return "out of memory"
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Times at which CUDA's error was taken off; what lies in main memory counts as a GPU's."""
+    found: list[str] = []
+    monkeypatch.setattr(pinning, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(pinning, "wait_for_copies", lambda: None)
+    monkeypatch.setattr(pinning, "forget_error", lambda: found.append("forgotten"))
+    return found
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_memory_that_is_not_pinned_is_used_as_it_is(
+    ahead: bool, forgotten: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Cuda(grants=1)
+    monkeypatch.setattr(pinning, "runtime", lambda: cuda)
+    said: list[str] = []
+    staging = Staging(None, say=said.append)
+    state: dict[str, Any] = {"model": {name: torch.full((LARGE,), 7.0) for name in "abcd"}, "small": torch.ones(3)}
+    if ahead:
+        staging.reserve(state)
+        staging.touch()
+    copied = staging.copy(state)
+    assert all(copied["model"][name].eq(7).all() for name in "abcd")
+    assert copied["small"].eq(1).all()
+    assert len(cuda.asked) == 2, "who was refused once does not ask again"
+    (why,) = said
+    assert "out of memory" in why
+    assert "memlock" in why
+    assert forgotten == ["forgotten"], "else the next kernel would be blamed"
+    state["model"]["a"].fill_(8.0)
+    assert staging.copy(state)["model"]["a"].eq(8).all()
+    assert len(said) == 1
+
+
+def test_nothing_is_said_where_all_is_pinned(forgotten: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(grants=4)
+    monkeypatch.setattr(pinning, "runtime", lambda: cuda)
+    staging = Staging(None, say=lambda why: pytest.fail(why))
+    staging.copy({"a": torch.ones(LARGE), "b": torch.ones(LARGE)})
+    assert len(cuda.asked) == 2
+    assert forgotten == []
