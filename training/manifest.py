@@ -17,7 +17,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,7 +81,7 @@ class Manifest:
     created: float
     """Unix time of the commit."""
     seconds: float = 0.0
-    """From the first rank's staging to the commit."""
+    """What it took rank 0: from the beginning of the copy, for which training stands still, to the commit."""
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -119,14 +119,23 @@ def check(checkpoint: Location) -> Manifest:
         return manifest
 
 
-def verify(checkpoint: Location, *, files: Iterable[File] | None = None, most_bytes: int | None = None) -> Manifest:
-    """The manifest of a *verified* checkpoint: all files, or these, have their digests. Reads `most_bytes`."""
+def verify(
+    checkpoint: Location,
+    *,
+    files: Iterable[File] | None = None,
+    most_bytes: int | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> Manifest:
+    """The manifest of a *verified* checkpoint: all files, or these, have their digests. Reads `most_bytes`.
+
+    `between` is called before every CHUNK_BYTES; what it raises ends the reading.
+    """
     with _opened(checkpoint) as folder:
         manifest = _read(folder, _name(checkpoint))
         if most_bytes is not None and manifest.bytes > most_bytes:
             raise TooLarge(f"{manifest.bytes} bytes are more than the {most_bytes} that are read")
         for file in manifest.files if files is None else files:
-            if _digest(_open_file(folder, file), file.bytes) != file.sha256:
+            if _digest(_open_file(folder, file), file.bytes, between) != file.sha256:
                 raise CheckpointError(f"{file.file} is not what was written: its sha256 differs from the manifest's")
         return manifest
 
@@ -264,11 +273,14 @@ def _open_file(folder: int, file: File) -> int:
     return descriptor
 
 
-def _digest(descriptor: int, size: int) -> str:
+def _digest(descriptor: int, size: int, between: Callable[[], None]) -> str:
     """Of at most `size` bytes: a file that grows meanwhile is not read forever."""
     digest = hashlib.sha256()
     with open(descriptor, "rb", buffering=0) as file:
-        while size > 0 and (chunk := file.read(min(size, CHUNK_BYTES))):
+        while size > 0:
+            between()
+            if not (chunk := file.read(min(size, CHUNK_BYTES))):
+                break
             digest.update(chunk)
             size -= len(chunk)
     return digest.hexdigest()

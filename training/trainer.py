@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
+from training.attempt.lineage import check_fence
 from training.attempt.place import Place
 from training.attempt.stopping import Stopped, StopRequest
 from training.checkpoint.cadence import Cadence, mtbf, nodes_here
+from training.checkpoint.events import tell_committed
 from training.checkpoint.pruning import Keep
 from training.checkpoint.remembering import Remembers, recall, remember
-from training.checkpoint.saving import Checkpoints, Facts, check_fence, load_start, tell_committed
+from training.checkpoint.saving import Checkpoints, Facts, load_start
 from training.config import RunConfig
 from training.distributed import Agreed, Agreement, World
 from training.engine import assembling
@@ -31,7 +33,7 @@ from training.engine.update import Known, Update
 from training.engine.validating import Validation
 from training.guards.guards import Guards
 from training.loader import supply
-from training.manifest import Manifest
+from training.manifest import CheckpointError, Manifest
 from training.metrics.measuring import Measuring
 from training.metrics.meter import Meter, StepTimes
 from training.metrics.profiling import Profiling
@@ -89,6 +91,7 @@ class Trainer:
             keep=Keep(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best),
             cadence=self.cadence,
             reporter=reporter,
+            is_hurried=lambda: stop.asked,
         )
         self.profiling = Profiling(
             place.run_dir,
@@ -110,6 +113,8 @@ class Trainer:
         stopping = self.agreement.now(stop=self.stop.asked).stop
         if not stopping and start is not None and self.validation.is_owed(self.step):
             stopping = self._validate()
+            if self.validation.has_best(self.step):
+                self._save()  # the one that it starts from does not tell this loss
         while not stopping and self.step < self.config.steps:
             agreed = self._one_step()
             stopping = agreed.stop or self._between_steps(agreed)
@@ -333,7 +338,11 @@ class Trainer:
         if latest is not None and latest.step == self.step:
             return latest
         self._save()
-        return self.checkpoints.wait()
+        try:
+            return self.checkpoints.wait()
+        except CheckpointError:  # the state is still at hand
+            self._save()
+            return self.checkpoints.wait()
 
     def _phase(self, phase: str) -> None:
         self.heartbeat.beat(phase, self.step)

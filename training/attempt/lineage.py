@@ -19,6 +19,13 @@ def read_generation(job_dir: Path) -> int:
     return 0
 
 
+def check_fence(job_dir: Path, generation: int) -> None:
+    """Raises Fenced if a newer launch has taken over: then this process must write nothing any more."""
+    newest = read_generation(job_dir)
+    if newest > generation:
+        raise Fenced(f"generation {newest} has replaced {generation}, which must not write any more")
+
+
 def raise_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
     """Take the next generation and publish it, where nobody else decides what this launch starts."""
     generation = claim_generation(job_dir, mine=mine, resume=resume)

@@ -91,11 +91,12 @@ class Cadence:
         self._outside: deque[float] = deque(maxlen=OUTSIDE_STEPS)
         self._during: list[float] = []
         self._last: float | None = None
+        self._owed = self._makes_up = False
         self._step_seconds = 0.0
 
     def due(self, step: int) -> bool:
         """Whether a save is due at the end of this step, asked at its beginning."""
-        if self._keep_every and step % self._keep_every == 0:
+        if self._owed or (self._keep_every and step % self._keep_every == 0):
             return True
         if self._every != "auto":
             return bool(self._every) and step % self._every == 0
@@ -114,6 +115,14 @@ class Cadence:
         """A save begins."""
         self._last = self._clock()
         self._during = []
+        self._makes_up, self._owed = self._owed, False
+
+    def note_damaged(self) -> None:
+        """The save that has ended is no good: one is due at once.
+
+        Unless it was itself to make up for another: where every save is spoilt, they would only fill the disk.
+        """
+        self._owed = not self._makes_up
 
     def note_skipped(self) -> None:
         """A save was due and left out: the next one is as far away as after one that was not."""
@@ -122,7 +131,7 @@ class Cadence:
     def note_written(self, *, stall: float, write: float) -> dict[str, Any] | None:
         """A save is committed, beside which training went on. What is told of it, once there is something to compare.
 
-        `stall`: seconds that training stood still. `write`: from the beginning to the commit.
+        `stall`: seconds that training stood still. `write`: from the beginning, the stall with it, to the commit.
         """
         during, self._during = self._during, []
         if not during or len(self._outside) < LEAST_OUTSIDE:

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from training import manifest as manifests
 from training.attempt.files import read_json, write_json
-from training.attempt.lineage import Fenced, read_generation
+from training.attempt.lineage import Fenced, check_fence
+from training.checkpoint import events
 from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import commit, mark_damaged, mark_verified
 from training.checkpoint.pruning import Keep, delete, finish, pinned, prune
@@ -32,8 +34,9 @@ from training.imports import without_collections
 from training.manifest import CheckpointError, File, Manifest, Unreadable
 from training.report import AnyReporter
 
-REPORT_SECONDS = 5.0
-"""How long a commit waits for the metrics before it to be on disk: after a resume nobody would report them again."""
+
+class _Hurried(Exception):
+    """This rank was asked to stop: it reads nothing back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +60,14 @@ class _Save:
 
     facts: Facts
     began: float
+    """By the monotonic clock, before the copy."""
     stall: float
     """Seconds that training waited for the copy."""
     thread: threading.Thread | None = None
     committed: Manifest | None = None
     error: BaseException | None = None
+    damage: CheckpointError | None = None
+    """What was committed was not read back as it had been written."""
     waited: bool = False
     """Training stood still for the rest of it, so nothing can be told of what it costs to go on beside it."""
 
@@ -79,12 +85,15 @@ class Checkpoints:
         keep: Keep,
         cadence: Cadence,
         reporter: AnyReporter,
+        is_hurried: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_hurried`: whether this rank was asked to stop, for which it has only so long. Asked on any thread."""
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
         self._generation, self._keep, self._cadence, self._reporter = generation, keep, cadence, reporter
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
-        self.staging = Staging(self._group)
+        self._is_hurried = is_hurried
+        self.staging = Staging(self._group, say=lambda why: events.tell_unpinned(reporter, why))
         self._preparing: threading.Thread | None = None
         self._flight: _Save | None = None
         self._start: set[tuple[int, int]] = set()
@@ -118,6 +127,8 @@ class Checkpoints:
 
         try:
             self._together(lambda: self._verify_share(start))
+            if self._world.leads:
+                self._mark_verified(start)
             wanted = self._together(look)
             storage.check_complete(folder, set().union(*wanted))
             storage.read(found, folder, self._group)
@@ -135,6 +146,7 @@ class Checkpoints:
             self._preparing.start()
 
     def _prepare(self) -> None:
+        self._use_own_gpu()
         self.staging.touch()
         with without_collections():
             from training.checkpoint import storage  # noqa: F401
@@ -151,19 +163,21 @@ class Checkpoints:
         if self._preparing is not None:
             self._preparing.join()
         copy = self.staging.copy(state)
-        save = self._flight = _Save(facts, time.time(), time.monotonic() - began)
+        save = self._flight = _Save(facts, began, time.monotonic() - began)
         self._cadence.note_begun()
         save.thread = threading.Thread(target=self._run, args=(save, copy), name="checkpoint", daemon=True)
         save.thread.start()
 
     def wait(self) -> Manifest:
-        """Waits for the save in flight; raises what went wrong with it."""
+        """Waits for the save in flight; raises what went wrong with it, CheckpointError if it is damaged already."""
         save = self._flight
         if save is None or save.thread is None:
             raise RuntimeError("nothing is being saved")
         self.finish_flight()
         if save.error is not None:
             raise save.error
+        if save.damage is not None:
+            raise save.damage
         assert save.committed is not None
         return save.committed
 
@@ -181,31 +195,35 @@ class Checkpoints:
             return
         self._flight = None
         if save.committed is not None:
-            self.latest = save.committed
+            if save.damage is None:
+                self.latest = save.committed
+            else:
+                self._cadence.note_damaged()
             if self._world.leads and not save.waited:
                 self._tell_cadence(save, save.committed)
         elif isinstance(save.error, Fenced):
             raise save.error
         elif self._world.leads:
-            self._reporter.event("checkpoint.skipped", step=save.facts.step, reason=str(save.error))
+            events.tell_skipped(self._reporter, save.facts.step, save.error)
 
     def skip(self, step: int) -> None:
         """Counts a due save that was left out because the one before is still being written."""
         self._cadence.note_skipped()
         if self._world.leads:
-            self._reporter.event("checkpoint.skipped", step=step, reason="the one before is still being written")
+            events.tell_skipped(self._reporter, step, "the one before is still being written")
 
     # The thread's side. All ranks run through the same steps; an error of one becomes an error of all.
 
     def _run(self, save: _Save, state: State) -> None:
         try:
+            self._use_own_gpu()
             save.committed = self._write(save, state)
         except BaseException as error:  # handed to the main thread, which knows what it means
             save.error = error
             if self._world.leads:
                 delete(self._staging_of(save))  # where the disk is full, half a checkpoint would keep it so
             return
-        self._look_after(save.committed)
+        save.damage = self._look_after(save.committed)
 
     def _write(self, save: _Save, state: State) -> Manifest:
         with without_collections():
@@ -223,7 +241,7 @@ class Checkpoints:
 
     def _told(self, files: list[File]) -> list[File]:
         """What this rank wrote; its metrics up to here are on disk, too."""
-        self._reporter.flush(wait=REPORT_SECONDS)
+        self._reporter.flush(wait=events.REPORT_SECONDS)
         return files
 
     def _make(self, staging: Path) -> None:
@@ -247,30 +265,57 @@ class Checkpoints:
             state=facts.state,
             files=tuple(sorted(files, key=lambda file: file.file)),
             created=time.time(),
-            seconds=time.time() - save.began,
+            seconds=time.monotonic() - save.began,
             versions=facts.versions,
         )
 
     def _commit(self, staging: Path, manifest: Manifest, save: _Save) -> None:
         commit(staging, manifest, check_fence=self._check_fence)
-        self._tell_committed(manifest, save.stall)
+        events.tell_committed(self._reporter, manifest, save.stall)
 
-    def _look_after(self, manifest: Manifest) -> None:
-        """Reads the new checkpoint back, each rank a share, then removes what is no longer needed. Never fails it."""
-        self._line = [*self._line, manifest.identity]
-        folder = self.folder / manifest.name
+    def _look_after(self, manifest: Manifest) -> CheckpointError | None:
+        """Reads the new checkpoint back, each rank a share, then removes what is no longer needed. Never fails it.
+
+        What was wrong with it, known to all ranks alike.
+        """
         try:
-            self._together(lambda: manifests.verify(folder, files=self._share(manifest)))
-            if self._world.leads:
-                mark_verified(folder)
+            self._together(lambda: self._read_back(manifest))
+        except _Hurried:
+            self._line = [*self._line, manifest.identity]
+            return None  # whoever resumes from it will read it, and the next save remove the others
         except (OSError, Unreadable, RuntimeError):
             pass  # nothing is known against it (a peer may have died): it only counts as not verified
         except CheckpointError as error:
+            damage = CheckpointError(f"{manifest.name} was not read back as it was written: {error}")
             if self._world.leads:
-                self._tell_damaged(manifest, error)
+                mark_damaged(self.folder / manifest.name, error)
+                events.tell_damaged(self._reporter, manifest, error)
+            return damage  # and what came before it stays, all of it
+        else:
+            if self._world.leads:
+                self._mark_verified(manifest)
+        self._line = [*self._line, manifest.identity]
         if self._world.leads:
             with suppress(OSError, Fenced):
                 self._prune()
+        return None
+
+    def _read_back(self, manifest: Manifest) -> None:
+        self._check_hurry()
+        manifests.verify(self.folder / manifest.name, files=self._share(manifest), between=self._check_hurry)
+
+    def _check_hurry(self) -> None:
+        if self._is_hurried():
+            raise _Hurried
+
+    def _mark_verified(self, manifest: Manifest) -> None:
+        with suppress(OSError):  # it only counts as not verified
+            mark_verified(self.folder / manifest.name)
+
+    def _use_own_gpu(self) -> None:
+        """A new thread begins on GPU 0, where whatever it did with a GPU would take memory for a context."""
+        if self._world.device.type == "cuda":
+            torch.cuda.set_device(self._world.device)
 
     def _share(self, manifest: Manifest) -> tuple[File, ...]:
         return manifest.files[self._world.rank :: self._world.size]
@@ -281,10 +326,12 @@ class Checkpoints:
         verified = [found for found in own if (self.folder / found.name / manifests.VERIFIED).exists()]
         kept = self._keep.of(own) | {found.identity for found in verified[-2:]} | self._start
         for found in own:
+            if self._is_hurried():
+                return
             if found.identity in kept or found.identity in pinned(self._job_dir):
                 continue
             self._check_fence()
-            if prune(found, self._job_dir, tell=self._tell_pruned):
+            if prune(found, self._job_dir, tell=lambda gone: events.tell_pruned(self._reporter, gone)):
                 self._line.remove(found.identity)
 
     def _together(self, act: Callable[[], Any]) -> list[Any]:
@@ -317,7 +364,7 @@ class Checkpoints:
         for staging, generation in manifests.staged(self.folder):
             if generation < self._generation:
                 delete(staging)
-        finish(self._job_dir, tell=self._tell_pruned)
+        finish(self._job_dir, tell=lambda gone: events.tell_pruned(self._reporter, gone))
 
     def _verify_share(self, start: Manifest) -> None:
         folder = self.folder / start.name
@@ -327,52 +374,16 @@ class Checkpoints:
             raise
         except CheckpointError as error:
             mark_damaged(folder, error)
-            self._tell_damaged(start, error)
+            events.tell_damaged(self._reporter, start, error)
             raise
 
     def _check_fence(self) -> None:
         check_fence(self._job_dir, self._generation)
 
-    def _tell_pruned(self, manifest: Manifest) -> None:
-        about = {"step": manifest.step, "name": manifest.name, "generation": manifest.generation}
-        self._reporter.event("checkpoint.pruned", **about)
-        self._reporter.flush(wait=REPORT_SECONDS)
-
-    def _tell_damaged(self, manifest: Manifest, error: Exception) -> None:
-        about = {"step": manifest.step, "name": manifest.name, "generation": manifest.generation}
-        self._reporter.event("checkpoint.damaged", **about, reason=str(error))
-
     def _tell_cadence(self, save: _Save, manifest: Manifest) -> None:
         about = self._cadence.note_written(stall=save.stall, write=manifest.seconds)
         if about is not None:
             self._reporter.event("checkpoint.cadence", step=manifest.step, **about)
-
-    def _tell_committed(self, manifest: Manifest, stall: float) -> None:
-        tell_committed(self._reporter, manifest, stall)
-
-
-def check_fence(job_dir: Path, generation: int) -> None:
-    """Raises Fenced if a newer launch has taken over: then this process must write nothing any more."""
-    newest = read_generation(job_dir)
-    if newest > generation:
-        raise Fenced(f"generation {newest} has replaced {generation}, which must not write any more")
-
-
-def tell_committed(reporter: AnyReporter, manifest: Manifest, stall: float = 0.0) -> None:
-    parent_step, parent_generation = manifest.parent or (None, None)
-    reporter.event(
-        "checkpoint.committed",
-        step=manifest.step,
-        name=manifest.name,
-        generation=manifest.generation,
-        parent_step=parent_step,
-        parent_generation=parent_generation,
-        bytes=manifest.bytes,
-        seconds=round(manifest.seconds, 3),
-        stall_seconds=round(stall, 4),
-        consumed_samples=manifest.consumed_samples,
-        world_size=manifest.world_size,
-    )
 
 
 def load_start(checkpoints: Checkpoints, world: World, name: str) -> Manifest | None:

@@ -46,7 +46,7 @@ KILLS = {
     "half a file": ("training.checkpoint.storage:_Stream.flush", ""),
     "all files, no manifest": ("training.checkpoint.saving:Checkpoints._manifest", ""),
     "manifest, no rename": ("training.checkpoint.committing:move_aside", ""),
-    "renamed, not told": ("training.checkpoint.saving:Checkpoints._tell_committed", "step-4"),
+    "renamed, not told": ("training.checkpoint.events:tell_committed", "step-4"),
     "told, not verified": ("training.checkpoint.saving:Checkpoints._look_after", "step-4"),
 }
 

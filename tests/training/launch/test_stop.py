@@ -32,8 +32,10 @@ def _step_of(incarnation: Incarnation, rank: int = 0) -> int:
 
 
 def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
+    """And wait for the commit alone: to read back what was written may take longer than they are given."""
     run = Run(tmp_path / "run", dict(LONG))
-    incarnation = run.start(2)
+    never = Sabotage("training.manifest:_digest", rank=1, until=str(tmp_path / "never"))
+    incarnation = run.start(2, sabotage=never)
     eventually(lambda: _step_of(incarnation) > 5)
     _request(incarnation)
     assert incarnation.wait() == [0, 0], incarnation.output()
@@ -61,7 +63,7 @@ def test_asked_before_the_first_step(tmp_path: Path) -> None:
 
 def test_asked_during_a_validation(tmp_path: Path) -> None:
     """The validation is cut short and its half result is not reported; whoever goes on does it first."""
-    run = Run(tmp_path / "run", {**LONG, "validate_every": 5})
+    run = Run(tmp_path / "run", {**LONG, "validate_every": 5, "keep_best": 1, "keep_checkpoints": 1000})
     waiting = Sabotage("training.engine.validating:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
     incarnation = run.start(2, sabotage=waiting)
     eventually(lambda: _step_phase(incarnation, rank=1, phase="validate"))
@@ -74,7 +76,9 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
     eventually(lambda: _step_of(again) > 5)
     _request(again)
     assert again.wait() == [0, 0], again.output()
-    assert 5 in run.series("validation_loss")
+    (told,) = [found for found in run.checkpoints if found.name == "step-5"]
+    assert told.generation == 2, "the best so far: saved again, so that it is kept as such"
+    assert told.state["validation_loss"] == run.series("validation_loss")[5]
 
 
 def test_ranks_ignore_the_signals_that_reach_the_whole_group(tmp_path: Path) -> None:

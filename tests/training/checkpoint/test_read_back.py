@@ -1,0 +1,189 @@
+"""What is read back after a commit: damage is marked and made up for; a stop does not wait for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.training.ranks import TINY, Run
+from training import manifest
+from training.attempt.lineage import newest_on_lineage, raise_generation
+from training.checkpoint.cadence import Cadence, Mtbf
+from training.checkpoint.pruning import Keep
+from training.checkpoint.saving import Checkpoints, Facts
+from training.distributed import World
+from training.manifest import DAMAGED, VERIFIED, CheckpointError
+from training.report import Reporter
+
+
+class Watched(Reporter):
+    """Lets a test act at an event: at "checkpoint.committed" its files lie there, and nothing is read back yet."""
+
+    at: Callable[[str, dict[str, Any]], None] = staticmethod(lambda kind, data: None)
+
+    def event(self, kind: str, **data: Any) -> None:
+        super().event(kind, **data)
+        self.at(kind, data)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Path]:
+    """A job's folder; and this process is the one rank of a world."""
+    (tmp_path / "job" / "attempt-1").mkdir(parents=True)
+    raise_generation(tmp_path / "job", mine=None, resume="")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield tmp_path / "job"
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def reporter(job: Path) -> Iterator[Watched]:
+    reporter = Watched.open(job / "attempt-1", rank=0, incarnation=0)
+    assert isinstance(reporter, Watched)
+    yield reporter
+    reporter.close()
+
+
+def checkpoints(
+    job: Path, reporter: Reporter, *, cadence: Cadence | None = None, keep: int = 1, **more: Any
+) -> Checkpoints:
+    made = Checkpoints(
+        job,
+        job / "attempt-1",
+        more.pop("world", World(0, 1, torch.device("cpu"))),
+        generation=1,
+        keep=Keep(last=keep),
+        cadence=cadence or Cadence(0, Mtbf(3600, "assumed")),
+        reporter=reporter,
+        **more,
+    )
+    made.start_from(None)
+    return made
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    facts = Facts(step=step, consumed_samples=0, layout={}, config_hash="", config={}, data="")
+    checkpoints.save({"model": {"weights": torch.full((1000,), float(step))}}, facts)
+
+
+def spoil(checkpoint: Path) -> None:
+    shard = next(checkpoint.glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+
+def events(job: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [line for path in (job / "attempt-1/spool").glob("0.0.*") for line in path.read_text().splitlines()]
+    return [event for line in lines for event in json.loads(line).get("events", []) if event["kind"] == kind]
+
+
+def test_what_is_read_back_otherwise_is_marked_told_and_no_parent(job: Path, reporter: Watched) -> None:
+    def at(kind: str, data: dict[str, Any]) -> None:
+        if kind == "checkpoint.committed" and data["step"] in (3, 4):
+            spoil(job / "checkpoints" / data["name"])
+
+    reporter.at = at
+    cadence = Cadence(0, Mtbf(3600, "assumed"))
+    made = checkpoints(job, reporter, cadence=cadence)
+    for step in (1, 2):
+        save(made, step)
+        made.wait()
+        assert not cadence.due(step + 1)
+    save(made, 3)
+    with pytest.raises(CheckpointError, match="step-3 was not read back as it was written: .*sha256 differs"):
+        made.wait()
+    damaged = job / "checkpoints" / "step-3"
+    assert "sha256 differs" in (damaged / DAMAGED).read_text()
+    assert not (damaged / VERIFIED).exists()
+    assert newest_on_lineage(job) == "step-2"
+    assert made.latest is not None
+    assert made.latest.step == 2
+    assert cadence.due(4), "made up for at the next boundary"
+    save(made, 4)
+    made.finish_flight()
+    assert not cadence.due(5), "a disk that spoils all it is given is not filled"
+    save(made, 5)
+    assert made.wait().parent == (2, 1)
+    reporter.flush(wait=5)
+    assert [event["step"] for event in events(job, "checkpoint.damaged")] == [3, 4]
+    assert [found.step for found in manifest.committed(job / "checkpoints")] == [2, 5]
+    assert manifest.read(job / "checkpoints" / "step-5").ancestors == ((1, 1), (2, 1))
+
+
+def test_who_is_asked_to_stop_reads_back_no_further(
+    job: Path, reporter: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
+    asked: list[bool] = []
+
+    def hurried() -> bool:
+        asked.append(len(asked) >= 3)
+        return asked[-1]
+
+    made = checkpoints(job, reporter, is_hurried=hurried)
+    save(made, 1)
+    found = made.wait()
+    assert sum(asked) == 1, "of some sixty pieces"
+    folder = job / "checkpoints" / found.name
+    assert not (folder / VERIFIED).exists(), "so nothing is known of it"
+    assert not (folder / DAMAGED).exists()
+    assert newest_on_lineage(job) == "step-1"
+    save(made, 2)
+    assert made.wait().parent == (1, 1)
+    state = {"model": {"weights": torch.zeros(1000)}}
+    made.restore(state, found)
+    assert state["model"]["weights"].eq(1).all()
+    assert (folder / VERIFIED).exists(), "whoever starts from it has read all of it"
+
+
+def test_threads_stay_on_the_ranks_own_gpu(job: Path, reporter: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what they do first would take memory on GPU 0 for a context of each rank's."""
+    chosen: dict[str, Any] = {}
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: chosen.update({threading.current_thread().name: device})
+    )
+    gpu = torch.device("cuda", 1)
+    made = checkpoints(job, reporter, world=World(0, 1, gpu))
+    made.prepare({"model": {"weights": torch.zeros(1000)}})
+    save(made, 1)
+    made.wait()
+    assert chosen == {"checkpoint-memory": gpu, "checkpoint": gpu}
+
+
+def spoil_two_saves() -> None:
+    """In each rank: those of step 4, and of the last step's first."""
+    from training.report import Reporter
+
+    event, todo = Reporter.event, {4, 12}
+
+    def spoiling(reporter: Reporter, kind: str, **data: Any) -> None:
+        event(reporter, kind, **data)
+        if kind == "checkpoint.committed" and data["step"] in todo:
+            todo.remove(data["step"])
+            spoil(Path(os.environ["VIGIL_RUN_DIR"]) / "job" / "checkpoints" / data["name"])
+
+    Reporter.event = spoiling  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_run_saves_again_what_was_damaged(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {**TINY}, spy=f"{__name__}:{spoil_two_saves.__name__}")
+    run.finish(2)
+    assert [event["step"] for event in run.events("checkpoint.damaged")] == [4, 12]
+    assert [(found.name, found.parent) for found in run.checkpoints] == [
+        ("step-5", None),
+        ("step-8", (5, 1)),
+        ("step-12", (8, 1)),
+    ]
+    assert newest_on_lineage(run.job_dir) == "step-12"
+    folder = run.job_dir / "checkpoints"
+    assert sorted(path.parent.name for path in folder.glob(f"*/{DAMAGED}")) == ["step-12.g1", "step-4"]
