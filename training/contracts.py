@@ -85,6 +85,10 @@ def _whole(batch: Batch, mesh: DeviceMesh) -> Batch:
     return batch
 
 
+def _no(**options: object) -> bool:
+    return False
+
+
 def _one(share: int, shape: Shape, **options: object) -> int:
     return 1
 
@@ -143,6 +147,9 @@ class Parallelism:
     """(**options): around forward, loss and backward."""
     divide: Callable[[Batch, DeviceMesh], Batch] = _whole
     """What of its samples a rank looks at."""
+    has_own_tokens: Callable[..., bool] = _no
+    """(**options): whether its ranks hold different tokens of a sample where random numbers are drawn, and so draw
+    different ones; else they hold the same, and draw the same."""
     micro_batches: Callable[..., int] = _one
     """(share, shape, **options): into how many a coordinate's share of the batch is cut where the run doesn't say."""
     forward_backward: Callable[..., Tensor] | None = None

@@ -92,6 +92,13 @@ class Composed:
             batch = one.divide(batch, self.mesh)
         return batch
 
+    @property
+    def token_coordinates(self) -> tuple[int, ...]:
+        """Where this rank is among those that share its samples, but not their tokens: part of its seeds."""
+        apart = [n for n, one in self._parallelisms.items() if one.has_own_tokens(**self._options[n])]
+        axes = [axis for name in apart for axis in shape.axes_of(name) if self.shape[axis] > 1]
+        return tuple(self.mesh.get_local_rank(axis) for axis in axes)
+
     def optimizer(self) -> Optimizer:
         parameters, decay = self.named_parameters(), self._config.weight_decay
         if self._data.optimizer is None:

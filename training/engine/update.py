@@ -62,6 +62,7 @@ class Update:
         self._config, self._assembly = config, assembly
         self._guard, self._scale, self._own_time = guard, scale, own_time
         model, parameters = assembly.model, assembly.optimizer.parameters
+        self._token_coordinates = model.token_coordinates
         self._norm = GradientNorm(parameters, model.shape, apart=model.exchange.is_apart)
 
     def __call__(self, parts: list[Part], step: int) -> Updated:
@@ -112,12 +113,13 @@ class Update:
 
     def _micro_batches(self, parts: list[Part], step: int) -> list[MicroBatch]:
         share = self._assembly.share
+        place = (share.index, *self._token_coordinates)
         return [
             MicroBatch(
                 batch=part.batch,
                 weight=self._scaled(len(part.ids) * share.count / share.global_batch),
                 share=len(part.ids) / share.size,
-                seed=derive_seed(self._config.seed, step, number, share.index),
+                seed=derive_seed(self._config.seed, step, number, *place),
             )
             for number, part in enumerate(parts)
         ]

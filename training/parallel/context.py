@@ -54,6 +54,10 @@ def divide(batch: Batch, mesh: DeviceMesh) -> Batch:
     return tuple(part(tensor) for tensor in batch)
 
 
+def has_own_tokens(**options: object) -> bool:
+    return True
+
+
 def places(context: int, rank: int, count: int) -> torch.Tensor:
     """Which places of a sample a rank has: chunk `rank` and chunk 2·count − 1 − rank, (context / count,) int64."""
     import torch

@@ -55,6 +55,11 @@ def surrounding(*, loss_parallel: bool = True, **options: object) -> AbstractCon
     return parallel.loss_parallel()
 
 
+def has_own_tokens(*, sequence_parallel: bool = True, **options: object) -> bool:
+    """Between the matrices, where dropout is, ranks hold parts of the sequence, or copies of all of it."""
+    return sequence_parallel
+
+
 def _styles(*, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
     """What the words in a model's TENSOR mean; activations are (samples, T, width)."""
     from torch.distributed.tensor import Replicate, Shard

@@ -27,7 +27,8 @@ class MicroBatch:
     share: float
     """Its part of this rank's samples."""
     seed: int
-    """Of the model's random numbers: nothing but (seed, step, micro-batch, dp index)."""
+    """Of the model's random numbers: nothing but (seed, step, micro-batch, dp index), and where this rank is along axes
+    that divide a sample's tokens."""
 
 
 def forward_backward(
