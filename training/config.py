@@ -296,12 +296,15 @@ class RunConfig(BaseModel):
                 written[name] = said
         return written
 
-    def check(self, world_size: int) -> Iterator[Problem]:
-        """What can't work on this many ranks, with the nearest values that can."""
+    def check(self, world_size: int, *, lacking: bool = False) -> Iterator[Problem]:
+        """What can't work on this many ranks, with the nearest values that can.
+
+        `lacking`: of a run that was made for more: shares of the batch may be uneven.
+        """
         if self.parallelism == shape.AUTO:
-            yield from self._check_auto(world_size)
+            yield from self._check_auto(world_size, lacking=lacking)
         else:
-            for misfit in (*shape.check(self, world_size), *communication.check(self, world_size)):
+            for misfit in (*shape.check(self, world_size, lacking=lacking), *communication.check(self, world_size)):
                 yield Problem(misfit.field, str(misfit))
         if self.warmup_steps >= self.steps > 1:
             yield Problem(
@@ -310,12 +313,12 @@ class RunConfig(BaseModel):
                 f"reach its value. Try {max(1, self.steps // 10)}.",
             )
 
-    def _check_auto(self, world_size: int) -> Iterator[Problem]:
+    def _check_auto(self, world_size: int, *, lacking: bool) -> Iterator[Problem]:
         """Whether any way can work, whatever the memory: that is known where it runs."""
         from training.planning.plan import Ranks, plan  # which needs this module
 
         try:
-            plan(self, Ranks(world_size, world_size, None))
+            plan(self, Ranks(world_size, world_size, None, lacking))
         except ConfigError as error:
             for problem in error.problems:
                 yield Problem(problem.field.removeprefix("run."), problem.message)

@@ -116,15 +116,22 @@ def shape_of(config: RunConfig, world_size: int, dims: Dims | None = None) -> Sh
     return Shape(ordered, dims or _dims(config), config.global_batch, config.micro_batch)
 
 
-def check(config: RunConfig, world_size: int, dims: Dims | None = None) -> Iterator[Misfit]:
-    """Everything about the mesh that can't work on so many ranks. `dims`: as for shape_of."""
+def check(config: RunConfig, world_size: int, dims: Dims | None = None, *, lacking: bool = False) -> Iterator[Misfit]:
+    """Everything about the mesh that can't work on so many ranks. `dims`: as for shape_of.
+
+    `lacking`: they are fewer than the run was made for, or came back: shares of the batch may be uneven.
+    """
     try:
         shape = shape_of(config, world_size, dims)
     except Misfit as misfit:
         yield misfit
         return
     unit = shape.coordinates * (config.micro_batch or 1)
-    if config.global_batch % unit:
+    if lacking and shape["pp"] == 1:
+        if config.global_batch < shape.coordinates:
+            message = f"{config.global_batch} samples leave nothing to do for some of {world_size} ranks."
+            yield Misfit("global_batch", message)
+    elif config.global_batch % unit:  # a pipeline needs as many micro-batches everywhere
         yield Misfit("global_batch", _uneven_batch(config, shape, unit))
     recipe = contracts.recipe(config.recipe)
     uncombinable = [*recipe.check(config, shape), *_uncombinable(config, shape)]

@@ -258,8 +258,7 @@ class JobSpec(Part):
         if (found := list(self.run.check(full))) or full == self.world_size:
             return [Problem(f"run.{p.field}", p.message) for p in found]
         # On fewer nodes the shares of a batch may be uneven, and accumulate; the mesh has to fit them all the same.
-        fewer = [p for p in self.run.check(self.world_size) if p.field not in {"global_batch", "micro_batch"}]
-        return [Problem(f"run.{p.field}", p.message) for p in fewer]
+        return [Problem(f"run.{p.field}", p.message) for p in self.run.check(self.world_size, lacking=True)]
 
 
 def _nul(place: str, value: object, depth: int = 0) -> Iterator[Problem]:

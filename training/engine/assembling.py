@@ -96,8 +96,8 @@ def assemble(
     config, came = origin.settle(recipe, origin.as_trained(config, start), place, world, start, telling)
     torch.manual_seed(derive_seed(config.seed))
     task = supply.build(recipe, config, prepared, came.path)
-    config = _planned(config, task, world, reporter)
-    _check_fewer(config, world, task.dims)  # now that the data, and weights it starts from, have told the sizes
+    config = _planned(config, task, world, reporter, lacking=_is_lacking(place, world, start))
+    _check_mesh(config, world, task.dims)  # now that the data, and weights it starts from, have told the sizes
     model = Composed(task, config, world)
     share = _share(config, model, start, full=place.full_world_size or world.size)
     order = Order(task.samples["train"], derive_seed(config.seed, 1))
@@ -117,14 +117,14 @@ def assemble(
     )
 
 
-def _planned(config: RunConfig, task: Task, world: World, reporter: AnyReporter) -> RunConfig:
+def _planned(config: RunConfig, task: Task, world: World, reporter: AnyReporter, *, lacking: bool) -> RunConfig:
     """What `parallelism = "auto"` comes to here, as rank 0 finds it."""
     if config.parallelism != shape.AUTO:
         return config
     found: Plan | ConfigError | None = None
     if world.leads:
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-        ranks = Ranks(world.size, per_node, _memory_bytes(world.device, per_node))
+        ranks = Ranks(world.size, per_node, _memory_bytes(world.device, per_node), lacking)
         try:
             found = plan(config, ranks, task.dims)
             print(*found.lines(ranks), sep="\n", flush=True)
@@ -147,27 +147,24 @@ def _memory_bytes(device: torch.device, per_node: int) -> int:
 def check(config: RunConfig, place: Place, world: World, start: Manifest | None) -> None:
     """A fresh run must divide evenly over its ranks; one that has lost or lacks some goes on with what it has."""
     config = origin.as_trained(config, start)
-    is_full = place.full_world_size <= world.size
-    if is_full and (start is None or start.world_size == world.size):
+    if not _is_lacking(place, world, start):
         problems = list(config.check(world.size))
         if problems:
             raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
-    else:
-        _check_fewer(config, world)
+    elif config.parallelism != shape.AUTO:  # else it is planned, once the model's sizes are known
+        _check_mesh(config, world)
     if start is not None:
         _check_same_model(config, start)
 
 
-def _check_fewer(config: RunConfig, world: World, dims: Dims | None = None) -> None:
+def _is_lacking(place: Place, world: World, start: Manifest | None) -> bool:
+    """Whether these are other ranks than the run was made for: some are lost or lacking, or came back."""
+    return place.full_world_size > world.size or (start is not None and start.world_size != world.size)
+
+
+def _check_mesh(config: RunConfig, world: World, dims: Dims | None = None) -> None:
     """On other ranks than the run was made for only the mesh must still fit, and nobody be without a sample."""
-    if config.parallelism == shape.AUTO:
-        return
-    found = shape.check(config, world.size, dims)
-    problems = [misfit for misfit in found if misfit.field != "global_batch" or config.mesh.get("pp", 1) > 1]
-    if not problems and config.global_batch < shape.shape_of(config, world.size).coordinates:
-        message = f"{config.global_batch} samples leave nothing to do for some of {world.size} ranks."
-        problems = [shape.Misfit("global_batch", message)]
-    if problems:
+    if problems := list(shape.check(config, world.size, dims, lacking=True)):
         raise ConfigError(Problem(f"run.{problem.field}", str(problem)) for problem in problems)
 
 

@@ -35,6 +35,8 @@ class Ranks:
     per_node: int
     memory_bytes: int | None
     """Of one rank's GPU, or its part of the main memory; None: not known, so nothing is refused for it."""
+    lacking: bool = False
+    """They are fewer than the run was made for: shares of the batch may be uneven."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> Plan:
 
 
 def _as_given(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Plan:
-    problems = list(config.check(ranks.world_size))
+    problems = list(config.check(ranks.world_size, lacking=ranks.lacking))
     if problems:
         raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
     found = shapes.shape_of(config, ranks.world_size, dims)
@@ -121,7 +123,7 @@ def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, A
     refused = ""
     for micro in [config.micro_batch] if config.micro_batch else _micro_batches(config, found):
         made = _with(settled, {"micro_batch": micro})
-        problems = list(made.check(ranks.world_size))
+        problems = list(made.check(ranks.world_size, lacking=ranks.lacking))
         if problems:
             refused = refused or problems[0].message
             continue
@@ -144,7 +146,7 @@ def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None
     settings = Settings(
         parallelism=config.parallelism,
         micro_batch=micro,
-        micro_batches=max(1, config.global_batch // shape.coordinates // micro),
+        micro_batches=max(1, _share(config, shape) // micro),
         dtype=config.dtype,
         recompute=config.recompute,
         reshard=reshard == "always" or (reshard == "auto" and shape["pp"] == 1),
@@ -165,13 +167,18 @@ def _with(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 def _micro_batches(config: RunConfig, shape: Shape) -> Iterator[int]:
     """From a rank's whole share down to single samples, as they divide it."""
-    share = max(1, config.global_batch // shape.coordinates)
+    share = _share(config, shape)
     if shape["pp"] > 1:
         schedule = str(config.options_of("pipeline").get("schedule", "1F1B"))
         share //= pipeline.micro_batches(share, shape, schedule=schedule)
     for pieces in range(1, share + 1):
         if share % pieces == 0:
             yield share // pieces
+
+
+def _share(config: RunConfig, shape: Shape) -> int:
+    """Samples of the rank that has most of them."""
+    return -(-config.global_batch // shape.coordinates)
 
 
 def _fixed_micro(config: RunConfig, shape: Shape) -> int:
@@ -188,8 +195,7 @@ def _tokens(plan: Plan) -> int:
 
 def _whole_share(plan: Plan) -> int:
     """Tokens of a rank's whole share: a small run has no larger micro-batches to offer."""
-    share = plan.config.global_batch // plan.shape.coordinates
-    return share * (plan.shape.dims.context if plan.shape.dims else 1)
+    return _share(plan.config, plan.shape) * (plan.shape.dims.context if plan.shape.dims else 1)
 
 
 def _room(plan: Plan, ranks: Ranks) -> str:

@@ -152,6 +152,7 @@ def test_an_elastic_batch_must_divide_over_all_nodes_and_a_mesh_fit_the_fewest()
     """On fewer nodes shares may be uneven (21 samples over 6 ranks), but two ranks of a layer need two ranks."""
     elastic = {"nodes": "2:7", "ranks_per_node": 3}
     JobSpec.parse({"name": "x", "resources": elastic, "run": {"global_batch": 21}})
+    JobSpec.parse({"name": "x", "resources": elastic, "run": {"global_batch": 21, "parallelism": "auto"}})
     halves = {"global_batch": 24, "mesh": {"tp": 2}}
     found = problems({"name": "x", "resources": {"nodes": "1:2", "ranks_per_node": 1}, "run": halves})
     assert "1 rank" in found["run.mesh.tp"]

@@ -100,13 +100,32 @@ def test_auto_is_let_through_where_some_way_works() -> None:
     assert problem.field == "parallelism"
 
 
+def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:
+    """As fixed layouts do: 7 samples over 5 ranks, but nobody without one."""
+    asked = parse({"parallelism": "auto", "global_batch": 7})
+    assert not list(asked.check(5, lacking=True))
+    found = plan(asked, Ranks(5, 5, 8 * GIB, lacking=True))
+    assert (found.config.parallelism, found.config.micro_batch) == ("ddp", 2), "the largest share at once"
+    assert not list(found.config.check(5, lacking=True))
+    (problem,) = parse({"parallelism": "auto", "global_batch": 3}).check(5, lacking=True)
+    assert "3 samples leave nothing to do for some of 5 ranks" in problem.message
+    fixed = parse({"global_batch": 7, "mesh": {"pp": 2}, "parallelism": "fsdp"})
+    (problem,) = fixed.check(4, lacking=True)
+    assert problem.field == "global_batch", "a pipeline's ranks all need as many micro-batches"
+
+
 @pytest.mark.slow
 def test_auto_runs(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", {**TINY, "parallelism": "auto", "steps": 3})
-    run.finish(2)
+    run = Run(tmp_path / "run", {**TINY, "parallelism": "auto", "global_batch": 9, "steps": 3})
+    run.finish(3)
     (chosen,) = run.events("plan.chosen")
-    assert (chosen["parallelism"], chosen["mesh"]) == ("ddp", {"dp": 2})
+    assert (chosen["parallelism"], chosen["mesh"]) == ("ddp", {"dp": 3})
     assert run.checkpoints[-1].layout["parallelism"] == "ddp"
+    run.write(steps=5)
+    run.finish(2, resume="step-3")  # one was lost: 9 samples are 4 and 5
+    (chosen,) = run.events("plan.chosen")
+    assert chosen["mesh"] == {"dp": 2}
+    assert run.checkpoints[-1].step == 5
 
 
 def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
