@@ -50,27 +50,32 @@ def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
     step, generation = _whole(event.get("step"), LARGE), _whole(event.get("generation"))
     if step is None or generation is None:
         return
-    name = f"step-{step}"
-    # Another generation's checkpoint of this step stays, under the name to which its trainer moved it.
-    older = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, name=name).exclude(generation=generation)
-    for row in older.exclude(state=State.PRUNED):
-        Checkpoint.objects.filter(pk=row.pk).update(name=f"{name}.g{row.generation}", problem="")
-    Checkpoint.objects.get_or_create(
-        job_id=attempt.job_id,
-        step=step,
-        generation=generation,
-        defaults={
-            "attempt": attempt,
-            "name": name,
-            "parent_step": _whole(event.get("parent_step"), LARGE),
-            "parent_generation": _whole(event.get("parent_generation")),
-            "bytes": _whole(event.get("bytes"), LARGE) or 0,
-            "seconds": _number(event.get("seconds")),
-            "consumed_samples": _whole(event.get("consumed_samples"), LARGE),
-            "world_size": _whole(event.get("world_size")),
-            "created_at": _time(event.get("time")),
-        },
+    told = {
+        "parent_step": _whole(event.get("parent_step"), LARGE),
+        "parent_generation": _whole(event.get("parent_generation")),
+        "bytes": _whole(event.get("bytes"), LARGE) or 0,
+        "seconds": _number(event.get("seconds")),
+        "consumed_samples": _whole(event.get("consumed_samples"), LARGE),
+        "world_size": _whole(event.get("world_size")),
+        "created_at": _time(event.get("time")),
+    }
+    plain, exact = f"step-{step}", f"step-{step}.g{generation}"
+    name = exact if event.get("name") == exact else plain
+    row, is_new = Checkpoint.objects.get_or_create(
+        job_id=attempt.job_id, step=step, generation=generation, defaults={"attempt": attempt, "name": name, **told}
     )
+    if is_new and name == plain:
+        _move_aside(row)
+    # What its trainer, or we, had found damaged, it has made anew, or read through to start from it.
+    corrupt = Checkpoint.objects.filter(pk=row.pk, state=State.CORRUPT)
+    corrupt.update(state=State.COMMITTED, problem="", verify_tries=0, verify_after=None, **told)
+
+
+def _move_aside(new: Checkpoint) -> None:
+    """Another generation's checkpoint of this step stays, under the name to which its trainer moved it."""
+    older = Checkpoint.objects.filter(job_id=new.job_id, step=new.step, name=new.name).exclude(pk=new.pk)
+    for row in older.exclude(state=State.PRUNED):
+        Checkpoint.objects.filter(pk=row.pk).update(name=f"{row.name}.g{row.generation}", problem="")
 
 
 def newest_on_line(attempt: Attempt) -> Checkpoint | None:

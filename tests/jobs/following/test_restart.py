@@ -123,11 +123,29 @@ class TestCheckpoints:
         assert newest is not None
         assert newest.step == 100
 
+    def test_one_that_was_damaged_and_made_anew_counts(self, attempt: Attempt) -> None:
+        checkpoints.note_event(attempt, event(200, bytes=7))
+        checkpoints.note_event(attempt, event(200, kind="checkpoint.damaged", reason="its sha256 differs"))
+        checkpoints.note_event(attempt, event(200, bytes=8))
+        row = Checkpoint.objects.get()
+        assert (row.state, row.problem, row.bytes) == ("committed", "", 8)
+        checkpoints.note_event(attempt, event(200, kind="checkpoint.pruned"))
+        checkpoints.note_event(attempt, event(200))
+        assert Checkpoint.objects.get().state == "pruned", "told again by who starts from it, before it went"
+
     def test_another_line_moves_the_older_one_aside(self, attempt: Attempt) -> None:
         checkpoints.note_event(attempt, event(100, 1))
         checkpoints.note_event(attempt, event(100, 3))
         names = dict(Checkpoint.objects.values_list("generation", "name"))
         assert names == {1: "step-100.g1", 3: "step-100"}
+
+    def test_who_starts_from_the_older_one_moves_nothing(self, attempt: Attempt) -> None:
+        for generation in (1, 3):
+            checkpoints.note_event(attempt, event(100, generation, name="step-100"))
+        checkpoints.note_event(attempt, event(100, 1, name="step-100.g1"))
+        checkpoints.note_event(attempt, event(100, 2, name="step-100.g2"))  # nobody had lived to tell of it
+        names = dict(Checkpoint.objects.values_list("generation", "name"))
+        assert names == {1: "step-100.g1", 2: "step-100.g2", 3: "step-100"}
 
     @pytest.mark.parametrize(
         "bad", [{"step": -1}, {"step": "1"}, {"step": True}, {"step": 2**63}, {"generation": None}]
