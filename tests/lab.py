@@ -1,11 +1,13 @@
 """A small lab for tests: people, a project, jobs in any state, and clients that are signed in."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from django.test import Client
 from django.utils import timezone
 
+from jobs.disk import rundir
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from portal.models import Membership, Project, Token, User
@@ -44,6 +46,13 @@ def a_job(owner: User, project: Project, *, state: str = "completed", tags: tupl
     job.latest = Attempt.objects.create(job=job, **{"number": 1, "state": state, **times, **attempt})
     job.save(update_fields=["latest"])
     return job
+
+
+def on_disk(job: Job) -> Path:
+    """The job's run directory, made."""
+    job.directory = rundir.make(job.project.slug, job.pk)
+    job.save(update_fields=["directory"])
+    return rundir.path_of(job.directory)
 
 
 def a_checkpoint(job: Job, step: int, **fields: Any) -> Checkpoint:

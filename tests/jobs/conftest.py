@@ -1,4 +1,4 @@
-"""What the tests of jobs share: run directories of their own, a project, a researcher in it, a scheduler to be told."""
+"""What the tests of jobs share: run directories, a project, two researchers in it, a scheduler that is to be told."""
 
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,11 @@ def runs(tmp_path: Path, settings: Any) -> Path:
 @pytest.fixture
 def project() -> Project:
     return a_project()
+
+
+@pytest.fixture
+def mira(project: Project) -> User:
+    return person("mira", project)
 
 
 @pytest.fixture

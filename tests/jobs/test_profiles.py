@@ -15,7 +15,7 @@ from jobs.disk import rundir
 from jobs.models import Event, Job
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
-from tests.lab import a_job, a_project, bearer, person, send, signed_in
+from tests.lab import a_job, bearer, on_disk, person, send, signed_in
 
 pytestmark = pytest.mark.django_db
 NAME = "step-90-94.rank0.abc123.json.gz"
@@ -23,21 +23,9 @@ SAVED = {"id": "abc123", "name": NAME, "of_rank": 0, "first_step": 90, "last_ste
 
 
 @pytest.fixture
-def project() -> Project:
-    return a_project()
-
-
-@pytest.fixture
-def mira(project: Project) -> User:
-    return person("mira", project)
-
-
-@pytest.fixture
-def job(tmp_path: Path, settings: Any, mira: User, project: Project) -> Job:
-    settings.VIGIL_RUNS = tmp_path / "runs"
+def job(mira: User, project: Project) -> Job:
     job = a_job(mira, project, state="running", attempt={"directory": "attempt-1"})
-    job.directory = rundir.make("default", job.pk)
-    job.save()
+    on_disk(job)
     return job
 
 

@@ -1,15 +1,10 @@
-"""What the tests of the API share: a researcher and her token."""
+"""What the tests of the API share: a researcher's token."""
 
 import pytest
 from django.test import Client
 
-from portal.models import Project, User
-from tests.lab import bearer, person
-
-
-@pytest.fixture
-def mira(project: Project) -> User:
-    return person("mira", project)
+from portal.models import User
+from tests.lab import bearer
 
 
 @pytest.fixture

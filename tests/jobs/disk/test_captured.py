@@ -17,7 +17,7 @@ from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
-from tests.lab import a_job, a_project, bearer, person, signed_in
+from tests.lab import a_job, a_project, bearer, on_disk, person, signed_in
 
 pytestmark = pytest.mark.django_db
 COMMIT, OTHER = "0123456789" * 4, "9876543210" * 4
@@ -33,21 +33,9 @@ CAPTURED: dict[str, Any] = {
 
 
 @pytest.fixture
-def project() -> Project:
-    return a_project()
-
-
-@pytest.fixture
-def mira(project: Project) -> User:
-    return person("mira", project)
-
-
-@pytest.fixture
-def job(tmp_path: Path, settings: Any, mira: User, project: Project) -> Job:
-    settings.VIGIL_RUNS = tmp_path / "runs"
+def job(mira: User, project: Project) -> Job:
     job = a_job(mira, project, state="failed", attempt={"directory": "attempt-1"})
-    job.directory = rundir.make("default", job.pk)
-    job.save()
+    on_disk(job)
     return job
 
 

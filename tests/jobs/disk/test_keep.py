@@ -34,8 +34,7 @@ def a_job(project: Project, *states: str, days_ago: float = DAYS + 1, **fields: 
     then = timezone.now() - timedelta(days=days_ago)
     attempt = {"ended_at": then, "decided_at": then, "closed_at": then, **fields}
     job = lab.a_job(owner, project, state="failed", attempt=attempt)
-    job.directory = rundir.make(project.slug, job.pk)
-    job.save(update_fields=["directory"])
+    lab.on_disk(job)
     for number, state in enumerate(states or ("verified", "verified", "verified"), start=1):
         add(job, number, state)
     return job

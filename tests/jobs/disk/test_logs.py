@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,18 +12,16 @@ from jobs.disk import logs, rundir
 from jobs.disk.logs import LogPage, available, read
 from jobs.errors import LogError
 from jobs.models import Attempt, Job
-from tests.lab import a_job, a_project, person
+from tests.lab import a_job, a_project, on_disk, person
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def job(tmp_path: Path, settings: Any) -> Job:
-    settings.VIGIL_RUNS = tmp_path / "runs"
+def job() -> Job:
     project = a_project()
     job = a_job(person("oskar", project), project, state="running", attempt={"scheduler_id": "7"})
-    job.directory = rundir.make("default", job.pk)
-    job.save()
+    on_disk(job)
     assert job.latest is not None
     folder = rundir.path_of(job.directory) / "job" / "attempt-1"
     (folder / "logs").mkdir(parents=True)

@@ -30,8 +30,7 @@ def client(oskar: User) -> Client:
 def job(oskar: User, project: Project) -> Job:
     """A running job with two checkpoints, in the database and on disk."""
     job = lab.a_job(oskar, project, state="running")
-    job.directory = rundir.make(project.slug, job.pk)
-    job.save(update_fields=["directory"])
+    lab.on_disk(job)
     for step in (4, 8):
         commit(job, step)
     return job

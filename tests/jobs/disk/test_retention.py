@@ -13,6 +13,7 @@ from django.utils import timezone
 from jobs.disk import retention, rundir, trash
 from jobs.models import Attempt
 from tests.jobs.reporting import attempt_of
+from tests.lab import on_disk
 
 pytestmark = pytest.mark.django_db
 
@@ -30,8 +31,7 @@ def closed(days_ago: float | None) -> tuple[Attempt, Path]:
     if days_ago is not None:
         Attempt.objects.filter(pk=attempt.pk).update(closed_at=timezone.now() - timedelta(days=days_ago))
     job = attempt.job
-    job.directory = rundir.make(job.project.slug, job.pk)
-    job.save()
+    on_disk(job)
     folder = rundir.path_of(job.directory) / "job" / "attempt-1"
     for name in ("spool/0.0.ab.jsonl", "logs/0.0.log", "result.json"):
         path = folder / name

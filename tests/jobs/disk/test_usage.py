@@ -24,8 +24,7 @@ def a_job(project: str = "default", *, bytes: int = 0, state: str = "completed",
     """A job with a run directory that holds so much."""
     job = lab.a_job(lab.User.objects.filter(username="olga").first() or lab.person("olga"), lab.a_project(project),
                     state=state, **fields)  # fmt: skip
-    job.directory = rundir.make(project, job.pk)
-    job.save(update_fields=["directory"])
+    lab.on_disk(job)
     write(job, "job/result.bin", bytes)
     return job
 

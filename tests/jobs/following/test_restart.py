@@ -16,7 +16,7 @@ from jobs.disk import rundir
 from jobs.following.restart import RESTARTED, WORDS, Ended, cause_of
 from jobs.intake import verify
 from jobs.models import Attempt, Checkpoint, Job
-from tests.lab import a_job, a_project, person
+from tests.lab import a_job, a_project, on_disk, person
 from training import manifest
 
 
@@ -179,8 +179,7 @@ class TestCheckpoints:
         assert checkpoints.newest_on_line(third) == chosen  # up the line of parents
 
     def test_verification_finds_what_is_wrong(self, job: Job, attempt: Attempt) -> None:
-        job.directory = rundir.make("default", job.pk)
-        job.save()
+        on_disk(job)
         for step, data in ((100, b"good"), (200, b"evil"), (300, None)):
             checkpoints.note_event(attempt, event(step, created_at=timezone.now()))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, data)
@@ -203,8 +202,7 @@ class TestCheckpoints:
         self, job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(verify, "MOST_BYTES", 3)
-        job.directory = rundir.make("default", job.pk)
-        job.save()
+        on_disk(job)
         for step, data in ((100, b"good"), (200, b"short"), (300, None)):
             checkpoints.note_event(attempt, event(step))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, data)
@@ -225,8 +223,7 @@ class TestCheckpoints:
     def test_an_odd_manifest_does_not_keep_others_from_being_looked_at(
         self, job: Job, attempt: Attempt, manifest: str
     ) -> None:
-        job.directory = rundir.make("default", job.pk)
-        job.save()
+        on_disk(job)
         for step in (100, 200):
             checkpoints.note_event(attempt, event(step))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, b"good")
@@ -240,8 +237,7 @@ class TestCheckpoints:
     def test_what_cannot_be_read_now_is_tried_later(
         self, job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
-        job.directory = rundir.make("default", job.pk)
-        job.save()
+        on_disk(job)
         for step in (100, 200):
             checkpoints.note_event(attempt, event(step))
             write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", step, b"good")
@@ -265,8 +261,7 @@ class TestCheckpoints:
     def test_a_file_system_that_is_away_says_nothing(
         self, job: Job, attempt: Attempt, settings: Any, tmp_path: Path
     ) -> None:
-        job.directory = rundir.make("default", job.pk)
-        job.save()
+        on_disk(job)
         checkpoints.note_event(attempt, event(100))
         settings.VIGIL_RUNS = tmp_path / "unmounted"
         assert verify.verify_next() is not None

@@ -1,20 +1,10 @@
-"""What the tests of the pages share: a project, a researcher in it, and her browser."""
+"""What the tests of the pages share: a researcher's browser."""
 
 import pytest
 from django.test import Client
 
-from portal.models import Project, User
-from tests.lab import a_project, person, signed_in
-
-
-@pytest.fixture
-def project() -> Project:
-    return a_project()
-
-
-@pytest.fixture
-def mira(project: Project) -> User:
-    return person("mira", project)
+from portal.models import User
+from tests.lab import signed_in
 
 
 @pytest.fixture
