@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.training.intake import TOKEN, Server
+from tests.training.intake import Server
+from tests.training.reporting.shipped import losses, reporter_of
 from training import shipper as shipping
-from training.report import Reporter
 from training.shipper import Shipper
-
-
-def _until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.005)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> Path:
-    folder = tmp_path / "job" / "attempt-1"
-    (folder / "spool").mkdir(parents=True)
-    (folder / "owner.json").write_text(json.dumps({"scheduler_id": "1", "restart_count": 0}))
-    return folder
-
 
 _opened: list[Shipper] = []
 
@@ -52,10 +25,6 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     while _opened:
         _opened.pop().close()
-
-
-def _reporter(attempt: Path, rank: int = 0, *, incarnation: int = 0, node: str = "dgx01") -> Reporter:
-    return Reporter.open(attempt, rank=rank, incarnation=incarnation, node=node, flush_seconds=0.01)
 
 
 def _shipper(attempt: Path, *, node: str = "dgx01") -> Shipper:
@@ -71,21 +40,16 @@ def _ship(shipper: Shipper, seconds: float = 20.0) -> None:
         time.sleep(0.001)
 
 
-def _losses(server: Server) -> list[tuple[int, int, float]]:
-    """(rank, step, value) of every loss taken, in order."""
-    return sorted((rank, step, value) for (_, _, rank, name, step), value in server.intake.points if name == "loss")
-
-
 def test_streams_of_a_node_travel_in_one_post(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     for rank in range(4):
-        reporter = _reporter(attempt, rank)
+        reporter = reporter_of(attempt, rank)
         reporter.log(1, loss=float("nan") if rank == 3 else rank, gradient_norm=1.0)
         reporter.event("run.started", world_size=4)
         reporter.close()
     _ship(_shipper(attempt))
     assert len(server.intake.posts[0]["streams"]) == 4
-    assert _losses(server) == [(0, 1, 0.0), (1, 1, 1.0), (2, 1, 2.0), (3, 1, "NaN")]
+    assert losses(server) == [(0, 1, 0.0), (1, 1, 1.0), (2, 1, 2.0), (3, 1, "NaN")]
     assert [event["kind"] for event in server.intake.events] == ["run.started"] * 4
     assert len(server.intake.ended) == 4
 
@@ -93,13 +57,13 @@ def test_streams_of_a_node_travel_in_one_post(server: Server, attempt: Path) -> 
 def test_streams_of_other_nodes_are_left_to_their_shippers(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     for rank, node in ((0, "dgx01"), (1, "dgx02")):
-        reporter = _reporter(attempt, rank, node=node)
+        reporter = reporter_of(attempt, rank, node=node)
         reporter.log(0, loss=rank)
         reporter.close()
     _ship(_shipper(attempt))
-    assert _losses(server) == [(0, 0, 0.0)]
+    assert losses(server) == [(0, 0, 0.0)]
     _ship(_shipper(attempt, node="dgx02"))
-    assert _losses(server) == [(0, 0, 0.0), (1, 0, 1.0)]
+    assert losses(server) == [(0, 0, 0.0), (1, 0, 1.0)]
 
 
 @pytest.mark.parametrize("told", [{"scheduler_id": "2"}, {"restart_count": 1}])
@@ -107,7 +71,7 @@ def test_a_token_of_another_submission_is_not_used(server: Server, attempt: Path
     """A requeued job waits for the token of its own attempt, and then ships from the beginning."""
     run_dir = attempt.parent.parent
     server.leave_token(run_dir, **told)  # type: ignore[arg-type]
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     reporter.log(0, loss=1.0)
     reporter.close()
     shipper = _shipper(attempt)
@@ -116,13 +80,13 @@ def test_a_token_of_another_submission_is_not_used(server: Server, attempt: Path
     assert server.intake.posts == []
     server.leave_token(run_dir)
     _ship(shipper)
-    assert _losses(server) == [(0, 0, 1.0)]
+    assert losses(server) == [(0, 0, 1.0)]
 
 
 def test_an_answer_that_was_lost_doubles_nothing(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     server.intake.forget = 2
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     shipper = _shipper(attempt)
     for step in range(50):
         reporter.log(step, loss=step)
@@ -131,23 +95,23 @@ def test_an_answer_that_was_lost_doubles_nothing(server: Server, attempt: Path) 
             _ship(shipper)
     reporter.close()
     _ship(shipper)
-    assert _losses(server) == [(0, step, float(step)) for step in range(50)]
+    assert losses(server) == [(0, step, float(step)) for step in range(50)]
 
 
 def test_trouble_at_the_portal_is_waited_out(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     server.intake.statuses = [500, 503, 429, 401, 404]
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     reporter.log(0, loss=1.0)
     reporter.close()
     _ship(_shipper(attempt))
-    assert _losses(server) == [(0, 0, 1.0)]
+    assert losses(server) == [(0, 0, 1.0)]
 
 
 def test_a_lower_cursor_is_obeyed(server: Server, attempt: Path) -> None:
     """The portal came back from a backup: what it no longer has is sent again."""
     server.leave_token(attempt.parent.parent)
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     shipper = _shipper(attempt)
     for step in range(20):
         reporter.log(step, loss=step)
@@ -161,7 +125,7 @@ def test_a_lower_cursor_is_obeyed(server: Server, attempt: Path) -> None:
     reporter.close()
     _ship(shipper)
     assert before < 20
-    assert _losses(server) == [(0, step, float(step)) for step in range(21)]
+    assert losses(server) == [(0, step, float(step)) for step in range(21)]
 
 
 def test_a_backlog_larger_than_a_post_is_cut(server: Server, attempt: Path) -> None:
@@ -171,7 +135,7 @@ def test_a_backlog_larger_than_a_post_is_cut(server: Server, attempt: Path) -> N
     server.stop()
     shipper = _shipper(attempt)
     for rank in range(8):
-        reporter = _reporter(attempt, rank)
+        reporter = reporter_of(attempt, rank)
         for step in range(6_000):
             reporter.log(step, loss=step, step_seconds=0.1)
         reporter.event("checkpoint.committed", step=6_000)
@@ -180,7 +144,7 @@ def test_a_backlog_larger_than_a_post_is_cut(server: Server, attempt: Path) -> N
     server.start()
     server.leave_token(run_dir)
     _ship(shipper, 60)
-    assert _losses(server) == [(rank, step, float(step)) for rank in range(8) for step in range(6_000)]
+    assert losses(server) == [(rank, step, float(step)) for rank in range(8) for step in range(6_000)]
     assert len(server.intake.identities()) == len(set(server.intake.identities())) == 96_000
     assert len(server.intake.events) == 8
     assert len(server.intake.posts) < 40
@@ -189,14 +153,14 @@ def test_a_backlog_larger_than_a_post_is_cut(server: Server, attempt: Path) -> N
 def test_a_post_that_is_refused_is_cut_down_to_the_batch_to_blame(server: Server, attempt: Path) -> None:
     """What the portal will not take at all is named and passed; everything else arrives."""
     server.leave_token(attempt.parent.parent)
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     for step in range(8):
         reporter.log(step, loss=step)
         assert reporter.flush(wait=10)
     reporter.close()
     server.intake.statuses = [413, 422, 422, 422]
     _ship(_shipper(attempt))
-    steps = [step for _, step, _ in _losses(server)]
+    steps = [step for _, step, _ in losses(server)]
     assert len(steps) == len(set(steps)) >= 7
     refused = [event for event in server.intake.events if event["kind"] == "report.refused"]
     assert len(refused) == 8 - len(steps)
@@ -208,7 +172,7 @@ def test_a_new_shipper_goes_on_where_the_portal_stands(
 ) -> None:
     monkeypatch.setattr(shipping, "LARGE", 1000)
     server.leave_token(attempt.parent.parent)
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     for step in range(100):
         reporter.log(step, loss=step)
         assert reporter.flush(wait=10)
@@ -217,14 +181,14 @@ def test_a_new_shipper_goes_on_where_the_portal_stands(
     reporter.log(100, loss=100)
     reporter.close()
     _ship(_shipper(attempt))
-    assert _losses(server) == [(0, step, float(step)) for step in range(101)]
+    assert losses(server) == [(0, step, float(step)) for step in range(101)]
     again = server.intake.posts[sent:]
     assert sum(len(post["series"].get("loss", {"step": []})["step"]) for post in again) == 1
 
 
 def test_damage_passes_through(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     reporter.log(0, loss=0)
     assert reporter.flush(wait=10)
     (path,) = (attempt / "spool").iterdir()
@@ -232,115 +196,16 @@ def test_damage_passes_through(server: Server, attempt: Path) -> None:
     with open(path, "a") as file:
         file.write("garbage\n" + json.dumps({"seq": seq + 1, "time": 1.0, "series": {"loss": [[1, 1]]}}) + "\n")
     _ship(_shipper(attempt))
-    assert _losses(server) == [(0, 0, 0.0), (0, 1, 1.0)]
+    assert losses(server) == [(0, 0, 0.0), (0, 1, 1.0)]
     assert [event["kind"] for event in server.intake.events] == ["report.damaged"]
     path.unlink()
     reporter.close()
 
 
-# The process.
-
-
-class Process:
-    def __init__(self, attempt: Path, *, drain: float = 10.0) -> None:
-        self.log = attempt / "shipper.log"
-        arguments = ["-P", "-m", "training.shipper", str(attempt.parent.parent), str(attempt), "--node", "dgx01"]
-        with open(self.log, "a") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, *arguments, "--drain", str(drain)], stdin=subprocess.PIPE, stderr=log
-            )
-
-    def end(self) -> float:
-        """Close its stdin; the seconds it took to leave."""
-        assert self.popen.stdin is not None
-        began = time.monotonic()
-        self.popen.stdin.close()
-        assert self.popen.wait(30) == 0
-        return time.monotonic() - began
-
-
-@pytest.mark.slow
-def test_the_process_ships_as_it_grows_and_drains_at_the_end(server: Server, attempt: Path) -> None:
-    server.leave_token(attempt.parent.parent)
-    process = Process(attempt)
-    reporter = _reporter(attempt)
-    delays = []
-    for step in range(20):
-        reporter.log(step, loss=step)
-        assert reporter.flush(wait=10)
-        written = time.monotonic()
-        _until(lambda step=step: len(server.intake.points) > step)  # type: ignore[misc]
-        delays.append(time.monotonic() - written)
-    assert sorted(delays[1:])[-2] < 0.5
-    reporter.log(20, loss=20)
-    reporter.close()
-    process.end()
-    assert _losses(server) == [(0, step, float(step)) for step in range(21)]
-    assert len(server.intake.ended) == 1
-    assert TOKEN not in process.log.read_text()
-
-
-@pytest.mark.slow
-def test_kill_and_outage_lose_and_double_nothing(server: Server, attempt: Path) -> None:
-    """kill -9 of the shipper in the middle, portal away in the middle; a new shipper and a new portal go on."""
-    run_dir = attempt.parent.parent
-    server.leave_token(run_dir)
-    reporters = [_reporter(attempt, rank) for rank in range(2)]
-    process = Process(attempt)
-    for step in range(200):
-        for reporter in reporters:
-            reporter.log(step, loss=step)
-            assert reporter.flush(wait=10)
-        if step == 50:
-            _until(lambda: len(server.intake.points) >= 40)
-            process.popen.send_signal(signal.SIGKILL)
-            process.popen.communicate()
-            process = Process(attempt)
-        if step == 100:
-            server.stop()
-        if step == 150:
-            server.start()
-    for reporter in reporters:
-        reporter.close()
-    process.end()
-    assert _losses(server) == [(rank, step, float(step)) for rank in range(2) for step in range(200)]
-
-
-@pytest.mark.slow
-def test_signals_to_the_whole_job_do_not_end_it(server: Server, attempt: Path) -> None:
-    """The launcher starts it with these ignored; here the test does, and the token arrives only afterwards."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        process = Process(attempt)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
-        os.kill(process.popen.pid, number)
-    reporter = _reporter(attempt)
-    reporter.log(0, loss=1.0)
-    reporter.close()
-    server.leave_token(attempt.parent.parent)
-    _until(lambda: _losses(server) == [(0, 0, 1.0)])
-    process.end()
-
-
-@pytest.mark.slow
-def test_without_a_portal_it_does_not_hold_up_the_end(server: Server, attempt: Path) -> None:
-    reporter = _reporter(attempt)
-    reporter.log(0, loss=1.0)
-    reporter.close()
-    assert Process(attempt).end() < 3
-    server.leave_token(attempt.parent.parent)
-    server.stop()
-    assert Process(attempt).end() < 8
-    assert Process(attempt, drain=0.5).end() < 3
-
-
 def test_one_that_is_told_not_to_post_does_not(server: Server, attempt: Path) -> None:
     """Where nodes cannot reach the portal; at the end it keeps nobody waiting."""
     server.leave_token(attempt.parent.parent, reports="tail")
-    reporter = _reporter(attempt)
+    reporter = reporter_of(attempt)
     reporter.log(1, loss=1.0)
     reporter.close()
     shipper = _shipper(attempt)
@@ -354,7 +219,7 @@ def test_one_that_is_told_not_to_post_does_not(server: Server, attempt: Path) ->
 def test_the_portal_may_change_its_mind(server: Server, attempt: Path) -> None:
     """Each way, while the rank goes on; every point is taken once, whoever takes it."""
     server.leave_token(attempt.parent.parent)
-    reporter, shipper = _reporter(attempt), _shipper(attempt)
+    reporter, shipper = reporter_of(attempt), _shipper(attempt)
     reporter.log(1, loss=1.0)
     reporter.flush()
     _ship(shipper)
@@ -369,34 +234,14 @@ def test_the_portal_may_change_its_mind(server: Server, attempt: Path) -> None:
     reporter.log(3, loss=3.0)
     reporter.close()
     _ship(shipper)
-    assert _losses(server) == [(0, step, float(step)) for step in (1, 2, 3)]
+    assert losses(server) == [(0, step, float(step)) for step in (1, 2, 3)]
 
 
 def test_one_ships_for_every_node_where_it_is_told_so(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     for node in ("dgx01", "dgx02"):
-        with contextlib.closing(_reporter(attempt, rank=int(node[-1]), node=node)) as reporter:
+        with contextlib.closing(reporter_of(attempt, rank=int(node[-1]), node=node)) as reporter:
             reporter.log(1, loss=0.5)
     _opened.append(Shipper(attempt.parent.parent, attempt, node=None))
     _ship(_opened[-1])
     assert {rank for _, _, rank, _, _ in server.intake.identities()} == {1, 2}
-
-
-def test_beside_a_command_it_outlives_a_signal_to_the_whole_job(server: Server, attempt: Path) -> None:
-    server.leave_token(attempt.parent.parent)
-    words = [str(attempt.parent.parent), str(attempt), "--every-node"]
-    process = subprocess.Popen([sys.executable, "-m", "training.shipper", *words], stdin=subprocess.PIPE)
-    try:
-        with contextlib.closing(_reporter(attempt)) as reporter:
-            reporter.log(1, loss=0.5)
-            _until(lambda: server.intake.points)
-            process.send_signal(signal.SIGTERM)
-            reporter.log(2, loss=0.25)
-        assert process.stdin
-        process.stdin.close()
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait()
-    assert [step for *_, step in server.intake.identities()] == [1, 2]
-    assert len(server.intake.ended) == 1

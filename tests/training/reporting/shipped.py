@@ -1,0 +1,26 @@
+"""Reports on their way: who writes them, and what of them has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.training.intake import Server
+from training.report import Reporter
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.005)
+
+
+def reporter_of(attempt: Path, rank: int = 0, *, incarnation: int = 0, node: str = "dgx01") -> Reporter:
+    return Reporter.open(attempt, rank=rank, incarnation=incarnation, node=node, flush_seconds=0.01)
+
+
+def losses(server: Server) -> list[tuple[int, int, float]]:
+    """(rank, step, value) of every loss taken, in order."""
+    return sorted((rank, step, value) for (_, _, rank, name, step), value in server.intake.points if name == "loss")
