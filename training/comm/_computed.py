@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from training.comm._exchange import Exchange, Peers, all_reduced, gathered
+from training.parallel import fsdp
 
 FLOAT = 4
 """Bytes of a gradient, and of a weight unless it is gathered in another type."""
@@ -37,6 +38,6 @@ class Computed(Exchange):
         # torch divides the first dim, and fills up the last part.
         part = sum(-(-size[0] // shape["shard"]) * prod(size[1:]) for size in self._sizes if size)
         weight = FLOAT if options.get("dtype") in (None, "fp32") else 2
-        passes = micro_batches * (1 if options.get("reshard") == "never" else 2)
+        passes = micro_batches * (2 if fsdp.lets_go(options.get("reshard", "auto"), is_piped=shape["pp"] > 1) else 1)
         gathers = passes * gathered(weight * part, shape["shard"])
         return gathers + gathered(FLOAT * part, shape["shard"]) + all_reduced(FLOAT * part, shape["dp"])

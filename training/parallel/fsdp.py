@@ -24,6 +24,11 @@ def check(shape: Shape, **options: object) -> None:
     """Any number of ranks does."""
 
 
+def lets_go(reshard: object, *, is_piped: bool) -> bool:
+    """Whether a block's parameters are let go after the forward pass, and gathered again for the backward pass."""
+    return not is_piped if reshard == "auto" else reshard == "always"
+
+
 def apply(
     model: nn.Module,
     mesh: DeviceMesh,
@@ -46,7 +51,7 @@ def apply(
     reduced = torch.float32 if kind else None
     policy: dict[str, Any] = {
         "mesh": _shards(mesh),
-        "reshard_after_forward": reshard == "always" or (reshard == "auto" and "pp" not in (mesh.mesh_dim_names or ())),
+        "reshard_after_forward": lets_go(reshard, is_piped="pp" in (mesh.mesh_dim_names or ())),
         # Pinning needs an accelerator.
         "offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy(),
     }

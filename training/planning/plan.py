@@ -17,7 +17,7 @@ from training import choices
 from training import shape as shapes
 from training.config import ConfigError, Problem, RunConfig
 from training.dims import Dims
-from training.parallel import pipeline
+from training.parallel import fsdp, pipeline
 from training.planning.footprint import GIB, Footprint, Settings, footprint
 from training.shape import Shape
 
@@ -142,14 +142,13 @@ def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None
     if shape.dims is None:
         return None
     sharded, pipe, split = (config.options_of(name) for name in ("fsdp", "pipeline", "tensor"))
-    reshard = sharded.get("reshard", "auto")
     settings = Settings(
         parallelism=config.parallelism,
         micro_batch=micro,
         micro_batches=max(1, _share(config, shape) // micro),
         dtype=config.dtype,
         recompute=config.recompute,
-        reshard=reshard == "always" or (reshard == "auto" and shape["pp"] == 1),
+        reshard=fsdp.lets_go(sharded.get("reshard", "auto"), is_piped=shape["pp"] > 1),
         offload=bool(sharded.get("offload", False)),
         loss_parallel=bool(split.get("loss_parallel", True)),
         schedule=str(pipe["schedule"]) if "schedule" in pipe else None,
