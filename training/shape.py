@@ -70,6 +70,11 @@ class Shape(Mapping[str, int]):
         """Data-parallel coordinates: the global batch is divided over so many."""
         return self["dp"] * self["shard"]
 
+    @property
+    def share(self) -> int:
+        """Samples of a step at each of them; where they don't divide evenly, at the one that has most."""
+        return -(-self.global_batch // self.coordinates)
+
     def __str__(self) -> str:
         return " × ".join(f"{axis} {size}" for axis, size in self.sizes.items())
 

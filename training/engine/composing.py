@@ -132,7 +132,7 @@ class Composed:
     @property
     def micro_batch(self) -> int:
         """Samples that go through the model at once, where the run doesn't say: all of this rank's, or a pipeline's."""
-        share = -(-self._config.global_batch // self.shape.coordinates)
+        share = self.shape.share
         cuts = [one.micro_batches(share, self.shape, **self._options[name]) for name, one in self._parallelisms.items()]
         return -(-share // max(cuts))
 

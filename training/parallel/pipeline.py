@@ -40,9 +40,8 @@ def check(shape: Shape, *, schedule: str = "1F1B", stages_per_rank: int | None =
         fits = max(1, dims.layers // each)
         message = f"{pp} ranks × {each} stages need {pp * each} blocks, the model has {dims.layers}. At most: {fits}."
         raise Misfit("mesh.pp", message)
-    share = shape.global_batch // shape.coordinates
-    micro = shape.micro_batch or share // micro_batches(share, shape, schedule=schedule)
-    count, least, unit = share // micro, _least(pp, schedule), _unit(pp, schedule)
+    micro = shape.micro_batch or shape.share // micro_batches(shape.share, shape, schedule=schedule)
+    count, least, unit = shape.share // micro, _least(pp, schedule), _unit(pp, schedule)
     if count < least or count % unit:
         wanted = max(least, -(-count // unit) * unit)
         message = (

@@ -114,6 +114,12 @@ def test_what_cannot_work_is_refused_with_the_nearest_that_can(
     assert words in problem.message
 
 
+def test_fewer_samples_than_pipelines_are_refused_as_any_uneven_batch() -> None:
+    uneven, few = parse({"mesh": {"pp": 2}, "global_batch": 1}).check(4)
+    assert (uneven.field, few.field) == ("global_batch", "global_batch")
+    assert "1 does not divide over 2 data-parallel coordinates" in uneven.message
+
+
 def test_the_documented_table_is_the_code_s() -> None:
     page = (Path(__file__).parents[3] / "docs" / "parallelism.md").read_text()
     assert "\n".join(combinations.table()) in page
