@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
+from training import devices
 from training.attempt.rendezvous import bind_host, publish_store, store_address
+from training.config import ConfigError, Problem
 
 TIMEOUT = timedelta(minutes=30)
 """Of a collective. Long: a stuck rank is the watchdog's business, which knows the phase and kills from outside."""
@@ -35,7 +37,7 @@ class World:
 def join(*, on_cpu: bool = False) -> World:
     """Meets the other ranks: where Vigil's launcher says, as torchrun says, or nobody."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = _device(on_cpu)
+    device = devices.own(on_cpu=on_cpu)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
         # Otherwise gloo listens on whatever this machine's name resolves to, which may be nothing.
@@ -51,9 +53,19 @@ def join(*, on_cpu: bool = False) -> World:
 
 def wake(*, on_cpu: bool = False) -> None:
     """Readies the rank's GPU, which may take longer than meeting the others is allowed to."""
-    device = _device(on_cpu)
+    device = devices.own(on_cpu=on_cpu)
     if device.type == "cuda":
         torch.zeros(1, device=device)
+
+
+def check_devices(world: World, *, gpus_per_node: int) -> None:
+    """All ranks of a run that does not want CPUs call; ConfigError on all of them if one has no GPU that should.
+
+    Never before they have met: whoever ends alone leaves the others waiting, and its reason is taken for theirs.
+    """
+    if problem := devices.problem(gather(world, devices.look(world.device)), gpus_per_node=gpus_per_node):
+        gather(world, None)  # nobody leaves before all know: the first to leave takes the others down
+        raise ConfigError([Problem("resources.gpus_per_node", problem)])
 
 
 def leave() -> None:
@@ -122,14 +134,6 @@ class Agreement:
     def now(self, *, stop: bool = False, trouble: bool = False) -> Agreed:
         self.begin(stop=stop, saving=False, due=False, trouble=trouble)
         return self.end()
-
-
-def _device(on_cpu: bool) -> torch.device:
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if on_cpu or not torch.cuda.is_available() or local >= torch.cuda.device_count():
-        return torch.device("cpu")
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 def _store(rank: int, size: int) -> Store:

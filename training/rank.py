@@ -79,6 +79,8 @@ def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: H
     )
     set_determinism(settings.determinism)
     try:
+        if not run.on_cpu:
+            distributed.check_devices(world, gpus_per_node=run.gpus_per_node)
         completed = _trainer(settings)(
             settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=run.mtbf_hours
         ).run()

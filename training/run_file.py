@@ -22,6 +22,8 @@ class RunFile:
     nodes: int = 1
     """The most that it may have."""
     ranks_per_node: int = 1
+    gpus_per_node: int = 0
+    """That were asked for; 0: none, or it is not said."""
 
 
 def load(path: Path) -> RunFile:
@@ -44,6 +46,7 @@ def load(path: Path) -> RunFile:
         mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
         nodes=_most(allocation.get("max_nodes", allocation.get("nodes"))),
         ranks_per_node=_most(allocation.get("gpus_per_node")) if gpus else _most(allocation.get("ranks_per_node")),
+        gpus_per_node=_most(gpus) if gpus else 0,
     )
 
 

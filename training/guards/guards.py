@@ -13,8 +13,6 @@ boundary (training.distributed.Agreement) and end together, with NumericsError (
 from __future__ import annotations
 
 import math
-import os
-import platform
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,6 +25,7 @@ from torch import Tensor
 from training.attempt.files import write_json
 from training.attempt.place import Place
 from training.config import RunConfig
+from training.devices import node_name
 from training.distributed import World, gather
 from training.engine.assembling import Assembly
 from training.engine.update import Known, Update
@@ -274,10 +273,6 @@ class Guards:
         self._clean = clean if type(clean) is int else 0
         if self.scale is not None:
             self.scale.recall(_table(told, "loss_scale"))
-
-
-def node_name() -> str:
-    return os.environ.get("VIGIL_NODE") or platform.node()
 
 
 def _decided(guarded: Guarded) -> tuple[Tensor, ...]:

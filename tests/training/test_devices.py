@@ -1,0 +1,103 @@
+"""Who was asked to compute on GPUs and finds none: all ranks say so alike, and nobody goes on without them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.ranks import Run
+from training import devices, run_file
+from training.devices import Seen, problem
+
+FINE = Seen("dgx-01", "cuda", 8)
+BLIND = Seen("dgx-02", "cpu", 0, visible="")
+
+
+def test_alike_is_no_problem() -> None:
+    assert problem([FINE, FINE], gpus_per_node=2) is None
+    assert problem([BLIND, BLIND], gpus_per_node=0) is None, "nobody asked for any, and nobody has any"
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus", "said"),
+    [
+        (
+            [FINE, FINE, BLIND, BLIND],
+            2,
+            'is 2, but rank 2 on dgx-02 and 1 more see no GPU. There CUDA_VISIBLE_DEVICES is "": look at what sets it. '
+            "To train on CPUs write 0.",
+        ),
+        (
+            [Seen("dgx-01", "cpu", 0)],
+            1,
+            "is 1, but rank 0 on dgx-01 sees no GPU. Look at nvidia-smi there, and at what the driver wrote to the "
+            "kernel's log. To train on CPUs write 0.",
+        ),
+        (
+            [FINE, Seen("dgx-01", "cpu", 1, visible="0")],
+            2,
+            'is 2, but rank 1 on dgx-01 sees too few, 1. There CUDA_VISIBLE_DEVICES is "0": look at what sets it. '
+            "To train on CPUs write 0.",
+        ),
+        (
+            [Seen("dgx-01", "cpu", 0, cuda=False, visible="0")],
+            1,
+            "is 1, but rank 0 on dgx-01 sees no GPU. The torch there is built without CUDA: install one with it. "
+            "To train on CPUs write 0.",
+        ),
+        (
+            [FINE, BLIND],
+            0,
+            "is left out, and other ranks have GPUs, but rank 1 on dgx-02 sees no GPU. There CUDA_VISIBLE_DEVICES is "
+            '"": look at what sets it. To train on CPUs write 0.',
+        ),
+    ],
+)
+def test_who_lacks_one_is_named_with_what_to_look_at(seen: list[Seen], gpus: int, said: str) -> None:
+    assert problem(seen, gpus_per_node=gpus) == said
+
+
+def test_a_rank_takes_the_gpu_of_its_place_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for local, expected in (("0", "cuda:0"), ("1", "cuda:1"), ("2", "cpu")):
+        monkeypatch.setenv("LOCAL_RANK", local)
+        assert devices.own(on_cpu=False) == torch.device(expected)
+        assert devices.own(on_cpu=True) == torch.device("cpu")
+    assert taken == [0, 1]
+    assert devices.look(torch.device("cpu")).gpus == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "asked", "on_cpu"), [("gpus_per_node = 8", 8, False), ("gpus_per_node = 0", 0, True), ("", 0, False)]
+)
+def test_a_run_says_what_it_wants(table: str, asked: int, on_cpu: bool, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"[resources]\n{table}\n[run]\n")
+    assert (run_file.load(path).gpus_per_node, run_file.load(path).on_cpu) == (asked, on_cpu)
+
+
+def hide_gpus() -> None:
+    """As where the driver is gone; the first rank alone has something that is no CPU."""
+    torch.cuda.is_available = lambda: False
+    own = devices.own
+    if os.environ["RANK"] == "0":
+        devices.own = lambda *, on_cpu: own(on_cpu=on_cpu) if on_cpu else torch.device("meta")
+    os.environ["VIGIL_NODE"] = f"dgx-{os.environ['RANK']}"
+
+
+@pytest.mark.slow
+def test_all_ranks_refuse_together(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", launch={"gpus_per_node": 1}, spy=f"{__name__}:hide_gpus")
+    incarnation = run.start(3)
+    assert incarnation.wait() == [1, 1, 1], incarnation.output()
+    for rank in range(3):
+        (failed,) = run.events("run.failed", rank=rank)
+        assert failed["exception"] == "ConfigError"
+        assert "resources.gpus_per_node: is 1, but rank 1 on dgx-1 and 1 more see no GPU." in failed["error"]
+    assert not run.series()
