@@ -65,9 +65,9 @@ class Update:
         self._token_coordinates = model.token_coordinates
         self._norm = GradientNorm(parameters, model.shape, apart=model.exchange.is_apart)
 
-    def __call__(self, parts: list[Part], step: int) -> Updated:
-        """The step that follows `step` finished ones."""
-        micro_batches = self._micro_batches(parts, step)
+    def __call__(self, parts: list[Part], finished: int) -> Updated:
+        """The step that follows so many finished ones."""
+        micro_batches = self._micro_batches(parts, finished)
         if self._own_time is not None:
             self._own_time.enter()
         loss = self._assembly.model.forward_backward(micro_batches)
@@ -75,14 +75,14 @@ class Update:
         guarded = self._guard(self._norm().to(loss.device))
         if self._own_time is not None:
             self._own_time.leave()
-        rate, optimizer = arithmetic.learning_rate(self._config, step), self._assembly.optimizer
+        rate, optimizer = arithmetic.learning_rate(self._config, finished), self._assembly.optimizer
         where = optimizer.parameters[0].device
         optimizer.step(rate, guarded.divisor.to(where), guarded.skipped.to(where))
         optimizer.zero_grad()
         return Updated(loss, guarded.norm, rate, guarded)
 
-    def rehearse(self, consumed: int, step: int, *, whole: bool = False) -> Tensor:
-        """The loss of the step after `step` finished ones, its gradient left in the parameters; nothing is updated.
+    def rehearse(self, consumed: int, finished: int, *, whole: bool = False) -> Tensor:
+        """The loss of the step after so many finished ones, its gradient left in the parameters; nothing is updated.
 
         Of its first micro-batch, or the whole batch. Gradients stay this rank's own where the layout allows it.
         """
@@ -91,7 +91,7 @@ class Update:
         ids = Loader(self._assembly.order, self._assembly.share).ids(consumed)
         parts = [feed.look_up("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
         buffers = [buffer.clone() for buffer in model.buffers()]
-        loss = model.forward_backward(self._micro_batches(parts, step), alone=True)
+        loss = model.forward_backward(self._micro_batches(parts, finished), alone=True)
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
         return loss
@@ -111,7 +111,7 @@ class Update:
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
 
-    def _micro_batches(self, parts: list[Part], step: int) -> list[MicroBatch]:
+    def _micro_batches(self, parts: list[Part], finished: int) -> list[MicroBatch]:
         share = self._assembly.share
         place = (share.index, *self._token_coordinates)
         return [
@@ -119,7 +119,7 @@ class Update:
                 batch=part.batch,
                 weight=self._scaled(len(part.ids) * share.count / share.global_batch),
                 share=len(part.ids) / share.size,
-                seed=derive_seed(self._config.seed, step, number, *place),
+                seed=derive_seed(self._config.seed, finished, number, *place),
             )
             for number, part in enumerate(parts)
         ]

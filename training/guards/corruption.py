@@ -60,9 +60,9 @@ class CorruptionChecks:
         every = self._config.check_weights_every
         return bool(every) and step % every == 0
 
-    def run(self, consumed: int, step: int) -> Corruption | None:
+    def run(self, consumed: int, finished: int) -> Corruption | None:
         """The first that finds something, the same on all ranks."""
-        return self._replica() or self._repeat(consumed, step) or self._twice(self.probe)
+        return self._replica() or self._repeat(consumed, finished) or self._twice(self.probe)
 
     def _twice(self, check: Callable[[], Corruption | None]) -> Corruption | None:
         """What it finds, if it finds something again."""
@@ -72,18 +72,18 @@ class CorruptionChecks:
         # Between two exchanges replicas that stay apart hold nothing alike.
         return None if self._assembly.model.exchange.is_apart else self._twice(self.replica)
 
-    def _repeat(self, consumed: int, step: int) -> Corruption | None:
+    def _repeat(self, consumed: int, finished: int) -> Corruption | None:
         if self._config.determinism != "bitwise":
             return None
-        return self._twice(lambda: self.repeat(consumed, step))
+        return self._twice(lambda: self.repeat(consumed, finished))
 
     def replica(self) -> Corruption | None:
         return compare(self._world, self._assembly.state())
 
     # Repeat.
 
-    def repeat(self, consumed: int, step: int) -> Corruption | None:
-        first, second = self._pass(consumed, step), self._pass(consumed, step)
+    def repeat(self, consumed: int, finished: int) -> Corruption | None:
+        first, second = self._pass(consumed, finished), self._pass(consumed, finished)
         everybody = gather(self._world, (first[0] != second[0], first[1] != second[1]))
         apart = {name: tuple(r for r, told in enumerate(everybody) if told[i]) for i, name in enumerate(_PASS)}
         for name, ranks in apart.items():
@@ -93,9 +93,9 @@ class CorruptionChecks:
                 return Corruption("repeat", ranks if known else (), ranks, name)
         return None
 
-    def _pass(self, consumed: int, step: int) -> tuple[int, int]:
+    def _pass(self, consumed: int, finished: int) -> tuple[int, int]:
         """Digests of this rank's loss and gradient; leaves nothing behind."""
-        loss = self._update.rehearse(consumed, step)
+        loss = self._update.rehearse(consumed, finished)
         gradients = gradients_of(self._assembly.optimizer.parameters)
         found = digests([loss, *gradients])
         self._assembly.optimizer.zero_grad()

@@ -59,10 +59,10 @@ def seed_model(seed: int, device: torch.device) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
-    """Of the step after `step` finished ones: a linear warm-up, then half a cosine down to the lowest."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    through = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+def learning_rate(config: RunConfig, finished: int) -> float:
+    """Of the step after so many finished ones: a linear warm-up, then half a cosine down to the lowest."""
+    if finished < config.warmup_steps:
+        return config.learning_rate * (finished + 1) / config.warmup_steps
+    through = (finished - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, through)))
     return config.learning_rate * (config.min_learning_rate_ratio + (1 - config.min_learning_rate_ratio) * cosine)
