@@ -22,9 +22,9 @@ from training.checkpoint.pruning import Keep
 from training.checkpoint.saving import Checkpoints, Facts
 from training.distributed import World
 from training.report import NullReporter
+from training.units import GIB
 
 TENSORS = 96
-GIB = 2**30
 
 # What fits 139 GiB beside a second copy of the model; where it doesn't, the micro-batch is halved.
 M350 = Size("350m", {"preset": "350m"}, micro_batch=16, global_batch=64, window=10)

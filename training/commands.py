@@ -9,8 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import config, contracts, manifest, run_file
-from training.planning import footprint
+from training import config, contracts, manifest, run_file, units
 from training.planning import plan as planning
 from training.provenance import machine
 
@@ -97,7 +96,7 @@ def plan(options: argparse.Namespace) -> int:
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node
         memory, where = _memory_of_a_rank(options.gpu_memory, per_node, on_cpu=run.on_cpu)
-        ranks = planning.Ranks(world_size, min(per_node, world_size), int(memory * footprint.GIB))
+        ranks = planning.Ranks(world_size, min(per_node, world_size), int(memory * units.GIB))
         found = planning.plan(run.config, ranks)
     except config.ConfigError as error:
         print(error, file=sys.stderr)

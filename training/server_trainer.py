@@ -27,10 +27,10 @@ from training.distributed import TIMEOUT, Agreed, broadcast
 from training.engine.update import Update
 from training.loader.order import Share
 from training.manifest import Manifest
-from training.metrics.meter import MIB
 from training.step import arithmetic
 from training.step.norms import GradientNorm
 from training.trainer import Trainer
+from training.units import MIB
 
 STRETCH = 64
 """Most steps between two boundaries at which all ranks meet."""

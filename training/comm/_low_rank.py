@@ -17,12 +17,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from training.comm._exchange import Hook, Peers, State
+from training.units import MIB
 
 SAVES = 2.0
 """A matrix is compressed if that makes it smaller by at least this factor."""
 EPSILON = 1e-8
 """Added to lengths: the gradient of an embedding has columns of zeros, which can't be scaled to length 1."""
-MIB = 2**20
 FIRST = 2
 """Steps that torch insists on sending all of, because its buckets change after the first: our pass that is thrown away
 is that one already."""

@@ -22,11 +22,11 @@ from pathlib import Path
 from training import rank, run_file
 from training.attempt.heartbeat import Heartbeat
 from training.imports import without_collections
+from training.units import MIB
 
 FOLDER = "lab"
 GPU_BLOCK = 5
 """Steps between two looks at the clock on a GPU, which is waited for then: it works through a queue."""
-MIB = 2**20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 
 

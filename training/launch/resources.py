@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 
-GIB = 1024**3
+from training.units import GIB
 
 
 class Meter:

@@ -17,10 +17,9 @@ from torch import Tensor
 from training.engine.update import Known, Updated
 from training.report import AnyReporter
 from training.step.timing import Marks
+from training.units import GIB, MIB
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-GIB = 2**30
-MIB = 2**20
 
 
 @dataclass(frozen=True)

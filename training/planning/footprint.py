@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from training.dims import Dims
 from training.shape import Shape
+from training.units import GIB
 
 FLOAT = 4
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,9 @@ from training import shape as shapes
 from training.config import ConfigError, Problem, RunConfig
 from training.dims import Dims
 from training.parallel import fsdp, pipeline
-from training.planning.footprint import GIB, Footprint, Settings, footprint
+from training.planning.footprint import Footprint, Settings, footprint
 from training.shape import Shape
+from training.units import GIB
 
 USABLE = 0.9
 """Of a rank's memory: the rest is the library's, and what allocators lose between blocks."""

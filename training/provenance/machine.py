@@ -9,7 +9,8 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from training.launch.resources import GIB, Gpus, open_nvml
+from training.launch.resources import Gpus, open_nvml
+from training.units import GIB
 
 TEXT_BYTES = 96  # of any text that NVML gives
 MOST_GPUS = 64

@@ -12,8 +12,8 @@ from tests.training.parallel import peaks
 from tests.training.ranks import TINY, Run, fork
 from training import commands
 from training.config import ConfigError, parse
-from training.planning.footprint import GIB
 from training.planning.plan import Ranks, plan
+from training.units import GIB
 
 MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704, "context": 192}
 
