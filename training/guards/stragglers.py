@@ -7,14 +7,15 @@ begun with a step, read at its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
 from statistics import median_low
 
 import torch
 import torch.distributed as dist
 
 from training.distributed import World
-from training.step.own_time import PARTS, OwnTime
+from training.step.own_time import PARTS, OwnTime, Spent
 
 WINDOW = 20
 """Steps."""
@@ -47,13 +48,13 @@ class Stragglers:
     def __init__(self, world: World) -> None:
         self._world = world
         self._work: dist.Work | None = None
-        self._table = torch.zeros(world.size, len(PARTS) + 1)
+        self._table = torch.zeros(world.size, len(fields(Spent)))
         self._slow: dict[int, int] = {}
 
     def begin(self, own: OwnTime) -> None:
         """Tells the others of this rank's window."""
         self._table.zero_()
-        self._table[self._world.rank] = torch.tensor(own.means())
+        self._table[self._world.rank] = torch.tensor(astuple(own.means()))
         self._work = dist.all_reduce(self._table, async_op=True)
 
     def end(self) -> list[Straggler]:
@@ -62,26 +63,28 @@ class Stragglers:
             return []
         self._work.wait()
         self._work = None
-        return self.judge(self._table.tolist())
+        return self.judge([Spent(*row) for row in self._table.tolist()])
 
-    def judge(self, table: list[list[float]]) -> list[Straggler]:
-        """`table`: by rank, the parts of its own time and the whole step, seconds."""
+    def judge(self, ranks: Sequence[Spent]) -> list[Straggler]:
+        """What all have told, by rank."""
         found = []
-        own = [sum(row[: len(PARTS)]) for row in table]
-        usual, step = median_low(own), median_low([row[-1] for row in table])
-        for rank, seconds in enumerate(own):
-            over = seconds - usual
+        usual, step = median_low(spent.own for spent in ranks), median_low(spent.step for spent in ranks)
+        for rank, spent in enumerate(ranks):
+            seconds, over = spent.own, spent.own - usual
             if over < max(LEAST_SECONDS, LEAST_PART * step) or seconds < FACTOR * usual:
                 self._slow.pop(rank, None)
                 continue
             self._slow[rank] = self._slow.get(rank, 0) + 1
             if self._slow[rank] == WINDOWS:
                 factor = seconds / max(usual, 1e-9)
-                found.append(Straggler(rank, factor, _widest(table, rank), seconds, usual))
+                found.append(Straggler(rank, factor, _widest(ranks, spent), seconds, usual))
         return found
 
 
-def _widest(table: list[list[float]], rank: int) -> str:
-    """The part in which this rank is most over the median rank."""
-    over = [table[rank][i] - median_low([row[i] for row in table]) for i in range(len(PARTS))]
-    return PARTS[over.index(max(over))]
+def _widest(ranks: Sequence[Spent], slow: Spent) -> str:
+    """The part in which this one is most over the median rank."""
+
+    def over(part: str) -> float:
+        return float(getattr(slow, part) - median_low(getattr(spent, part) for spent in ranks))
+
+    return max(PARTS, key=over)

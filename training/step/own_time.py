@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,21 @@ from torch import Tensor, nn
 from training.distributed import World
 
 PARTS = ("data", "compute", "host")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds a step of one rank, in the mean over a window."""
+
+    data: float
+    compute: float
+    host: float
+    step: float
+    """The whole of it, with what was waited for others."""
+
+    @property
+    def own(self) -> float:
+        return self.data + self.compute + self.host
 
 
 class OwnTime:
@@ -38,7 +54,7 @@ class OwnTime:
         self._is_cuda, self._exchanges_late, self._clock = world.device.type == "cuda", exchanges_late, clock
         self._entered = self._left = self._waited = self._last_gradient = self._processor = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._sums = [0.0, 0.0, 0.0]
+        self._data = self._compute = self._host = 0.0
         self._steps = 0
         self._taken: list[float] = []
         self._step_seconds = 0.0
@@ -53,7 +69,7 @@ class OwnTime:
         self._entered = self._clock()
         self._goes_on = bool(self._left)
         if self._goes_on:
-            self._sums[2] += self._entered - self._left - self._waited
+            self._host += self._entered - self._left - self._waited
         if self._is_cuda and self._exchanges_late:
             self._events.append((_event(), _event()))
             self._events[-1][0].record()
@@ -65,9 +81,9 @@ class OwnTime:
         self._is_inside = False
         self._left, self._waited = self._clock(), 0.0
         if not self._exchanges_late:
-            self._sums[1] += 0.0 if self._is_cuda else time.thread_time() - self._processor
+            self._compute += 0.0 if self._is_cuda else time.thread_time() - self._processor
         elif not self._is_cuda:
-            self._sums[1] += self._last_gradient - self._entered
+            self._compute += self._last_gradient - self._entered
         self._steps += 1
 
     def wait(self, seconds: float) -> None:
@@ -76,23 +92,23 @@ class OwnTime:
 
     def note(self, data_seconds: float) -> None:
         """How long the step waited for its data."""
-        self._sums[0] += data_seconds
-        self._sums[2] -= data_seconds if self._goes_on else 0.0
+        self._data += data_seconds
+        self._host -= data_seconds if self._goes_on else 0.0
 
     def took(self, step_seconds: float) -> None:
         """How long a step took from its beginning to its end: on a GPU it is known some steps later."""
         self._taken.append(step_seconds)
 
-    def means(self) -> tuple[float, float, float, float]:
-        """Seconds a step of data, compute, host and the whole step since the last call."""
-        steps = max(1, self._steps)
-        data, compute, host = (value / steps for value in self._sums)
+    def means(self) -> Spent:
+        """Since the last call."""
+        data, compute, host = (part / max(1, self._steps) for part in (self._data, self._compute, self._host))
         if self._is_cuda and self._exchanges_late:
             compute = self._measured()
         if self._taken:
             self._step_seconds = sum(self._taken) / len(self._taken)
-        self._sums, self._steps, self._taken = [0.0, 0.0, 0.0], 0, []
-        return max(0.0, data), max(0.0, compute), max(0.0, host), self._step_seconds
+        self._data = self._compute = self._host = 0.0
+        self._steps, self._taken = 0, []
+        return Spent(max(0.0, data), max(0.0, compute), max(0.0, host), self._step_seconds)
 
     def forget(self) -> None:
         """What lies between now and the next step is no step's: a validation, a save."""

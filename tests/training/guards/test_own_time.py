@@ -33,6 +33,12 @@ class Turned:
         self.now += host
 
 
+def _parts(turned: Turned) -> tuple[float, float, float]:
+    """Data, compute, host."""
+    spent = turned.own.means()
+    return spent.data, spent.compute, spent.host
+
+
 def test_waiting_for_a_slow_rank_makes_nobody_slow() -> None:
     """On a GPU exchanges hold no host up: a rank meets the slow one at the flags that all exchange."""
     quick, slow = Turned(), Turned()
@@ -40,8 +46,8 @@ def test_waiting_for_a_slow_rank_makes_nobody_slow() -> None:
         quick.step(data=0.25, compute=1.0, exchange=0.0, host=0.5, waited=8.0)
         slow.step(data=0.25, compute=9.0, exchange=0.0, host=0.5, waited=0.0)
     # No host time of the first step: nothing went before it.
-    assert quick.own.means()[:3] == pytest.approx((0.25, 1.0, 0.4))
-    assert slow.own.means()[:3] == pytest.approx((0.25, 9.0, 0.4))
+    assert _parts(quick) == pytest.approx((0.25, 1.0, 0.4))
+    assert _parts(slow) == pytest.approx((0.25, 9.0, 0.4))
 
 
 def test_what_was_waited_before_a_pause_is_forgotten_with_it() -> None:
@@ -50,7 +56,7 @@ def test_what_was_waited_before_a_pause_is_forgotten_with_it() -> None:
     turned.own.forget()
     for _ in range(2):
         turned.step(data=0.0, compute=1.0, exchange=1.0, host=0.5, waited=0.0)
-    assert turned.own.means()[:3] == pytest.approx((0.0, 1.0, 0.5 / 3))
+    assert _parts(turned) == pytest.approx((0.0, 1.0, 0.5 / 3))
 
 
 def test_a_step_lasts_as_long_as_is_known_of_it_later() -> None:
@@ -60,7 +66,7 @@ def test_a_step_lasts_as_long_as_is_known_of_it_later() -> None:
         turned.step(data=0.0, compute=0.001, exchange=0.0, host=0.0, waited=0.0)
     turned.own.took(0.25)
     turned.own.took(0.75)
-    assert turned.own.means()[3] == 0.5
-    assert turned.own.means()[3] == 0.5, "nothing new was read meanwhile"
+    assert turned.own.means().step == 0.5
+    assert turned.own.means().step == 0.5, "nothing new was read meanwhile"
     turned.own.took(1.0)
-    assert turned.own.means()[3] == 1.0
+    assert turned.own.means().step == 1.0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from training.distributed import World
 from training.guards.stragglers import WINDOWS, Stragglers
+from training.step.own_time import PARTS, Spent
 
-Table = list[list[float]]
+Table = list[Spent]
 
 
 def _judge(tables: list[Table]) -> list[tuple[int, int, str]]:
@@ -22,38 +24,38 @@ def _judge(tables: list[Table]) -> list[tuple[int, int, str]]:
 
 
 def _table(ranks: int, *, data: float = 0.001, compute: float = 0.1, host: float = 0.004, step: float = 0.13) -> Table:
-    return [[data, compute, host, step] for _ in range(ranks)]
+    return [Spent(data, compute, host, step) for _ in range(ranks)]
 
 
-def _slow(table: Table, rank: int, part: int, seconds: float) -> Table:
-    table[rank][part] += seconds
-    for row in table:
-        row[3] += seconds
-    return table
+def _slow(table: Table, rank: int, part: str, seconds: float) -> Table:
+    """All wait for it."""
+    longer = [replace(spent, step=spent.step + seconds) for spent in table]
+    longer[rank] = replace(longer[rank], **{part: getattr(table[rank], part) + seconds})
+    return longer
 
 
-@pytest.mark.parametrize(("part", "name"), [(0, "data"), (1, "compute"), (2, "host")])
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_slow_rank_is_told_once_after_three_windows(ranks: int, part: int, name: str) -> None:
+def test_a_slow_rank_is_told_once_after_three_windows(ranks: int, part: str) -> None:
     tables = [_slow(_table(ranks), 1, part, 0.2) for _ in range(8)]
-    assert _judge(tables) == [(WINDOWS, 1, name)]
+    assert _judge(tables) == [(WINDOWS, 1, part)]
 
 
 def test_one_that_was_slow_by_chance_is_not() -> None:
-    tables = [_slow(_table(4), window % 4, 1, 0.2) for window in range(12)]
+    tables = [_slow(_table(4), window % 4, "compute", 0.2) for window in range(12)]
     assert _judge(tables) == []
 
 
 def test_one_that_is_slow_again_is_told_again() -> None:
-    slow = [_slow(_table(4), 2, 0, 0.3) for _ in range(3)]
+    slow = [_slow(_table(4), 2, "data", 0.3) for _ in range(3)]
     assert _judge([*slow, _table(4), *slow]) == [(3, 2, "data"), (7, 2, "data")]
 
 
 def test_small_times_may_vary() -> None:
     """Five times as long, but by two milliseconds; or by a part of the step that is worth nothing."""
-    few = [_slow(_table(4, compute=0.0002, host=0.0001, step=0.01), 1, 2, 0.002) for _ in range(9)]
+    few = [_slow(_table(4, compute=0.0002, host=0.0001, step=0.01), 1, "host", 0.002) for _ in range(9)]
     assert _judge(few) == []
-    little = [_slow(_table(4, compute=0.01, step=1.0), 1, 2, 0.05) for _ in range(9)]
+    little = [_slow(_table(4, compute=0.01, step=1.0), 1, "host", 0.05) for _ in range(9)]
     assert _judge(little) == []
 
 
@@ -61,12 +63,12 @@ def test_small_times_may_vary() -> None:
 def test_noise_is_no_straggler(seed: int) -> None:
     numbers = random.Random(seed)
     tables = [
-        [[0.001, 0.1 * numbers.uniform(0.8, 1.4), 0.004 * numbers.uniform(0.5, 3), 0.15] for _ in range(64)]
+        [Spent(0.001, 0.1 * numbers.uniform(0.8, 1.4), 0.004 * numbers.uniform(0.5, 3), 0.15) for _ in range(64)]
         for _ in range(200)
     ]
     assert _judge(tables) == []
 
 
 def test_two_of_eight_are_both_told() -> None:
-    tables = [_slow(_slow(_table(8), 1, 1, 0.2), 6, 0, 0.2) for _ in range(3)]
+    tables = [_slow(_slow(_table(8), 1, "compute", 0.2), 6, "data", 0.2) for _ in range(3)]
     assert _judge(tables) == [(3, 1, "compute"), (3, 6, "data")]
