@@ -13,12 +13,12 @@ from training.launch.attempt import Attempt
 from training.launch.environment import Command
 from training.launch.plan import Plan
 from training.launch.ranks import child_setup
+from training.launch.stop import STOP_SIGNALS
 
 AFTER_SECONDS = 3.0  # of the ranks' start: while they load, every core is theirs
 SECONDS = 60.0  # for it in all: on a busy node it hardly gets any time
 LAST_SECONDS = 5.0  # to finish in, once the ranks are gone: a run that failed at once is the one to know about
 LEAST_NICE = 19
-LEFT_TO_US = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 FILE = "environment.json"
 
 
@@ -67,7 +67,7 @@ class Capturing:
             str(self._plan.run_dir),
             str(self._attempt.folder),
         ]
-        leave_signals = child_setup(LEFT_TO_US)
+        leave_signals = child_setup(STOP_SIGNALS)
 
         def setup() -> None:
             leave_signals()

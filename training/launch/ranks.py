@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from training.attempt.hang import DUMP
+from training.launch.stop import STOP_SIGNALS
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -154,7 +155,7 @@ def child_setup(ignored: Sequence[signal.Signals]) -> Callable[[], None]:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != launcher:  # it died before the line above
             os._exit(1)
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
     return setup

@@ -22,6 +22,7 @@ from training.launch.attempt import Attempt
 from training.launch.environment import Command
 from training.launch.plan import BadPlan, Plan, Script
 from training.launch.ranks import child_setup, inherited
+from training.launch.stop import STOP_SIGNALS
 
 FETCH_SECONDS = 600.0
 FETCH_BYTES = 1024**3
@@ -190,7 +191,7 @@ class _Git:
             stdout=subprocess.PIPE,
             stderr=errors,
             process_group=0,
-            preexec_fn=child_setup((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)),
+            preexec_fn=child_setup(STOP_SIGNALS),
         )
         while True:
             try:

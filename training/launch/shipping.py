@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -12,8 +11,8 @@ from typing import IO
 from training.launch.attempt import Attempt
 from training.launch.plan import Plan
 from training.launch.ranks import child_setup
+from training.launch.stop import STOP_SIGNALS
 
-LEFT_TO_US = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 RESTART_SECONDS = (0.2, 10.0)  # first and longest wait before the next start
 
 
@@ -64,5 +63,5 @@ class Shipping:
             stdout=self._log,
             stderr=self._log,
             process_group=0,
-            preexec_fn=child_setup(LEFT_TO_US),
+            preexec_fn=child_setup(STOP_SIGNALS),
         )
