@@ -7,9 +7,10 @@ import hashlib
 import io
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ class Bare:
         return float("nan") if self._last is None else float(self._last)
 
     def prepare(self, count: int) -> list[Batches]:
-        """The next steps' samples in page-locked memory: looking them up is not what is measured."""
+        """The next steps' samples, in page-locked memory."""
         return [self._batches(self._done + index) for index in range(count)]
 
     def _batches(self, step: int) -> Batches:
@@ -228,16 +229,17 @@ Loop = Ours | Bare
 
 def timed(loop: Loop, count: int) -> float:
     """Seconds of so many steps, from an idle device to an idle device."""
-    prepared = loop.prepare(count) if isinstance(loop, Bare) else None
+    run = _ready(loop, count)
     wait(loop.device)
     began = time.perf_counter()
-    if isinstance(loop, Bare):
-        assert prepared is not None
-        loop.run(prepared)
-    else:
-        loop.steps(count)
+    run()
     wait(loop.device)
     return time.perf_counter() - began
+
+
+def _ready(loop: Loop, count: int) -> Callable[[], None]:
+    """Does so many steps. A bare loop's samples are there already: looking them up is not what is measured."""
+    return partial(loop.run, loop.prepare(count)) if isinstance(loop, Bare) else partial(loop.steps, count)
 
 
 def wait(device: torch.device) -> None:
@@ -266,14 +268,10 @@ def profile(loop: Loop, count: int = 2) -> list[str]:
     hush()
     on_gpu = loop.device.type == "cuda"
     activity = torch.profiler.ProfilerActivity
-    prepared = loop.prepare(count) if isinstance(loop, Bare) else None
+    run = _ready(loop, count)
     with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profiler:
         began = time.perf_counter()
-        if isinstance(loop, Bare):
-            assert prepared is not None
-            loop.run(prepared)
-        else:
-            loop.steps(count)
+        run()
         wait(loop.device)
         seconds = time.perf_counter() - began
     found = profiler.profiler.kineto_results.events()
