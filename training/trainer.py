@@ -1,8 +1,9 @@
 """The training loop: reads a run's configuration, trains to the end or to a stop, and leaves checkpoints and reports.
 
-The order at a step's boundary is: agree on stopping, validate, save, report. Everything that decides the numbers is a
-function of the configuration and the step, or lies in the checkpoint; so a run that was killed and resumed continues
-with the very same losses (PROTOCOLS §4).
+After each step come in this order: its report; the end, if all agreed on it meanwhile (a stop was asked for, or some
+rank found numbers that can't be trusted); the checks of weights; a save that has ended; profiles; a validation that is
+due; a save. Everything that decides the numbers is a function of the configuration and the step, or lies in the
+checkpoint; so a run that was killed and resumed continues with the very same losses (PROTOCOLS §4).
 """
 
 from __future__ import annotations
