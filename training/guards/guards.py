@@ -78,9 +78,9 @@ class Guards:
 
     # At every step.
 
-    def begin(self, step: int) -> None:
-        """With the step that follows `step` finished ones."""
-        if self._stragglers is not None and self._own_time is not None and step and step % WINDOW == 0:
+    def begin(self, finished: int) -> None:
+        """With the step that follows so many finished ones."""
+        if self._stragglers is not None and self._own_time is not None and finished and finished % WINDOW == 0:
             self._stragglers.begin(self._own_time)
 
     def end(self, step: int, consumed: int, guarded: Guarded, *, data_seconds: float, waited: float) -> None:
@@ -184,7 +184,7 @@ class Guards:
         """`troubles`: what each rank has to say of that step; the one is told where it began."""
         consumed = self._consumed_before(trouble.step)
         mine = nonfinite.examine(
-            self._assembly, self._update, rank=self._world.rank, consumed=consumed, step=trouble.step - 1
+            self._assembly, self._update, rank=self._world.rank, consumed=consumed, finished=trouble.step - 1
         )
         everybody: list[nonfinite.Seen] = gather(self._world, mine)
         seen = [found for found in everybody if found.where] or everybody

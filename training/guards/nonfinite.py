@@ -52,13 +52,13 @@ class Seen:
         return asdict(self)
 
 
-def examine(assembly: Assembly, update: Update, *, rank: int, consumed: int, step: int) -> Seen:
-    """The step after `step` finished ones again, on all ranks at once; its gradient is thrown away."""
+def examine(assembly: Assembly, update: Update, *, rank: int, consumed: int, finished: int) -> Seen:
+    """The step after so many finished ones again, on all ranks at once; its gradient is thrown away."""
     seen = Seen(rank)
     seen.samples, seen.texts = _samples(assembly, consumed)
     try:
         with _watched(assembly, seen):
-            seen.loss = plain(update.rehearse(consumed, step, whole=True).item())
+            seen.loss = plain(update.rehearse(consumed, finished, whole=True).item())
         seen.parameters = _largest(assembly)
     except (RuntimeError, ValueError) as error:  # a report of what went wrong must not hide that it did
         seen.error = str(error)[:500]
