@@ -100,6 +100,12 @@ def modules(config: RunConfig) -> list[str]:
     return [*(found[axis] for axis in order if axis in found and found[axis] != config.parallelism), config.parallelism]
 
 
+def applied(config: RunConfig, shape: Shape) -> list[str]:
+    """As modules, but only those with something to do: of one rank the mesh has no axis."""
+    named = modules(config)
+    return [name for name in named if name == named[-1] or any(shape[axis] > 1 for axis in axes_of(name))]
+
+
 def shape_of(config: RunConfig, world_size: int, dims: Dims | None = None) -> Shape:
     """The run's mesh on so many ranks; Misfit with the nearest that works if there is none.
 
@@ -143,7 +149,7 @@ def check(config: RunConfig, world_size: int, dims: Dims | None = None, *, lacki
     yield from uncombinable
     if shape.dims is None and not recipe.knows_sizes(**config.recipe_options()):
         return  # they come with the weights that it starts from: it is checked again there
-    for name in modules(config) if not uncombinable else ():
+    for name in applied(config, shape) if not uncombinable else ():
         try:
             contracts.parallelism(name).check(shape, **config.options_of(name))
         except Misfit as misfit:

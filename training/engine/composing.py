@@ -43,7 +43,7 @@ class Composed:
         self.shape: Shape = shape.shape_of(config, world.size)
         self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
         self.watch = Watch(world.device)
-        self._parallelisms = {name: contracts.parallelism(name) for name in shape.modules(config)}
+        self._parallelisms = {name: contracts.parallelism(name) for name in shape.applied(config, self.shape)}
         """By name, in the order in which they are applied."""
         self._options = {name: self._options_of(name, one) for name, one in self._parallelisms.items()}
         self.parts: list[nn.Module] = [task.model]

@@ -31,8 +31,8 @@ def cases() -> Iterator[Any]:
 
 
 def config_of(row: Combination, schedule: str | None = None) -> dict[str, Any]:
-    """Two ranks along each axis."""
-    mesh = {axis: 2 if axis in row.axes else 1 for axis in ("pp", "cp", "tp") if axis in row.axes}
+    """Two ranks along each axis, and one along the others: as a sweep over them writes it."""
+    mesh = {axis: 2 if axis in row.axes else 1 for axis in ("pp", "cp", "tp")}
     if row.parallelism == "fsdp":
         mesh |= {axis: 2 if axis in row.axes else 1 for axis in ("dp", "shard")}
     pipeline = {"pipeline": {"schedule": schedule}} if schedule else {}
