@@ -146,7 +146,7 @@ def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None
     settings = Settings(
         parallelism=config.parallelism,
         micro_batch=micro,
-        micro_batches=max(1, _share(config, shape) // micro),
+        micro_batches=max(1, shape.share // micro),
         dtype=config.dtype,
         recompute=config.recompute,
         reshard=fsdp.lets_go(sharded.get("reshard", "auto"), is_piped=shape["pp"] > 1),
@@ -167,18 +167,13 @@ def _with(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 def _micro_batches(config: RunConfig, shape: Shape) -> Iterator[int]:
     """From a rank's whole share down to single samples, as they divide it."""
-    share = _share(config, shape)
+    share = shape.share
     if shape["pp"] > 1:
         schedule = str(config.options_of("pipeline").get("schedule", "1F1B"))
         share //= pipeline.micro_batches(share, shape, schedule=schedule)
     for pieces in range(1, share + 1):
         if share % pieces == 0:
             yield share // pieces
-
-
-def _share(config: RunConfig, shape: Shape) -> int:
-    """Samples of the rank that has most of them."""
-    return -(-config.global_batch // shape.coordinates)
 
 
 def _fixed_micro(config: RunConfig, shape: Shape) -> int:
@@ -195,7 +190,7 @@ def _tokens(plan: Plan) -> int:
 
 def _whole_share(plan: Plan) -> int:
     """Tokens of a rank's whole share: a small run has no larger micro-batches to offer."""
-    return _share(plan.config, plan.shape) * (plan.shape.dims.context if plan.shape.dims else 1)
+    return plan.shape.share * (plan.shape.dims.context if plan.shape.dims else 1)
 
 
 def _room(plan: Plan, ranks: Ranks) -> str:
