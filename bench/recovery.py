@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 from bench import stage
-from tests.training.launching import Run, until
+from tests.training.launching import Run
+from tests.waiting import until
 from training.attempt.heartbeat import heartbeat_path, read_beat
 
 TIMES = 5

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from bench import stage
 from bench.recovery import RUN, first_step, is_committed
-from tests.training.launching import Run, until
+from tests.training.launching import Run
+from tests.waiting import until
 
 TIMES = 3
 SHRINK_S = 30.0

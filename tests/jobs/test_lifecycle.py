@@ -25,7 +25,7 @@ from nodes.schedulers import slots
 from nodes.schedulers.local import LocalScheduler
 from portal.models import User
 from tests.lab import a_project, sysadmin
-from tests.nodes.scheduler_contract import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 

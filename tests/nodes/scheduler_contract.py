@@ -8,26 +8,17 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError, Submission
+from tests.waiting import until
 
 T = TypeVar("T")
 _keys = itertools.count(int(time.time_ns()))
 ENDED = {"completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory"}
-
-
-def until(look: Callable[[], T], *, seconds: float = 20) -> T:
-    """What `look` answers, as soon as that is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {found!r}"
-        time.sleep(0.02)
-    return found
 
 
 class SchedulerContract:

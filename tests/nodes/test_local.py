@@ -21,7 +21,8 @@ from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
 from nodes.schedulers.local import LocalScheduler
 from nodes.schedulers.machine import Gpu
-from tests.nodes.scheduler_contract import ENDED, SchedulerContract, until
+from tests.nodes.scheduler_contract import ENDED, SchedulerContract
+from tests.waiting import until
 
 
 @pytest.fixture

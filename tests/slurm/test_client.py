@@ -15,9 +15,9 @@ from nodes.schedulers.slurm import Slurm
 from nodes.schedulers.slurm_http import SlurmHttp
 from nodes.schedulers.slurm_rest import SlurmRest
 from nodes.schedulers.slurm_tokens import KeyFile
-from tests.nodes.scheduler_contract import until
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL
+from tests.waiting import until
 
 KEYS = iter(range(1, 10_000))
 PATIENCE_S = 60.0

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +14,12 @@ from typing import Any
 
 import psutil
 
+from tests.waiting import until
 from training.spool import read_spool
 
 HERE = Path(__file__).parent
 ENDLESS = 100_000  # steps: as long as nobody ends it
 KILLS = int(os.environ.get("TEST_KILLS", "3"))  # of each kind, all in one job; `make soak` takes more
-
-
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
-    return found
 
 
 def accident(rank: int, step: object, do: str, **more: Any) -> dict[str, Any]:

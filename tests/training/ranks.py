@@ -17,6 +17,7 @@ from typing import Any
 
 import tomlkit
 
+from tests.waiting import until
 from training.attempt.lineage import raise_generation
 from training.manifest import Manifest, committed
 
@@ -196,16 +197,6 @@ def fork(act: Callable[..., Any], *arguments: Any) -> BaseProcess:
     return process
 
 
-def eventually(fact: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """Polls until the fact holds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := fact():
-            return found
-        time.sleep(0.005)
-    raise AssertionError("it never came about")
-
-
 def _rank(
     environment: Mapping[str, str], arguments: list[str], log: Path, sabotage: Sabotage | None, patient: bool
 ) -> None:
@@ -263,7 +254,7 @@ def _prepare(sabotage: Sabotage) -> None:
         nonlocal calls
         calls += 1
         if calls == sabotage.call and sabotage.until:
-            eventually(lambda: os.path.exists(sabotage.until))
+            until(lambda: os.path.exists(sabotage.until))
         if calls == sabotage.call and sabotage.act == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if calls == sabotage.call and sabotage.act == "fail":

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.training.launching import Run, until
+from tests.training.launching import Run
+from tests.waiting import until
 from training.config import RunConfig
 from training.launch import capturing, resources
 from training.launch.attempt import Attempt

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from tests.training.launching import until
+from tests.waiting import until
 from training.attempt.heartbeat import read_beat
 from training.compare import asked, command, picture
 from training.compare.results import Comparison, Result

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.ranks import TINY, Run, eventually
+from tests.training.ranks import TINY, Run
+from tests.waiting import until
 from training.checkpoint.cadence import WRITES
 from training.manifest import Manifest
 
@@ -73,14 +74,14 @@ def run_ahead() -> None:
     def beside_the_write(trainer: Trainer) -> Agreed:
         nonlocal steps
         if steps == SAVED + BESIDE:
-            eventually(lambda: not trainer.checkpoints.busy)
+            until(lambda: not trainer.checkpoints.busy)
         agreed = one_step(trainer)
         steps += 1
         return agreed
 
     def beside_the_steps(checkpoints: Checkpoints, save: Any, state: Any) -> Manifest:
         if save.facts.step == SAVED:
-            eventually(lambda: steps == SAVED + BESIDE)
+            until(lambda: steps == SAVED + BESIDE)
         return write(checkpoints, save, state)
 
     def read(measuring: Measuring, step: int, times: StepTimes) -> dict[str, float]:

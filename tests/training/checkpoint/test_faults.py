@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks import TINY, Run, eventually
+from tests.training.ranks import TINY, Run
+from tests.waiting import until
 from training.attempt.lineage import newest_on_lineage
 
 pytestmark = pytest.mark.slow
@@ -99,16 +100,16 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run_going(small_disk: Path) -> 
     run.__dict__.update(folder=small_disk.parent.parent, config={}, attempts=0, launch={}, added=None)
     incarnation = run.start(1)
     try:
-        eventually(lambda: run.checkpoints)
+        until(lambda: run.checkpoints)
         filler = small_disk / "filler"
         with open(filler, "wb") as file:
             _fill(file.fileno())
-        skipped = eventually(lambda: run.events("checkpoint.skipped"))
+        skipped = until(lambda: run.events("checkpoint.skipped"))
         assert "No space left on device" in skipped[0]["reason"]
         there = run.checkpoints
         assert there, "the old ones are intact"
         filler.unlink()
-        eventually(lambda: [found for found in run.checkpoints if found.step > skipped[-1]["step"]])
+        until(lambda: [found for found in run.checkpoints if found.step > skipped[-1]["step"]])
         assert incarnation.processes[0].is_alive()
     finally:
         incarnation.kill()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.ranks import TINY, Run, eventually
+from tests.training.ranks import TINY, Run
+from tests.waiting import until
 from training.comm._served import Server
 
 
@@ -104,7 +105,7 @@ def test_a_run_learns_within_the_bound_and_goes_on(tmp_path: Path) -> None:
     assert [found.step for found in run.checkpoints][-1] == 40
     run.write(steps=100_000)
     endless = run.start(2, resume="step-40")
-    eventually(lambda: len(run.series()) > 60)
+    until(lambda: len(run.series()) > 60)
     (endless.attempt_dir / "stop-requested").write_text('{"reason": "cancel"}')
     assert endless.wait() == [0, 0], endless.output()
     (saved,) = run.events("stop.saved")

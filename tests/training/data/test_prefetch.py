@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import until
 from training.loader import prefetch
 from training.loader.prefetch import Prefetch
 
@@ -29,13 +30,6 @@ def _ahead(make: Callable[[int], int], *, end: int = 10_000) -> Prefetch[int]:
         assert found.take(step * STRIDE) == make(step * STRIDE)
     assert found.runs_ahead
     return found
-
-
-def _until(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_cheap_data_needs_no_thread() -> None:
@@ -68,7 +62,7 @@ def test_it_runs_ahead_so_far_and_no_further() -> None:
 
     found = _ahead(make)
     furthest = (3 + prefetch.DEPTH) * STRIDE
-    _until(lambda: furthest in made)
+    until(lambda: furthest in made)
     time.sleep(0.02)
     assert max(made) == furthest
     found.close()

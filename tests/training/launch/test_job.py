@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.training.ranks import SECONDS, TINY, Run, eventually
+from tests.training.ranks import SECONDS, TINY, Run
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ def _ranks(run: Run) -> dict[int, psutil.Process]:
 
 
 def _once_saved(run: Run, name: str) -> None:
-    eventually((run.job_dir / "checkpoints" / name / "COMMITTED").exists)
+    until((run.job_dir / "checkpoints" / name / "COMMITTED").exists)
 
 
 def _is_like(run: Run, whole: Run) -> None:

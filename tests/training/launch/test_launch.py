@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.training.intake import Server
-from tests.training.launching import ENDLESS, Run, accident, until
+from tests.training.launching import ENDLESS, Run, accident
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

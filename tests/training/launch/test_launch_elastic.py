@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.training.launching import ENDLESS, KILLS, Run, until
+from tests.training.launching import ENDLESS, KILLS, Run
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

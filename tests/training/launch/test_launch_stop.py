@@ -10,7 +10,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.training.launching import ENDLESS, Run, accident, until
+from tests.training.launching import ENDLESS, Run, accident
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.training.launching import Run, until
+from tests.training.launching import Run
+from tests.waiting import until
 from training.attempt.heartbeat import heartbeat_path, read_beat
 
 pytestmark = pytest.mark.slow

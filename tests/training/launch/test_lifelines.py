@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.training.launching import until
+from tests.waiting import until
 from training.launch.lifelines import Lifelines
 
 PEER = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.launching import until
+from tests.waiting import until
 from training.attempt.lineage import Fenced, claim_generation, give_up_claim, publish_generation, read_generation
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.launching import Run, until
+from tests.training.launching import Run
+from tests.waiting import until
 from training import manifest
 from training.spool import read_spool
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks import SECONDS, TINY, Incarnation, Run, Sabotage, eventually
+from tests.training.ranks import SECONDS, TINY, Incarnation, Run, Sabotage
+from tests.waiting import until
 from training.attempt.files import write_json
 from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.attempt.lineage import newest_on_lineage, raise_generation
@@ -36,7 +37,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", dict(LONG))
     never = Sabotage("training.manifest:_digest", rank=1, until=str(tmp_path / "never"))
     incarnation = run.start(2, sabotage=never)
-    eventually(lambda: _step_of(incarnation) > 5)
+    until(lambda: _step_of(incarnation) > 5)
     _request(incarnation)
     assert incarnation.wait() == [0, 0], incarnation.output()
     stopped = json.loads((incarnation.attempt_dir / "stopped.json").read_text())
@@ -66,14 +67,14 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**LONG, "validate_every": 5, "keep_best": 1, "keep_checkpoints": 1000})
     waiting = Sabotage("training.engine.validating:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
     incarnation = run.start(2, sabotage=waiting)
-    eventually(lambda: _step_phase(incarnation, rank=1, phase="validate"))
+    until(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
     (tmp_path / "go").touch()
     assert incarnation.wait() == [0, 0], incarnation.output()
     assert [found.step for found in run.checkpoints] == [5]
     assert run.series("validation_loss") == {}
     again = run.start(2, resume="step-5")
-    eventually(lambda: _step_of(again) > 5)
+    until(lambda: _step_of(again) > 5)
     _request(again)
     assert again.wait() == [0, 0], again.output()
     (told,) = [found for found in run.checkpoints if found.name == "step-5"]
@@ -84,12 +85,12 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
 def test_ranks_ignore_the_signals_that_reach_the_whole_group(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", dict(LONG))
     incarnation = run.start(2)
-    eventually(lambda: _step_of(incarnation) > 2)
+    until(lambda: _step_of(incarnation) > 2)
     for _ in range(2):
         incarnation.kill(signal.SIGTERM)
         incarnation.kill(signal.SIGUSR1)
     before = _step_of(incarnation)
-    eventually(lambda: _step_of(incarnation) > before + 3)
+    until(lambda: _step_of(incarnation) > before + 3)
     _request(incarnation)
     assert incarnation.wait() == [0, 0], incarnation.output()
 
@@ -100,13 +101,13 @@ def test_stacks_on_usr2(tmp_path: Path) -> None:
         1, sabotage=Sabotage("training.step.arithmetic:learning_rate", until=str(tmp_path / "never"))
     )
     stacks = incarnation.attempt_dir / "stacks" / "0.0.txt"
-    eventually(lambda: _step_phase(incarnation))
+    until(lambda: _step_phase(incarnation))
 
     def told() -> bool:
         incarnation.kill(signal.SIGUSR2)
         return "_one_step" in stacks.read_text()
 
-    eventually(told)
+    until(told)
     incarnation.kill()
 
 
@@ -121,7 +122,7 @@ def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
     incarnation = run.start(
         1, sabotage=Sabotage("training.checkpoint.committing:_fsync_folder", until=str(tmp_path / "go"), act="")
     )
-    eventually(lambda: list((run.job_dir / "checkpoints").glob(".step-4.*/COMMITTED")))
+    until(lambda: list((run.job_dir / "checkpoints").glob(".step-4.*/COMMITTED")))
     raise_generation(run.job_dir, mine=None, resume="")
     (tmp_path / "go").touch()
     assert incarnation.wait() == [1]
@@ -138,7 +139,7 @@ def test_a_due_save_is_skipped_while_one_is_in_flight(tmp_path: Path) -> None:
     incarnation = run.start(
         2, sabotage=Sabotage("training.checkpoint.storage:write", until=str(go), act=""), patient=False
     )
-    eventually(lambda: _step_of(incarnation) >= 30)
+    until(lambda: _step_of(incarnation) >= 30)
     assert run.checkpoints == []
     go.touch()
     assert incarnation.wait() == [0, 0], incarnation.output()
@@ -225,7 +226,7 @@ def _standalone(tmp_path: Path, *arguments: str, steps: int = 100_000) -> subpro
 
 def test_by_hand_ctrl_c_saves_and_the_next_start_goes_on(tmp_path: Path) -> None:
     process = _standalone(tmp_path)
-    eventually(lambda: (tmp_path / "runs/by-hand/job/checkpoints/step-4/COMMITTED").exists())
+    until(lambda: (tmp_path / "runs/by-hand/job/checkpoints/step-4/COMMITTED").exists())
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, output

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.training.intake import Server
 from training.report import Reporter
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.005)
 
 
 def reporter_of(attempt: Path, rank: int = 0, *, incarnation: int = 0, node: str = "dgx01") -> Reporter:

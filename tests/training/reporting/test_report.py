@@ -6,12 +6,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import vigil_report
+from tests.waiting import until
 from training.report import NullReporter, Reporter
 from training.spool import read_spool
 
@@ -19,13 +19,6 @@ from training.spool import read_spool
 def _only(attempt: Path) -> Path:
     (path,) = (attempt / "spool").glob("*.jsonl")
     return path
-
-
-def _until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.005)
 
 
 def test_a_stream_has_a_header_batches_and_an_end(tmp_path: Path) -> None:
@@ -48,7 +41,7 @@ def test_a_stream_has_a_header_batches_and_an_end(tmp_path: Path) -> None:
 def test_the_first_point_is_written_at_once(tmp_path: Path) -> None:
     reporter = Reporter.open(tmp_path, rank=0, incarnation=0, flush_seconds=60)
     reporter.log(0, loss=1.0)
-    _until(lambda: (tmp_path / "spool").is_dir() and bool(read_spool(_only(tmp_path))[1]), 5)
+    until(lambda: (tmp_path / "spool").is_dir() and bool(read_spool(_only(tmp_path))[1]), 5)
     reporter.close()
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.intake import TOKEN, Server
-from tests.training.reporting.shipped import losses, reporter_of, until
+from tests.training.reporting.shipped import losses, reporter_of
+from tests.waiting import until
 
 
 class Process:
