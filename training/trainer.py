@@ -68,7 +68,9 @@ class Trainer:
         self.reporter, self.heartbeat, self.stop = reporter, heartbeat, stop
         self.agreement = Agreement(world)
         self.step = 0
+        """Finished so far."""
         self.consumed = 0
+        """Samples, in all finished steps."""
         self._prepares_at = -1
         self._is_saving = False
         self.validation = Validation(config, world)
