@@ -217,7 +217,9 @@ def _uneven(config: RunConfig, world_size: int, given: int) -> Misfit:
     fits = nearest_divisors(config.mesh[largest], world_size // others)
     if all(axis in config.mesh for axis in axes_of(config.parallelism)):
         fits = f"Write {world_size // others}, or leave it out: it takes what is left over."
-    return Misfit(f"mesh.{largest}", f"{product} = {given} does not divide {ranks}. {fits}")
+    if len(config.mesh) > 1:
+        product = f"{product} = {given}"
+    return Misfit(f"mesh.{largest}", f"{product} does not divide {ranks}. {fits}")
 
 
 def _uneven_batch(config: RunConfig, shape: Shape, unit: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from training.dims import Dims
 from training.shape import Shape
-from training.units import GIB
+from training.units import size_text
 
 FLOAT = 4
 
@@ -58,10 +58,10 @@ class Footprint:
         return self.weights + self.optimizer + self.gathered + both
 
     def __str__(self) -> str:
-        """In GiB. The total is less than the sum where gradients come as activations go, see `total`."""
+        """The total is less than the sum where gradients come as activations go, see `total`."""
         parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits", "last")
-        listed = ", ".join(f"{part} {getattr(self, part) / GIB:.2f}" for part in parts)
-        return f"{self.total / GIB:.2f} at once, of {listed}"
+        listed = ", ".join(f"{part} {size_text(size)}" for part in parts if (size := getattr(self, part)))
+        return f"{size_text(self.total)} at once, of {listed}"
 
 
 def footprint(dims: Dims, shape: Shape, settings: Settings) -> Footprint:

@@ -20,10 +20,11 @@ from training.dims import Dims
 from training.parallel import fsdp, pipeline
 from training.planning.footprint import Footprint, Settings, footprint
 from training.shape import Shape
-from training.units import GIB
+from training.units import size_text
 
-USABLE = 0.9
-"""Of a rank's memory: the rest is the library's, and what allocators lose between blocks."""
+USABLE = 0.8
+"""Of a rank's memory: the rest is the library's, and what allocators lose between blocks; besides, an estimate may be a
+tenth too low."""
 BUSY_TOKENS = 2048
 """A micro-batch of fewer leaves a GPU idle; taken only where nothing else fits."""
 
@@ -55,7 +56,7 @@ class Plan:
         mesh = str(self.shape)
         yield f"{self.config.parallelism} on {ranks.world_size} ranks: {mesh}, micro-batch {_micro(self)}"
         if self.footprint is not None:
-            yield f"a rank, at its peak, in GiB: {self.footprint}"
+            yield f"a rank, at its peak: {self.footprint}"
         yield from self.why
 
 
@@ -119,7 +120,7 @@ def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, A
     try:
         found = shapes.shape_of(settled, ranks.world_size, dims)
     except shapes.Misfit as misfit:
-        return str(misfit)
+        return str(misfit).rstrip(".")
     least: Footprint | None = None
     refused = ""
     for micro in [config.micro_batch] if config.micro_batch else _micro_batches(config, found):
@@ -135,7 +136,7 @@ def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, A
     if least is None:
         return refused.rstrip(".")
     assert ranks.memory_bytes is not None
-    return f"{least.total / GIB:.1f} GiB of {USABLE * ranks.memory_bytes / GIB:.1f} usable"
+    return f"{size_text(least.total)} of {size_text(USABLE * ranks.memory_bytes)} usable"
 
 
 def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None:
@@ -201,11 +202,11 @@ def _room(plan: Plan, ranks: Ranks) -> str:
 
 def _fits(estimate: Footprint, ranks: Ranks) -> str:
     if ranks.memory_bytes is None:
-        return f"{estimate.total / GIB:.2f} GiB a rank; how much a rank has is not known"
+        return f"{size_text(estimate.total)} a rank; how much a rank has is not known"
     usable = USABLE * ranks.memory_bytes
     verdict = "fits" if estimate.total <= usable else "does not fit"
-    room = f"the {usable / GIB:.1f} usable of {ranks.memory_bytes / GIB:.1f}"
-    return f"{estimate.total / GIB:.2f} GiB {verdict} in {room}"
+    room = f"the {size_text(usable)} usable of {size_text(ranks.memory_bytes)}"
+    return f"{size_text(estimate.total)} {verdict} in {room}"
 
 
 def _remedy(why: list[str], config: RunConfig) -> str:
