@@ -214,7 +214,7 @@ def _is_allowed(plain: dict[str, Any], changes: dict[str, Any]) -> bool:
 
 def _divides(spec: JobSpec, ranks: int) -> bool:
     """Whether the run can be shared out among so many ranks."""
-    return spec.run is None or not any(problem.field == "global_batch" for problem in spec.run.check(ranks))
+    return spec.run is None or next(iter(spec.run.check(ranks)), None) is None
 
 
 def _largest(spec: JobSpec, cluster: Cluster) -> int:

@@ -98,6 +98,12 @@ def test_never_proposes_what_does_not_divide() -> None:
     assert now(found) == [{"resources.gpus_per_node": 1}]  # 5 of 35 have no room, 6, 4, 3 and 2 do not divide
 
 
+@pytest.mark.parametrize("parallelism", ["fsdp", "auto"])
+def test_proposes_the_largest_that_the_mesh_fits(parallelism: str) -> None:
+    spec = gpu_spec(1, 6, global_batch=12, parallelism=parallelism, mesh={"tp": 2})
+    assert {"resources.gpus_per_node": 2} in now(why(spec, cluster(node("a", 5)))), "3 have room, and 2 do not divide 3"
+
+
 def test_names_the_very_limit() -> None:
     small = Qos(name="small", limits=Limits(user={GPU: 2}))
     running = queued("5", 2, state="running", qos="small")
