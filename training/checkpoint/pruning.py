@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from training import manifest as manifests
+from training.attempt.files import read_json, write_json
 from training.manifest import CheckpointError, Manifest, Unreadable
 
 PREFIX = ".pruned-"
@@ -67,7 +68,17 @@ def pinned(job_dir: Path) -> frozenset[tuple[int, int]]:
         return frozenset()
     except (ValueError, RecursionError):
         return frozenset()
-    return frozenset(_identities(told))
+    return frozenset(_identities(told.get("pinned") if isinstance(told, dict) else None))
+
+
+def starts(attempt_dir: Path, start: Manifest | None) -> frozenset[tuple[int, int]]:
+    """(step, generation) of what the attempt began from, which its first incarnation leaves in start.json, and of what
+    this one does: neither is ever pruned."""
+    path = attempt_dir / "start.json"
+    if not path.exists():
+        write_json(path, {"step": start.step if start else None, "generation": start.generation if start else None})
+    first = frozenset(_identities([read_json(path)]))
+    return first | {start.identity} if start is not None else first
 
 
 def prune(checkpoint: Manifest, job_dir: Path, *, tell: Callable[[Manifest], None]) -> bool:
@@ -130,8 +141,7 @@ def _is_pinned(checkpoint: Manifest, job_dir: Path) -> bool:
 
 
 def _identities(told: object) -> Iterator[tuple[int, int]]:
-    pins = told.get("pinned") if isinstance(told, dict) else None
-    for pin in pins if isinstance(pins, list) else ():
-        step, generation = (pin.get("step"), pin.get("generation")) if isinstance(pin, dict) else (None, None)
+    for one in told if isinstance(told, list) else ():
+        step, generation = (one.get("step"), one.get("generation")) if isinstance(one, dict) else (None, None)
         if type(step) is int and type(generation) is int:
             yield step, generation

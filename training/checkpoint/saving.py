@@ -22,12 +22,11 @@ import torch
 import torch.distributed as dist
 
 from training import manifest as manifests
-from training.attempt.files import read_json, write_json
 from training.attempt.lineage import Fenced, check_fence
 from training.checkpoint import events
 from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import commit, mark_damaged, mark_verified
-from training.checkpoint.pruning import Keep, delete, finish, pinned, prune
+from training.checkpoint.pruning import Keep, delete, finish, pinned, prune, starts
 from training.checkpoint.staging import Staging, State
 from training.distributed import World, broadcast
 from training.imports import without_collections
@@ -96,7 +95,7 @@ class Checkpoints:
         self.staging = Staging(self._group, say=lambda why: events.tell_unpinned(reporter, why))
         self._preparing: threading.Thread | None = None
         self._flight: _Save | None = None
-        self._start: set[tuple[int, int]] = set()
+        self._start: frozenset[tuple[int, int]] = frozenset()
         self._line: list[tuple[int, int]] = []
         self.latest: Manifest | None = None
         """What the next one descends from: the newest that this run committed or started from."""
@@ -107,7 +106,7 @@ class Checkpoints:
         self._line = [*start.ancestors, start.identity] if start else []
         if self._world.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._protect(start)
+            self._start = starts(self._attempt_dir, start)
             self._clear()
 
     def find(self, name: str) -> Manifest:
@@ -349,16 +348,6 @@ class Checkpoints:
         return [answer for answer, _ in answers]
 
     # On the main thread, at the start.
-
-    def _protect(self, start: Manifest | None) -> None:
-        """The start of the attempt is never pruned, nor that of this incarnation."""
-        path = self._attempt_dir / "start.json"
-        if not path.exists():
-            write_json(path, {"step": start.step if start else None, "generation": start.generation if start else None})
-        about = read_json(path) or {}
-        self._start = {(about.get("step"), about.get("generation"))}  # type: ignore[arg-type]
-        if start is not None:
-            self._start.add(start.identity)
 
     def _clear(self) -> None:
         for staging, generation in manifests.staged(self.folder):
