@@ -129,7 +129,6 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
     alice.wait(job_id)
 
 
-@pytest.mark.xfail(strict=False, reason="a run on Slurm 24.11 found the job requeued: to be understood")
 def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(slurm: Cluster, alice: Person) -> None:
     """First the launcher that leads is lost, beside the batch script, then a whole node: one attempt all the same."""
     wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
