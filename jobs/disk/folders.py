@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,21 @@ def result_of(attempt: Attempt) -> dict[str, Any] | None:
     if root is None or not folder:
         return None
     return rundir.read_json_under(root, f"job/{folder}/result.json", limit=65_536)
+
+
+def age_of_result(attempt: Attempt) -> float | None:
+    """Seconds since the launcher's last word; None where it has had none."""
+    root, folder = root_of(attempt), find_folder(attempt)
+    if root is None or not folder:
+        return None
+    try:
+        descriptor = rundir.open_under(root, f"job/{folder}/result.json")
+    except (OSError, rundir.Unsafe):
+        return None
+    try:
+        return time.time() - os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
 
 
 def said_before_launch(attempt: Attempt) -> str:

@@ -2,6 +2,7 @@
 
     poll      scheduler states → attempt states (poll)
     cancel    asked → signalled → killed, a step a tick (cancels); what came too late (strays)
+    give back what has ended and still holds its nodes (outlived)
     settle    what ended: collect, decide, close (ending)
     submit    what no scheduler has yet (handover; sweeps: arrays)
 Nothing here may take long: a tick that is cut short goes on with the next one. A scheduler that did not answer the poll
@@ -18,7 +19,7 @@ from django.db.models import Q
 
 from jobs import lease
 from jobs.disk import folders, pins, rundir, tokens
-from jobs.following import after, arrays, attached, cancels, ending, handover, steps, strays
+from jobs.following import after, arrays, attached, cancels, ending, handover, outlived, steps, strays
 from jobs.following.poll import Poll
 from jobs.following.round import Round, logger
 from jobs.lease import LeaseLost
@@ -53,7 +54,7 @@ class Tick(Round):
     """One round of the follower, under its lease."""
 
     def run(self) -> None:
-        ask = (self.poll, self.find_folders, self.cancel)
+        ask = (self.poll, self.find_folders, self.cancel, self.give_back)
         for part in (*ask, self.submit, self.settle, self.submit, self.ask_for_steps, self.look_at_nodes, pins.repair):
             self.live_through(part, part.__name__)
 
@@ -79,6 +80,10 @@ class Tick(Round):
         if self.away is None:
             cancels.advance(self)
             strays.pursue(self)
+
+    def give_back(self) -> None:
+        if self.away is None:
+            outlived.give_back(self)
 
     def leave_token(self, attempt: Attempt) -> None:
         root = folders.root_of(attempt)

@@ -154,6 +154,34 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(slurm: Cluster, ali
     assert max(one["step"] for one in alice.checkpoints(job_id)) == done["progress"]["step"]
 
 
+def test_without_its_batch_script_an_elastic_job_ends_all_the_same(slurm: Cluster, alice: Person) -> None:
+    """Its node is lost, srun with it. Slurm lets the others go on, and would keep them up to the time limit."""
+    wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
+    resources = {"nodes": "1:3", "ranks_per_node": 1}
+    job_id = alice.submit(language(steps=1500, checkpoint_every=20, global_batch=12, resources=resources))
+    alice.wait_for_step(job_id, 25)
+    (attempt,) = alice.attempts(job_id)
+    with slurm.without(attempt["nodes"][0]):
+        for process in _on_node(attempt["scheduler_id"], attempt["nodes"][0]):
+            with suppress(psutil.NoSuchProcess):  # ranks die with their launcher
+                process.kill()
+        done = alice.wait(job_id, timeout_s=240)
+        assert (done["state"], done["progress"]["step"], done["attempt"]["number"]) == ("completed", 1500, 1)
+        wait_for(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back", 60)
+
+
+def _on_node(scheduler_id: str, node: str) -> list[psutil.Process]:
+    """Everything of a job on one of the nodes that this machine plays, Slurm's own processes first."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.name().startswith("slurmstepd") and f"[{scheduler_id}." in " ".join(process.cmdline()):
+                below = process.children(recursive=True)
+                if any(one.environ().get("SLURMD_NODENAME") == node for one in below):
+                    found += [process, *below]
+    return found
+
+
 def _launcher(scheduler_id: str, node: str) -> psutil.Process:
     """Of a job, on one of the nodes that this machine plays."""
     told = {"SLURM_JOB_ID": scheduler_id, "SLURMD_NODENAME": node}
