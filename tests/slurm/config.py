@@ -32,9 +32,9 @@ class Layout:
     min_job_age_s: int = 60  # for so long Slurm itself remembers a job that has ended; then only its accounting does
     # A requeued job waits for as long as its credential lived, and a second more. Slurm takes 5 and more.
     cred_expire_s: int = 5
-    # A silent node is down after this and twice the time for a message: 30 s with these. A round of questions takes as
-    # long as its slowest answer, 7 s with a silent node, and until it is over nobody else has answered either: 24.11 then
-    # takes healthy nodes for down as well, unless two thirds of this are longer than a round.
+    # A silent node is down after this and twice the time for a message: 30 s with these. A round of pings takes as long
+    # as its slowest answer, 7 s with a silent node, and only then has anybody answered. Where two thirds of this are
+    # not longer than a round, 24.11 takes healthy nodes for down as well.
     slurmd_timeout_s: int = 20
     message_timeout_s: int = 5
 
