@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,20 @@ def processes_of(root: Path) -> list[psutil.Process]:
     return found
 
 
+def is_start(process: psutil.Process) -> bool:
+    return any(word.endswith("start.py") for word in process.cmdline()[1:2])
+
+
+def keeper_of(root: Path, node: int = 0) -> psutil.Process:
+    """What stands for a node of the one job that runs: all of the job's there ends with it."""
+    for process in processes_of(root):
+        with suppress(psutil.Error):
+            is_there = process.environ().get("SLURM_NODEID") == str(node)
+            if is_there and is_start(process) and not is_start(process.parents()[0]):
+                return process
+    raise AssertionError(f"nothing runs on node {node}")
+
+
 def packed(program: str) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -165,8 +180,7 @@ def test_an_elastic_job_goes_on_with_one_node_of_two(sam: User, scheduler: Local
     start(sam, 60, 0.05, nodes="1:2", ranks_per_node=1)
     follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
     assert len(newest().nodes) == 2
-    launchers = [one for one in processes_of(root) if one.environ().get("SLURM_NODEID") == "0"]
-    next(one for one in launchers if any("start.py" in word for word in one.cmdline())).kill()
+    keeper_of(root).kill()
     follow_until(scheduler, lambda: newest().ended_at)
     attempt = newest()
     assert (attempt.number, attempt.state, attempt.cause) == (1, "completed", "completed")
@@ -209,11 +223,25 @@ def test_kill_9_of_the_shim_is_a_new_attempt_that_goes_on(sam: User, scheduler: 
     assert step % 10 == 0
 
 
-def test_kill_9_of_the_launcher_is_a_new_attempt(sam: User, scheduler: LocalScheduler, root: Path) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_kill_9_of_the_launcher_is_a_new_incarnation(
+    sam: User, scheduler: LocalScheduler, root: Path, nodes: int
+) -> None:
+    start(sam, 60, 0.05, nodes=nodes, ranks_per_node=1)
+    follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
+    (launcher,) = (child for child in keeper_of(root).children() if is_start(child))
+    launcher.kill()
+    follow_until(scheduler, lambda: newest().ended_at)
+    assert (newest().number, newest().state) == (1, "completed")
+    first, *_ = said(newest())
+    assert first.endswith(f"rank 0 of {nodes}")
+    assert int(first.split()[1]) >= 10
+
+
+def test_kill_9_of_who_keeps_the_launcher_is_a_new_attempt(sam: User, scheduler: LocalScheduler, root: Path) -> None:
     start(sam, 60, 0.05)
     follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
-    launcher = next(process for process in processes_of(root) if any("start.py" in word for word in process.cmdline()))
-    launcher.kill()
+    keeper_of(root).kill()
     follow_until(scheduler, lambda: newest().number == 2)
     assert Attempt.objects.get(number=1).cause == "lost"
     follow_until(scheduler, lambda: newest().ended_at)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -129,18 +131,24 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
     alice.wait(job_id)
 
 
-def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(slurm: Cluster, alice: Person) -> None:
-    """First the launcher that leads is lost, beside the batch script, then a whole node: one attempt all the same."""
+def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slurm: Cluster, alice: Person) -> None:
+    """First the launcher that leads is lost, beside the batch script, then a whole node: one attempt all the same.
+
+    The launcher is started again, and taken in as soon as there is anything to start.
+    """
     wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
     resources = {"nodes": "1:3", "ranks_per_node": 1}
     job_id = alice.submit(language(steps=100_000, checkpoint_every=20, global_batch=12, resources=resources))
     step = alice.wait_for_step(job_id, 25)["progress"]["step"]
     (attempt,) = alice.attempts(job_id)
-    leading, _, last = attempt["nodes"]
-    _launcher(attempt["scheduler_id"], leading).kill()
+    leading, other, last = attempt["nodes"]
+    (launcher,) = (child for child in _keeper(attempt["scheduler_id"], leading).children() if _is_start(child))
+    launcher.kill()
     step = alice.wait_for_step(job_id, step + 40)["progress"]["step"]
+    (members,) = (portal.runs / "vision").glob(f"{job_id}-*/job/attempt-1/members")
+    wait_for(lambda: any(one["pid"] != launcher.pid for one in _told(members, "node-0.*", beat=3)), "it to stand by")
     with slurm.without(last):
-        _launcher(attempt["scheduler_id"], last).kill()
+        _keeper(attempt["scheduler_id"], last).kill()
         wait_for(
             lambda: "DOWN" in slurm.run("sinfo", "--noheader", f"--nodes={last}", "--format=%T").upper(),
             "its loss",
@@ -152,6 +160,8 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(slurm: Cluster, ali
     done = alice.wait(job_id)
     assert (done["state"], done["attempt"]["number"]) == ("cancelled", 1)
     assert max(one["step"] for one in alice.checkpoints(job_id)) == done["progress"]["step"]
+    newest = max(_told(members, "incarnation-*", members=[]), key=lambda turn: int(turn["number"]))
+    assert {member["name"] for member in newest["members"]} == {leading, other}
 
 
 def test_without_its_batch_script_an_elastic_job_ends_all_the_same(slurm: Cluster, alice: Person) -> None:
@@ -162,9 +172,11 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(slurm: Cluste
     alice.wait_for_step(job_id, 25)
     (attempt,) = alice.attempts(job_id)
     with slurm.without(attempt["nodes"][0]):
-        for process in _on_node(attempt["scheduler_id"], attempt["nodes"][0]):
-            with suppress(psutil.NoSuchProcess):  # ranks die with their launcher
-                process.kill()
+        there = _on_node(attempt["scheduler_id"], attempt["nodes"][0])
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: what is left of an srun would end the others
+            for process in there:
+                with suppress(psutil.NoSuchProcess):  # ranks die with their launcher
+                    process.send_signal(number)
         done = alice.wait(job_id, timeout_s=240)
         assert (done["state"], done["progress"]["step"], done["attempt"]["number"]) == ("completed", 1500, 1)
         wait_for(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back", 60)
@@ -182,15 +194,27 @@ def _on_node(scheduler_id: str, node: str) -> list[psutil.Process]:
     return found
 
 
-def _launcher(scheduler_id: str, node: str) -> psutil.Process:
-    """Of a job, on one of the nodes that this machine plays."""
+def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
+    """Of the files that launchers leave for each other those that have these keys, with at least these values."""
+    found = []
+    for path in folder.glob(names):
+        with suppress(FileNotFoundError):  # of one that was lost
+            found.append(json.loads(path.read_text()))
+    return [one for one in found if all(name in one and one[name] >= value for name, value in least.items())]
+
+
+def _keeper(scheduler_id: str, node: str) -> psutil.Process:
+    """Of a job's launcher, on one of the nodes that this machine plays: the launcher is its child."""
     told = {"SLURM_JOB_ID": scheduler_id, "SLURMD_NODENAME": node}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            is_start = any(word.endswith("start.py") for word in process.cmdline()) and "srun" not in process.name()
-            if is_start and told.items() <= process.environ().items() and "SLURM_PROCID" in process.environ():
+            if _is_start(process) and not _is_start(process.parents()[0]) and told.items() <= process.environ().items():
                 return process
     raise AssertionError(f"no launcher of {scheduler_id} on {node}")
+
+
+def _is_start(process: psutil.Process) -> bool:
+    return any(word.endswith("start.py") for word in process.cmdline()[1:2])
 
 
 @pytest.mark.parametrize("daemon", ["slurmrestd", "slurmdbd", "slurmctld"])

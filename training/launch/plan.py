@@ -113,7 +113,8 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
         cpus_per_rank=launch.whole("cpus_per_rank", 1, least=1),
         in_place=launch.whole("in_place", 3, least=0),
         gather_seconds=launch.seconds("gather_seconds", 60.0),
-        return_seconds=launch.seconds("return_seconds", 120.0 if most > least else 0.0),
+        # A fixed number has no other nodes to wait for: only for launchers that are started again (training/start.py).
+        return_seconds=launch.seconds("return_seconds", 120.0 if most > least else 30.0 if least > 1 else 0.0),
         grow_seconds=launch.seconds("grow_seconds", 60.0),
         grace_seconds=launch.seconds("grace_seconds", 30.0),
         drain_seconds=launch.seconds("drain_seconds", 10.0),

@@ -1,0 +1,104 @@
+"""training/start.py: keeps a launcher, here one that is played, and starts it again where it was killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.training.launching import until
+from training import start
+
+# Says how often it was started and that it lives, then does what it is told.
+PLAYED = """
+import os, pathlib, signal, subprocess, sys, time
+here = pathlib.Path(sys.argv[1])
+number = len(list(here.glob("start.*")))
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+(here / f"start.{number}").write_text(str(os.getpid()))
+exec((here / "does").read_text())
+"""
+
+
+class Kept:
+    """A checkout with a played launcher, and start.py running in it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        (place / "training" / "launch").mkdir(parents=True)
+        (place / "training" / "__init__.py").touch()
+        shutil.copy(start.__file__, place / "training")
+        (place / "training" / "launch" / "__main__.py").write_text(PLAYED)
+
+    def start(self, does: str) -> subprocess.Popen[bytes]:
+        (self.place / "does").write_text(does)
+        command = [sys.executable, self.place / "training" / "start.py", self.place]
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def code(self, does: str) -> int:
+        return self.start(does).wait(60)
+
+    def pid(self, number: int) -> int:
+        """Of the launcher's so manieth start."""
+        path = self.place / f"start.{number}"
+        return int(until(lambda: path.exists() and path.read_text()))
+
+    @property
+    def starts(self) -> int:
+        return len(list(self.place.glob("start.*")))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+@pytest.mark.parametrize("code", [0, 1, 75, 137])
+def test_what_the_launcher_says_is_what_counts(kept: Kept, code: int) -> None:
+    assert kept.code(f"sys.exit({code})") == code
+    assert kept.starts == 1
+
+
+def test_one_that_was_killed_is_started_again_without_what_it_left(kept: Kept) -> None:
+    left = "if not number: subprocess.Popen(['sleep', '1000'], start_new_session=True); "
+    keeper = kept.start(f"{left}\nwhile number < 2: time.sleep(0.01)\nsys.exit(75)")
+    sleeper = until(lambda: psutil.Process(kept.pid(0)).children())[0]
+    for number in range(2):
+        os.kill(kept.pid(number), signal.SIGKILL)
+    assert keeper.wait(60) == 75
+    assert not sleeper.is_running()
+
+
+def test_not_for_ever(kept: Kept) -> None:
+    assert kept.code("os.kill(os.getpid(), signal.SIGSEGV)") == 128 + signal.SIGSEGV
+    assert kept.starts == start.MOST_STARTS
+
+
+def test_signals_are_passed_on(kept: Kept) -> None:
+    keeper = kept.start("while not asked: time.sleep(0.01)\nsys.exit(75)")
+    kept.pid(0)
+    keeper.send_signal(signal.SIGUSR1)
+    assert keeper.wait(60) == 75
+
+
+def test_one_that_was_to_stop_is_not_started_again(kept: Kept) -> None:
+    keeper = kept.start("while not asked: time.sleep(0.01)\nos.kill(os.getpid(), signal.SIGKILL)")
+    kept.pid(0)
+    keeper.send_signal(signal.SIGUSR1)
+    assert keeper.wait(60) == 128 + signal.SIGKILL
+    assert kept.starts == 1
+
+
+def test_it_does_not_outlive_its_keeper(kept: Kept) -> None:
+    keeper = kept.start("while True: time.sleep(0.01)")
+    launcher = psutil.Process(kept.pid(0))
+    keeper.kill()
+    keeper.wait(60)
+    launcher.wait(60)
