@@ -83,6 +83,8 @@ class Stop:
         """The signal's name: the batch script's word for it, else our own."""
         with suppress(OSError, ValueError):
             return f"SIG{self._asked.read_text().strip()}"
+        if asked is None and self._cancelled.exists():  # the batch script, which gets the signal, may be lost
+            return signal.SIGUSR1.name
         return asked.name if asked is not None else None
 
     def _request(self, word: str) -> None:

@@ -41,6 +41,15 @@ def test_a_cancelled_job_says_so(run: Run) -> None:
     assert run.events("stop.requested")[0]["reason"] == "cancel"
 
 
+def test_a_cancel_is_found_without_a_signal(run: Run) -> None:
+    """The batch script, which gets it, may be lost with its node."""
+    launcher = run.fake(steps=ENDLESS)
+    run.started()
+    (run.path / "portal" / "cancelled").touch()
+    assert launcher.wait(30) == 75
+    assert run.events("stop.requested")[0]["reason"] == "cancel"
+
+
 def test_signals_to_everybody_and_twice_change_nothing(run: Run) -> None:
     """As scancel and a time limit do: the whole job at once, then again."""
     launcher = run.fake(steps=ENDLESS)
