@@ -142,13 +142,14 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     step = alice.wait_for_step(job_id, 25)["progress"]["step"]
     (attempt,) = alice.attempts(job_id)
     leading, other, last = attempt["nodes"]
-    (launcher,) = (child for child in _keeper(attempt["scheduler_id"], leading).children() if _is_start(child))
+    (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
+    (launcher,) = (child for child in _keeper(run, leading).children() if _is_start(child))
     launcher.kill()
     step = alice.wait_for_step(job_id, step + 40)["progress"]["step"]
-    (members,) = (portal.runs / "vision").glob(f"{job_id}-*/job/attempt-1/members")
+    members = run / "job" / "attempt-1" / "members"
     wait_for(lambda: any(one["pid"] != launcher.pid for one in _told(members, "node-0.*", beat=3)), "it to stand by")
     with slurm.without(last):
-        _keeper(attempt["scheduler_id"], last).kill()
+        _keeper(run, last).kill()
         wait_for(
             lambda: "DOWN" in slurm.run("sinfo", "--noheader", f"--nodes={last}", "--format=%T").upper(),
             "its loss",
@@ -164,7 +165,9 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     assert {member["name"] for member in newest["members"]} == {leading, other}
 
 
-def test_without_its_batch_script_an_elastic_job_ends_all_the_same(slurm: Cluster, alice: Person) -> None:
+def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
+    portal: Portal, slurm: Cluster, alice: Person
+) -> None:
     """Its node is lost, srun with it. Slurm lets the others go on, and would keep them up to the time limit."""
     wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
     resources = {"nodes": "1:3", "ranks_per_node": 1}
@@ -172,7 +175,8 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(slurm: Cluste
     alice.wait_for_step(job_id, 25)
     (attempt,) = alice.attempts(job_id)
     with slurm.without(attempt["nodes"][0]):
-        there = _on_node(attempt["scheduler_id"], attempt["nodes"][0])
+        (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
+        there = _on_node(run, attempt["nodes"][0])
         for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: what is left of an srun would end the others
             for process in there:
                 with suppress(psutil.NoSuchProcess):  # ranks die with their launcher
@@ -182,16 +186,21 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(slurm: Cluste
         wait_for(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back", 60)
 
 
-def _on_node(scheduler_id: str, node: str) -> list[psutil.Process]:
-    """Everything of a job on one of the nodes that this machine plays, Slurm's own processes first."""
+def _on_node(run: Path, node: str) -> list[psutil.Process]:
+    """Everything of a run on one of the nodes that this machine plays, Slurm's own processes first."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.name().startswith("slurmstepd") and f"[{scheduler_id}." in " ".join(process.cmdline()):
+            if process.name().startswith("slurmstepd"):
                 below = process.children(recursive=True)
-                if any(one.environ().get("SLURMD_NODENAME") == node for one in below):
+                if any(_is_of(one, run, node) for one in below):
                     found += [process, *below]
     return found
+
+
+def _is_of(process: psutil.Process, run: Path, node: str) -> bool:
+    """By its run: another cluster that is up has nodes and jobs of the same names."""
+    return str(run) in process.cmdline() and process.environ().get("SLURMD_NODENAME") == node
 
 
 def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
@@ -203,14 +212,13 @@ def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
     return [one for one in found if all(name in one and one[name] >= value for name, value in least.items())]
 
 
-def _keeper(scheduler_id: str, node: str) -> psutil.Process:
-    """Of a job's launcher, on one of the nodes that this machine plays: the launcher is its child."""
-    told = {"SLURM_JOB_ID": scheduler_id, "SLURMD_NODENAME": node}
+def _keeper(run: Path, node: str) -> psutil.Process:
+    """Of a run's launcher, on one of the nodes that this machine plays: the launcher is its child."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if _is_start(process) and not _is_start(process.parents()[0]) and told.items() <= process.environ().items():
+            if _is_start(process) and not _is_start(process.parents()[0]) and _is_of(process, run, node):
                 return process
-    raise AssertionError(f"no launcher of {scheduler_id} on {node}")
+    raise AssertionError(f"no launcher of {run.name} on {node}")
 
 
 def _is_start(process: psutil.Process) -> bool:
