@@ -34,7 +34,11 @@ from training.corpus.shards import read_index
         ("a.jsonl", b'{"text": 3}\n', r'^text_field: .*:1 has no text called "text": it is an object with text'),
         ("a.jsonl", b"[1]\n", r'^text_field: .*:1 has no text called "text": it is a list'),
         ("a.jsonl", b"[" * 100_000, r"^source: .*a.jsonl:1 is not JSON"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:-9], r"^source: .*a.jsonl.gz is a damaged or unfinished .gz"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n', mtime=0)[:-9],
+            r"^source: .*a.jsonl.gz is a damaged or unfinished .gz",
+        ),
         ("a.txt.gz", b"no gz", r"^source: .*a.txt.gz is a damaged or unfinished .gz"),
         ("a.txt", b"caf\xe9", r"^source: .*a.txt is not UTF-8 \(byte 0xE9 at 3\). Convert it"),
         ("a.txt", b"", r"^source: .* holds no text: no file in it, or below, ends in .txt, .md, .jsonl, .ndjson."),
