@@ -78,8 +78,9 @@ class Lifelines:
         return [peer for peer in list(self._peers.values()) if not peer.is_held and peer.id not in self._dead]
 
     def _next_due(self) -> float | None:
+        """Seconds, never more than the longest wait: whatever a clock has done, this thread goes on."""
         due = min((peer.due for peer in self._missed()), default=None)
-        return None if due is None else max(0.0, due - time.monotonic())
+        return None if due is None else min(max(0.0, due - time.monotonic()), RETRY_SECONDS[1])
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with suppress(OSError):
