@@ -121,7 +121,7 @@ def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
 
 def series_of(stack: Stack, job_id: int) -> dict[str, Any]:
     with stack.client() as client:
-        answer = client.get(f"/api/v1/jobs/{job_id}/series", params={"name": "loss", "points": 5000})
+        answer = client.get(f"/api/v1/jobs/{job_id}/series", params={"name": "loss", "points": 20_000})
     assert answer.status_code == 200, answer.text
     (item,) = answer.json()["items"]
     return dict(item)
