@@ -186,6 +186,8 @@ def test_on_a_real_server_a_reader_that_stalls_loses_and_nobody_else(server: Ser
     total, message = 1_000, bytes(65_536)  # more than its queue and the largest buffers of two sockets take
 
     async def scene(hub: Hub) -> None:
+        joined = asyncio.Semaphore(0)
+
         async def application(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "websocket":
                 return
@@ -198,6 +200,7 @@ def test_on_a_real_server_a_reader_that_stalls_loses_and_nobody_else(server: Ser
             write = writer_of(send)
             assert write is not None
             listener = await hub.join("a", pass_on, write=write)
+            joined.release()
             while (await receive())["type"] != "websocket.disconnect":
                 pass
             await hub.leave(listener)
@@ -214,6 +217,8 @@ def test_on_a_real_server_a_reader_that_stalls_loses_and_nobody_else(server: Ser
             connect(address, max_queue=1, close_timeout=0.2) as stalled,
             connect(address, compression=None) as quick,
         ):
+            for _ in range(2):  # who has not joined yet hears nothing
+                await joined.acquire()
             for _ in range(total // 20):  # the next few only once the one who reads has these
                 await asyncio.to_thread(server.publish, "a", *[message] * 20)
                 for _ in range(20):
