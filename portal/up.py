@@ -58,6 +58,7 @@ class Up:
             "DJANGO_SETTINGS_MODULE": "portal.settings",
             "PYTHONUNBUFFERED": "1",
             "VIGIL_HOME": str(self.home),
+            "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looking for some reads the metadata of every package installed
         }
 
     # starting

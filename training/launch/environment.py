@@ -31,7 +31,8 @@ def trainer(plan: Plan) -> Command:
     if importlib.util.find_spec("torch") is None:
         raise BadPlan(f"The job's Python, {sys.executable}, has no torch. Install it there, or take another Python.")
     arguments = (sys.executable, "-P", "-m", "training", str(plan.run_dir / "portal" / "run.toml"))
-    return Command(arguments, plan.job_dir, {**plan.env, **found})
+    lean = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for some reads the metadata of every package installed
+    return Command(arguments, plan.job_dir, {**lean, **plan.env, **found})
 
 
 def rank_environment(
