@@ -91,13 +91,22 @@ def prepare(file: Path) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Tells how a run's ranks would share the work, the memory of each, and why; starts nothing."""
+    from training.corpus.errors import DataError
+    from training.weights import named
+
     try:
         run = run_file.load(options.run)
+        weights = named.named(run.config)
+        is_here = weights is None or weights.exists()
+        settled = named.settled(contracts.recipe(run.config.recipe), run.config) if is_here else run.config
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node
         memory, where = _memory_of_a_rank(options.gpu_memory, per_node, on_cpu=run.on_cpu)
         ranks = planning.Ranks(world_size, min(per_node, world_size), int(memory * units.GIB))
-        found = planning.plan(run.config, ranks)
+        found = planning.plan(settled, ranks)
+    except DataError as error:
+        print(error, file=sys.stderr)
+        return 2
     except config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -108,6 +117,8 @@ def plan(options: argparse.Namespace) -> int:
         return 0
     print(*found.lines(ranks), sep="\n")
     print(f"memory of a rank: {memory:.1f} GiB, {where}")
+    if not is_here:
+        print(f"{weights}, which tells the model's sizes, is not on this machine: memory is not estimated")
     return 0
 
 

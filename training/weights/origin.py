@@ -7,11 +7,10 @@ themselves may be gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from training import config as configs
 from training.attempt.place import Place
 from training.config import RunConfig
 from training.contracts import Recipe
@@ -19,9 +18,8 @@ from training.corpus.errors import DataError
 from training.distributed import World
 from training.loader.supply import Telling
 from training.manifest import CheckpointError, Manifest
+from training.weights import named
 from training.weights.base import Base
-
-OPTION, NONE = "from_weights", "none"
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,13 @@ def as_trained(config: RunConfig, start: Manifest | None) -> RunConfig:
     """With what the weights had settled before the checkpoint, where this configuration leaves it open."""
     recipe = config.recipe
     before = start.config.get(recipe) if start else None
-    if not _named(config) or not isinstance(before, dict):
+    if named.named(config) is None or not isinstance(before, dict):
         return config
     options = config.recipe_options()
     open_ones = {
         name: before[name] for name, value in options.items() if name in before and (value is None or value is False)
     }
-    return _with(config, {**options, **open_ones})
+    return named.with_options(config, {**options, **open_ones})
 
 
 def settle(
@@ -54,9 +52,9 @@ def settle(
 
     DataError where they are not there, or not such. With adapters they are copied beside the checkpoints.
     """
-    if not _named(config):
+    weights = named.named(config)
+    if weights is None:
         return config, Origin()
-    weights = Path(_named(config)).expanduser()
     base = Base(place.job_dir) if config.recipe_options().get("lora_rank") else None
     found: RunConfig = telling.by_rank_0(lambda tell: _settled(recipe, config, weights, base, start, tell))
     if base is not None:
@@ -80,19 +78,10 @@ def _settled(
             except CheckpointError as error:
                 raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
         return config
-    try:
-        settled = _with(config, recipe.settle(weights, **config.recipe_options()))
-        if base is not None:
+    settled = named.settled(recipe, config)
+    if base is not None:
+        try:
             base.keep(weights, tell)
-    except DataError as error:
-        raise error.within(f"run.{config.recipe}") from None
+        except DataError as error:
+            raise error.within(f"run.{config.recipe}") from None
     return settled
-
-
-def _named(config: RunConfig) -> str:
-    value = config.recipe_options().get(OPTION)
-    return value if isinstance(value, str) and value != NONE else ""
-
-
-def _with(config: RunConfig, options: Mapping[str, object]) -> RunConfig:
-    return configs.parse({**config.model_dump(), config.recipe: options})

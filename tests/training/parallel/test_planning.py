@@ -10,6 +10,7 @@ import pytest
 
 from tests.training.parallel import peaks
 from tests.training.ranks import TINY, Run, fork
+from tests.training.weights import origins
 from training import commands
 from training.config import ConfigError, parse
 from training.planning.plan import Ranks, plan
@@ -145,3 +146,19 @@ def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert told["bytes_per_rank"]["total"] > 0
     assert commands.run("plan", [str(spec), "--gpu-memory", "1"]) == 2
     assert "auto found no way" in capsys.readouterr().err
+
+
+def test_weights_to_start_from_tell_the_sizes_where_they_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, spec = tmp_path / "llama", tmp_path / "run.toml"
+    spec.write_text(f'[run]\nparallelism = "auto"\n[run.language]\nfrom_weights = "{folder}"\n')
+    asked = [str(spec), "--gpu-memory", "80"]
+    assert commands.run("plan", asked) == 0
+    assert f"{folder}, which tells the model's sizes, is not on this machine" in capsys.readouterr().out
+    origins.write(folder)
+    assert commands.run("plan", asked) == 0
+    assert "at its peak" in capsys.readouterr().out
+    (folder / "config.json").unlink()
+    assert commands.run("plan", asked) == 2
+    assert "run.language.from_weights: " in capsys.readouterr().err
