@@ -49,6 +49,8 @@ class Life:
     restarts: dict[int, list[tuple[datetime, str]]] = field(default_factory=dict)
     # By attempt, step and time of the newest that it saved, pruned since or not.
     saved: dict[int, tuple[int, datetime]] = field(default_factory=dict)
+    # Ranks and nodes that an elastic job trains on since its last restart in place, as its launcher told.
+    spread: tuple[int, int] | None = None
 
     @property
     def latest(self) -> Attempt:
@@ -172,7 +174,7 @@ class Life:
         return facts
 
     def _running(self) -> list[Fact]:
-        attempt, facts = self.latest, [_places(self.job.spec, self.latest.nodes)]
+        attempt, facts = self.latest, [_places(self.job.spec, self.latest.nodes, self.spread)]
         if attempt.is_alive and self.done_at:
             small = words.until(self.done_at, self.now)
             facts.append(Fact(name="Done", value=words.clock(self.done_at, self.now), small=small, live="done"))
@@ -234,6 +236,7 @@ def tell(job: Job, now: datetime | None = None) -> Life:
         limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
         restarts=_restarts(attempts),
         saved=_saved(job),
+        spread=_spread(latest) if _is_elastic(job.spec) else None,
     )
 
 
@@ -261,6 +264,14 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
         again = f"restarted with {more}" if more else "restarted without" if gone else "restarted in place"
         found[attempt_id].append((at, ", ".join(part for part in (what, again) if part)))
     return found
+
+
+def _spread(attempt: Attempt) -> tuple[int, int] | None:
+    """Ranks and nodes of the newest incarnation; launchers that were lost may be late in telling of theirs."""
+    started = Event.objects.filter(attempt=attempt, kind="incarnation.started").order_by("-id")
+    data = max(started.values_list("data", flat=True)[:20], key=_number, default={})
+    ranks, nodes = data.get("world_size"), data.get("nodes")
+    return (ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
 
 
 def _number(data: dict[str, Any]) -> int:
@@ -291,6 +302,10 @@ def ranks_and_nodes(spec: dict[str, Any]) -> tuple[int, int, bool]:
     return nodes * (gpus or int(resources.get("ranks_per_node") or 1)), nodes, bool(gpus)
 
 
+def _is_elastic(spec: dict[str, Any]) -> bool:
+    return ":" in str((spec.get("resources") or {}).get("nodes", 1))
+
+
 def has_ranks(spec: dict[str, Any]) -> bool:
     """Whether Vigil starts its ranks, and so knows how many."""
     return spec.get("kind") != Job.ATTACHED
@@ -313,12 +328,16 @@ def size(spec: dict[str, Any]) -> str:
     return f"{nodes} × {words.plural(ranks // nodes, unit)}" if nodes > 1 else words.plural(ranks, unit)
 
 
-def _places(spec: dict[str, Any], nodes: list[str]) -> Fact:
-    ranks, wanted, gpus = ranks_and_nodes(spec)
+def _places(spec: dict[str, Any], nodes: list[str], spread: tuple[int, int] | None) -> Fact:
+    """On what it runs: of an elastic job as many as there are now, not as many as it needs."""
+    least, wanted, gpus = ranks_and_nodes(spec)
     if not gpus and not has_ranks(spec):
         count = len(nodes) or (wanted if spec.get("resources") else None)
         return Fact(name="Nodes", value=words.count(count), small=f"on {nodes[0]}" if len(nodes) == 1 else "")
-    where = f"on {nodes[0]}" if len(nodes) == 1 else f"on {words.plural(len(nodes) or wanted, 'node')}"
+    given = len(nodes) or wanted
+    ranks, used = spread or (least // wanted * given, given)
+    where = nodes[0] if len(nodes) == 1 else words.plural(given, "node")
+    where = f"on {used} of {where}" if used < given else f"on {where}"
     return Fact(name="GPUs" if gpus else "Ranks", value=words.count(ranks), small=where)
 
 

@@ -113,6 +113,18 @@ def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: Us
         assert line in page
 
 
+def test_an_elastic_job_tells_on_how_many_ranks_it_trains_now(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running", attempt={"nodes": ["vm-0", "vm-1", "vm-2"]})
+    job.spec = {**job.spec, "resources": {**job.spec["resources"], "nodes": "1:3", "ranks_per_node": 2}}
+    job.save(update_fields=["spec"])
+    page = text(client.get(f"/jobs/{job.pk}"))
+    assert "<span>6</span> <small>on 3 nodes</small>" in page, "its launchers have not told yet"
+    for number, nodes in ((0, ["vm-0", "vm-1", "vm-2"]), (2, ["vm-0"]), (1, ["vm-0", "vm-2"])):
+        told = {"incarnation": number, "world_size": 2 * len(nodes), "nodes": nodes}
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", data=told)
+    assert "<span>2</span> <small>on 1 of 3 nodes</small>" in text(client.get(f"/jobs/{job.pk}"))
+
+
 def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed")
     attempt = job.attempts.get()
