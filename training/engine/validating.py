@@ -1,4 +1,4 @@
-"""The validation of a run: means over the same first batches each time, and the lowest losses so far."""
+"""The validation of a run: means over the same batches each time, and the lowest losses so far."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class Validation:
         model.train(False)
         try:
             with torch.no_grad():
-                for batch in range(min(self._config.validation_batches, -(-samples // share.global_batch))):
-                    for ids in fixed_batch(batch, samples=samples, share=share):
+                batches = min(self._config.validation_batches, -(-samples // share.global_batch))
+                for batch in range(batches):
+                    for ids in fixed_batch(batch, of=batches, samples=samples, share=share):
                         seen += len(ids)
                         for name, mean in model.score(assembly.feed.look_up("validation", ids).batch).items():
                             sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)

@@ -128,11 +128,15 @@ class Loader:
         self._first = consumed
 
 
-def fixed_batch(batch: int, *, samples: int, share: Share) -> list[Ids]:
-    """This share of the `batch`-th global batch in the data's own order, by micro-batch; nothing past the end.
+def fixed_batch(batch: int, *, of: int, samples: int, share: Share) -> list[Ids]:
+    """This share of the `batch`-th of `of` global batches that look over all the samples, by micro-batch.
 
-    As many micro-batches as ever, empty ones too: every coordinate has to come along.
+    They are spread over the data evenly: neighbours are often of one document, and a few of them tell of that alone.
+    Always the same ones, each once, and nothing past the end. As many micro-batches as ever, empty ones too: every
+    coordinate has to come along.
     """
+    wanted = min(of * share.global_batch, samples)
     first = batch * share.global_batch + share.start
-    ids = np.arange(first, min(first + share.size, samples), dtype=np.int64)
+    places = np.arange(first, min(first + share.size, wanted), dtype=np.int64)
+    ids = places * samples // max(1, wanted)
     return [ids[cut] for cut in share.cuts()]

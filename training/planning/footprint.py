@@ -59,8 +59,10 @@ class Footprint:
 
     def __str__(self) -> str:
         """The total is less than the sum where gradients come as activations go, see `total`."""
-        parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits", "last")
+        parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
         listed = ", ".join(f"{part} {size_text(size)}" for part in parts if (size := getattr(self, part)))
+        if self.last:
+            listed += f", at the backward pass's end {size_text(self.last)}"
         return f"{size_text(self.total)} at once, of {listed}"
 
 
