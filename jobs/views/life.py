@@ -21,6 +21,7 @@ from jobs.why.reasons import reason_of
 from portal import words
 
 MOST_FACTS = 7
+HUNG = "hang"  # a launcher's word for ranks that stood still, and were killed for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +261,8 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
         if kind != "incarnation.ended" or number >= last[attempt_id]:
             continue
         gone, more = lost.get((attempt_id, number)), came.get((attempt_id, number + 1))
-        what = f"{gone} lost" if gone else f"rank {data['rank']} lost" if data.get("rank") is not None else ""
+        how = "hung" if data.get("failure") == HUNG else "lost"
+        what = f"{gone} lost" if gone else f"rank {data['rank']} {how}" if data.get("rank") is not None else ""
         again = f"restarted with {more}" if more else "restarted without" if gone else "restarted in place"
         found[attempt_id].append((at, ", ".join(part for part in (what, again) if part)))
     return found
@@ -269,7 +271,7 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
 def _spread(attempt: Attempt) -> tuple[int, int] | None:
     """Ranks and nodes of the newest incarnation; launchers that were lost may be late in telling of theirs."""
     started = Event.objects.filter(attempt=attempt, kind="incarnation.started").order_by("-id")
-    data = max(started.values_list("data", flat=True)[:20], key=_number, default={})
+    data: dict[str, Any] = max(started.values_list("data", flat=True)[:20], key=_number, default={})
     ranks, nodes = data.get("world_size"), data.get("nodes")
     return (ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
 

@@ -98,18 +98,24 @@ def test_what_replicas_send_is_drawn_where_somebody_chose_how(client: Client, mi
 def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     attempt = job.attempts.get()
-    Attempt.objects.update(incarnation=3)
+    Attempt.objects.update(incarnation=4)
     for kind, told in (
         ("nodes.lost", {"incarnation": 0, "nodes": ["dgx02", "<b>"], "left": 1}),
         ("incarnation.ended", {"incarnation": 0, "rank": 1, "why": "node"}),
         ("incarnation.ended", {"incarnation": 1, "rank": None, "why": "joined"}),
         ("nodes.joined", {"incarnation": 2, "nodes": ["dgx02"], "world_size": 2}),
         ("incarnation.ended", {"incarnation": 2, "rank": 0}),
+        ("incarnation.ended", {"incarnation": 3, "rank": 1, "failure": "hang", "why": "hang"}),
         ("nodes.joined", {"incarnation": [2], "nodes": 5}),
     ):
         Event.objects.create(attempt=attempt, time=timezone.now(), kind=kind, data=told)
     page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
-    for line in ("dgx02, &lt;b&gt; lost, restarted without", "restarted with dgx02", "rank 0 lost, restarted in place"):
+    for line in (
+        "dgx02, &lt;b&gt; lost, restarted without",
+        "restarted with dgx02",
+        "rank 0 lost, restarted in place",
+        "rank 1 hung, restarted in place",
+    ):
         assert line in page
 
 
