@@ -120,7 +120,7 @@ class RunConfig(BaseModel):
         "hardware; 0: none.",
     )
     validate_every: int = Field(100, ge=0, description="Steps between validations; 0: none.")
-    validation_batches: int = Field(8, ge=1, description="Global batches per validation.")
+    validation_batches: int = Field(8, ge=1, description="Global batches per validation; spread over its data.")
     checkpoint_every: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
         description="Steps between checkpoints, or auto: as often as their measured cost and failures make it best; "
