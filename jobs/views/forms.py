@@ -173,7 +173,7 @@ def _typed(drawn: Field, raw: str) -> Any:
         return None if not drawn.required else ""
     if drawn.kind in {"number", "decimal"} or drawn.path == "resources.nodes":
         return _numeric(raw, whole=drawn.kind != "decimal")
-    if drawn.kind == "choice" and {*drawn.choices} <= {"true", "false"}:
+    if drawn.kind == "choice" and {*drawn.choices} <= {"", "true", "false"}:
         return raw == "true"
     return raw
 
@@ -254,6 +254,7 @@ def _option(table: str, option: choices.Option, value: object, wrong: dict[str, 
     allowed = ("true", "false") if option.type == "bool" else tuple(str(v) for v in option.values)
     kind = "choice" if allowed else {"int": "number", "float": "decimal"}.get(option.type, "text")
     default = _shown(option.default)
+    allowed = ("", *allowed) if allowed and option.default is None else allowed  # "": left unsaid
     return Field(
         path=path,
         title=_title(option.name),

@@ -62,6 +62,17 @@ def test_each_communication_has_its_own_fields() -> None:
     assert "diloco" not in text, "nothing stays behind that would only be refused"
 
 
+@pytest.mark.parametrize("lines", ['parallelism = "fsdp"', "mesh = { tp = 2, pp = 2 }", 'communication = "diloco"', ""])
+def test_a_choice_that_nobody_made_is_not_written(lines: str) -> None:
+    """A browser sends what a choice shows, which is its first where none is as it stands."""
+    text = TEXT.replace("[run]", f"[run]\n{lines}")
+    form = fields(text)
+    for path, drawn in form.items():
+        if drawn.kind == "choice":
+            assert drawn.value in drawn.choices, path
+    assert merged(text, {path: drawn.value for path, drawn in form.items()}) == text
+
+
 def test_the_mesh_brings_its_fields_in_whole_numbers() -> None:
     assert "auto" in fields(TEXT)["run.parallelism"].choices
     assert "run.pipeline.schedule" not in fields(TEXT)
