@@ -38,8 +38,8 @@ def prepare(
     source: Annotated[
         str,
         "stdlib or a path",
-        "What to train on: stdlib, the sources of Python's standard library; or a path that the nodes see: a folder of "
-        "texts, JSON lines (.jsonl, .jsonl.gz) or token shards, or one such file.",
+        "What to train on: stdlib (the sources of Python's standard library), or a path that the nodes see, of a "
+        "folder of texts, JSON lines or token shards; .jsonl, .jsonl.gz, or one such file.",
     ] = "stdlib",
     tokenizer: Annotated[
         str,
