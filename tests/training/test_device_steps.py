@@ -1,0 +1,128 @@
+"""What a step leaves to the device: nothing that it waits for, nothing beside it, nothing to compile again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.training.ranks import TINY, Run
+from training.shape import Shape
+from training.step.clipping import GradientGuard
+from training.step.loss_scale import LossScale
+from training.step.norms import GradientNorm
+from training.step.optimizer import AdamW
+
+STEPS = 8
+WITHOUT_FLUSH = {"steps": STEPS, "checkpoint_every": 0, "flush_steps": 1000, "flush_seconds": 60}
+
+
+class _Crossings(TorchDispatchMode):
+    """Operations that bring something from one device to another: a GPU's are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        given = tree_leaves((args, kwargs or {}))
+        out = function(*args, **(kwargs or {}))
+        seen = {one.device.type for one in [*given, *tree_leaves(out)] if isinstance(one, torch.Tensor)}
+        if len(seen) > 1:
+            self.found[str(function)] += 1
+        return out
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("armed", [False, True])
+def test_what_decides_on_a_step_stays_on_the_gpu(scaled: bool, armed: bool) -> None:
+    """A GPU that only seems to be there: reading a number from it raises, and so does mixing devices."""
+    gpu = torch.device("cuda", 0)
+    with FakeTensorMode(), _Crossings() as crossings:
+        shapes = {"matrix": (8, 4), "gain": (4,)}
+        named = [(name, nn.Parameter(torch.empty(shape, device=gpu))) for name, shape in shapes.items()]
+        optimizer = AdamW(named, weight_decay=0.1)
+        norm = GradientNorm(optimizer.parameters, Shape({}))
+        scale = LossScale(gpu) if scaled else None
+        guard = GradientGuard(gpu, clip=1.0, armed=armed, scale=scale)
+        crossings.found.clear()
+        for _ in range(2):
+            for parameter in optimizer.parameters:
+                parameter.grad = torch.ones_like(parameter)
+            guarded = guard(norm())
+            optimizer.step(1e-3, guarded.divisor, guarded.skipped)
+            optimizer.zero_grad()
+        assert {value.device for value in guarded} == {gpu}
+    assert crossings.operations > 50
+    assert not crossings.found
+
+
+class _Reads(TorchDispatchMode):
+    """Numbers that the host asks a tensor for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def watch_steps() -> None:
+    """Writes down, step by step, how many numbers were asked for and how many operations there were."""
+    from training.trainer import Trainer
+
+    one_step, between = Trainer._one_step, Trainer._between_steps
+    whole = Counter[str]()
+    for name in ("tolist", "cpu", "numpy"):  # no operations where all is main memory
+        _count(name, whole)
+
+    def watched(trainer: Trainer) -> Any:
+        whole.clear()
+        with _Reads() as reads:
+            agreed = one_step(trainer)
+            between(trainer, agreed)
+        with open(trainer.place.attempt_dir / "reads", "a") as file:
+            print(json.dumps([reads.count + whole.total(), reads.operations]), file=file)
+        return agreed
+
+    Trainer._one_step = watched  # type: ignore[method-assign]
+    Trainer._between_steps = lambda trainer, agreed: False  # type: ignore[method-assign]
+
+
+def _count(name: str, calls: Counter[str]) -> None:
+    """Calls of a method, but for what ranks agree on: those flags are integers, and the host's on any device."""
+    method = getattr(torch.Tensor, name)
+
+    def counted(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        calls[name] += tensor.is_floating_point()
+        return method(tensor, *arguments, **options)
+
+    setattr(torch.Tensor, name, counted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_between_two_reports_no_step_waits_for_its_numbers(dtype: str, tmp_path: Path) -> None:
+    run = Run(
+        tmp_path / "run", {**TINY, **WITHOUT_FLUSH, "dtype": dtype, "micro_batch": 6}, spy=f"{__name__}:watch_steps"
+    )
+    incarnation = run.finish(1)
+    lines = (incarnation.attempt_dir / "reads").read_text().splitlines()
+    reads, operations = zip(*map(json.loads, lines), strict=True)
+    assert len(reads) == STEPS
+    assert min(operations) > 100
+    assert reads[0] > 0, "the first step's numbers are told at once, so this would have seen any"
+    assert set(reads[1:]) == {0}
