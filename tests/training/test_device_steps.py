@@ -126,3 +126,35 @@ def test_between_two_reports_no_step_waits_for_its_numbers(dtype: str, tmp_path:
     assert min(operations) > 100
     assert reads[0] > 0, "the first step's numbers are told at once, so this would have seen any"
     assert set(reads[1:]) == {0}
+
+
+def count_compilations() -> None:
+    """Compiles without generating code, and writes down what was compiled by when, and what could not be."""
+    from torch._dynamo.utils import counters
+
+    from training.trainer import Trainer
+
+    compile_, one_step = torch.compile, Trainer._one_step
+    torch.compile = lambda *given, **more: compile_(*given, **more, backend="aot_eager")
+
+    def counted(trainer: Trainer) -> Any:
+        agreed = one_step(trainer)
+        told = {"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"])}
+        with open(trainer.place.attempt_dir / "compiled", "a") as file:
+            print(json.dumps(told), file=file)
+        return agreed
+
+    Trainer._one_step = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_blocks_and_loss_are_compiled_once_for_all(recompute: str, tmp_path: Path) -> None:
+    settings = {"compile": True, "dtype": "bf16", "recompute": recompute, "micro_batch": 6, "validate_every": 3}
+    run = Run(tmp_path / "run", {**TINY, **WITHOUT_FLUSH, **settings}, spy=f"{__name__}:count_compilations")
+    run.write(language={**TINY["language"], "layers": 10})  # dynamo gives up at the ninth of the same code
+    incarnation = run.finish(1)
+    told = [json.loads(line) for line in (incarnation.attempt_dir / "compiled").read_text().splitlines()]
+    assert len(told) == STEPS
+    assert not any(one["breaks"] for one in told)
+    assert [one["graphs"] for one in told] == [2, 2, 2, 3, 3, 3, 3, 3], "a block, the loss; a block of validations"

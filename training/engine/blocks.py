@@ -1,15 +1,18 @@
-"""What is done to a model's blocks on any layout: FP8 products, recomputation instead of memory, compilation."""
+"""What is done to a model's blocks on any layout: FP8 products, recomputation instead of memory, compilation; the loss's
+compilation."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from training.config import ConfigError, Problem, RunConfig
+from training.data import Batch, Task
 
 
 def to_fp8(model: nn.Module, config: RunConfig, device: torch.device) -> None:
@@ -36,6 +39,20 @@ def prepare(part: nn.Module, config: RunConfig) -> None:
             _recompute(block, config.recompute)
         if config.compile:
             block.compile()
+
+
+def fuse_loss(task: Task) -> Task:
+    """The same task, what follows the model compiled: logits are read as they are, never written in float32 first."""
+    inputs, loss = task.inputs, task.loss
+    assert inputs is not None
+    # No shape is guessed to vary: a last, smaller micro-batch is worth code of its own.
+    last = torch.compile(lambda outputs, batch: loss(lambda _: outputs, batch), dynamic=False)
+
+    def fused(model: Callable[..., Tensor], batch: Batch) -> Tensor:
+        found: Tensor = last(model(inputs(batch)), batch)
+        return found
+
+    return replace(task, loss=fused)
 
 
 def _blocks_of(model: nn.Module) -> nn.Module:

@@ -64,7 +64,7 @@ class Composed:
         own = self._parallelisms.values()
         self._forward_backward = _first((one.forward_backward for one in own), arithmetic.forward_backward)
         self._score = _first((one.score for one in own), _score)
-        self._timed = task if self.is_piped else self.watch.timed(task)
+        self._timed = task if self.is_piped else self.watch.timed(self._fused(task))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
         """Leaves the gradient of the global batch's mean loss in the parameters; this rank's own loss, a scalar.
@@ -225,6 +225,11 @@ class Composed:
         return derive_seed(self._config.seed, number)
 
     # Running it.
+
+    def _fused(self, task: Task) -> Task:
+        """Parts of the logits, which tensor parallelism leaves, have a loss of their own."""
+        fuses = self._config.compile and task.inputs is not None and self.shape["tp"] == 1
+        return blocks.fuse_loss(task) if fuses else task
 
     def _surrounded(self) -> AbstractContextManager[object]:
         stack = ExitStack()
