@@ -158,3 +158,28 @@ def test_blocks_and_loss_are_compiled_once_for_all(recompute: str, tmp_path: Pat
     assert len(told) == STEPS
     assert not any(one["breaks"] for one in told)
     assert [one["graphs"] for one in told] == [2, 2, 2, 3, 3, 3, 3, 3], "a block, the loss; a block of validations"
+
+
+@pytest.mark.slow
+def test_where_a_nan_began_is_seen_through_compiled_blocks(tmp_path: Path) -> None:
+    settings = {"compile": True, "validate_every": 0, "micro_batch": 6}
+    run = Run(tmp_path / "run", {**TINY, **WITHOUT_FLUSH, **settings, "flush_steps": 1}, spy=f"{__name__}:plant_a_nan")
+    incarnation = run.start(1)
+    assert incarnation.wait() == [1], incarnation.output()
+    (event,) = run.events("guard.nonfinite")
+    assert event["where"] == "the output of blocks.1.mlp.up"
+
+
+def plant_a_nan() -> None:
+    from training.trainer import Trainer
+
+    count_compilations()
+    one_step = Trainer._one_step
+
+    def planted(trainer: Trainer) -> Any:
+        if trainer.step == 2:
+            with torch.no_grad():
+                trainer.assembly.model.state()["blocks.1.mlp.up.weight"][0, 0] = float("nan")
+        return one_step(trainer)
+
+    Trainer._one_step = planted  # type: ignore[method-assign]

@@ -8,8 +8,9 @@ output's gradient is not. What every rank has seen goes into attempt-<k>/numeric
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -97,16 +98,25 @@ def _samples(assembly: Assembly, consumed: int) -> tuple[list[int], list[str]]:
 
 @contextmanager
 def _watched(assembly: Assembly, seen: Seen) -> Iterator[None]:
+    """Hooks on all modules that have none inside. Compiled code would pass them by, so nothing runs compiled."""
     handles = []
     for part in assembly.model.parts:
         for name, module in part.named_modules():
             if not any(module.children()):
                 handles.append(module.register_forward_hook(_hook(name or type(module).__name__, seen)))
     try:
-        yield
+        with _uncompiled():
+            yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and asking would import it
+        return nullcontext()
+    eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 def _hook(name: str, seen: Seen) -> Callable[[nn.Module, Any, Any], None]:
