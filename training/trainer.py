@@ -8,6 +8,7 @@ checkpoint; so a run that was killed and resumed continues with the very same lo
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import time
@@ -366,7 +367,9 @@ def set_determinism(wanted: str) -> None:
     if "torch._inductor" in sys.modules:
         torch.use_deterministic_algorithms(wanted == "bitwise")
     else:
-        # The public function also tells torch.compile, importing it for that: as long again as torch's own import.
+        # The public function also tells torch.compile, importing it for that: as long again as torch's own import. So
+        # it is left a word for when it comes, without which it would time kernels and take others at each start.
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = str(int(wanted == "bitwise"))
         torch._C._set_deterministic_algorithms(wanted == "bitwise", warn_only=False)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = wanted == "fast"

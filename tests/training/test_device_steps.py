@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -183,3 +186,18 @@ def plant_a_nan() -> None:
         return one_step(trainer)
 
     Trainer._one_step = planted  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_a_compiler_that_comes_later_knows_of_bitwise() -> None:
+    """Its import is put off (docs/decisions/0006); what was asked for before must count all the same."""
+    script = (
+        "from training.trainer import set_determinism; set_determinism({!r}); "
+        "import sys; assert 'torch._inductor' not in sys.modules; "
+        "import torch._inductor.config as config; print(config.deterministic)"
+    )
+    with warnings.catch_warnings():
+        for level, expected in (("bitwise", "True"), ("fast", "False")):
+            command = [sys.executable, "-c", script.format(level)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+            assert done.stdout.split() == [expected]
