@@ -32,8 +32,8 @@ class Parts:
     letters: int
 
 
-PARTS = (Parts(2**20, 2**16), Parts(2**13, 2**11))
-"""The second is for data so small that the first leaves nothing for validation: one short book in one file."""
+PARTS = (Parts(2**20, 2**16), Parts(2**13, 2**11), Parts(2**10, 2**9))
+"""Those behind the first are for data so small that nothing is left for validation: one short book, a few pages."""
 
 
 @dataclass

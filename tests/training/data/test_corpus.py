@@ -121,6 +121,13 @@ def test_what_is_kept_for_validation_stays_so_when_data_grows(tmp_path: Path) ->
     assert not kept & set(tokens_of(after.path, "train").split(b"\xff")) - {b""}
 
 
+def test_a_few_pages_are_data_too(tmp_path: Path) -> None:
+    pages = [f"Page {page}, line {line}: as it was seen from the window.\n" for page in range(3) for line in range(120)]
+    folder = folder_of(tmp_path / "mine", ["".join(pages[start : start + 120]) for start in (0, 120, 240)])
+    index = read_index(prepared(tmp_path / "cache", folder).path)
+    assert all(sum(shard.tokens for shard in index.shards(split)) > 500 for split in ("train", "validation"))
+
+
 @pytest.mark.parametrize("shard_bytes", [64, 1000, 2**20])
 def test_shards_are_as_long_as_asked_for(shard_bytes: int, tmp_path: Path) -> None:
     source = documents.find(folder_of(tmp_path / "mine", numbered()), suffixes=(".txt",), text_field="text")
