@@ -5,6 +5,7 @@ torch's own pinned memory comes in powers of two, up to twice what is needed.
 
 from __future__ import annotations
 
+import mmap
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,19 @@ LEAST_BYTES = 1 << 20
 
 def is_on_gpu(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda"
+
+
+def room_for(tensor: Tensor) -> Tensor:
+    """Main memory for a copy of a GPU's tensor.
+
+    What is worth pinning has its pages to itself: of two blocks from malloc one may begin on the page that the other
+    ends on, and a page can't be registered twice.
+    """
+    if tensor.nbytes < LEAST_BYTES:
+        return torch.empty_like(tensor, device="cpu")
+    memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    laid_out = torch.empty_like(tensor, device="meta")
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(laid_out.shape, laid_out.stride())
 
 
 def wait_for_copies() -> None:

@@ -112,9 +112,11 @@ class Staging:
 
     def _buffer(self, path: Path, tensor: Tensor) -> Tensor:
         if path not in self._buffers:
-            self._buffers[path] = torch.empty_like(tensor, device="cpu")
             if pinning.is_on_gpu(tensor):
+                self._buffers[path] = pinning.room_for(tensor)
                 self._from_gpu.add(path)
+            else:
+                self._buffers[path] = torch.empty_like(tensor, device="cpu")
         return self._buffers[path]
 
     def _pin(self, buffer: Tensor) -> bool:

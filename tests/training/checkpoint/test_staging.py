@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from training.checkpoint.staging import Staging
 
 LARGE = pinning.LEAST_BYTES // 4
 """Elements of 4 bytes that are worth pinning."""
+PAGE = mmap.PAGESIZE
 
 
 class Cuda:
@@ -71,3 +73,17 @@ def test_nothing_is_said_where_all_is_pinned(forgotten: list[str], monkeypatch: 
     staging.copy({"a": torch.ones(LARGE), "b": torch.ones(LARGE)})
     assert len(cuda.asked) == 2
     assert forgotten == []
+
+
+def test_what_is_pinned_shares_no_page(forgotten: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA registers whole pages, and none of them twice."""
+    monkeypatch.setattr(pinning, "runtime", lambda: Cuda(grants=100))
+    staging = Staging(None)
+    state: dict[str, Any] = {name: torch.arange(LARGE + odd).float() for odd, name in enumerate("abcdef")}
+    state["turned"] = torch.arange(2.0 * LARGE).view(2, LARGE).t()
+    copied = staging.copy(state)
+    taken = [range(one.data_ptr() // PAGE, (one.data_ptr() + one.nbytes - 1) // PAGE + 1) for one in copied.values()]
+    pages = [page for pages in taken for page in pages]
+    assert len(pages) == len(set(pages))
+    assert all(torch.equal(copied[name], tensor) for name, tensor in state.items())
+    assert copied["turned"].stride() == state["turned"].stride()
