@@ -1,5 +1,7 @@
-"""What is done to a model's blocks on any layout: FP8 products, recomputation instead of memory, compilation; the loss's
-compilation."""
+"""What is done to a model's blocks on any layout: FP8 products, recomputation instead of memory, compilation.
+
+What comes after them, the loss, is compiled with them.
+"""
 
 from __future__ import annotations
 
