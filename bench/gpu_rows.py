@@ -6,9 +6,11 @@ import gc
 import math
 import shutil
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,8 @@ class Setting:
     tiny: bool
     compiles: bool = True
     """Where tiny."""
+    until: float = math.inf
+    """By the monotonic clock: afterwards no further pair is begun."""
 
     def sizes(self, *sizes: Size) -> list[Size]:
         if not self.tiny:
@@ -77,32 +81,33 @@ class Setting:
         folder = self.folder / f"data-{size.vocabulary}"
         return folder if folder.exists() else write_data(folder, size.vocabulary, 60_000 if self.tiny else 8_000_000)
 
+    def goes_on(self, pair: int, seconds: float) -> bool:
+        """Whether there is time for one more pair, which takes so long, after so many."""
+        return pair < self.pairs and (pair < 1 or time.monotonic() + seconds < self.until)
+
     def runs(self, name: str) -> Path:
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
         return folder
 
 
-def mfu_row(setting: Setting) -> list[Row]:
+def mfu_row(setting: Setting) -> Iterator[Row]:
     """bf16 and compile, 2,048 tokens a sample: what part of the peak, and beside a bare loop."""
-    rows = []
     for size in setting.sizes(M350, B1):
-        rows += _fitted(size, lambda size: _mfu(setting, size))
-    return rows
+        yield from _fitted(size, lambda size: _mfu(setting, size))
 
 
 def _mfu(setting: Setting, size: Size) -> list[Row]:
-    ours = Ours(size, setting.data(size), setting.runs(f"mfu-{size.name}"), setting.world)
-    bare = Bare(ours)
-    _describe(ours)
-    rates = _paired(setting, {"ours": ours, "bare": bare}, ours.tokens_per_step)
-    ratios = _ratios("ours ÷ bare", rates["ours"], rates["bare"])
-    reached = mfu(ours, statistics.median(rates["ours"]))
-    theirs = mfu(ours, statistics.median(rates["bare"]))
-    print(f"  MFU: ours {_percent(reached)}, bare {_percent(theirs)}")
-    for name, loop in (("ours", ours), ("bare", bare)):
-        print(f"  where {name} spends its time:", *profile(loop), sep="\n", flush=True)
-    ours.close()
+    with closing(Ours(size, setting.data(size), setting.runs(f"mfu-{size.name}"), setting.world)) as ours:
+        bare = Bare(ours)
+        _describe(ours)
+        rates = _paired(setting, {"ours": ours, "bare": bare}, ours.tokens_per_step)
+        ratios = _ratios("ours ÷ bare", rates["ours"], rates["bare"])
+        reached = mfu(ours, statistics.median(rates["ours"]))
+        theirs = mfu(ours, statistics.median(rates["bare"]))
+        print(f"  MFU: ours {_percent(reached)}, bare {_percent(theirs)}")
+        for name, loop in (("ours", ours), ("bare", bare)):
+            _tell_profile(name, loop)
     median = statistics.median(ratios)
     facts = {"mfu": reached, "mfu_bare": theirs, "ratios": ratios, "micro_batch": size.micro_batch}
     return [
@@ -117,12 +122,12 @@ def _mfu(setting: Setting, size: Size) -> list[Row]:
     ]
 
 
-def fp8_row(setting: Setting) -> list[Row]:
+def fp8_row(setting: Setting) -> Iterator[Row]:
     """FP8 against bf16. The bar is for the wide model's products; those of 1b, 2,048 wide, are told, too."""
-    rows = []
-    for size in setting.sizes(WIDE, B1):
-        rows += _fitted(size, lambda size: _fp8(setting, size))
-    return [rows[0], *(replace(row, bar="–", met=None) for row in rows[1:])]
+    wide, narrow = setting.sizes(WIDE, B1)
+    yield from _fitted(wide, lambda size: _fp8(setting, size))
+    for row in _fitted(narrow, lambda size: _fp8(setting, size)):
+        yield replace(row, bar="–", met=None)
 
 
 def _fp8(setting: Setting, size: Size) -> list[Row]:
@@ -131,16 +136,17 @@ def _fp8(setting: Setting, size: Size) -> list[Row]:
     except ImportError:
         return [Row(f"FP8 against bf16, {size.name}", "not measured: torchao is not installed", "≥ 1.10×", None)]
     data = setting.data(size)
-    loops = {
-        dtype: Ours(size.but(dtype=dtype), data, setting.runs(f"{dtype}-{size.name}"), setting.world)
-        for dtype in ("fp8", "bf16")
-    }
-    _describe(loops["bf16"])
-    rates = _paired(setting, dict(loops), loops["bf16"].tokens_per_step)
-    ratios = _ratios("fp8 ÷ bf16", rates["fp8"], rates["bf16"])
-    print("  where fp8 spends its time:", *profile(loops["fp8"]), sep="\n", flush=True)
-    for loop in loops.values():
-        loop.close()
+    with ExitStack() as open_:
+        loops = {
+            dtype: open_.enter_context(
+                closing(Ours(size.but(dtype=dtype), data, setting.runs(f"{dtype}-{size.name}"), setting.world))
+            )
+            for dtype in ("fp8", "bf16")
+        }
+        _describe(loops["bf16"])
+        rates = _paired(setting, dict(loops), loops["bf16"].tokens_per_step)
+        ratios = _ratios("fp8 ÷ bf16", rates["fp8"], rates["bf16"])
+        _tell_profile("fp8", loops["fp8"])
     median = statistics.median(ratios)
     return [Row(f"FP8 against bf16, {size.name}", f"{median:.3f}×", "≥ 1.10×", median >= 1.10, {"ratios": ratios})]
 
@@ -222,7 +228,9 @@ def stall_row(setting: Setting) -> list[Row]:
 
     theirs(0)
     mine(1)
-    found = [(theirs(number), *mine(number)) for number in range(2, 2 + setting.pairs)]
+    found: list[tuple[float, float, float]] = []
+    while setting.goes_on(len(found), sum(found[-1][::2]) if found else 0.0):
+        found.append((theirs(len(found) + 2), *mine(len(found) + 2)))
     print(f"  {bytes_ / 1e9:.3g} GB in {TENSORS} tensors; seconds")
     for label, row in zip(("dcp.save", "ours, stall", "ours, written"), zip(*found, strict=True), strict=True):
         print(f"  {label:14}" + "".join(f"{one:9.3f}" for one in row))
@@ -247,7 +255,7 @@ def parts_row(setting: Setting) -> list[Row]:
     return []
 
 
-ROWS: dict[str, Callable[[Setting], list[Row]]] = {
+ROWS: dict[str, Callable[[Setting], Iterable[Row]]] = {
     "mfu": mfu_row,
     "fp8": fp8_row,
     "stall": stall_row,
@@ -260,13 +268,15 @@ ROWS: dict[str, Callable[[Setting], list[Row]]] = {
 def _paired(setting: Setting, loops: dict[str, Loop], tokens_per_step: int) -> dict[str, list[float]]:
     """Tokens a second of each, window by window in turn; the first turn, in which all compile, is left out."""
     rates: dict[str, list[float]] = {name: [] for name in loops}
-    for turn in range(setting.pairs + 1):
+    for loop in loops.values():
+        timed(loop, 3)
+    pair, began, took = 0, time.monotonic(), 0.0
+    while setting.goes_on(pair, took):
         for name, loop in loops.items():
-            if not turn:
-                timed(loop, 3)
-                continue
             count = loop.size.window
             rates[name].append(tokens_per_step * count / timed(loop, count))
+        pair += 1
+        took = (time.monotonic() - began) / pair
     for name, loop in loops.items():
         row = "".join(f"{rate:12,.0f}" for rate in rates[name])
         print(f"  {name:11}{row}  tokens/s, last loss {loop.loss:.4f}")
@@ -296,6 +306,7 @@ def _describe(loop: Ours) -> None:
 def _fitted(size: Size, measure: Callable[[Size], list[Row]]) -> list[Row]:
     """With half the micro-batch where memory does not do."""
     while True:
+        _free()
         try:
             return measure(size)
         except torch.OutOfMemoryError:
@@ -303,12 +314,25 @@ def _fitted(size: Size, measure: Callable[[Size], list[Row]]) -> list[Row]:
                 raise
         print(f"{size.name}: a micro-batch of {size.micro_batch} does not fit; half of it", flush=True)
         size = replace(size, micro_batch=size.micro_batch // 2)
-        _free()
 
 
 def _free() -> None:
+    """As in a new process: else what was compiled for another size would be compiled again for shapes that vary."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
     gc.collect()
-    torch.cuda.empty_cache()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _tell_profile(name: str, loop: Loop) -> None:
+    """Where its time goes; a recorder that does not work here costs no figure."""
+    try:
+        lines = profile(loop)
+    except RuntimeError as error:
+        lines = [f"    not known: {error}".splitlines()[0]]
+    print(f"  where {name} spends its time:", *lines, sep="\n", flush=True)
 
 
 def _met(value: float | None, least: float) -> bool | None:

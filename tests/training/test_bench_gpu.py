@@ -5,9 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+
+from bench import gpu, gpu_rows
+from bench.gpu_rows import Row
+from training.distributed import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,3 +46,39 @@ def test_without_a_gpu_a_row_is_not_measured():
     said, told = bench("--row", "mfu")
     assert told["rows"] == [{"name": "mfu", "figure": "not measured: no GPU here", "bar": "", "met": None}]
     assert "no GPU" in told["environment"]
+    assert "srun --gpus 1" in said, "where it could be measured"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("pass", ""),
+        ("raise SystemExit(7)", "ended with exit code 7"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL"),
+        ("import subprocess; subprocess.run(['sleep', '600'])", "stopped after 2 s"),
+    ],
+)
+def test_what_became_of_a_row_is_told(script: str, said: str):
+    assert gpu.run_row([sys.executable, "-S", "-c", script], seconds=2 if "sleep" in script else 60) == said
+
+
+def test_a_row_that_fails_keeps_what_was_measured_before():
+    def rows():
+        yield Row("mfu, small", "47 %", "≥ 45 %", True)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with …")
+
+    kept: list[dict[str, Any]] = []
+    gpu.measure("mfu", rows, kept.append)
+    assert [(row["name"], row["met"]) for row in kept] == [("mfu, small", True), ("mfu", False)]
+    assert kept[1]["figure"] == "failed: RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(("seconds", "pairs"), [(10.0, 5), (200.0, 3), (2000.0, 1)])
+def test_a_slow_row_measures_fewer_pairs(seconds: float, pairs: int, monkeypatch: pytest.MonkeyPatch):
+    now = 1000.0
+    monkeypatch.setattr(gpu_rows, "time", SimpleNamespace(monotonic=lambda: now))
+    setting = gpu_rows.Setting(World(0, 1, torch.device("cpu")), Path(), pairs=5, tiny=False, until=1650.0)
+    done = 0
+    while setting.goes_on(done, seconds):
+        done, now = done + 1, now + seconds
+    assert done == pairs
