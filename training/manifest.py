@@ -18,7 +18,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,23 @@ def committed(checkpoints: Path) -> list[Manifest]:
     return sorted(found, key=lambda manifest: manifest.identity)
 
 
+def broken(checkpoints: Path) -> Iterator[tuple[str, Manifest | None, CheckpointError]]:
+    """Name, manifest if it has one, and fault of what stands where a checkpoint would and is none that counts.
+
+    What somebody has marked as damaged is left out: that was told.
+    """
+    for name in sorted(_listed(checkpoints)):
+        if not NAME.fullmatch(name) or (checkpoints / name / DAMAGED).exists():
+            continue
+        try:
+            check(checkpoints / name)
+        except CheckpointError as error:
+            manifest = None
+            with suppress(CheckpointError):
+                manifest = read(checkpoints / name)
+            yield name, manifest, error
+
+
 def staged(checkpoints: Path) -> Iterator[tuple[Path, int]]:
     """(folder, generation) of what was being written."""
     for name in _listed(checkpoints):
@@ -203,7 +220,7 @@ def _read(folder: int, name: str) -> Manifest:
     try:
         descriptor = os.open(COMMITTED, _FILE, dir_fd=folder)
     except FileNotFoundError as error:
-        raise CheckpointError("there is no COMMITTED manifest: it was never finished") from error
+        raise CheckpointError("there is no COMMITTED manifest: it was never finished, or is not Vigil's") from error
     except OSError as error:
         raise _failed(COMMITTED, error) from error
     with open(descriptor, "rb") as file:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from training.manifest import Manifest
+from training.manifest import CheckpointError, Manifest, Unreadable
 from training.report import AnyReporter
 
 REPORT_SECONDS = 5.0
@@ -34,6 +35,14 @@ def tell_pruned(reporter: AnyReporter, manifest: Manifest) -> None:
 
 def tell_damaged(reporter: AnyReporter, manifest: Manifest, error: Exception) -> None:
     reporter.event("checkpoint.damaged", **_named(manifest), reason=str(error))
+
+
+def tell_passed_over(reporter: AnyReporter, broken: Iterable[tuple[str, Manifest | None, CheckpointError]]) -> None:
+    """What lies among the checkpoints and does not count, and why; of a fault that may pass the log alone."""
+    for name, manifest, error in broken:
+        print(f"{name} is passed over: {error}", flush=True)
+        if manifest is not None and not isinstance(error, Unreadable):
+            tell_damaged(reporter, manifest, error)
 
 
 def tell_skipped(reporter: AnyReporter, step: int, reason: object) -> None:

@@ -108,6 +108,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._start = starts(self._attempt_dir, start)
             self._clear()
+            events.tell_passed_over(self._reporter, manifests.broken(self.folder))
 
     def find(self, name: str) -> Manifest:
         """A committed checkpoint by name."""

@@ -60,6 +60,21 @@ def test_the_one_before_is_used(spoil: Callable[[Run], object], run: Run) -> Non
     assert newest_on_lineage(run.job_dir) == "step-8"
 
 
+def test_what_is_passed_over_is_told_by_name(run: Run) -> None:
+    os.truncate(_shard(run), 100)
+    foreign = run.job_dir / "checkpoints" / "step-13"
+    foreign.mkdir()
+    (foreign / "model.pt").touch()
+    incarnation = run.start(1, resume=newest_on_lineage(run.job_dir))
+    assert incarnation.wait() == [0]
+    assert "step-12 is passed over: __0_0.distcp has 100 bytes, the manifest says" in incarnation.output()
+    assert (
+        "step-13 is passed over: there is no COMMITTED manifest: it was never finished, or is not"
+        in incarnation.output()
+    )
+    assert [event["name"] for event in run.events("checkpoint.damaged")] == ["step-12"]
+
+
 def test_what_looks_whole_and_is_not_is_refused_by_name_then_passed_by(run: Run) -> None:
     _flip(_shard(run))
     incarnation = run.start(1, resume=newest_on_lineage(run.job_dir))
