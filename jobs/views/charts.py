@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.intake.reports import owner_of
 from jobs.models import Event, Job
-from jobs.views.life import Life
+from jobs.views.life import Life, is_elastic, ranks_and_nodes
 from portal import words
 from portal.series import read, store
 from portal.series.read import Curve
@@ -150,7 +150,9 @@ def _of_trainer(job: Job, life: Life) -> list[dict[str, Any]]:
     sent = [SENT] if run.get("communication", PLAIN) != PLAIN else []
     small = [*([ACCURACY] if samples else []), speed, *measured, *sent, norm, STEP_TIME]
     widths = ["half"] * len(small) if len(small) % 2 == 0 else ["third"] * 3 + ["half"] * (len(small) - 3)
-    return [LOSS, RANKS, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
+    alone = ranks_and_nodes(job.spec)[0] == 1 and not is_elastic(job.spec)  # then there is nothing to compare
+    loss = [{**LOSS, "width": "full"}] if alone else [LOSS, RANKS]
+    return [*loss, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
 
 
 def _of_attached(life: Life) -> list[dict[str, Any]]:

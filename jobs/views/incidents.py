@@ -1,4 +1,4 @@
-"""What a trainer's guards told, in words: skipped steps, stragglers, numbers that went wrong (training.guards.guards).
+"""What went wrong while a trainer ran, in words: what its guards found, and checkpoints that came to nothing.
 
 An event comes from the job's own folder, so nothing of it is believed beyond its shape.
 """
@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from django.db.models import Q
+
 from jobs.models import Attempt, Event
 from portal import words
 
 Incident = tuple[datetime, str]
+NOT_SAVED = "checkpoint.skipped"
+FAULT = "rank "
+"""How the reason begins where a rank could not write; else the save before was still going on, which is no incident."""
 MOST = 200
 SHOWN = 5
 """Of one kind in one attempt; the others are counted."""
@@ -22,7 +27,8 @@ SHOWN = 5
 
 def of(attempts: Iterable[Attempt]) -> dict[int, list[Incident]]:
     """By attempt, in the order in which they happened."""
-    rows = Event.objects.filter(attempt__in=list(attempts), kind__in=_SAY).order_by("id")
+    told = Q(kind__in=_SAY.keys() - {NOT_SAVED}) | Q(kind=NOT_SAVED, data__reason__startswith=FAULT)
+    rows = Event.objects.filter(told, attempt__in=list(attempts)).order_by("id")
     by_kind: dict[tuple[int, str], list[Incident]] = defaultdict(list)
     for attempt_id, kind, at, data in rows.values_list("attempt_id", "kind", "time", "data")[:MOST]:
         by_kind[attempt_id, kind].append((at, _SAY[kind](data)))
@@ -68,12 +74,22 @@ def _divergence(data: Mapping[str, Any]) -> str:
     return f"diverged at step {_step(data)}: {_text(data.get('what'))}"
 
 
+def _not_saved(data: Mapping[str, Any]) -> str:
+    return f"not saved at step {_step(data)}: {_text(data.get('reason'))}"
+
+
+def _damaged(data: Mapping[str, Any]) -> str:
+    return f"the checkpoint of step {_step(data)} is damaged: {_text(data.get('reason'))}"
+
+
 _SAY: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "guard.skipped": _skipped,
     "straggler": _straggler,
     "guard.nonfinite": _nonfinite,
     "guard.corruption": _corruption,
     "guard.divergence": _divergence,
+    NOT_SAVED: _not_saved,
+    "checkpoint.damaged": _damaged,
 }
 
 

@@ -237,7 +237,7 @@ def tell(job: Job, now: datetime | None = None) -> Life:
         limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
         restarts=_restarts(attempts),
         saved=_saved(job),
-        spread=_spread(latest) if _is_elastic(job.spec) else None,
+        spread=_spread(latest) if is_elastic(job.spec) else None,
     )
 
 
@@ -304,7 +304,7 @@ def ranks_and_nodes(spec: dict[str, Any]) -> tuple[int, int, bool]:
     return nodes * (gpus or int(resources.get("ranks_per_node") or 1)), nodes, bool(gpus)
 
 
-def _is_elastic(spec: dict[str, Any]) -> bool:
+def is_elastic(spec: dict[str, Any]) -> bool:
     return ":" in str((spec.get("resources") or {}).get("nodes", 1))
 
 

@@ -49,6 +49,12 @@ def tell_skipped(reporter: AnyReporter, step: int, reason: object) -> None:
     reporter.event("checkpoint.skipped", step=step, reason=str(reason))
 
 
+def tell_failed(reporter: AnyReporter, step: int, error: BaseException) -> None:
+    """A save that came to nothing, in the log as well."""
+    print(f"step {step}  not saved: {error}", flush=True)
+    tell_skipped(reporter, step, error)
+
+
 def tell_unpinned(reporter: AnyReporter, why: str) -> None:
     print(why, flush=True)
     reporter.event("checkpoint.unpinned", reason=why)

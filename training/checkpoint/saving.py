@@ -203,8 +203,8 @@ class Checkpoints:
                 self._tell_cadence(save, save.committed)
         elif isinstance(save.error, Fenced):
             raise save.error
-        elif self._world.leads:
-            events.tell_skipped(self._reporter, save.facts.step, save.error)
+        elif self._world.leads and save.error is not None:
+            events.tell_failed(self._reporter, save.facts.step, save.error)
 
     def skip(self, step: int) -> None:
         """Counts a due save that was left out because the one before is still being written."""

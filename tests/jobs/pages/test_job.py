@@ -142,6 +142,9 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
         ("guard.corruption", {"step": 80, "check": "replica", "ranks": [2]}),
         ("guard.corruption", {"step": 90, "check": "replica", "ranks": []}),
         ("guard.divergence", {"step": 3000, "what": "10 of 28 steps had a gradient norm above 20 times the usual"}),
+        ("checkpoint.skipped", {"step": 70, "reason": "the one before is still being written"}),
+        ("checkpoint.skipped", {"step": 80, "reason": "rank 0: [Errno 28] No space left on device"}),
+        ("checkpoint.damaged", {"step": 60, "reason": "its sha256 differs"}),
         ("guard.skipped", {"step": [1], "norm": "NaN", "samples": 7}),
         ("straggler", {}),
         ("guard.corruption", {"ranks": {"a": 1}}),
@@ -156,9 +159,22 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
         "the replica check at step 80 finds rank 2",
         "the replica check at step 90 finds ranks that differ, and cannot tell which is wrong",
         "diverged at step 3,000: 10 of 28 steps",
+        "not saved at step 80: rank 0: [Errno 28] No space left on device",
+        "the checkpoint of step 60 is damaged: its sha256 differs",
     ):
         assert line in page
     assert "step 66 skipped" not in page
+    assert "still being written" not in page
+
+
+def test_one_rank_alone_has_no_others_to_compare(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    assert 'data-chart="ranks"' not in text(client.get(f"/jobs/{job.pk}"))
+    for changed in ({"ranks_per_node": 2}, {"nodes": "1:2"}):
+        job.spec = {**job.spec, "resources": {**job.spec["resources"], **changed}}
+        job.save(update_fields=["spec"])
+        assert 'data-chart="ranks"' in text(client.get(f"/jobs/{job.pk}"))
+        job.spec["resources"] |= {"ranks_per_node": 1}
 
 
 def test_a_vision_job_draws_its_accuracy(client: Client, mira: User, project: Project) -> None:

@@ -101,7 +101,7 @@ def test_charts_of_what_there_is(client: Client, job: Job) -> None:
     def charts() -> list[str]:
         return [figure["id"] for figure in client.get(f"/jobs/{job.pk}").context["figures"]]
 
-    usual = ["loss", "ranks", "speed", "gradient_norm", "step_seconds"]
+    usual = ["loss", "speed", "gradient_norm", "step_seconds"]
     assert charts() == usual
     reports.take(job.latest.pk, post(Spooled().log(1, mfu=0.4, communication_share=0.1)))  # type: ignore[union-attr]
-    assert charts() == [*usual[:3], "mfu", "communication_share", *usual[3:]]
+    assert charts() == [*usual[:2], "mfu", "communication_share", *usual[2:]]

@@ -121,6 +121,7 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run_going(small_disk: Path) -> 
             _fill(file.fileno())
         skipped = until(lambda: run.events("checkpoint.skipped"))
         assert "No space left on device" in skipped[0]["reason"]
+        assert "  not saved: rank 0: [Errno 28] No space left on device" in incarnation.output()
         there = run.checkpoints
         assert there, "the old ones are intact"
         filler.unlink()
