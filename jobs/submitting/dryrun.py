@@ -117,7 +117,9 @@ def _data(spec: JobSpec) -> Iterator[Finding]:
         choice, given = choices.get("recipes", spec.run.recipe), spec.run.recipe_options()
         paths = [str(given[option.name]) for option in choice.options if option.is_path and option.name in given]
         named = [path for path in paths if path.startswith(("/", "~"))]
-        text = f"{choice.description.rstrip('.')}. Prepared by the first run that needs it, then kept for later ones."
+        # Behind the colon stands what it is trained on where nothing is named.
+        what = choice.description.partition(":")[0] if named else choice.description
+        text = f"{what.rstrip('.')}. Prepared by the first run that needs it, then kept for later ones."
         if named:
             text += f" {' and '.join(named)}: opened inside the allocation, as the job's user."
         yield Finding("info", "Data", text)
