@@ -178,7 +178,7 @@ class Guards:
             self._stop_nonfinite(first, [trouble for trouble in found if trouble.step == first.step])
         if self._world.leads:
             self._reporter.event("guard.divergence", step=first.step, what=first.what)
-        self._end(NumericsError("divergence", f"at step {first.step:,} {first.what}"))
+        self._end(NumericsError("divergence", f"at step {first.step:,}, {first.what}"))
 
     def _stop_nonfinite(self, trouble: Trouble, troubles: Sequence[Trouble]) -> NoReturn:
         """`troubles`: what each rank has to say of that step; the one is told where it began."""
