@@ -146,12 +146,28 @@ class _Teller:
             print(progress, flush=True)
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"is {text}. Write a whole number from 1 on.")
+    return int(text)
+
+
+def _gib(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"is {text}. Write a number above 0.")
+    return found
+
+
 def plan_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m training plan", description=_first_line(plan))
     parser.add_argument("run", type=Path, help="run.toml or a whole job spec")
-    parser.add_argument("--ranks", type=int, help="how many; default: as its [resources] say")
-    parser.add_argument("--ranks-per-node", type=int, help="that share a node; default: as its [resources] say")
-    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="of a rank; default: this machine's")
+    parser.add_argument("--ranks", type=_whole, help="how many; default: as its [resources] say")
+    parser.add_argument("--ranks-per-node", type=_whole, help="that share a node; default: as its [resources] say")
+    parser.add_argument("--gpu-memory", type=_gib, metavar="GIB", help="of a rank; default: this machine's")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 

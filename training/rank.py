@@ -26,7 +26,12 @@ STOPPED = 75
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m training", description="One rank of a run.")
+    parser = argparse.ArgumentParser(
+        "python -m training",
+        description="One rank of a run.",
+        epilog="Other things to do, each with --help of its own: python -m training verify | export | prepare | plan | "
+        "compare.",
+    )
     parser.add_argument("run", type=Path, help="run.toml or a whole job spec: its table [run] counts")
     parser.add_argument("--run-dir", type=Path, help="where everything is kept; default: runs/<name> beside the file")
     parser.add_argument("--resume", default=place.NEWEST, help="newest (default), none, or a checkpoint's name")

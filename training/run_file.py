@@ -31,7 +31,8 @@ def load(path: Path) -> RunFile:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem(str(path), f"can't be read: {error}.")]) from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError([Problem(str(path), f"can't be read: {why}.")]) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([Problem(str(path), f"is not TOML: {error}.")]) from error
     if not isinstance(data.get("run"), dict):

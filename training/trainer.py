@@ -40,6 +40,7 @@ from training.metrics.measuring import Measuring
 from training.metrics.meter import Meter, StepTimes
 from training.metrics.profiling import Profiling
 from training.report import AnyReporter
+from training.weights import named
 
 STEPS_BEFORE_SAVES = 5
 """After so many what the first save needs is made ready: not at the start, whose first step others wait for."""
@@ -190,9 +191,13 @@ class Trainer:
         )
         supply.tell_prepared(self.reporter, self.assembly.prepared, task, share)
         self._phase("step")
-        came = f"from {start.name}" if start else "afresh"
+        came = f"from {start.name}" if start else self._origin()
         ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)} on {self.world.device.type}"
         self._say(f"{self.config.recipe}: {parameters:,} parameters, {ranks}, {came}, {self.config.steps} steps")
+
+    def _origin(self) -> str:
+        weights = named.named(self.config)
+        return f"from the weights in {weights}" if weights else "afresh"
 
     # The loop.
 

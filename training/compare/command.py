@@ -87,7 +87,8 @@ def compare(options: argparse.Namespace) -> int:
         seed=base.config.seed,
         results=[Result(way.name, way.changes, []) for way in ways],
     )
-    print(f"{' against '.join(way.name for way in ways)}: {ranks} ranks, {options.rounds} rounds; in {out}", flush=True)
+    size = f"{ranks} rank{'s' * (ranks > 1)}, {options.rounds} round{'s' * (options.rounds > 1)}"
+    print(f"{' against '.join(way.name for way in ways)}: {size}; in {out}", flush=True)
     try:
         comparison = _rounds(comparison, ways, work, signals)
     except Stopped:

@@ -25,6 +25,8 @@ from training.units import size_text
 USABLE = 0.8
 """Of a rank's memory: the rest is the library's, and what allocators lose between blocks; besides, an estimate may be a
 tenth too low."""
+USABLE_WORD = "usable"
+"""The last word about a way that takes more memory than there is."""
 BUSY_TOKENS = 2048
 """A micro-batch of fewer leaves a GPU idle; taken only where nothing else fits."""
 
@@ -54,7 +56,8 @@ class Plan:
     def lines(self, ranks: Ranks) -> Iterator[str]:
         """For a person."""
         mesh = str(self.shape)
-        yield f"{self.config.parallelism} on {ranks.world_size} ranks: {mesh}, micro-batch {_micro(self)}"
+        count = f"{ranks.world_size} rank{'s' * (ranks.world_size > 1)}"
+        yield f"{self.config.parallelism} on {count}: {mesh}, micro-batch {_micro(self)}"
         if self.footprint is not None:
             yield f"a rank, at its peak: {self.footprint}"
         yield from self.why
@@ -136,7 +139,7 @@ def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, A
     if least is None:
         return refused.rstrip(".")
     assert ranks.memory_bytes is not None
-    return f"{size_text(least.total)} of {size_text(USABLE * ranks.memory_bytes)} usable"
+    return f"{size_text(least.total)} of {size_text(USABLE * ranks.memory_bytes)} {USABLE_WORD}"
 
 
 def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None:
@@ -196,7 +199,7 @@ def _whole_share(plan: Plan) -> int:
 
 def _room(plan: Plan, ranks: Ranks) -> str:
     if plan.footprint is None:
-        return "its recipe does not tell its model's sizes, so memory is not estimated"
+        return "the model's sizes are not known yet, so memory is not estimated"
     return _fits(plan.footprint, ranks)
 
 
@@ -211,5 +214,6 @@ def _fits(estimate: Footprint, ranks: Ranks) -> str:
 
 def _remedy(why: list[str], config: RunConfig) -> str:
     tried = "; ".join(why)
-    advice = "" if config.recompute == "full" else ' Try recompute = "full".'
+    is_short = any(words.endswith(USABLE_WORD) for words in why)
+    advice = ' Try recompute = "full".' if is_short and config.recompute != "full" else ""
     return f"Tried: {tried}.{advice}"

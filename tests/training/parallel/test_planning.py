@@ -148,6 +148,21 @@ def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "auto found no way" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", [["--ranks", "0"], ["--ranks-per-node", "-1"], ["--gpu-memory", "-3"]], ids=str)
+def test_the_command_takes_no_nonsense(wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        commands.run("plan", [str(tmp_path / "run.toml"), *wrong])
+    assert ended.value.code == 2
+    assert f"argument {wrong[0]}: is {wrong[1]}. Write a" in capsys.readouterr().err
+
+
+def test_what_recomputing_would_not_help_is_not_told_to_recompute() -> None:
+    asked = parse({"parallelism": "auto", "global_batch": 512, "language": {"preset": "1m"}})
+    with pytest.raises(ConfigError, match="512 does not divide over 7 ranks") as caught:
+        plan(asked, Ranks(7, 7, 80 * GIB))
+    assert "recompute" not in str(caught.value)
+
+
 def test_weights_to_start_from_tell_the_sizes_where_they_can_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
