@@ -169,6 +169,8 @@ def _uncombinable(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
         yield Misfit(
             "dtype", 'is "fp8", whose scales know nothing of split matrices. Write "bf16", or leave out mesh.tp.'
         )
+    if config.compile and shape["tp"] > 1:
+        yield Misfit("compile", "does not work with split matrices (torch 2.13). Write false, or leave out mesh.tp.")
     if config.compile and shape["pp"] > 1 and schedule in SPLIT_BACKWARD:
         yield Misfit(
             "compile", f"{schedule} runs the backward pass in two halves, which compiled blocks can't. Write false."

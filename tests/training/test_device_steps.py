@@ -164,6 +164,19 @@ def test_blocks_and_loss_are_compiled_once_for_all(recompute: str, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"parallelism": "fsdp"}, {"mesh": {"cp": 2}}], ids=["fsdp", "cp"])
+def test_what_is_compiled_gives_the_same_on_several_ranks(layout: dict[str, Any], tmp_path: Path) -> None:
+    model = {**TINY["language"], "dropout": 0.0}
+    settings = {**TINY, **WITHOUT_FLUSH, **layout, "language": model, "micro_batch": 3, "steps": 4}
+    plain = Run(tmp_path / "plain", settings)
+    plain.finish(2)
+    compiled = Run(tmp_path / "compiled", {**settings, "compile": True}, spy=f"{__name__}:count_compilations")
+    compiled.finish(2)
+    assert len(plain.series()) == 4
+    assert compiled.series() == pytest.approx(plain.series(), abs=1e-5)
+
+
+@pytest.mark.slow
 def test_where_a_nan_began_is_seen_through_compiled_blocks(tmp_path: Path) -> None:
     settings = {"compile": True, "validate_every": 0, "micro_batch": 6}
     run = Run(tmp_path / "run", {**TINY, **WITHOUT_FLUSH, **settings, "flush_steps": 1}, spy=f"{__name__}:plant_a_nan")

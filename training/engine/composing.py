@@ -227,9 +227,7 @@ class Composed:
     # Running it.
 
     def _fused(self, task: Task) -> Task:
-        """Parts of the logits, which tensor parallelism leaves, have a loss of their own."""
-        fuses = self._config.compile and task.inputs is not None and self.shape["tp"] == 1
-        return blocks.fuse_loss(task) if fuses else task
+        return blocks.fuse_loss(task) if self._config.compile and task.inputs is not None else task
 
     def _surrounded(self) -> AbstractContextManager[object]:
         stack = ExitStack()
