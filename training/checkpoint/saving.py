@@ -111,8 +111,15 @@ class Checkpoints:
             events.tell_passed_over(self._reporter, manifests.broken(self.folder))
 
     def find(self, name: str) -> Manifest:
-        """A committed checkpoint by name."""
-        return manifests.check(self.folder / name)
+        """A committed checkpoint by name; one that is not what was committed is told."""
+        try:
+            return manifests.check(self.folder / name)
+        except Unreadable:
+            raise
+        except CheckpointError as error:
+            with suppress(CheckpointError):
+                events.tell_damaged(self._reporter, manifests.read(self.folder / name), error)
+            raise
 
     def restore(self, state: State, start: Manifest) -> None:
         """Reads a checkpoint into the state's tensors, once every file has the digest it was written with."""

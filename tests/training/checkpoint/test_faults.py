@@ -75,6 +75,14 @@ def test_what_is_passed_over_is_told_by_name(run: Run) -> None:
     assert [event["name"] for event in run.events("checkpoint.damaged")] == ["step-12"]
 
 
+def test_one_that_was_chosen_and_is_not_whole_is_told_so_that_nobody_chooses_it_again(run: Run) -> None:
+    os.truncate(_shard(run), 100)
+    incarnation = run.start(1, resume="step-12")
+    assert incarnation.wait() == [1]
+    assert "step-12 can't be resumed from: __0_0.distcp has 100 bytes" in incarnation.output()
+    assert [event["name"] for event in run.events("checkpoint.damaged")] == ["step-12"]
+
+
 def test_what_looks_whole_and_is_not_is_refused_by_name_then_passed_by(run: Run) -> None:
     _flip(_shard(run))
     incarnation = run.start(1, resume=newest_on_lineage(run.job_dir))
