@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+NOT_MEASURED = 77
+"""A bench's exit code where the machine lacks what it measures."""
+
 
 def main(names: list[str]) -> int:
     known = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
@@ -19,15 +22,18 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"There is no bench {unknown[0]}. There are: {', '.join(name for name in known if _is_bench(name))}.")
         return 2
-    missed = []
+    missed, elsewhere = [], []
     for name in names:
         print(f"\n== {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False).returncode:
+        code = subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False).returncode
+        if code == NOT_MEASURED:
+            elsewhere.append(name)
+        elif code:
             missed.append(name)
-    print(
-        f"\n{len(names) - len(missed)} of {len(names)} met their bars"
-        + (f"; missed: {', '.join(missed)}" * bool(missed))
-    )
+    measured = len(names) - len(elsewhere)
+    told = [f"{measured - len(missed)} of {measured} met their bars"]
+    told += [f"{what}: {', '.join(which)}" for what, which in (("missed", missed), ("not here", elsewhere)) if which]
+    print("\n" + "; ".join(told))
     return 1 if missed else 0
 
 

@@ -28,6 +28,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.__main__ import NOT_MEASURED
+
 NAMES = ("mfu", "fp8", "stall", "telemetry", "determinism", "parts")
 PAIRS = 5
 ROW_SECONDS = 600.0
@@ -53,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
 
     if not options.tiny and not torch.cuda.is_available():
         print(f"{environment()}\n{HELP}", flush=True)
-        return _tell([_row(name, "not measured: no GPU here") for name in names])
+        _tell([_row(name, "not measured: no GPU here") for name in names])
+        return NOT_MEASURED
     if len(names) == 1 or options.tiny:
         return _measure(names, options)
     return _all(names, ["--folder", str(options.folder)] if options.folder else [])
