@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from training.shape import Shape
 from training.step.arithmetic import MicroBatch, forward_backward, learning_rate
 from training.step.norms import GradientNorm
 from training.step.optimizer import BETAS, AdamW
+
+ROOT = Path(__file__).parents[2]
 
 
 def _model() -> nn.Module:
@@ -126,3 +131,21 @@ def _modules(run: Run, folder: Path) -> None:
     assert main([str(run.folder / "portal" / "run.toml")]) == 0
     heavy = [name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules]
     (folder / "modules").write_text("\n".join(heavy))
+
+
+@pytest.mark.slow
+def test_no_step_waits_for_sympy(tmp_path: Path) -> None:
+    """Importing it is a third of a second a rank; a first checkpoint, written beside the steps, may."""
+    run = Run(tmp_path / "run", dict(TINY))
+    run.write(steps=3)
+    command = [sys.executable, "-X", "importtime", "-P", "-m", "training", str(run.folder / "portal" / "run.toml")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--run-dir", str(tmp_path / "by-hand")],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    before, starts, after = done.stdout.partition(" parameters, 1 rank on cpu, afresh")
+    assert starts
+    assert "import time: " in before
+    assert "completed at step 3" in after
+    assert not [line for line in before.splitlines() if line.endswith(" sympy")]

@@ -204,7 +204,7 @@ class Composed:
     def _fill(self, device: torch.device) -> None:
         """Memory for every parameter, and its weights: as they lie on disk, or as the run's seed and its name give."""
         for part in self.parts:
-            part.to_empty(device="cpu" if self._options[self._config.parallelism].get("offload") else device)
+            _give_memory(part, "cpu" if self._options[self._config.parallelism].get("offload") else device)
             _tie(part, self._tied)
             for name, parameter in part.named_parameters():
                 with torch.no_grad():
@@ -246,6 +246,18 @@ def _shared(model: nn.Module) -> dict[str, str]:
     first: dict[nn.Parameter, str] = {}
     named = model.named_parameters(remove_duplicate=False)
     return {name: known for name, parameter in named if (known := first.setdefault(parameter, name)) != name}
+
+
+def _give_memory(part: nn.Module, device: torch.device | str) -> None:
+    """Memory for what is on the meta device, whatever is in it."""
+    if any(hasattr(parameter, "to_local") for parameter in part.parameters()):
+        part.to_empty(device=device)
+        return
+    # To make each tensor like one on meta, as to_empty does, imports sympy: a third of a second before the first step.
+    empty = {
+        name: torch.empty(found.shape, dtype=found.dtype, device=device) for name, found in part.state_dict().items()
+    }
+    part.load_state_dict(empty, assign=True)
 
 
 def _tie(part: nn.Module, tied: dict[str, str]) -> None:
