@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,13 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:  # it died before we asked
         os.kill(os.getpid(), number)
+
+
+def step_back(niceness: int) -> None:
+    """Give way to others by so much, whatever session they are in."""
+    os.nice(niceness)
+    with suppress(OSError):  # no such scheduling here; else a niceness counts only within the session
+        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 @dataclass
@@ -83,7 +91,8 @@ class Child:
 
     def _prepare(self, parent: int) -> None:
         die_with(parent)
-        os.nice(self.niceness)
+        if self.niceness:
+            step_back(self.niceness)
 
     def read_log(self) -> list[str]:
         """The important lines since the last look; notices the line that says it is ready."""

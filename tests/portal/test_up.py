@@ -194,6 +194,20 @@ def test_child_that_will_not_end_is_killed_in_time(tmp_path: object) -> None:
     assert not psutil.pid_exists(child.pid or 0)
 
 
+@pytest.mark.skipif(not preflight.Path("/proc/self/autogroup").exists(), reason="the kernel knows no sessions' shares")
+def test_child_that_steps_back_does_so_beside_other_sessions(tmp_path: object) -> None:
+    folder = preflight.Path(str(tmp_path))
+    tell = "import os; print(os.nice(0), open('/proc/self/autogroup').read(), 'told', flush=True)"
+    child = supervise.Child("back", [sys.executable, "-c", tell], folder / "back.log", folder, niceness=7)
+    child.important, child.ready = None, _regex("told")
+    child.start()
+    wait_for(lambda: child.read_log() or child.is_ready, "the child")
+    own, session = child.log.read_text().split(" ", 1)
+    assert int(own) == os.nice(0) + 7
+    assert session.splitlines()[0].endswith("nice 7")
+    child.kill()
+
+
 def test_back_off_grows_and_is_forgotten_after_a_long_life(tmp_path: object) -> None:
     folder = preflight.Path(str(tmp_path))
     child = supervise.Child("short", [sys.executable, "-c", ""], folder / "short.log", folder)
