@@ -42,6 +42,7 @@ MOVES = {
     "nonfinite": "Its folder numerics/ has the samples, the module and the norms. Clone it with the fix.",
     "corruption": "Keep it from that rank's node, and resume it from a checkpoint before the last clean check.",
 }
+LOWER = "Clone it with a lower learning rate."
 REWIND_STEPS = 200
 """A run that has diverged goes back at least so far: the detector takes some 100 steps to be sure (docs/guards.md)."""
 RESTARTED = frozenset(
@@ -176,9 +177,14 @@ def _rewind(attempt: Attempt, counted: str) -> Decision:
     start = checkpoints.newest_before(attempt, (attempt.step or 0) - REWIND_STEPS)
     if start is None:
         text = f"{WORDS['diverged']} It has no checkpoint from {REWIND_STEPS} steps before or earlier to go back to."
-        return Decision(False, f"{text} Clone it with a lower learning rate. Your move.")
+        return Decision(False, f"{text} {LOWER} Your move.")
     text = f"{WORDS['diverged']} Started anew from step {start.step:,} with half the learning rate as attempt"
     return Decision(True, f"{text} {attempt.number + 1}.{counted}", start)
+
+
+def instead_of_resuming(cause: str) -> str:
+    """What a person should do where the newest checkpoint would lead to the same end; "" where it would not."""
+    return LOWER if cause == "diverged" else MOVES.get(cause, "")
 
 
 def struck_twice(attempt: Attempt, cause: str) -> bool:

@@ -12,6 +12,7 @@ from django.db.models import F, Max
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.following.restart import instead_of_resuming
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import Progress, progress
 from jobs.spec import seconds_of
@@ -122,6 +123,7 @@ class Life:
                 last_report_at=attempt.last_report_at,
                 resumed_step=attempt.resume_from.step if attempt.resume_from else None,
                 newest_checkpoint=newest.step if newest else None,
+                instead=instead_of_resuming(attempt.cause),
                 validation_loss=number(attempt.latest, "validation_loss"),
                 cancelling=self.cancelling,
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",

@@ -40,6 +40,7 @@ class Facts:
     last_report_at: datetime | None = None
     resumed_step: int | None = None
     newest_checkpoint: int | None = None
+    instead: str = ""  # what to do where going on from that checkpoint would come to the same end
     validation_loss: float | None = None
     cancelling: bool = False
     cancelled_by: str = ""
@@ -168,7 +169,7 @@ def _ended(facts: Facts) -> Sentence:
         "boot_fail": "Its node did not boot.",
         "deadline": f"Passed its deadline{_at_step(facts)}.",
     }.get(facts.state, f"Failed{_at_step(facts)}.")
-    move = _resumable(facts)
+    move = facts.instead or _resumable(facts)
     fix = (
         "Read its output, then hand it to sbatch anew."
         if facts.attached

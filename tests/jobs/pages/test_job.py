@@ -167,6 +167,15 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     assert "still being written" not in page
 
 
+def test_who_diverged_is_not_told_to_go_on_from_there(client: Client, mira: User, project: Project) -> None:
+    ended = {"number": 1, "step": 726, "steps": 900, "cause": "diverged", "reason": "Its loss ran away."}
+    job = a_job(mira, project, state="failed", attempt=ended)
+    save(job, 718)
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert "Clone it with a lower learning rate." in html
+    assert "It can be resumed from step 718" not in html
+
+
 def test_one_rank_alone_has_no_others_to_compare(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     assert 'data-chart="ranks"' not in text(client.get(f"/jobs/{job.pk}"))
