@@ -21,7 +21,8 @@ from bench.gpu_loops import Bare, Loop, Ours, Size, mfu, profile, timed, wait, w
 from bench.gpu_parts import parts
 from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Keep
-from training.checkpoint.saving import Checkpoints, Facts
+from training.checkpoint.saving import Checkpoints
+from training.checkpoint.writing import Facts
 from training.distributed import World
 from training.report import NullReporter
 from training.units import GIB

@@ -24,7 +24,8 @@ from torch.multiprocessing.spawn import spawn
 from training import distributed
 from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Keep
-from training.checkpoint.saving import Checkpoints, Facts
+from training.checkpoint.saving import Checkpoints
+from training.checkpoint.writing import Facts
 from training.report import NullReporter
 
 SIZE_MIB = 400

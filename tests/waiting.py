@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE_S = 120.0
+"""After so long a test gives up: nobody's bar, so it is long enough for the busiest machine."""
 
 
-def until(look: Callable[[], T], seconds: float = 120.0) -> T:
+def until(look: Callable[[], T], seconds: float = PATIENCE_S) -> T:
     """What `look` answers, as soon as that is true; fails after so long."""
     deadline = time.monotonic() + seconds
     while not (found := look()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -87,6 +88,24 @@ def gather(world: World, value: Any) -> list[Any]:
     if world.size > 1:
         dist.all_gather_object(values, value)
     return values
+
+
+def together(world: World, act: Callable[[], Any], *, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Does something on every rank and gathers the answers, small plain things; where one failed, all raise.
+
+    `group`: the caller's own, where it is on another thread than training's collectives.
+    """
+    try:
+        mine: tuple[Any, BaseException | None] = (act(), None)
+    except Exception as error:
+        mine = (None, error)
+    answers: list[Any] = [mine] * world.size
+    if world.size > 1:
+        dist.all_gather_object(answers, mine, group=group)
+    for _, failed in answers:
+        if failed is not None:
+            raise failed
+    return [answer for answer, _ in answers]
 
 
 def sum_over_ranks(world: World, values: torch.Tensor) -> torch.Tensor:

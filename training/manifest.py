@@ -92,6 +92,10 @@ class Manifest:
     def identity(self) -> tuple[int, int]:
         return self.step, self.generation
 
+    def share(self, rank: int, size: int) -> tuple[File, ...]:
+        """The files that this one of so many ranks looks at, where each does a part."""
+        return self.files[rank::size]
+
     def dump(self) -> str:
         data = asdict(self)
         del data["name"]

@@ -26,7 +26,8 @@ from training.checkpoint.cadence import Cadence, mtbf, nodes_here
 from training.checkpoint.events import tell_committed
 from training.checkpoint.pruning import Keep
 from training.checkpoint.remembering import Remembers, recall, remember
-from training.checkpoint.saving import Checkpoints, Facts, load_start
+from training.checkpoint.saving import Checkpoints, load_start
+from training.checkpoint.writing import Facts
 from training.config import RunConfig
 from training.distributed import Agreed, Agreement, World
 from training.engine import assembling

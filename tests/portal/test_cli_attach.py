@@ -20,6 +20,7 @@ import pytest
 
 from tests.stack import REPOSITORY, wait_for
 from tests.training.intake import TOKEN, Intake
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 JOB = {"id": 7, "name": "big", "url": "http://portal/jobs/7"}
@@ -190,7 +191,7 @@ def test_signals_are_passed_on(runs: Runs, number: signal.Signals) -> None:
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    assert process.wait(30) == 42
+    assert process.wait(PATIENCE_S) == 42
     told = runs.place / "job" / "attempt-1" / "stop-requested"
     assert told.exists() is (number != signal.SIGINT)
 

@@ -47,7 +47,8 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
     from training import distributed, manifest
     from training.checkpoint.cadence import Cadence, Mtbf
     from training.checkpoint.pruning import Keep
-    from training.checkpoint.saving import Checkpoints, Facts
+    from training.checkpoint.saving import Checkpoints
+    from training.checkpoint.writing import Facts
     from training.report import NullReporter
 
     checkpoints = Checkpoints(

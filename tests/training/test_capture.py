@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.training.launching import Run
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from training.config import RunConfig
 from training.launch import capturing, resources
 from training.launch.attempt import Attempt
@@ -67,7 +67,7 @@ def _capture(plan: Plan, python: Path | str = sys.executable, path: str = "") ->
 @pytest.mark.slow
 def test_an_attempt_that_fails_at_once_still_tells_what_it_ran_with(run: Run) -> None:
     script = '[script.env]\nMY_TOKEN = "hush-hush"\nALPHA = "1"\n'
-    assert run.script("import no_such_module\n", launch="in_place = 0", script=script).wait(30) == 1
+    assert run.script("import no_such_module\n", launch="in_place = 0", script=script).wait(PATIENCE_S) == 1
     told = _told(run)
     assert told["python"] == ".".join(map(str, sys.version_info[:3]))
     assert told["executable"] == sys.executable
@@ -84,10 +84,10 @@ def test_an_attempt_that_fails_at_once_still_tells_what_it_ran_with(run: Run) ->
 @pytest.mark.slow
 def test_a_run_captures_once_an_attempt(run: Run) -> None:
     accident = "import os, time\ntime.sleep(0.1)\nos.environ['VIGIL_INCARNATION'] == '0' and os.kill(os.getpid(), 9)\n"
-    assert run.script(accident).wait(60) == 0
+    assert run.script(accident).wait(PATIENCE_S) == 0
     first = _told(run)
     assert len(run.events("incarnation.started")) == 2
-    assert run.launch(restart=1).wait(60) == 0
+    assert run.launch(restart=1).wait(PATIENCE_S) == 0
     assert _told(run, 2)["captured_at"] > first["captured_at"]
     assert _told(run) == first
 
@@ -192,7 +192,7 @@ def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypat
     beside.finish()
     assert time.monotonic() - began < 1.0
     assert beside.pid is None
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 5)
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert not (folder / "environment.json").exists()
 
 

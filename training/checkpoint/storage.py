@@ -31,7 +31,7 @@ OPTIONAL = "comm."
 """What a run can begin anew without, if the checkpoint has none or one of another layout: memory of communication."""
 
 
-class WriteFailed(Exception):
+class WriteFailed(OSError):
     """Some rank could not write its part; the message says which and why."""
 
 

@@ -62,13 +62,13 @@ def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
 
 def run_ahead() -> None:
     """A host that runs ahead of its device: steps seem short, and are read to be longer, most of all during a write."""
-    from training.checkpoint.saving import Checkpoints
+    from training.checkpoint.writing import Facts, Writer
     from training.distributed import Agreed
     from training.metrics.measuring import Measuring
     from training.metrics.meter import StepTimes
     from training.trainer import Trainer
 
-    one_step, write = Trainer._one_step, Checkpoints._write
+    one_step, write = Trainer._one_step, Writer.write
     steps = 0
 
     def beside_the_write(trainer: Trainer) -> Agreed:
@@ -79,16 +79,16 @@ def run_ahead() -> None:
         steps += 1
         return agreed
 
-    def beside_the_steps(checkpoints: Checkpoints, save: Any, state: Any) -> Manifest:
-        if save.facts.step == SAVED:
+    def beside_the_steps(writer: Writer, state: Any, facts: Facts, **told: Any) -> Manifest:
+        if facts.step == SAVED:
             until(lambda: steps == SAVED + BESIDE)
-        return write(checkpoints, save, state)
+        return write(writer, state, facts, **told)
 
     def read(measuring: Measuring, step: int, times: StepTimes) -> dict[str, float]:
         return {"step_seconds": 30.0 if times.saving else 10.0}
 
     Trainer._one_step = beside_the_write  # type: ignore[method-assign]
-    Checkpoints._write = beside_the_steps  # type: ignore[method-assign]
+    Writer.write = beside_the_steps  # type: ignore[method-assign]
     Measuring.read = read  # type: ignore[method-assign]
 
 

@@ -17,7 +17,8 @@ from training import manifest
 from training.attempt.lineage import newest_on_lineage, raise_generation
 from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Keep
-from training.checkpoint.saving import Checkpoints, Facts
+from training.checkpoint.saving import Checkpoints
+from training.checkpoint.writing import Facts
 from training.distributed import World
 from training.manifest import DAMAGED, VERIFIED, CheckpointError
 from training.report import NullReporter

@@ -13,7 +13,7 @@ import pytest
 
 from tests.training.intake import Server
 from tests.training.launching import ENDLESS, Run, accident
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def server() -> Iterator[Server]:
 
 
 def test_a_run_completes_and_leaves_its_last_word(run: Run) -> None:
-    assert run.fake(steps=20).wait(30) == 0
+    assert run.fake(steps=20).wait(PATIENCE_S) == 0
     assert run.result() == {"exit_code": 0, "cause": "completed", "error": "", "first_failure": None}
     assert json.loads((run.attempt() / "owner.json").read_text()) == {"scheduler_id": "100", "restart_count": 0}
     (started,) = run.events("incarnation.started")
@@ -38,7 +38,7 @@ def test_a_run_completes_and_leaves_its_last_word(run: Run) -> None:
 
 
 def test_what_the_processes_use_is_sampled(run: Run) -> None:
-    assert run.fake(steps=60, step_seconds=0.02).wait(30) == 0
+    assert run.fake(steps=60, step_seconds=0.02).wait(PATIENCE_S) == 0
     (path,) = (run.attempt() / "spool").glob("0.-1.*.jsonl")
     from training.spool import read_spool
 
@@ -55,7 +55,7 @@ def test_what_the_processes_use_is_sampled(run: Run) -> None:
 @pytest.mark.parametrize("do", ["kill", "segfault"])
 def test_a_lost_rank_restarts_all_from_the_newest_commit(run: Run, do: str) -> None:
     launcher = run.fake(steps=40, checkpoint_every=10, accidents=[accident(1, 25, do)])
-    assert launcher.wait(30) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     assert [event["incarnation"] for event in run.events("incarnation.started")] == [0, 1]
     first, last = run.events("incarnation.ended")
     number = signal.SIGKILL if do == "kill" else signal.SIGSEGV
@@ -77,7 +77,7 @@ def test_recovery_is_quick(run: Run) -> None:
     assert time.monotonic() - died < 3
     first, second = run.events("incarnation.started")
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     (ended, _) = run.events("incarnation.ended")
     assert second["time"] - ended["time"] < 0.5
 
@@ -85,7 +85,7 @@ def test_recovery_is_quick(run: Run) -> None:
 def test_an_exception_ends_the_attempt_at_once(run: Run) -> None:
     """Even though the other rank, which loses its peer, is noticed too."""
     launcher = run.fake(steps=40, checkpoint_every=5, accidents=[accident(1, 12, "raise")])
-    assert launcher.wait(30) == 1
+    assert launcher.wait(PATIENCE_S) == 1
     first = run.result()["first_failure"]
     assert (first["rank"], first["kind"], first["incarnation"]) == (1, "exception", 0)
     assert first["error"] == "ValueError: the learning rate is a fish"
@@ -94,7 +94,7 @@ def test_an_exception_ends_the_attempt_at_once(run: Run) -> None:
 
 
 def test_the_first_failing_ranks_code_is_the_launchers(run: Run) -> None:
-    assert run.fake(steps=40, accidents=[accident(0, 5, "exit", code=42)]).wait(30) == 42
+    assert run.fake(steps=40, accidents=[accident(0, 5, "exit", code=42)]).wait(PATIENCE_S) == 42
     assert run.result()["first_failure"]["exit_code"] == 42
 
 
@@ -105,14 +105,14 @@ def test_restarts_are_counted_and_refilled_by_commits(run: Run) -> None:
     launcher = run.fake(
         steps=100, launch="in_place = 1\n", checkpoint_every=10, step_seconds=0.001, accidents=accidents
     )
-    assert launcher.wait(60) == 137
+    assert launcher.wait(PATIENCE_S) == 137
     starts = [event["resumed_from"] for event in run.events("incarnation.started")]
     assert starts == ["", "", "step-10", "step-20", "step-30"]
 
 
 def test_the_budget_of_restarts_ends(run: Run) -> None:
     accidents = [accident(1, 3, "kill", incarnation="any")]
-    assert run.fake(steps=20, launch="in_place = 2\n", accidents=accidents).wait(60) == 137
+    assert run.fake(steps=20, launch="in_place = 2\n", accidents=accidents).wait(PATIENCE_S) == 137
     assert len(run.events("incarnation.started")) == 3
     assert run.result()["first_failure"]["incarnation"] == 2
 
@@ -126,7 +126,7 @@ def test_a_rank_that_hangs_is_found_and_all_start_again(run: Run) -> None:
         launch="[launch.watchdog]\nstep = 1.0\n",
         accidents=[accident(1, 30, "hang")],
     )
-    assert launcher.wait(60) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     (first, _) = run.events("incarnation.ended")
     assert first["failure"] == "hang"
     assert "step at step 30" in first["error"]
@@ -139,14 +139,14 @@ def test_a_frozen_process_is_a_hang_too(run: Run) -> None:
     launcher = run.fake(
         steps=40, step_seconds=0.03, launch="[launch.watchdog]\nstep = 1.0\n", accidents=[accident(0, 20, "freeze")]
     )
-    assert launcher.wait(60) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     assert run.events("incarnation.ended")[0]["failure"] == "hang"
     run.assert_nothing_left()
 
 
 def test_ranks_stuck_in_init_are_killed_and_retried(run: Run) -> None:
     launcher = run.fake(steps=10, launch="[launch.watchdog]\ninit = 0.8\n", accidents=[accident(1, "init", "hang")])
-    assert launcher.wait(60) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     assert run.events("incarnation.ended")[0]["error"].startswith("ranks 0, 1 are behind: init")
     assert len(run.events("incarnation.started")) == 2
 
@@ -160,7 +160,7 @@ def test_slowness_kills_nobody(run: Run) -> None:
         accident(1, 25, "phase", phase="data", seconds=2),
     ]
     launcher = run.fake(steps=30, step_seconds=0.005, launch="[launch.watchdog]\nstep = 0.5\n", accidents=slow)
-    assert launcher.wait(60) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     assert len(run.events("incarnation.started")) == 1
 
 
@@ -188,7 +188,7 @@ def test_a_shipper_that_dies_is_started_again(run: Run) -> None:
     os.kill(before, signal.SIGKILL)
     until(lambda: (pid := shipper()) and pid != before)
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     run.assert_nothing_left()
 
 
@@ -196,7 +196,7 @@ def test_what_ranks_leave_behind_is_ended(run: Run) -> None:
     """A helper in a session of its own, whose rank was killed, and one whose rank completed."""
     left = [accident(0, 3, "leave"), accident(1, 3, "leave"), accident(1, 5, "kill")]
     launcher = run.fake(steps=20, accidents=left)
-    assert launcher.wait(30) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     run.assert_nothing_left()
 
 
@@ -204,8 +204,8 @@ def test_an_older_launch_stops_when_a_newer_one_takes_over(run: Run) -> None:
     older = run.fake(steps=ENDLESS)
     run.started()
     newer = run.launch(json.dumps({"steps": 30}), job="101")
-    assert newer.wait(30) == 0
-    assert older.wait(30) == 1
+    assert newer.wait(PATIENCE_S) == 0
+    assert older.wait(PATIENCE_S) == 1
     assert run.result(1)["cause"] == "fenced"
     assert run.result(2)["cause"] == "completed"
     run.assert_nothing_left()
@@ -228,7 +228,7 @@ def test_every_report_arrives_once_whatever_is_killed(run: Run, server: Server) 
     server.stop()
     until(lambda: max(run.losses().get(1, {0: 0})) > 100)
     server.start()
-    assert launcher.wait(60) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     identities = server.intake.identities()
     assert len(identities) == len(set(identities))
     for rank in (0, 1):
@@ -250,5 +250,5 @@ def test_a_command_that_cannot_be_started_says_so(run: Run) -> None:
     python = run.path / "python"
     python.symlink_to(sys.executable)
     source = f"import os\nos.unlink({str(python)!r})\nos.kill(os.getpid(), 9)\n"
-    assert run.script(source, script=f'python = "{python}"\n').wait(30) == 2
+    assert run.script(source, script=f'python = "{python}"\n').wait(PATIENCE_S) == 2
     assert "cannot be started" in run.result()["error"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.training.launching import ENDLESS, KILLS, Run
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ class Elastic:
     def stop(self, by: int) -> list[int]:
         """The exit codes of all that were not killed."""
         self.launchers[by].send_signal(signal.SIGTERM)
-        codes = [one.wait(30) for one in self.launchers if one.returncode is None]
+        codes = [one.wait(PATIENCE_S) for one in self.launchers if one.returncode is None]
         self.run.assert_nothing_left()
         return codes
 
@@ -140,7 +140,7 @@ def test_with_too_few_nodes_it_waits_and_then_asks_for_another_turn(run: Run) ->
     job.kill(1)
     assert job.started(1)["nodes"] == ["dgx01", "dgx03"]
     job.kill(0)
-    assert job.launchers[2].wait(30) == 75
+    assert job.launchers[2].wait(PATIENCE_S) == 75
     result = run.result()
     assert result["cause"] == "node"
     assert result["error"].endswith("1 of at least 2 nodes were left and none came back within 2 s")
@@ -170,7 +170,7 @@ def test_shrinking_counts_against_the_budget_and_growing_does_not(run: Run) -> N
     job.kill(1)
     job.started(3)
     os.kill(run.started(incarnation=3, ranks=1)[0], signal.SIGKILL)
-    assert job.launchers[0].wait(30) == 137
+    assert job.launchers[0].wait(PATIENCE_S) == 137
     assert run.result()["first_failure"]["incarnation"] == 3
 
 
@@ -179,5 +179,5 @@ def test_a_run_begins_with_fewer_nodes_than_asked_for(run: Run) -> None:
     job = Elastic(run, nodes=1)
     job.run.describe('kind = "distributed"\n[launch]\nnodes = 1\nmax_nodes = 2\ngather_seconds = 1.0\n', attempt=2)
     alone = run.launch(json.dumps({"steps": 5}), restart=1, nodes=2)
-    assert alone.wait(30) == 0
+    assert alone.wait(PATIENCE_S) == 0
     assert run.events("incarnation.started", 2)[0]["nodes"] == ["dgx01"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.launching import ENDLESS, Run, accident
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +22,7 @@ def _two(run: Run, **told: Any) -> tuple[Any, Any]:
 
 def test_two_nodes_complete_together(run: Run) -> None:
     launchers = _two(run, steps=20)
-    assert [launcher.wait(30) for launcher in launchers] == [0, 0]
+    assert [launcher.wait(PATIENCE_S) for launcher in launchers] == [0, 0]
     assert not run.attempt(2).exists()
     (started,) = run.events("incarnation.started")
     assert started["world_size"] == 4
@@ -34,7 +35,7 @@ def test_two_nodes_complete_together(run: Run) -> None:
 
 def test_a_rank_lost_on_the_other_node_restarts_both(run: Run) -> None:
     launchers = _two(run, steps=40, checkpoint_every=10, accidents=[accident(3, 25, "kill")])
-    assert [launcher.wait(60) for launcher in launchers] == [0, 0]
+    assert [launcher.wait(PATIENCE_S) for launcher in launchers] == [0, 0]
     first = run.events("incarnation.ended")[0]
     assert (first["rank"], first["failure"]) == (3, "signal")
     assert sorted(run.losses(rank=3)[1]) == list(range(21, 41))
@@ -42,7 +43,7 @@ def test_a_rank_lost_on_the_other_node_restarts_both(run: Run) -> None:
 
 def test_an_exception_on_the_other_node_ends_both(run: Run) -> None:
     launchers = _two(run, steps=40, accidents=[accident(2, 10, "raise")])
-    assert [launcher.wait(60) for launcher in launchers] == [1, 1]
+    assert [launcher.wait(PATIENCE_S) for launcher in launchers] == [1, 1]
     assert run.result()["first_failure"]["rank"] == 2
 
 
@@ -50,7 +51,7 @@ def test_two_nodes_stop_together_whoever_is_asked(run: Run) -> None:
     launchers = _two(run, steps=ENDLESS)
     run.started(ranks=4)
     launchers[1].send_signal(signal.SIGTERM)
-    assert [launcher.wait(30) for launcher in launchers] == [75, 75]
+    assert [launcher.wait(PATIENCE_S) for launcher in launchers] == [75, 75]
     run.assert_nothing_left()
 
 
@@ -59,5 +60,5 @@ def test_a_lost_launcher_ends_the_other(run: Run, lost: int) -> None:
     launchers = _two(run, steps=ENDLESS)
     run.started(ranks=4)
     launchers[lost].send_signal(signal.SIGKILL)
-    assert launchers[1 - lost].wait(60) != 0
+    assert launchers[1 - lost].wait(PATIENCE_S) != 0
     run.assert_nothing_left()

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.training.launching import ENDLESS, Run, accident
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def test_asked_to_stop_it_saves_and_leaves_with_75(run: Run, number: int, reason
     launcher = run.fake(steps=ENDLESS)
     run.started()
     launcher.send_signal(number)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     assert run.result()["cause"] == "stopped"
     assert json.loads((run.attempt() / "stop-requested").read_text())["reason"] == reason
     (asked,) = run.events("stop.requested")
@@ -37,7 +37,7 @@ def test_a_cancelled_job_says_so(run: Run) -> None:
     run.started()
     (run.path / "portal" / "cancelled").touch()
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     assert run.events("stop.requested")[0]["reason"] == "cancel"
 
 
@@ -46,7 +46,7 @@ def test_a_cancel_is_found_without_a_signal(run: Run) -> None:
     launcher = run.fake(steps=ENDLESS)
     run.started()
     (run.path / "portal" / "cancelled").touch()
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     assert run.events("stop.requested")[0]["reason"] == "cancel"
 
 
@@ -59,7 +59,7 @@ def test_signals_to_everybody_and_twice_change_nothing(run: Run) -> None:
             with suppress(psutil.NoSuchProcess):  # it may have stopped by now
                 if process.pid in pids or process.pid == launcher.pid or "shipper" in " ".join(process.cmdline()):
                     process.send_signal(number)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     assert len(run.events("incarnation.started")) == 1
     run.assert_nothing_left()
 
@@ -68,7 +68,7 @@ def test_a_stop_during_start_up_is_heeded(run: Run) -> None:
     launcher = run.fake(steps=ENDLESS, accidents=[accident(0, "start", "phase", phase="start", seconds=1)])
     until(lambda: (run.attempt() / "heartbeat" / "0.0").exists())
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     run.assert_nothing_left()
 
 
@@ -78,7 +78,7 @@ def test_a_stop_before_anything_started_starts_nothing(run: Run) -> None:
     waiting = run.launch(json.dumps({"steps": 5}), nodes=2)  # its other node never comes
     until(lambda: list((run.attempt() / "members").glob("node-0.*")))
     waiting.send_signal(signal.SIGTERM)
-    assert waiting.wait(30) == 143
+    assert waiting.wait(PATIENCE_S) == 143
     assert run.result()["cause"] == "stopped"
     assert run.events("incarnation.started") == []
     run.assert_nothing_left()
@@ -90,7 +90,7 @@ def test_a_stop_during_validation_waits_for_the_boundary(run: Run) -> None:
     run.started()
     until(lambda: '"validate"' in (run.attempt() / "heartbeat" / "0.1").read_text())
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     assert max(run.losses()[0]) == 11
 
 
@@ -98,7 +98,7 @@ def test_ranks_that_do_not_stop_are_killed_after_grace_with_their_stacks(run: Ru
     launcher = run.fake(steps=ENDLESS, launch="grace_seconds = 1.0\n", accidents=[accident(1, 10, "hang")])
     until(lambda: len(run.started()) == 2 and '"step":10' in (run.attempt() / "heartbeat" / "0.1").read_text())
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 137
+    assert launcher.wait(PATIENCE_S) == 137
     assert run.result()["cause"] == "stop_timeout"
     assert "in do" in (run.attempt() / "stacks" / "0.1.txt").read_text()
     assert "in meet" in (run.attempt() / "stacks" / "0.0.txt").read_text()
@@ -111,7 +111,7 @@ def test_what_is_saved_is_stopped_though_a_rank_outstays_the_grace(run: Run) -> 
     (run.attempt() / "regroup-0").touch()  # the ranks save at once; so it takes as long as it may
     until(lambda: (run.attempt() / "stopped.json").exists())
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     assert run.result()["cause"] == "stopped"
     assert "in do" in (run.attempt() / "stacks" / "0.1.txt").read_text(), "why it stayed can be looked up"
     run.assert_nothing_left()
@@ -125,7 +125,7 @@ def test_a_rank_that_dies_while_stopping_is_not_restarted(run: Run) -> None:
     launcher.send_signal(signal.SIGTERM)
     until(lambda: (run.attempt() / "stop-requested").exists())
     os.kill(pids[1], signal.SIGKILL)
-    assert launcher.wait(30) == 137
+    assert launcher.wait(PATIENCE_S) == 137
     assert len(run.events("incarnation.started")) == 1
 
 
@@ -133,9 +133,9 @@ def test_a_requeued_job_goes_on_as_the_next_attempt(run: Run) -> None:
     launcher = run.fake(steps=ENDLESS)
     run.started()
     launcher.send_signal(signal.SIGUSR1)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     step = max(run.losses()[0])
     again = run.launch(json.dumps({"steps": step + 10}), restart=1)
-    assert again.wait(30) == 0
+    assert again.wait(PATIENCE_S) == 0
     assert sorted(run.losses(2)[0]) == list(range(step + 1, step + 11))
     assert run.events("incarnation.started", 2)[0]["resumed_from"] == f"step-{step}"

@@ -47,7 +47,7 @@ def test_a_killed_process_is_known_dead_and_a_paused_one_is_not(peer: tuple[subp
     assert not other.proven_dead("peer")
     assert not other.proven_live("peer")
     process.kill()
-    until(lambda: ours.proven_dead("peer"), 5)
+    until(lambda: ours.proven_dead("peer"))
     assert not unknown.proven_dead("nobody")
 
 

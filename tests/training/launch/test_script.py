@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.launching import Run
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from training import manifest
 from training.spool import read_spool
 
@@ -34,7 +34,7 @@ def test_a_rank_sees_torchruns_variables_and_nothing_it_should_not(run: Run, mon
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     described = 'args = ["--a", "b c"]\n[script.env]\nMINE = "yes"\n'
-    assert run.script(ENVIRONMENT, ranks=2, script=described).wait(30) == 0
+    assert run.script(ENVIRONMENT, ranks=2, script=described).wait(PATIENCE_S) == 0
     for rank in range(2):
         told = _told(run, rank)
         environment = told["environment"]
@@ -56,7 +56,7 @@ def test_a_rank_sees_torchruns_variables_and_nothing_it_should_not(run: Run, mon
 @pytest.mark.slow
 def test_a_script_that_reports_nothing_still_has_logs_and_resource_use(run: Run) -> None:
     source = "import time\nprint('hello')\nx = bytearray(80 * 2**20)\ntime.sleep(1.5)\n"
-    assert run.script(source).wait(30) == 0
+    assert run.script(source).wait(PATIENCE_S) == 0
     assert (run.attempt() / "logs" / "0.0.log").read_text() == "hello\n"
     (path,) = (run.attempt() / "spool").glob("*.jsonl")
     values = [value for batch in read_spool(path)[1] for _, value in batch.series.get("memory_gib", [])]
@@ -85,7 +85,7 @@ for step in range(first + 1, {steps} + 1):
 
 @pytest.mark.slow
 def test_what_a_script_reports_arrives(run: Run) -> None:
-    assert run.script(REPORTING.format(steps=25, accident="")).wait(30) == 0
+    assert run.script(REPORTING.format(steps=25, accident="")).wait(PATIENCE_S) == 0
     assert run.losses()[0] == {step: 1 / step for step in range(1, 26)}
     assert run.events("progress")[-1]["steps"] == 25
     names = [event["name"] for event in run.events("checkpoint.committed")]
@@ -98,7 +98,7 @@ def test_what_a_script_reports_arrives(run: Run) -> None:
 @pytest.mark.slow
 def test_a_script_resumes_from_its_own_checkpoint(run: Run) -> None:
     accident = "os.environ['VIGIL_INCARNATION'] == '0' and step == 17 and os.kill(os.getpid(), 9)"
-    assert run.script(REPORTING.format(steps=30, accident=accident)).wait(30) == 0
+    assert run.script(REPORTING.format(steps=30, accident=accident)).wait(PATIENCE_S) == 0
     assert sorted(run.losses()[1]) == list(range(11, 31))
     last = run.events("checkpoint.committed")[-1]
     assert (last["step"], last["parent_step"], last["parent_generation"]) == (30, 20, 2)
@@ -109,14 +109,14 @@ def test_a_script_that_asks_saves_and_stops(run: Run) -> None:
     launcher = run.script(REPORTING.format(steps=10**6, accident=""))
     until(lambda: run.attempt().exists() and run.losses().get(0))
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 75
+    assert launcher.wait(PATIENCE_S) == 75
     step = json.loads((run.attempt() / "stopped.json").read_text())["step"]
     assert [event["step"] for event in run.events("stop.saved")] == [step]
     again = run.script(REPORTING.format(steps=step + 5, accident=""))
-    run.launchers[-1].wait(30)
+    run.launchers[-1].wait(PATIENCE_S)
     assert again.returncode == 75  # the very same submission: its verdict stands
     third = run.launch(restart=1)
-    assert third.wait(30) == 0
+    assert third.wait(PATIENCE_S) == 0
     assert sorted(run.losses(2)[0]) == list(range(step + 1, step + 6))
     run.assert_nothing_left()
 
@@ -137,7 +137,7 @@ def test_a_scripts_own_handler_gets_term(run: Run) -> None:
     launcher = run.script(HANDLER)
     until(lambda: run.attempt().exists() and "ready" in run.rank_log())
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 0
+    assert launcher.wait(PATIENCE_S) == 0
     assert "leaving" in run.rank_log()
 
 
@@ -146,14 +146,14 @@ def test_a_script_that_knows_no_stop_ends_by_term(run: Run) -> None:
     launcher = run.script("import time\nprint('ready', flush=True)\ntime.sleep(3600)\n")
     until(lambda: run.attempt().exists() and "ready" in run.rank_log())
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(30) == 143
+    assert launcher.wait(PATIENCE_S) == 143
     assert run.result()["cause"] == "stopped"
     run.assert_nothing_left()
 
 
 @pytest.mark.slow
 def test_a_failing_script_gives_its_code_and_last_word(run: Run) -> None:
-    assert run.script("import sys\nprint('no data')\nsys.exit(7)\n").wait(30) == 7
+    assert run.script("import sys\nprint('no data')\nsys.exit(7)\n").wait(PATIENCE_S) == 7
     first = run.result()["first_failure"]
     assert (first["kind"], first["exit_code"], first["error"]) == ("exception", 7, "no data")
 
@@ -165,12 +165,12 @@ import os
 if os.environ["VIGIL_INCARNATION"] == "0":
     raise RuntimeError("The server socket has failed to listen on any local network address. port: 1, EADDRINUSE")
 """
-    assert run.script(source, launch="in_place = 0\n").wait(30) == 0
+    assert run.script(source, launch="in_place = 0\n").wait(PATIENCE_S) == 0
 
 
 @pytest.mark.slow
 def test_a_wrong_entry_is_said_where_a_person_looks(run: Run) -> None:
-    assert run.script("", script='entry = "run.py"\n').wait(30) == 2
+    assert run.script("", script='entry = "run.py"\n').wait(PATIENCE_S) == 2
     assert run.result()["error"] == "script.entry = 'run.py' is not in the directory (it has train.py)"
     assert run.events("run.failed")[0]["error"] == run.result()["error"]
 

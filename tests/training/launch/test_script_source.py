@@ -12,6 +12,7 @@ import pytest
 
 from tests.repositories import git
 from tests.training.launching import Run
+from tests.waiting import PATIENCE_S
 from training.launch import script
 from training.launch.attempt import Attempt
 from training.launch.plan import BadPlan, Plan, Script
@@ -143,7 +144,7 @@ def test_git_is_bounded(repository: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_job_from_git_runs(run: Run, repository: Path) -> None:
     run.describe(f'kind = "script"\n[script]\ngit = "file://{repository}"\nref = "main"\n')
-    assert run.launch().wait(60) == 0
+    assert run.launch().wait(PATIENCE_S) == 0
     assert run.rank_log() == "2\n"
     shutil.rmtree(repository)
-    assert run.launch(restart=1).wait(60) == 0  # the same snapshot again
+    assert run.launch(restart=1).wait(PATIENCE_S) == 0  # the same snapshot again

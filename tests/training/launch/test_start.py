@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.training.launching import until
+from tests.waiting import PATIENCE_S
 from training import start
 
 # Says how often it was started and that it lives, then does what it is told.
@@ -43,7 +44,7 @@ class Kept:
         return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
     def code(self, does: str) -> int:
-        return self.start(does).wait(60)
+        return self.start(does).wait(PATIENCE_S)
 
     def pid(self, number: int) -> int:
         """Of the launcher's so manieth start."""
@@ -72,7 +73,7 @@ def test_one_that_was_killed_is_started_again_without_what_it_left(kept: Kept) -
     sleeper = until(lambda: psutil.Process(kept.pid(0)).children())[0]
     for number in range(2):
         os.kill(kept.pid(number), signal.SIGKILL)
-    assert keeper.wait(60) == 75
+    assert keeper.wait(PATIENCE_S) == 75
     assert not sleeper.is_running()
 
 
@@ -85,14 +86,14 @@ def test_signals_are_passed_on(kept: Kept) -> None:
     keeper = kept.start("while not asked: time.sleep(0.01)\nsys.exit(75)")
     kept.pid(0)
     keeper.send_signal(signal.SIGUSR1)
-    assert keeper.wait(60) == 75
+    assert keeper.wait(PATIENCE_S) == 75
 
 
 def test_one_that_was_to_stop_is_not_started_again(kept: Kept) -> None:
     keeper = kept.start("while not asked: time.sleep(0.01)\nos.kill(os.getpid(), signal.SIGKILL)")
     kept.pid(0)
     keeper.send_signal(signal.SIGUSR1)
-    assert keeper.wait(60) == 128 + signal.SIGKILL
+    assert keeper.wait(PATIENCE_S) == 128 + signal.SIGKILL
     assert kept.starts == 1
 
 
@@ -100,5 +101,5 @@ def test_it_does_not_outlive_its_keeper(kept: Kept) -> None:
     keeper = kept.start("while True: time.sleep(0.01)")
     launcher = psutil.Process(kept.pid(0))
     keeper.kill()
-    keeper.wait(60)
-    launcher.wait(60)
+    keeper.wait(PATIENCE_S)
+    launcher.wait(PATIENCE_S)

@@ -41,7 +41,7 @@ def test_a_stream_has_a_header_batches_and_an_end(tmp_path: Path) -> None:
 def test_the_first_point_is_written_at_once(tmp_path: Path) -> None:
     reporter = Reporter.open(tmp_path, rank=0, incarnation=0, flush_seconds=60)
     reporter.log(0, loss=1.0)
-    until(lambda: (tmp_path / "spool").is_dir() and bool(read_spool(_only(tmp_path))[1]), 5)
+    until(lambda: (tmp_path / "spool").is_dir() and bool(read_spool(_only(tmp_path))[1]))
     reporter.close()
 
 

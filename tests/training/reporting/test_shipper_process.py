@@ -14,7 +14,7 @@ import pytest
 
 from tests.training.intake import TOKEN, Server
 from tests.training.reporting.shipped import losses, reporter_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         assert self.popen.stdin is not None
         began = time.monotonic()
         self.popen.stdin.close()
-        assert self.popen.wait(30) == 0
+        assert self.popen.wait(PATIENCE_S) == 0
         return time.monotonic() - began
 
 
@@ -121,7 +121,7 @@ def test_beside_a_command_it_outlives_a_signal_to_the_whole_job(server: Server, 
             reporter.log(2, loss=0.25)
         assert process.stdin
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
