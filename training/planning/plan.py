@@ -24,7 +24,7 @@ from training.units import size_text
 
 USABLE = 0.8
 """Of a rank's memory: the rest is the library's, and what allocators lose between blocks; besides, an estimate may be a
-tenth too low."""
+tenth too low, and on CPUs gathered tensors live longer than they need to."""
 USABLE_WORD = "usable"
 """The last word about a way that takes more memory than there is."""
 BUSY_TOKENS = 2048
