@@ -402,7 +402,7 @@ def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int
         return _commit(stream, Path(path), int(step), consumed_samples, began)
     except (OSError, ValueError, shutil.Error) as error:
         print(f"vigil_report: no checkpoint at step {step}: {error}", file=sys.stderr)
-        stream.event("checkpoint.skipped", step=step, reason=str(error)[:500])
+        stream.event("checkpoint.skipped", step=step, reason=str(error)[:500], failed=True)
         return None
 
 

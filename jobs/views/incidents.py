@@ -18,8 +18,6 @@ from portal import words
 
 Incident = tuple[datetime, str]
 NOT_SAVED = "checkpoint.skipped"
-FAULT = "rank "
-"""How the reason begins where a rank could not write; else the save before was still going on, which is no incident."""
 MOST = 200
 SHOWN = 5
 """Of one kind in one attempt; the others are counted."""
@@ -27,7 +25,8 @@ SHOWN = 5
 
 def of(attempts: Iterable[Attempt]) -> dict[int, list[Incident]]:
     """By attempt, in the order in which they happened."""
-    told = Q(kind__in=_SAY.keys() - {NOT_SAVED}) | Q(kind=NOT_SAVED, data__reason__startswith=FAULT)
+    # Else the save before was still going on, which is no incident.
+    told = Q(kind__in=_SAY.keys() - {NOT_SAVED}) | Q(kind=NOT_SAVED, data__failed=True)
     rows = Event.objects.filter(told, attempt__in=list(attempts)).order_by("id")
     by_kind: dict[tuple[int, str], list[Incident]] = defaultdict(list)
     for attempt_id, kind, at, data in rows.values_list("attempt_id", "kind", "time", "data")[:MOST]:

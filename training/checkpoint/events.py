@@ -45,14 +45,14 @@ def tell_passed_over(reporter: AnyReporter, broken: Iterable[tuple[str, Manifest
             tell_damaged(reporter, manifest, error)
 
 
-def tell_skipped(reporter: AnyReporter, step: int, reason: object) -> None:
-    reporter.event("checkpoint.skipped", step=step, reason=str(reason))
+def tell_skipped(reporter: AnyReporter, step: int, reason: object, *, failed: bool = False) -> None:
+    reporter.event("checkpoint.skipped", step=step, reason=str(reason), failed=failed)
 
 
 def tell_failed(reporter: AnyReporter, step: int, error: BaseException) -> None:
     """A save that came to nothing, in the log as well."""
     print(f"step {step}  not saved: {error}", flush=True)
-    tell_skipped(reporter, step, error)
+    tell_skipped(reporter, step, error, failed=True)
 
 
 def tell_unpinned(reporter: AnyReporter, why: str) -> None:

@@ -142,8 +142,8 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
         ("guard.corruption", {"step": 80, "check": "replica", "ranks": [2]}),
         ("guard.corruption", {"step": 90, "check": "replica", "ranks": []}),
         ("guard.divergence", {"step": 3000, "what": "10 of 28 steps had a gradient norm above 20 times the usual"}),
-        ("checkpoint.skipped", {"step": 70, "reason": "the one before is still being written"}),
-        ("checkpoint.skipped", {"step": 80, "reason": "rank 0: [Errno 28] No space left on device"}),
+        ("checkpoint.skipped", {"step": 70, "reason": "the one before is still being written", "failed": False}),
+        ("checkpoint.skipped", {"step": 80, "reason": "[Errno 28] No space left on device", "failed": True}),
         ("checkpoint.damaged", {"step": 60, "reason": "its sha256 differs"}),
         ("guard.skipped", {"step": [1], "norm": "NaN", "samples": 7}),
         ("straggler", {}),
@@ -159,7 +159,7 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
         "the replica check at step 80 finds rank 2",
         "the replica check at step 90 finds ranks that differ, and cannot tell which is wrong",
         "diverged at step 3,000: 10 of 28 steps",
-        "not saved at step 80: rank 0: [Errno 28] No space left on device",
+        "not saved at step 80: [Errno 28] No space left on device",
         "the checkpoint of step 60 is damaged: its sha256 differs",
     ):
         assert line in page
