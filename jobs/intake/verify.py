@@ -17,6 +17,11 @@ logger = logging.getLogger(__name__)
 
 MOST_BYTES = 20 * 10**9  # beyond that, the trainer's own look must do
 FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=30), timedelta(hours=1)  # before what could not be read is tried again
+MISSED = 2  # times that its folder may be gone before it counts as lost: that it was pruned is told a little later
+
+
+class Gone(manifest.CheckpointError):
+    """There are others of its job, but not this one."""
 
 
 def verify_next() -> Checkpoint | None:
@@ -37,7 +42,7 @@ def verify(checkpoint: Checkpoint) -> None:
     try:
         found, problem = _look(checkpoint)
     except (manifest.CheckpointError, rundir.Unsafe) as error:
-        if isinstance(error, manifest.Unreadable):
+        if isinstance(error, manifest.Unreadable) or (isinstance(error, Gone) and checkpoint.verify_tries < MISSED):
             _try_later(checkpoint, error)
             return
         why = storable(str(error))[:2000]  # words from the manifest, which the job wrote
@@ -72,7 +77,7 @@ def _look(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
                     f"Too large to be read here ({found.bytes:,} bytes): only its sizes were checked.",
                 )
     except FileNotFoundError:
-        raise manifest.CheckpointError("Its folder is gone.") from None
+        raise Gone("Its folder is gone.") from None
 
 
 def _try_later(checkpoint: Checkpoint, error: Exception) -> None:
@@ -80,4 +85,5 @@ def _try_later(checkpoint: Checkpoint, error: Exception) -> None:
     wait = min(FIRST_WAIT * 2 ** min(checkpoint.verify_tries, 10), LONGEST_WAIT)
     tries = min(checkpoint.verify_tries + 1, 1000)
     Checkpoint.objects.filter(pk=checkpoint.pk).update(verify_tries=tries, verify_after=timezone.now() + wait)
-    logger.warning("checkpoint %s of #%s cannot be read now: %s", checkpoint.step, checkpoint.job_id, error)
+    level = logging.INFO if isinstance(error, Gone) else logging.WARNING
+    logger.log(level, "checkpoint %s of #%s cannot be read now: %s", checkpoint.step, checkpoint.job_id, error)

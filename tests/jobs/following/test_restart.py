@@ -258,6 +258,21 @@ class TestCheckpoints:
         verify.verify_next()
         assert set(Checkpoint.objects.values_list("state", flat=True)) == {"verified"}
 
+    def test_one_that_is_gone_is_given_time_to_be_told_of(self, job: Job, attempt: Attempt) -> None:
+        on_disk(job)
+        write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", 300, b"good")
+        for step in (100, 200):
+            checkpoints.note_event(attempt, event(step))
+        for _ in range(2):
+            verify.verify_next()
+        assert set(Checkpoint.objects.values_list("state", "verify_tries")) == {("committed", 1)}
+        checkpoints.note_event(attempt, event(100, kind="checkpoint.pruned"))  # its report was late
+        for _ in range(2):
+            Checkpoint.objects.update(verify_after=timezone.now())
+            verify.verify_next()
+        found = {row.step: (row.state, row.problem) for row in Checkpoint.objects.all()}
+        assert found == {100: ("pruned", ""), 200: ("corrupt", "Its folder is gone.")}
+
     def test_a_file_system_that_is_away_says_nothing(
         self, job: Job, attempt: Attempt, settings: Any, tmp_path: Path
     ) -> None:
