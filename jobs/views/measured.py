@@ -112,6 +112,11 @@ class Shown:
     may_profile: bool
     more_profiles: int
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is anything but the verdict to show."""
+        return bool(self.goodput or self.verdict.facts or self.cadence or self.profiles or self.may_profile)
+
 
 def tell(life: Life, *, may_change: bool) -> Shown | None:
     """Of a run of our trainer that has begun; None of anything else."""
@@ -241,7 +246,8 @@ def _cadence(event: Event | None) -> list[tuple[str, str]]:
         found.append(("A save costs", words.duration(cost)))
     if part is not None:
         more = f", at best {words.percent(least)}" if least is not None else ""
-        found.append(("Saves and lost work", f"{words.percent(part)} of the time{more}"))
+        # The sum is of the first order: where failures come more often than saves, it passes the whole.
+        found.append(("Saves and lost work", f"{words.percent(min(part, 1.0))} of the time{more}"))
     if mtbf:
         source = _SOURCES.get(str(data.get("source")), "")
         found.append(("Between failures", words.duration(mtbf) + (f", {source}" if source else "")))

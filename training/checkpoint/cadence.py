@@ -141,7 +141,8 @@ class Cadence:
         cost = max(median(self._costs), 1e-6)
         if self._every == "auto":
             self.interval = next_interval(self.interval, cost=cost, write=write, mtbf_seconds=self.mtbf.seconds)
-        present = self.interval if self._every == "auto" else self._every * usual
+        # From one save's beginning to the next's, so what a save costs is in it.
+        present = self.interval if self._every == "auto" else self._every and self._every * usual + cost
         best = max(best_interval(cost, self.mtbf.seconds), WRITES * write)
         return {
             "automatic": self._every == "auto",

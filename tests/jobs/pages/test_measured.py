@@ -79,6 +79,19 @@ def test_tells_goodput_and_the_cadence_of_saves(client: Client, job: Job) -> Non
     assert "24 h, assumed" in shown or "1 d, assumed" in shown
 
 
+def test_saves_never_take_more_than_all_of_the_time(client: Client, job: Job) -> None:
+    tell(job, "checkpoint.cadence", **{**CADENCE, "overhead_fraction": 1.7})
+    assert "100 % of the time" in page(client, job)
+
+
+def test_a_job_that_ended_before_its_first_step_has_nothing_measured(
+    client: Client, mira: User, project: Project
+) -> None:
+    shown = page(client, a_job(mira, project, state="failed"))
+    assert "It ended before enough steps were measured." in shown
+    assert "h-measured" not in shown
+
+
 NONSENSE: list[dict[str, Any]] = [
     {},
     {"bound": "<script>", "because": "<b>x</b>", "remedy": 7, "split": []},

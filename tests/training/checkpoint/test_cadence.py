@@ -91,10 +91,21 @@ def test_a_given_interval_is_kept_and_told_what_it_costs() -> None:
     _steps(found, clock, 1, 0.75, saving=True)
     told = found.note_written(stall=0.25, write=0.5)
     assert told is not None
-    assert (told["automatic"], told["interval_seconds"], told["source"]) == (False, 5.0, "assumed")
-    assert told["overhead_fraction"] == pytest.approx(0.5 / 5 + 5 / 2 / HOUR)
+    assert (told["automatic"], told["interval_seconds"], told["source"]) == (False, 5.5, "assumed")
+    assert told["overhead_fraction"] == pytest.approx(0.5 / 5.5 + 5.5 / 2 / HOUR)
     assert told["best_overhead_fraction"] < told["overhead_fraction"]
     assert not any(Cadence(0, Mtbf(HOUR, "assumed")).due(step) for step in range(1, 100))
+
+
+def test_saves_at_every_step_take_most_of_the_time_but_not_more_than_all() -> None:
+    clock = Clock()
+    found = Cadence(1, Mtbf(HOUR, "assumed"), clock=clock)
+    _steps(found, clock, 10, 0.01)
+    found.note_begun()
+    _steps(found, clock, 1, 0.01, saving=True)
+    told = found.note_written(stall=0.09, write=0.1)
+    assert told is not None
+    assert told["overhead_fraction"] == pytest.approx(0.9, abs=1e-3)
 
 
 def test_without_steps_to_compare_nothing_is_told() -> None:
