@@ -76,16 +76,20 @@ class _Watched:
 
 @dataclass(frozen=True)
 class Hang:
-    """Which ranks are stuck, in what, since when."""
+    """Which ranks are stuck, of how many, in what, since when."""
 
     ranks: list[int]
+    of: int
     phase: str
     step: int
     seconds: float
 
     def __str__(self) -> str:
+        where = f"{self.phase} at step {self.step}, nothing for {self.seconds:.0f} s"
+        if len(self.ranks) == self.of > 1:
+            return f"all {self.of} ranks are stuck: {where}"
         who = f"rank {self.ranks[0]} is" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} are"
-        return f"{who} behind: {self.phase} at step {self.step}, nothing for {self.seconds:.0f} s"
+        return f"{who} {'behind' if self.of > 1 else 'stuck'}: {where}"
 
 
 class Watchdog:
@@ -113,7 +117,7 @@ class Watchdog:
             return None
         longest = max(behind, key=lambda watched: now - watched.changed)
         ranks = sorted(watched.rank for watched in behind)
-        return Hang(ranks, longest.phase, max(longest.step, 0), now - longest.changed)
+        return Hang(ranks, len(self._watched), longest.phase, max(longest.step, 0), now - longest.changed)
 
     @property
     def has_stepped(self) -> bool:

@@ -147,7 +147,7 @@ def test_a_frozen_process_is_a_hang_too(run: Run) -> None:
 def test_ranks_stuck_in_init_are_killed_and_retried(run: Run) -> None:
     launcher = run.fake(steps=10, launch="[launch.watchdog]\ninit = 0.8\n", accidents=[accident(1, "init", "hang")])
     assert launcher.wait(PATIENCE_S) == 0
-    assert run.events("incarnation.ended")[0]["error"].startswith("ranks 0, 1 are behind: init")
+    assert run.events("incarnation.ended")[0]["error"].startswith("all 2 ranks are stuck: init at step 0")
     assert len(run.events("incarnation.started")) == 2
 
 
