@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training import manifest as manifests
+from training.attempt.files import write_json
 from training.corpus.errors import DataError
 from training.manifest import CheckpointError
 from training.weights.opening import open_weights, wrong
@@ -40,9 +40,7 @@ class Base:
         try:
             self.path.mkdir(exist_ok=True)
             listed = [_copy(file, self.path / file.name, tell) for file in open_weights(weights).files]
-            partial = self.path / f".{LIST}"
-            partial.write_text(json.dumps({"from": str(weights), "files": listed}, indent=1))
-            os.replace(partial, self.path / LIST)
+            write_json(self.path / LIST, {"from": str(weights), "files": listed}, durable=True)
         except DataError:
             raise
         except OSError as error:
@@ -81,13 +79,18 @@ class Base:
     def _about(self) -> dict[str, Any]:
         try:
             found = json.loads((self.path / LIST).read_text())
-            if not all(manifests.FILE_NAME.fullmatch(entry["file"]) for entry in found["files"]):
+            if not all(_is_beside(entry["file"]) for entry in found["files"]):
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(
                 f"{self.path}, the weights that its adapters belong to, is not there or damaged"
             ) from None
         return dict(found)
+
+
+def _is_beside(name: str) -> bool:
+    """Whatever people call their files."""
+    return name == os.path.basename(name) and name not in {"", os.curdir, os.pardir}
 
 
 def _copy(source: Path, target: Path, tell: Callable[[], None]) -> dict[str, Any]:

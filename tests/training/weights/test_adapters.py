@@ -16,6 +16,7 @@ from tests.training.weights.test_from_weights import model_of
 from training.__main__ import main
 from training.checkpoint import storage
 from training.config import parse
+from training.weights.base import Base
 
 LORA = {"from_weights": "/data/llama", "lora_rank": 4}
 
@@ -112,6 +113,16 @@ def test_two_ranks_give_the_losses_of_one(layout: dict[str, Any], trained: tuple
     assert both.series("gradient_norm") == pytest.approx(run.series("gradient_norm"), rel=1e-4)
     listed = json.loads((both.job_dir / "base" / "BASE").read_text())["files"]
     assert {entry["file"] for entry in listed} >= {"config.json", "model.safetensors.index.json"}
+
+
+def test_weights_are_kept_whatever_their_file_is_called(tmp_path: Path) -> None:
+    weights = origins.write(tmp_path / "llama")
+    (weights / "model.safetensors").rename(weights / "modèle (1).safetensors")
+    (tmp_path / "job").mkdir()
+    base = Base(tmp_path / "job")
+    base.keep(weights)
+    base.verify()
+    base.recall(base.remember())
 
 
 @pytest.mark.slow
