@@ -80,12 +80,18 @@ def _their_sizes(weights: Weights) -> dict[str, Any]:
             raise wrong(f"{weights.path / CONFIG} has no {name}, or one that is no whole number.")
         return value
 
+    def number(name: str, default: float, among: Mapping[str, Any] = config) -> float:
+        value = among.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong(f"{weights.path / CONFIG} has a {name} that is no number.")
+        return float(value)
+
     heads, width = whole("num_attention_heads"), whole("hidden_size")
     head_width = whole("head_dim", width // heads)
     if heads * head_width != width:
         message = f"has {heads} heads of {head_width} on a stream of {width}; here the two are the same width."
         raise wrong(f"{weights.path} {message}")
-    rope = config.get("rope_parameters") or {}
     return {
         "layers": whole("num_hidden_layers"),
         "heads": heads,
@@ -93,8 +99,8 @@ def _their_sizes(weights: Weights) -> dict[str, Any]:
         "head_width": head_width,
         "hidden": whole("intermediate_size"),
         "vocabulary": whole("vocab_size"),
-        "rope_base": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-        "norm_epsilon": float(config.get("rms_norm_eps", 1e-6)),
+        "rope_base": number("rope_theta", number("rope_theta", 10_000.0), config.get("rope_parameters") or {}),
+        "norm_epsilon": number("rms_norm_eps", 1e-6),
         "tied": bool(config.get("tie_word_embeddings", False)),
         "context": min(CONTEXT, whole("max_position_embeddings", CONTEXT)),
     }
@@ -104,6 +110,9 @@ def _check_architecture(weights: Weights, config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if kind != "llama":
         raise wrong(f"{weights.path} is of the architecture {kind!r}; what can be started from is a llama.")
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config.get(name) or {}, dict):
+            raise wrong(f"{weights.path / CONFIG} has a {name} that is no JSON object.")
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     rope = scaling.get("rope_type", scaling.get("type", "default"))
     unlike = {

@@ -114,6 +114,8 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a place that is none": (lambda f: _header(f, {"a": _entry(data_offsets=[0])}), "nothing of where a lies"),
     "more than it has room for": (lambda f: _header(f, {"a": _entry(shape=[2])}), "can't lie in 4 bytes of F32"),
     "nothing said in a list": (lambda f: _header(f, {"__metadata__": ["x"], "a": _entry()}), "neither an export"),
+    "a base of words": (lambda f: _config(f, rope_theta="1e6"), "has a rope_theta that is no number"),
+    "scaling in a word": (lambda f: _config(f, rope_scaling="linear"), "has a rope_scaling that is no JSON object"),
     "broken JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "an index to elsewhere": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}'),
@@ -164,6 +166,12 @@ def test_what_agrees_is_let_through(tmp_path: Path) -> None:
     folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
     settled = language.settle(folder, **{**OPTIONS, "layers": 2, "context": 32})
     assert (settled["layers"], settled["context"], settled["tied"]) == (2, 32, True)
+
+
+def test_what_a_config_leaves_open_is_as_hugging_face_has_it(tmp_path: Path) -> None:
+    left_open: dict[str, Any] = {"rms_norm_eps": None, "rope_theta": None, "rope_parameters": {"rope_theta": None}}
+    settled = language.settle(origins.write(tmp_path / "llama", config=left_open), **OPTIONS)
+    assert (settled["norm_epsilon"], settled["rope_base"]) == (1e-6, 10_000.0)
 
 
 def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:
