@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import IO
 
 from training.launch.attempt import Attempt
 from training.launch.plan import Plan
@@ -22,7 +21,6 @@ class Shipping:
     def __init__(self, plan: Plan, attempt: Attempt) -> None:
         self._plan, self._attempt = plan, attempt
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] = open(attempt.folder / "logs" / f"shipper.{plan.node_rank}.log", "ab")  # noqa: SIM115
         self._wait, self._next_start = RESTART_SECONDS[0], 0.0
 
     @property
@@ -33,12 +31,19 @@ class Shipping:
         """Start it where it is not running; what there is to say about it."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._process = None
-            self._next_start = time.monotonic() + self._wait
-            self._wait = min(self._wait * 2, RESTART_SECONDS[1])
+            self._put_off()
             return f"the shipper ended with {code}; starting it again"
         if self._process is None and time.monotonic() >= self._next_start:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # no memory, no process left: the ranks go on without it
+                self._put_off()
+                return f"the shipper cannot be started: {error}"
         return None
+
+    def _put_off(self) -> None:
+        self._next_start = time.monotonic() + self._wait
+        self._wait = min(self._wait * 2, RESTART_SECONDS[1])
 
     def drain(self) -> None:
         """Let it post what is left, for a bounded time: the nodes wait. The portal reads the rest from disk."""
@@ -57,11 +62,12 @@ class Shipping:
     def _start(self) -> None:
         arguments = [sys.executable, "-P", "-m", "training.shipper", str(self._plan.run_dir), str(self._attempt.folder)]
         arguments += ["--node", self._plan.node, "--drain", str(self._plan.drain_seconds)]
-        self._process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            process_group=0,
-            preexec_fn=child_setup(STOP_SIGNALS),
-        )
+        with open(self._attempt.folder / "logs" / f"shipper.{self._plan.node_rank}.log", "ab") as log:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=child_setup(STOP_SIGNALS),
+            )

@@ -1,0 +1,29 @@
+"""The shipper beside the ranks: what becomes of it is no matter of theirs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.launch.attempt import Attempt
+from training.launch.plan import Plan
+from training.launch.shipping import Shipping
+
+
+def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
+    shipping = Shipping(plan, Attempt(tmp_path, 1))
+    python = sys.executable
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    said = shipping.tend()
+    assert said is not None
+    assert said.startswith("the shipper cannot be started: ")
+    assert shipping.tend() is None, "not at every look"
+    monkeypatch.setattr(sys, "executable", python)
+    shipping._next_start = 0.0
+    assert shipping.tend() is None
+    assert shipping.pid
+    shipping.drain()
