@@ -50,8 +50,7 @@ class _Seen:
 class Members:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder, self._plan = folder, plan
-        # Of two launchers on one node the later one has the higher id.
-        self.me = Member(plan.node_rank, plan.node, f"{time.time_ns():016x}{os.urandom(2).hex()}")
+        self.me = Member(plan.node_rank, plan.node, _later_id(folder, plan.node_rank))
         self._lifelines = None if plan.is_alone else Lifelines(self.me.id)
         self._refreshed = self._listed = -1e9
         self._beat = 0
@@ -211,6 +210,13 @@ class Members:
         finally:
             staging.unlink()
         return True
+
+
+def _later_id(folder: Path, node: int) -> str:
+    """Of two launchers on one node the later one has the higher id, though the clock was set back between them."""
+    earlier = [match[2] for path in folder.glob(f"node-{node}.*") if (match := FILE.fullmatch(path.name))]
+    began = max(time.time_ns(), *(int(id_[:16], 16) + 1 for id_ in earlier), 0)
+    return f"{began:016x}{os.urandom(2).hex()}"
 
 
 @functools.cache

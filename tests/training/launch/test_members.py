@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def test_a_later_launcher_of_a_node_replaces_the_earlier(tmp_path: Path) -> None
     assert not earlier.leads(None)
     assert not later.is_live(earlier.me)
     assert later.leads(_incarnation(earlier))
+
+
+def test_the_later_launcher_is_so_by_whatever_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
+    earlier = Members(tmp_path, plan)
+    earlier.refresh()
+    monkeypatch.setattr(time, "time_ns", lambda: 1)
+    later = Members(tmp_path, plan)
+    later.refresh()
+    earlier._listed = 0.0
+    assert earlier.is_replaced
+    assert not later.is_replaced
 
 
 def test_a_claimed_generation_fences_nobody_before_it_is_published(tmp_path: Path) -> None:
