@@ -29,12 +29,19 @@ Tell = Callable[[], None]
 
 def keep(place: Path, make: Callable[[Path, Tell], None], tell: Tell) -> None:
     """Sees to it that `place` is whole: made by `make(folder, touch)` here, or by somebody else meanwhile."""
-    _wait_for_others(place, tell)
-    if is_whole(place):
-        return
+    while True:
+        _wait_for_others(place, tell)
+        if is_whole(place) or _was_kept(place, make, tell):
+            return
+
+
+def _was_kept(place: Path, make: Callable[[Path, Tell], None], tell: Tell) -> bool:
+    """Makes it; False where our folder was taken away meanwhile, as we were stopped for so long that we seemed dead."""
     staging = place.with_name(f".{place.name}.{_machine()}.{os.getpid()}.{os.urandom(4).hex()}")
+    began = False
     try:
         staging.mkdir(parents=True)
+        began = True
 
         def touch() -> None:
             os.utime(staging)
@@ -42,7 +49,10 @@ def keep(place: Path, make: Callable[[Path, Tell], None], tell: Tell) -> None:
 
         make(staging, touch)
         _put_in_place(staging, place)
+        return True
     except OSError as error:
+        if began and not staging.exists():
+            return False
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             message = f"{place.parent} can't be written to ({error.strerror}). Name another folder."
             raise DataError(message, "shards_folder") from None

@@ -10,6 +10,7 @@ import sys
 import threading
 import unicodedata
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,22 @@ def test_a_maker_that_nobody_has_heard_of_is_not_waited_for(tmp_path: Path) -> N
     index = Index(Bytes().id, "uint8", train=[], validation=[])
     cache.keep(tmp_path / "x", lambda staging, touch: index.write(staging), lambda: None)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_maker_that_was_stopped_for_too_long_begins_again(tmp_path: Path) -> None:
+    index = Index(Bytes().id, "uint8", train=[], validation=[])
+    made: list[Path] = []
+
+    def make(staging: Path, touch: Callable[[], None]) -> None:
+        made.append(staging)
+        if len(made) == 1:
+            staging.rmdir()  # by somebody who took us for dead
+            touch()
+        index.write(staging)
+
+    cache.keep(tmp_path / "x", make, lambda: None)
+    assert read_index(tmp_path / "x") == index
+    assert len(made) == 2
 
 
 def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:
