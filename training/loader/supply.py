@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,6 +85,15 @@ def _least_and_most(samples: list[int]) -> dict[str, int]:
     return {"least": min(samples), "most": max(samples)}
 
 
+def _told(error: Exception) -> Exception:
+    """As the other ranks can hear of it: a library's own may hold what doesn't travel."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 class Tellable(Protocol):
     """How far data is that is being made: `str` says it in words."""
 
@@ -107,9 +117,10 @@ class Telling:
             made = make(self._tell)
         except Exception as error:  # told to all, so that no rank waits for what never comes
             made = error
-        broadcast(self._world, made)
         if isinstance(made, Exception):
+            broadcast(self._world, _told(made))
             raise made
+        broadcast(self._world, made)
         return made
 
     def _tell(self, progress: Tellable | None = None) -> None:

@@ -96,6 +96,26 @@ def test_both_beat_and_get_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts == {"source": "mine", "documents": 7, "bytes": 1_000_000, "total_bytes": 2_000_000, "percent": 50.0}
 
 
+class Unportable(Exception):
+    """As some libraries have them."""
+
+    def __init__(self, what: str, *, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("what", [Unportable("no answer", why="busy"), OSError(threading.Lock())])
+def test_both_hear_of_what_cannot_travel(what: Exception) -> None:
+    def fails(cache: Path, identity: str | None = None) -> Prepared:
+        raise what
+
+    with pytest.raises(type(what)) as caught:
+        _prepare(0, fails)
+    assert caught.value is what
+    with pytest.raises(RuntimeError, match=f"^{type(what).__name__}: "):
+        _prepare(1, fails)
+
+
 @pytest.mark.parametrize("error", [DataError("is bad.", "source"), OSError(5, "Input/output error")])
 def test_both_hear_of_what_goes_wrong(told: queue.Queue[bytes], error: Exception) -> None:
     def fails(cache: Path, identity: str | None = None) -> Prepared:
