@@ -75,7 +75,10 @@ def problem(parallelism: str, axes: frozenset[str], schedule: str | None) -> str
         near = sorted(COMBINATIONS, key=lambda other: (len(other.axes ^ axes), other.parallelism != parallelism))
         return f"{wanted} has not been tried against one process. Nearest that have: {near[0]}, {near[1]}."
     if "pp" in axes and schedule not in (row.schedules or ("1F1B",)):
-        return f"{wanted} works with {_either(row.schedules or ('1F1B',))} only, not {schedule}. fsdp takes them all."
+        takers = [other for other in COMBINATIONS if schedule in other.schedules]
+        taker = min(takers, key=lambda other: (len(_cuts(other.axes) ^ _cuts(axes)), other.parallelism != parallelism))
+        works = _either(row.schedules or ("1F1B",))
+        return f"{wanted} works with {works} only, not {schedule}. The nearest that takes it: {taker}."
     return None
 
 
@@ -87,6 +90,11 @@ def table() -> Iterator[str]:
         axes = ", ".join(sorted(row.axes, key=AXES.index)) or "none: one rank"
         schedules = "" if "pp" not in row.axes else ", ".join(row.schedules or ("1F1B",))
         yield f"| {row.parallelism} | {axes} | {'all seven' if row.schedules == SCHEDULES else schedules} |"
+
+
+def _cuts(axes: frozenset[str]) -> frozenset[str]:
+    """With dp and shard as one: either divides the batch."""
+    return frozenset("dp" if axis == "shard" else axis for axis in axes)
 
 
 def _either(words: tuple[str, ...]) -> str:

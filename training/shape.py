@@ -75,6 +75,10 @@ class Shape(Mapping[str, int]):
         """Samples of a step at each of them; where they don't divide evenly, at the one that has most."""
         return -(-self.global_batch // self.coordinates)
 
+    def room(self, axis: str) -> int:
+        """Ranks that an axis which cuts the model has to divide: those that are left beside the others that cut it."""
+        return self.world_size // math.prod(size for other, size in self.items() if other not in (*DATA_AXES, axis))
+
     def __str__(self) -> str:
         return " × ".join(f"{axis} {size}" for axis, size in self.sizes.items())
 
@@ -212,13 +216,21 @@ def _with_axis(axis: str) -> str:
 def _uneven(config: RunConfig, world_size: int, given: int) -> Misfit:
     ranks = f"{world_size} rank{'s' * (world_size > 1)}"
     product = " × ".join(f"{axis} {size}" for axis, size in config.mesh.items())
-    largest = max(config.mesh, key=lambda axis: config.mesh[axis])
+    own = axes_of(config.parallelism)
+    is_whole = all(axis in config.mesh for axis in own)  # so that nothing takes what is left over
+
+    def weight(axis: str) -> tuple[bool, int]:
+        size = config.mesh[axis]
+        return is_whole and axis in own and world_size % (given // size) == 0, size
+
+    largest = max(config.mesh, key=weight)
     others = given // config.mesh[largest]
     if world_size % others:
         return Misfit("mesh", f"{product} does not fit {ranks}. {nearest_multiples(world_size, given)[:-1]} ranks.")
     fits = nearest_divisors(config.mesh[largest], world_size // others)
-    if all(axis in config.mesh for axis in axes_of(config.parallelism)):
-        fits = f"Write {world_size // others}, or leave it out: it takes what is left over."
+    if is_whole:
+        takes = ", or leave it out: it takes what is left over" if largest in own else ""
+        fits = f"Write {world_size // others}{takes}."
     if len(config.mesh) > 1:
         product = f"{product} = {given}"
     return Misfit(f"mesh.{largest}", f"{product} does not divide {ranks}. {fits}")

@@ -6,6 +6,7 @@ A rank's tokens are one chunk from the front and one from the back, so that all 
 from __future__ import annotations
 
 import functools
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from training.shape import Misfit, Shape, nearest_divisors
@@ -26,7 +27,8 @@ def check(shape: Shape, **options: object) -> None:
     if dims is None:
         raise Misfit("mesh.cp", "this recipe's model has no context that could be cut. Leave the axis out.")
     if dims.context % (2 * cp):
-        fits = nearest_divisors(cp, dims.context // 2)
+        # An odd one has no halves: it can't be cut at all.
+        fits = nearest_divisors(cp, 1 if dims.context % 2 else gcd(shape.room("cp"), dims.context // 2))
         raise Misfit("mesh.cp", f"the context, {dims.context}, does not fall into 2 × {cp} chunks. {fits}")
 
 

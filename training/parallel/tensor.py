@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from math import gcd
 from typing import TYPE_CHECKING, Annotated, Any
 
 from training.shape import Misfit, Shape, nearest_divisors
@@ -27,7 +28,7 @@ def check(shape: Shape, *, sequence_parallel: bool = True, **options: object) ->
         sizes["context"] = dims.context // shape["cp"]
     for name, size in sizes.items():
         if size % tp:
-            fits = nearest_divisors(tp, size)
+            fits = nearest_divisors(tp, gcd(shape.room("tp"), *sizes.values()))
             raise Misfit("mesh.tp", f"the model's {name}, {size}, does not divide by {tp}. {fits}")
 
 
