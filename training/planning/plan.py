@@ -103,17 +103,17 @@ def _ways(config: RunConfig, ranks: Ranks) -> Iterator[tuple[dict[str, int], str
     if not given:
         yield {}, "ddp", "a copy on each rank (ddp)"
     nodes = max(1, ranks.world_size // ranks.per_node)
-    others = {axis: size for axis, size in given.items() if axis not in shapes.DATA_AXES}
+    others = [axis for axis in given if axis not in shapes.DATA_AXES]
     if nodes > 1 and ranks.per_node > 1 and not given:
         yield {"dp": nodes, "shard": ranks.per_node}, "fsdp", "shards within a node, copies across (fsdp, dp × shard)"
     along = f" beside {', '.join(others)}" if others else ""
     yield given, "fsdp", f"shards across all ranks{along} (fsdp)"
-    splits = [given["tp"]] if "tp" in given else [size for size in (2, 4, 8) if ranks.per_node % size == 0]
+    splits = [] if "tp" in given else [size for size in (2, 4, 8) if ranks.per_node % size == 0]
     for split in splits:
-        yield {**others, "tp": split}, "fsdp", f"matrices split over {split} ranks of a node, shards across (fsdp × tp)"
-    for stages in [given["pp"]] if "pp" in given else [count for count in (2, 4, 8, 16) if nodes % count == 0]:
-        for split in splits or [1]:
-            mesh = {**others, "pp": stages, **({"tp": split} if split > 1 else {})}
+        yield {**given, "tp": split}, "fsdp", f"matrices split over {split} ranks of a node, shards across (fsdp × tp)"
+    for stages in [] if "pp" in given else [count for count in (2, 4, 8, 16) if nodes % count == 0]:
+        for split in splits or [given.get("tp", 1)]:
+            mesh = {**given, "pp": stages, **({"tp": split} if split > 1 else {})}
             yield mesh, "fsdp", f"{stages} stages across nodes, matrices over {split}, shards (pp × fsdp × tp)"
 
 

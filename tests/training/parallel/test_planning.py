@@ -75,6 +75,17 @@ def test_auto_takes_the_first_way_that_fits(
     assert not list(found.config.check(ranks.world_size))
 
 
+def test_axes_that_are_given_are_kept_whatever_is_tried() -> None:
+    asked = {"parallelism": "auto", "global_batch": 32, "mesh": {"dp": 2}}
+    with pytest.raises(ConfigError) as refused:
+        plan(parse(asked), Ranks(4, 4, 1_000_000))
+    assert "dp 2 × tp 4 = 8 does not divide 4 ranks" in str(refused.value)
+    asked = {"parallelism": "auto", "global_batch": 32, "mesh": {"tp": 2}}
+    with pytest.raises(ConfigError) as refused:
+        plan(parse(asked), Ranks(4, 4, 1_000_000))
+    assert str(refused.value).count(": no,") == 1, "nothing is tried twice"
+
+
 def test_tensor_parallelism_never_leaves_the_node() -> None:
     for per_node in (1, 2, 4, 8):
         for memory in (12, 24, 48):
