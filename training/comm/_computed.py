@@ -17,6 +17,7 @@ class Computed(Exchange):
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._sizes = [tuple(parameter.shape) for parameter in peers.parameters.values()]
+        self._frozen = [tuple(parameter.shape) for parameter in peers.frozen.values()]
 
     def communicated(self, micro_batches: int) -> float | None:
         peers, shape = self._peers, self._peers.shape
@@ -32,12 +33,15 @@ class Computed(Exchange):
         return self._sharded(micro_batches) if peers.parallelism == "fsdp" else None
 
     def _sharded(self, micro_batches: int) -> float:
-        """Each pass gathers the parameters, twice if they are let go in between; the last sends the gradients' parts,
-        which replicas of shards then average."""
+        """Each pass gathers the parameters, frozen ones too, twice if they are let go in between; the last sends the
+        gradients' parts, which replicas of shards then average."""
         shape, options = self._peers.shape, self._peers.options
-        # torch divides the first dim, and fills up the last part.
-        part = sum(-(-size[0] // shape["shard"]) * prod(size[1:]) for size in self._sizes if size)
+        part, frozen = self._part(self._sizes), self._part(self._frozen)
         weight = FLOAT if options.get("dtype") in (None, "fp32") else 2
         passes = micro_batches * (2 if fsdp.lets_go(options.get("reshard", "auto"), is_piped=shape["pp"] > 1) else 1)
-        gathers = passes * gathered(weight * part, shape["shard"])
+        gathers = passes * gathered(weight * (part + frozen), shape["shard"])
         return gathers + gathered(FLOAT * part, shape["shard"]) + all_reduced(FLOAT * part, shape["dp"])
+
+    def _part(self, sizes: list[tuple[int, ...]]) -> int:
+        """Numbers that a rank holds of these: torch divides the first dim, and fills up the last part."""
+        return sum(-(-size[0] // self._peers.shape["shard"]) * prod(size[1:]) for size in sizes if size)

@@ -33,6 +33,8 @@ class Peers:
     """Of the whole run."""
     parameters: Mapping[str, nn.Parameter]
     """Those that are trained, by their names in the whole model."""
+    frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """The others: never exchanged, but where each rank holds a part they are gathered all the same."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """Numbers of the model that are not trained, such as running means."""
     shape: Shape

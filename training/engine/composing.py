@@ -176,11 +176,13 @@ class Composed:
 
     def _make_exchange(self) -> Exchange:
         replicas = meshes.along(self.mesh, "dp")
-        parameters = {name: part for name, part in self.named_parameters() if part.requires_grad}
+        whole = dict(self.named_parameters())
+        parameters = {name: part for name, part in whole.items() if part.requires_grad}
         peers = Peers(
             group=replicas.get_group() if replicas else None,
             steps=self._config.steps,
             parameters=parameters,
+            frozen={name: part for name, part in whole.items() if name not in parameters},
             buffers={n: b for n, b in self.state().items() if n not in parameters and b.is_floating_point()},
             shape=self.shape,
             parallelism=self._config.parallelism,

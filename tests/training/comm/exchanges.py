@@ -254,10 +254,11 @@ def computed() -> dict[str, Any]:
     ]
     if world > 2:
         cases.append(({"dp": 2, "shard": world // 2}, {}))
-    return {f"{sizes} {options}": _computed(sizes, options) for sizes, options in cases}
+    found = {f"{sizes} {options}": _computed(sizes, options) for sizes, options in cases}
+    return {**found, "frozen": _computed({"shard": world}, {}, frozen=("first.weight", "blocks.0.weight"))}
 
 
-def _computed(sizes: dict[str, int], options: dict[str, Any]) -> dict[str, float]:
+def _computed(sizes: dict[str, int], options: dict[str, Any], frozen: tuple[str, ...] = ()) -> dict[str, float]:
     import torch
     from torch import nn
 
@@ -278,8 +279,18 @@ def _computed(sizes: dict[str, int], options: dict[str, Any]) -> dict[str, float
 
     shape, model = Shape(sizes), Blocks()
     mesh = meshes.make(shape, torch.device("cpu"))
-    parameters = dict(model.named_parameters())
-    peers = Peers(group=None, steps=1, parameters=parameters, shape=shape, parallelism="fsdp", options=options)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    parts = dict(model.named_parameters())
+    peers = Peers(
+        group=None,
+        steps=1,
+        parameters={name: part for name, part in parts.items() if name not in frozen},
+        frozen={name: parts[name] for name in frozen},
+        shape=shape,
+        parallelism="fsdp",
+        options=options,
+    )
     expected = contracts.communication("plain").exchange(peers).communicated(2)
     called = fsdp.apply(model, mesh, **options)
     with _counted() as counted:
