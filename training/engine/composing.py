@@ -114,9 +114,11 @@ class Composed:
 
         Without those that are not trained: they come from where they came from.
         """
-        return {
-            name: value for part in self.parts for name, value in part.state_dict().items() if name not in self._frozen
-        }
+        return {name: value for name, value in self.held().items() if name not in self._frozen}
+
+    def held(self) -> dict[str, Tensor]:
+        """As `state`, with those that are not trained, too."""
+        return {name: value for part in self.parts for name, value in part.state_dict().items()}
 
     def buffers(self) -> list[Tensor]:
         return [buffer for part in self.parts for buffer in part.buffers()]

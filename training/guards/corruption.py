@@ -78,7 +78,9 @@ class CorruptionChecks:
         return self._twice(lambda: self.repeat(consumed, finished))
 
     def replica(self) -> Corruption | None:
-        return compare(self._world, self._assembly.state())
+        # What is not trained lies in no checkpoint, but every step multiplies by it.
+        held = self._assembly.model.held()
+        return compare(self._world, {"model": held, "optimizer": self._assembly.optimizer.state()})
 
     # Repeat.
 

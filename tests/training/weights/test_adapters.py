@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,33 @@ def test_two_ranks_give_the_losses_of_one(layout: dict[str, Any], trained: tuple
     assert both.series("gradient_norm") == pytest.approx(run.series("gradient_norm"), rel=1e-4)
     listed = json.loads((both.job_dir / "base" / "BASE").read_text())["files"]
     assert {entry["file"] for entry in listed} >= {"config.json", "model.safetensors.index.json"}
+
+
+@pytest.mark.slow
+def test_a_bit_that_flips_in_what_is_not_trained_is_found(trained: tuple[Path, Run], tmp_path: Path) -> None:
+    _, run = trained
+    both = Run(tmp_path / "both", {**run.config, "parallelism": "ddp", "check_weights_every": 2})
+    both.spy = f"{__name__}:flip_a_bit"
+    assert set(both.start(2).wait()) == {1}
+    (corruption,) = both.events("guard.corruption")
+    assert (corruption["step"], corruption["check"], corruption["ranks"]) == (4, "replica", [])
+    assert corruption["what"] == "model.blocks.1.mlp.up.weight"
+
+
+def flip_a_bit() -> None:
+    """On rank 1, in frozen weights, after step 3."""
+    from training.engine.update import Update
+
+    step = Update.__call__
+
+    def flips(self: Update, parts: Any, finished: int) -> Any:
+        found = step(self, parts, finished)
+        if finished == 3 and os.environ["RANK"] == "1":
+            model = self._assembly.model.parts[0]
+            model.get_parameter("blocks.1.mlp.up.weight").detach().view(torch.int32)[0, 0] ^= 1
+        return found
+
+    Update.__call__ = flips  # type: ignore[method-assign]
 
 
 def test_weights_are_kept_whatever_their_file_is_called(tmp_path: Path) -> None:
