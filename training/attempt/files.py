@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""A disk that has no room just now, or not for us."""
 
 
 def write_json(path: Path, thing: Mapping[str, object], *, durable: bool = False) -> None:

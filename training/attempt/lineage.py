@@ -54,11 +54,14 @@ def claim_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
             break
         except FileExistsError:
             generation += 1  # taken by a launch that died before it published, or that is about to
+        except OSError:
+            give_up_claim(job_dir, generation)  # an empty file would say that it had started afresh
+            raise
     return generation
 
 
 def give_up_claim(job_dir: Path, generation: int) -> None:
-    """Of an incarnation that another launcher was quicker to form."""
+    """Of an incarnation that another launcher was quicker to form, or that could not be told."""
     with suppress(OSError):
         (job_dir / "generations" / str(generation)).unlink()
 

@@ -10,6 +10,7 @@ if __name__ == "__main__":
 import os  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from training.attempt.files import write_json  # noqa: E402
@@ -50,7 +51,8 @@ def launch(plan: Plan, attempt: Attempt) -> int:
     def say(line: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for file in (log, sys.stderr):
-            print(f"{stamp} {line}", file=file, flush=True)
+            with suppress(OSError):  # a full disk
+                print(f"{stamp} {line}", file=file, flush=True)
 
     say(f"attempt {attempt.number} on {plan.node}, node {plan.node_rank} of {plan.nodes}, {plan.ranks_per_node} ranks")
     reporter = Reporter.open(

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from training.attempt.files import write_json
+from training.attempt.files import FULL, write_json
 from training.attempt.lineage import publish_generation, read_generation
 from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
@@ -34,6 +35,8 @@ SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer not
 LOOK_SECONDS = 0.25  # between two looks at heartbeats
 FOLLOW_SECONDS = 1.0  # between two looks of those that do not lead; lifelines tell them sooner
 DUMP_SECONDS = 2.0
+ROOM_SECONDS = 60.0  # for somebody to make room on a full disk, where going on takes a file
+ROOM_LOOK_SECONDS = 0.5
 DEPUTIES = 3  # who lead in turn: these every launcher keeps an eye on, the leader on all
 
 
@@ -78,6 +81,11 @@ class Launcher:
         """All incarnations of this attempt, to its exit code. Nothing that was started is left when this returns."""
         try:
             code = self._run()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._say(f"the launcher cannot go on: {error}")
+            code = 1
         finally:
             self._capturing.finish()
             kill_all([], spare=self._spared)
@@ -94,8 +102,8 @@ class Launcher:
             if place < 0:
                 self._say(f"incarnation {turn.number} runs without this node, which stands by")
                 continue
-            publish_generation(self._plan.job_dir, turn.generation)
-            self._members.tell_ended(turn.number, self._supervise(turn, place))
+            self._patiently(publish_generation, self._plan.job_dir, turn.generation)
+            self._patiently(self._members.tell_ended, turn.number, self._supervise(turn, place))
 
     # Meeting.
 
@@ -110,7 +118,7 @@ class Launcher:
                 self._say("a later launcher of this node has taken over")
                 return Ending(FENCED.told())
             if self._members.leads(last):
-                self._leading.decide(last)
+                self._patiently(self._leading.decide, last)
                 if (turn := self._members.turn(number)) is not None:
                     return turn
             self._wait([], 0.05)
@@ -120,7 +128,8 @@ class Launcher:
         if self._members.is_replaced:
             return ending.exit_code
         if not (result := self._attempt.folder / "result.json").exists():
-            write_json(result, ending.result, durable=True)
+            with suppress(OSError):  # the code is told all the same
+                self._patiently(write_json, result, ending.result, durable=True)
         tell_code(self._plan, ending.exit_code)
         return ending.exit_code
 
@@ -133,7 +142,7 @@ class Launcher:
         except CannotStart as error:
             kill_all([], spare=self._spared)  # those that were started before the one that could not be
             rank = place * self._plan.ranks_per_node
-            self._members.break_off(incarnation.number, reason="failed", ranks=[rank])
+            self._break_off(incarnation.number, reason="failed", ranks=[rank])
             return [Failure(rank, "exception", BAD_PLAN, error=str(error))]
         try:
             self._watch(ranks, incarnation)
@@ -193,7 +202,7 @@ class Launcher:
                 return
             broken = self._members.broken(number) if failures or several else None
             if failures and not broken:
-                self._members.break_off(number, reason="failed", ranks=[failure.rank for failure in failures])
+                self._break_off(number, reason="failed", ranks=[failure.rank for failure in failures])
             elif not broken and not (broken := self._find_fault(incarnation)):
                 continue
             if broken and broken["reason"] in {"hang", "grace"}:
@@ -212,20 +221,20 @@ class Launcher:
         """What is wrong though every rank here runs: found by this launcher, and said to the others."""
         number = incarnation.number
         if self._stop.reason and self._stop.seconds > self._grace:
-            self._members.break_off(number, reason="grace")
+            self._break_off(number, reason="grace")
         elif time.monotonic() >= self._next_look or any(map(self._members.is_known_dead, incarnation.members)):
             leads = self._members.leads(incarnation)
             self._next_look = time.monotonic() + (LOOK_SECONDS if leads else FOLLOW_SECONDS)
             if self._is_fenced(incarnation):
-                self._members.break_off(number, reason="fenced")
+                self._break_off(number, reason="fenced")
             elif not leads:
                 return None
             elif absent := [one for one in incarnation.members if not self._members.is_live(one)]:
                 lost = [incarnation.place(one) * self._plan.ranks_per_node for one in absent]
-                self._members.break_off(number, reason="node", ranks=lost)
+                self._break_off(number, reason="node", ranks=lost)
             elif self._watchdog and (hang := self._watchdog.look()):
                 self._say(str(hang))
-                self._members.break_off(number, reason="hang", **asdict(hang))
+                self._break_off(number, reason="hang", **asdict(hang))
             else:
                 self._look_for_more(incarnation)
                 return None
@@ -243,6 +252,9 @@ class Launcher:
         if self._leading.wants_more(incarnation, ready_after=self._ready_after, running=running):
             self._say("more nodes stand by: the ranks save, and start again with them")
             self._regroup.ask(incarnation.number)
+
+    def _break_off(self, number: int, *, reason: str, **more: Any) -> None:
+        self._patiently(self._members.break_off, number, reason=reason, **more)
 
     def _failures(self, ranks: list[Rank], incarnation: Incarnation) -> list[Failure]:
         """Of the ranks that have ended by themselves, those that did not end well."""
@@ -267,6 +279,23 @@ class Launcher:
     def _is_fenced(self, incarnation: Incarnation) -> bool:
         """Whether this launcher was replaced, the others have gone on without it, or a newer launch has taken over."""
         return self._members.is_replaced or read_generation(self._plan.job_dir) > incarnation.generation
+
+    def _patiently(self, write: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        """Where the disk is full, again and again for a while: somebody may make room."""
+        until = 0.0
+        while True:
+            try:
+                write(*arguments, **options)
+            except OSError as error:
+                if error.errno not in FULL or (until and time.monotonic() > until):
+                    raise
+                if not until:
+                    until = time.monotonic() + ROOM_SECONDS
+                    self._say(f"the disk of {self._plan.run_dir} is full: waiting for room")
+            else:
+                return
+            self._wait([], ROOM_LOOK_SECONDS)
+            self._keep_house()
 
     # What goes on all the time.
 

@@ -67,10 +67,14 @@ class Leading:
             turn = _ending(FENCED)
         if turn is None:
             return
-        if self._members.decide(number, turn):
+        was_heard = False
+        try:
+            was_heard = self._members.decide(number, turn)
+        finally:
+            if not was_heard and isinstance(turn, Incarnation):
+                give_up_claim(self._plan.job_dir, turn.generation)
+        if was_heard:
             self._report(last, turn)
-        elif isinstance(turn, Incarnation):
-            give_up_claim(self._plan.job_dir, turn.generation)
 
     # The first.
 

@@ -74,8 +74,12 @@ class Members:
             "port": self._lifelines.port if self._lifelines else 0,
             "beat": self._beat,
         }
-        with suppress(OSError):  # a full disk for a moment: the others are patient
-            write_json(self._folder / f"node-{self.me.node}.{self.me.id}", about)
+        path = self._folder / f"node-{self.me.node}.{self.me.id}"
+        try:
+            write_json(path, about)
+        except OSError:  # a full disk: what is there already needs no more room
+            with suppress(OSError), open(path, "r+b") as file:
+                file.write(json.dumps(about).encode())
 
     @property
     def is_replaced(self) -> bool:
@@ -202,13 +206,13 @@ class Members:
     def _once(self, name: str, thing: dict[str, object]) -> bool:
         """Make a file appear whole, unless it is there already."""
         staging = self._folder / f".{name}.{self.me.id}"
-        staging.write_text(json.dumps(thing))
         try:
+            staging.write_text(json.dumps(thing))
             os.link(staging, self._folder / name)
         except FileExistsError:
             return False
         finally:
-            staging.unlink()
+            staging.unlink(missing_ok=True)
         return True
 
 

@@ -123,7 +123,10 @@ def start(
     ignored: Sequence[signal.Signals],
 ) -> Rank:
     """One process in its own group, dying with us, its output in its log. `ignored` signals stay so through exec."""
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise CannotStart(f"its log cannot be opened: {error}") from None
     theirs, ours = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(ours, False)
     try:

@@ -1,0 +1,82 @@
+"""A disk that is full for a while: what the launchers tell each other waits for room, and nobody is thought lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.training.launching import Run
+from tests.waiting import PATIENCE_S, until
+from training.attempt.lineage import claim_generation
+from training.launch import members as meeting
+from training.launch.members import Members
+from training.launch.plan import Plan
+
+
+@pytest.fixture
+def job_dir(run: Run) -> Iterator[Path]:
+    """On a file system of its own, of 4 MiB, where one may be mounted."""
+    place = run.path / "job"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+FILLS_AND_DIES = """
+import os, signal, sys
+if os.environ["VIGIL_INCARNATION"] == "0":
+    file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+    for size in (65536, 4096):
+        try:
+            while True:
+                os.write(file, bytes(size))
+        except OSError:
+            pass
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_start_again_once_there_is_room(run: Run, job_dir: Path) -> None:
+    launcher = run.script(FILLS_AND_DIES, script=f'args = ["{job_dir / "filler"}"]')
+    until(lambda: "is full: waiting for room" in run.log())
+    (job_dir / "filler").unlink()
+    assert launcher.wait(PATIENCE_S) == 0, run.log()
+    assert run.result()["cause"] == "completed"
+    run.assert_nothing_left()
+
+
+def _is_denied(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_launchers_still_show_that_they_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=2, max_nodes=2)
+    mine, theirs = (Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(2))
+    theirs.refresh()
+    assert mine.is_live(theirs.me)
+    before = mine._seen[theirs.me.id].beats
+    monkeypatch.setattr(meeting, "write_json", _is_denied)
+    theirs._refreshed = mine._seen[theirs.me.id].looked = 0.0
+    theirs.refresh()
+    assert mine.is_live(theirs.me)
+    assert mine._seen[theirs.me.id].beats == before + 1
+
+
+def test_a_start_that_could_not_be_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", _is_denied)
+        with pytest.raises(OSError, match="No space left"):
+            claim_generation(tmp_path, mine=None, resume="step-400")
+    assert not list((tmp_path / "generations").iterdir())
