@@ -121,6 +121,8 @@ class Trainer:
             stopping = self._validate()
             if self.validation.has_best(self.step):
                 self._save()  # the one that it starts from does not tell this loss
+        if not stopping:
+            self._profile()
         while not stopping and self.step < self.config.steps:
             agreed = self._one_step()
             stopping = agreed.stop or self._between_steps(agreed)
@@ -239,7 +241,7 @@ class Trainer:
             self._end_in_trouble()
         self.guards.check(self.step, self.consumed)
         self._settle()
-        self.profiling.between(self.step)
+        self._profile()
         if self.step == self._prepares_at and not agreed.saving:
             self.checkpoints.prepare(self.assembly.state())
         last = self.step == self.config.steps
@@ -254,6 +256,9 @@ class Trainer:
             else:
                 self._save()
         return False
+
+    def _profile(self) -> None:
+        self.profiling.between(self.step, goes_on=self.step < self.config.steps)
 
     def _settle(self) -> None:
         """Takes note of a save that has ended, once it is known how long the steps beside it took."""

@@ -72,13 +72,13 @@ class Profiling:
     def is_on(self) -> bool:
         return self._window is not None
 
-    def between(self, step: int) -> None:
-        """At the boundary after `step` finished steps."""
+    def between(self, step: int, *, goes_on: bool = True) -> None:
+        """At the boundary after `step` finished steps, 0 too. Not `goes_on`: no step follows that could be recorded."""
         if self._window is not None:
             self._window.profiler.step()
             if step >= self._window.first + self._window.request.steps - 1:
                 self._end(self._window, step)
-        elif (request := self._wanted(step)) is not None:
+        elif goes_on and (request := self._wanted(step)) is not None:
             self._begin(request, step)
 
     def close(self, step: int) -> None:

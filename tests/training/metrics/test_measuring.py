@@ -72,3 +72,15 @@ def test_a_pipeline_tells_forward_and_backward_together(tmp_path: Path) -> None:
     assert set(run.series("forward_backward_seconds")) == set(range(1, 7))
     assert not run.series("forward_seconds")
     assert run.events("run.verdict")[-1]["bound"] is None  # six steps are too few
+
+
+@pytest.mark.parametrize("resume", ["", "step-4"])
+def test_the_first_step_of_a_start_can_be_profiled(resume: str, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {**TINY, "steps": 4, "profile_at": 5 if resume else 1, "profile_steps": 2})
+    run.finish(1)
+    if resume:
+        assert not run.events("profile.saved"), "no step follows the last"
+        run.write(steps=8)
+        run.finish(1, resume=resume)
+    (told,) = run.events("profile.saved")
+    assert (told["first_step"], told["last_step"]) == ((5, 6) if resume else (1, 2))
