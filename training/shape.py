@@ -173,6 +173,9 @@ def _uncombinable(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
         yield Misfit(
             "dtype", 'is "fp8", whose scales know nothing of split matrices. Write "bf16", or leave out mesh.tp.'
         )
+    if config.dtype != "fp16" and config.options_of(config.parallelism).get("dtype") == "fp16":
+        message = 'is "fp16", where small gradients vanish without the loss scale of dtype = "fp16" in [run].'
+        yield Misfit(f"{config.parallelism}.dtype", f'{message} Write that, or "bf16" here.')
     if config.compile and shape["tp"] > 1:
         yield Misfit("compile", "does not work with split matrices (torch 2.13). Write false, or leave out mesh.tp.")
     if config.compile and shape["pp"] > 1 and schedule in SPLIT_BACKWARD:

@@ -130,6 +130,7 @@ def test_what_is_listed_is_let_through(row: Combination) -> None:
         ({"language": {"heads": 4, "kv_heads": 3}}, 1, "language", "Take one of [1, 2, 4]"),
         ({"recipe": "vision", "mesh": {"tp": 2}}, 2, "mesh.tp", "Leave the axis out"),
         ({"dtype": "fp8", "mesh": {"tp": 2}}, 2, "dtype", 'Write "bf16"'),
+        ({"parallelism": "fsdp", "fsdp": {"dtype": "fp16"}}, 2, "fsdp.dtype", "vanish without the loss scale"),
         ({"compile": True, "mesh": {"tp": 2}}, 2, "compile", "split matrices"),
         (
             {"compile": True, "mesh": {"pp": 2}, "pipeline": {"schedule": "ZBVZeroBubble"}},
