@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def verify(folders: Sequence[Path]) -> int:
     failed = 0
     for folder in folders:
         try:
-            if (folder / shards.INDEX).is_file():
+            if shards.are_in(folder):
                 index = shards.verify(folder)
                 print(f"{folder}: verified, {index.tokens:,} tokens, {len(index.files)} shards, {index.bytes:,} bytes")
             else:
@@ -97,7 +98,7 @@ def plan(options: argparse.Namespace) -> int:
     try:
         run = run_file.load(options.run)
         weights = named.named(run.config)
-        is_here = weights is None or weights.exists()
+        is_here = weights is None or os.path.exists(weights)
         settled = named.settled(contracts.recipe(run.config.recipe), run.config) if is_here else run.config
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node

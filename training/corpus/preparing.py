@@ -11,7 +11,7 @@ from training.corpus import cache, documents
 from training.corpus.documents import STDLIB, Source
 from training.corpus.errors import DataError
 from training.corpus.making import LAYOUT, Progress, make_shards
-from training.corpus.shards import INDEX, Index, identity_of, is_whole, read_index
+from training.corpus.shards import Index, are_in, identity_of, is_whole, read_index
 from training.corpus.tokenizer import AUTO, Tokenizer, load
 from training.data import Prepared
 
@@ -34,7 +34,7 @@ def prepare(folder: Path, wanted: Wanted, identity: str | None = None, tell: Tel
     """Tokens on disk, made in `folder` on first use. `identity` asks for the very data that a checkpoint has seen."""
     if identity and is_whole(folder / identity):
         return _prepared(folder / identity, identity)
-    if wanted.source != STDLIB and (shards := _path(wanted.source)) and (shards / INDEX).is_file():
+    if wanted.source != STDLIB and are_in(shards := _path(wanted.source)):
         return _ready_made(shards, wanted, identity)
     tokenizer = load(wanted.tokenizer)
     source = _source(wanted, tell)

@@ -85,6 +85,11 @@ class Index:
             os.fsync(file.fileno())
 
 
+def are_in(folder: Path) -> bool:
+    """Whether it says so. What can't be looked at is no such folder: whoever reads it next says why."""
+    return os.path.isfile(folder / INDEX)
+
+
 def read_index(folder: Path) -> Index:
     """DataError if it is none of ours, or a shard is not as long as it says. No shard is read for it."""
     path = folder / INDEX
@@ -93,7 +98,7 @@ def read_index(folder: Path) -> Index:
             found = json.loads(file.read(INDEX_BYTES))
     except OSError as error:
         raise DataError(f"{path} can't be read ({error.strerror}). Name a folder of token shards.", "source") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}). Make the shards anew.", "source") from None
     try:
         index = _index(found)
@@ -120,8 +125,11 @@ def verify(folder: Path) -> Index:
     for shard in index.files:
         if not shard.sha256:
             raise DataError(f"{folder / shard.file} has no sha256 in {INDEX} to compare with.", "source")
-        with open(folder / shard.file, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with open(folder / shard.file, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(folder / shard.file, error) from None
         if digest != shard.sha256:
             raise DataError(f"{folder / shard.file} is damaged: its sha256 is another. Make it anew.", "source")
     return index
@@ -223,7 +231,11 @@ def _check_length(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}). Copy it anew.", "source") from None
+        raise _unreadable(path, error) from None
     if size != expected:
         how = "ends early" if size < expected else "is longer than it was"
         raise DataError(f"{path} {how}: {size:,} bytes instead of {expected:,}. Copy it anew.", "source")
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} can't be read ({error.strerror}). Copy it anew.", "source")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ class Weights:
 
 def open_weights(path: Path) -> Weights:
     """DataError, in a sentence, if there is nothing that could be started from."""
-    if path.is_dir():
+    if os.path.isdir(path):  # False where it may not be looked at: then it may not be opened, either
         return _open_folder(path)
     tensors, about = _open_file(path)
     return Weights(path, tensors, about)
@@ -61,7 +62,13 @@ def wrong(message: str, option: str = OPTION) -> DataError:
 
 
 def _open_folder(folder: Path) -> Weights:
-    names = _listed(folder) if (folder / INDEX).exists() else sorted(path.name for path in folder.glob("*.safetensors"))
+    try:
+        there = sorted(os.listdir(folder))
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    # Names that begin with a dot are what copying programs leave, and macOS.
+    ours = [name for name in there if name.endswith(".safetensors") and not name.startswith(".")]
+    names = _listed(folder) if INDEX in there else ours
     if not names:
         raise wrong(f"{folder} has no *.safetensors. Name a folder that has, or one such file.")
     tensors: dict[str, Stored] = {}
@@ -72,7 +79,7 @@ def _open_folder(folder: Path) -> Weights:
             raise wrong(f"{folder} has {twice[0]} twice, in {tensors[twice[0]].file.name} and in {name}.")
         tensors |= found
         about |= said
-    config = _json(folder / CONFIG) if (folder / CONFIG).exists() else None
+    config = _json(folder / CONFIG) if CONFIG in there else None
     return Weights(folder, tensors, about, config)
 
 
@@ -92,7 +99,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise wrong(f"{path} can't be read ({error.strerror}).") from None
-    except (UnicodeDecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"{path} is not JSON ({error}).") from None
     if not isinstance(found, dict):
         raise wrong(f"{path} is no JSON object.")
@@ -103,14 +110,17 @@ def _open_file(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     try:
         tensors, about = read_header(path)
     except OSError as error:
-        message = f"{path} can't be read ({error.strerror}). Name a safetensors file, or a folder, that the nodes see."
-        raise wrong(message) from None
+        raise _unreadable(path, error) from None
     except FormatError as error:
         raise wrong(str(error)) from None
     for name, stored in tensors.items():
         if stored.kind not in KINDS:
             raise wrong(f"{path} has {name} as {stored.kind}; weights to start from are {', '.join(KINDS)}.")
     return tensors, about
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return wrong(f"{path} can't be read ({error.strerror}). Name a safetensors file, or a folder, that the nodes see.")
 
 
 def some(names: Iterable[str]) -> str:

@@ -60,6 +60,7 @@ def test_files_that_can_t_be_used(file: str, content: bytes, message: str, tmp_p
 @given(st.binary(), st.sampled_from(["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.gz", "index.json"]), st.booleans())
 @example(b'{"text": "\\udc00"}', "a.jsonl", False)
 @example(b"[[[[", "index.json", False)
+@example(b"[" * 100_000, "index.json", False)
 @example(b"\xef\xbb\xbf", "a.txt", True)
 def test_whatever_the_bytes_it_is_data_or_a_sentence(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str, packed: bool
@@ -80,6 +81,10 @@ def test_whatever_the_bytes_it_is_data_or_a_sentence(
 def test_sources_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^source: /nowhere does not exist. Name a path that the nodes see, too."):
         prepared(tmp_path, Path("/nowhere"))
+    with pytest.raises(
+        DataError, match=r"^source: .*nn can't be read \(File name too long\). Name another, or mend it."
+    ):
+        prepared(tmp_path, Path("n" * 300))  # as one that may not be looked at: nothing is known of it
     (tmp_path / "empty.txt").touch()
     with pytest.raises(DataError, match=r"^source: .*empty.txt is empty."):
         prepared(tmp_path / "cache", tmp_path / "empty.txt")

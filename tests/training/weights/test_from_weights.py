@@ -116,6 +116,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing said in a list": (lambda f: _header(f, {"__metadata__": ["x"], "a": _entry()}), "neither an export"),
     "a base of words": (lambda f: _config(f, rope_theta="1e6"), "has a rope_theta that is no number"),
     "scaling in a word": (lambda f: _config(f, rope_scaling="linear"), "has a rope_scaling that is no JSON object"),
+    "brackets alone": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
     "broken JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "an index to elsewhere": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}'),
@@ -166,6 +167,19 @@ def test_what_agrees_is_let_through(tmp_path: Path) -> None:
     folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
     settled = language.settle(folder, **{**OPTIONS, "layers": 2, "context": 32})
     assert (settled["layers"], settled["context"], settled["tied"]) == (2, 32, True)
+
+
+def test_what_may_not_be_looked_at_is_told_as_that() -> None:
+    with pytest.raises(
+        DataError, match=r"nn can't be read \(File name too long\). Name a safetensors file, or a folder"
+    ):
+        language.settle(Path("n" * 300), **OPTIONS)
+
+
+def test_what_a_copy_left_beside_the_weights_is_none_of_them(tmp_path: Path) -> None:
+    folder = origins.write(tmp_path / "llama")
+    (folder / "._model.safetensors").write_bytes(b"Mac OS X")
+    assert language.settle(folder, **OPTIONS)["layers"] == 2
 
 
 def test_what_a_config_leaves_open_is_as_hugging_face_has_it(tmp_path: Path) -> None:
