@@ -28,6 +28,6 @@ def read_json(path: Path, limit: int = 1 << 20) -> dict[str, object] | None:
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read(limit))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

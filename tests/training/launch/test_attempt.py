@@ -59,7 +59,9 @@ def test_without_a_portal_numbers_rise(run_dir: Path) -> None:
     assert [take_attempt(_plan(run_dir, job)).number for job in ("7", "8", "9")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("hint", ["", "[]", '{"number": -1}', '{"number": "x", "resume": 5}', '{"number": true}'])
+@pytest.mark.parametrize(
+    "hint", ["", "[]", "[" * 100_000, '{"number": -1}', '{"number": "x", "resume": 5}', '{"number": true}']
+)
 def test_a_hint_that_makes_no_sense_is_none(run_dir: Path, hint: str) -> None:
     (run_dir / "portal" / "attempt.json").write_text(hint)
     assert take_attempt(_plan(run_dir)).number == 1
