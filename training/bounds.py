@@ -45,7 +45,8 @@ class Measured:
     parallelism: str = ""
     dtype: str = ""
     compiled: bool = False
-    micro_batch: int = 0
+    refused: frozenset[str] = frozenset()
+    """Of compile, fp8 and reshard: what this run can't be told to try, since its layout refuses it or it does so."""
     accumulation: int = 1
     """Micro-batches a step on a rank."""
 
@@ -125,25 +126,29 @@ def _remedy(bound: Bound, measured: Measured) -> str:
     if bound == "input":
         return "Put the data on a disk of the node, and make it ready beforehand (python -m training prepare)."
     if bound == "communication":
-        if measured.parallelism == "fsdp" and measured.on_gpu:
+        if measured.parallelism == "fsdp" and measured.on_gpu and "reshard" not in measured.refused:
             return 'Try [run.fsdp] reshard = "never": each block is then gathered once a step, for more memory.'
         if measured.world > 1 and measured.accumulation == 1:
             return "Try a larger global_batch with the same micro_batch: gradients are then exchanged less often."
         return "Try fewer ranks with more samples each, or ranks that lie closer together: all of them on one node."
+    # Where a rank's whole share goes through the model at once, only a larger batch makes that more.
+    larger = "a larger micro_batch" if measured.accumulation > 1 else "a larger global_batch"
+    compiles = measured.on_gpu and not measured.compiled and "compile" not in measured.refused
     if bound == "host":
-        if measured.on_gpu and not measured.compiled:
-            return "Try compile = true, or a larger micro_batch: fewer and larger launches."
-        return "Try a larger micro_batch: the same work in fewer, larger operations."
+        if compiles:
+            return f"Try compile = true, or {larger}: fewer and larger launches."
+        return f"Try {larger}: more work in each operation."
     if bound == "memory":
         if measured.on_gpu and measured.dtype == "fp32":
             return 'Try dtype = "bf16": half the bytes for the same numbers.'
-        if measured.on_gpu and not measured.compiled:
+        if compiles:
             return "Try compile = true: element-wise operations are fused, so each number is moved less often."
-        return "Try a larger micro_batch, or a wider model: more arithmetic for each number that is moved."
+        return f"Try {larger}, or a wider model: more arithmetic for each number that is moved."
     if measured.on_gpu and measured.dtype == "fp32":
         return 'Try dtype = "bf16": the same products several times as fast.'
     if measured.on_gpu and measured.dtype == "bf16":
-        return 'As it should be. Try dtype = "fp8" where the model is wide, or more GPUs.'
+        fp8 = "" if "fp8" in measured.refused else 'dtype = "fp8" where the model is wide, or '
+        return f"As it should be. Try {fp8}more GPUs."
     return "As it should be: more ranks make it faster."
 
 

@@ -15,7 +15,9 @@ from training.engine.assembling import Assembly
 from training.metrics import flops
 from training.metrics.meter import StepTimes
 from training.metrics.step_trace import Sample, Sampler
+from training.parallel import fsdp
 from training.report import AnyReporter
+from training.shape import Shape
 from training.step.timing import OPTIMIZER, Marks
 
 WARM_STEPS = 5
@@ -164,12 +166,26 @@ class Measuring:
             parallelism=config.parallelism,
             dtype=config.dtype,
             compiled=config.compile,
-            micro_batch=share.micro_batch,
+            refused=refused(config, self._assembly.model.shape),
             accumulation=-(-share.size // share.micro_batch),
         )
 
     def _mfu(self, step_seconds: float) -> float | None:
         return flops.mfu(self._flops, self._assembly.units_per_step / max(step_seconds, 1e-9), self._peaks)
+
+
+def refused(config: RunConfig, shape: Shape) -> frozenset[str]:
+    """Of what a verdict might tell to try, what this run can't take, or does already (training.bounds)."""
+    tries = {"compile": ("compile", True), "fp8": ("dtype", "fp8")}
+    found = {name for name, (setting, value) in tries.items() if _is_refused(config, shape, setting, value)}
+    if not fsdp.lets_go(config.options_of("fsdp").get("reshard", "auto"), is_piped=shape["pp"] > 1):
+        found.add("reshard")
+    return frozenset(found)
+
+
+def _is_refused(config: RunConfig, shape: Shape, setting: str, value: object) -> bool:
+    tried = config.model_copy(update={setting: value})
+    return any(problem.field == setting for problem in tried.check(shape.world_size, lacking=True))
 
 
 def _peaks(world: World) -> float:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
+from training.config import parse
 from training.engine.update import Known, Updated
+from training.metrics.measuring import refused
 from training.metrics.meter import Meter, StepTimes
 from training.report import NullReporter
+from training.shape import shape_of
 from training.step.clipping import Guarded
 
 
@@ -50,3 +56,23 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
     assert [(one.loss, one.norm) for one in known] == [(float(step), 2.0) for step in range(1, 6)]
     assert len(waited) == 2
     assert all(seconds >= 0 for seconds in waited)
+
+
+@pytest.mark.parametrize(
+    ("table", "world", "expected"),
+    [
+        ({"global_batch": 5}, 3, set()),  # a rank was lost: the rest can still be told something
+        ({"parallelism": "fsdp"}, 2, set()),
+        ({"parallelism": "fsdp", "fsdp": {"reshard": "never"}}, 2, {"reshard"}),
+        ({"parallelism": "fsdp", "mesh": {"tp": 2}}, 4, {"compile", "fp8"}),
+        (
+            {"parallelism": "fsdp", "mesh": {"pp": 2}, "pipeline": {"schedule": "ZBVZeroBubble"}},
+            4,
+            {"compile", "reshard"},
+        ),
+        ({"language": {"from_weights": "/data/llama", "lora_rank": 4}}, 2, {"fp8"}),
+    ],
+)
+def test_what_a_layout_refuses_is_known_to_the_verdict(table: dict[str, Any], world: int, expected: set[str]) -> None:
+    config = parse(table)
+    assert refused(config, shape_of(config, world)) == expected

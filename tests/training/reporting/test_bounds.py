@@ -55,6 +55,18 @@ def test_the_remedy_fits_the_run() -> None:
     assert "bf16" in judge(measured(dtype="fp32")).remedy
     assert "compile" in judge(measured(busy=0.5)).remedy
     assert "compile" not in judge(measured(busy=0.5, compiled=True)).remedy
+    assert "larger global_batch" in judge(measured(busy=0.5)).remedy, "one micro-batch has the whole share already"
+    assert "larger micro_batch" in judge(measured(busy=0.5, accumulation=4)).remedy
+
+
+def test_nothing_is_told_to_be_tried_that_the_run_would_refuse() -> None:
+    all_of_it = frozenset(("compile", "fp8", "reshard"))
+    communication = {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65}
+    assert "reshard" not in judge(measured(**communication, parallelism="fsdp", world=8, refused=all_of_it)).remedy
+    assert "compile" not in judge(measured(busy=0.5, refused=all_of_it)).remedy
+    assert "compile" not in judge(measured(matmul=0.3, dtype="bf16", refused=all_of_it)).remedy
+    assert judge(measured(dtype="bf16", refused=all_of_it)).remedy == "As it should be. Try more GPUs."
+    assert "fp8" in judge(measured(dtype="bf16")).remedy
 
 
 def test_a_step_is_split_into_parts_that_add_up() -> None:
