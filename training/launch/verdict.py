@@ -97,7 +97,9 @@ def judge(
         # A script that knows no better way to stop. What it committed on its way is worth going on from.
         return Verdict(STOPPED if newest != started_from else first.code, "stopped")
     if stop.reason or not (first.in_place or start_is_damaged) or not budget.take(first, newest):
-        return Verdict(first.code, cause, first, incarnation)
+        # To ask for another turn is for us: a program that nobody has asked to stop could have turns forever.
+        code = 1 if first.code == STOPPED and not stop.reason else first.code
+        return Verdict(code, cause, first, incarnation)
     return None
 
 

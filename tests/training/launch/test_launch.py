@@ -98,6 +98,13 @@ def test_the_first_failing_ranks_code_is_the_launchers(run: Run) -> None:
     assert run.result()["first_failure"]["exit_code"] == 42
 
 
+def test_only_the_launcher_asks_for_another_turn(run: Run) -> None:
+    """A program that ends with 75 each time would else be queued again forever."""
+    assert run.fake(steps=40, accidents=[accident(0, 5, "exit", code=75)]).wait(PATIENCE_S) == 1
+    assert run.result()["exit_code"] == 1
+    assert run.result()["first_failure"]["exit_code"] == 75
+
+
 def test_restarts_are_counted_and_refilled_by_commits(run: Run) -> None:
     """With a budget of one: each loss after a new commit is granted, the second without one is not."""
     accidents = [accident(0, 10 * n + 5, "kill", incarnation=n) for n in range(4)]
