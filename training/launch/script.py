@@ -7,6 +7,7 @@ user. Every attempt of a job runs the same snapshot.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ FETCH_SECONDS = 600.0
 FETCH_BYTES = 1024**3
 WAIT_SECONDS = 900.0  # of the other nodes, for the first one's fetch
 SCHEMES = ("https", "ssh")
+COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
 def prepare(plan: Plan, attempt: Attempt, *, stopping: Callable[[], bool] = lambda: False) -> Command:
@@ -117,8 +119,10 @@ def fetch(
     question at a terminal; bounded in time and size.
     """
     schemes = (*SCHEMES, "file") if os.environ.get("VIGIL_GIT_FILE") == "1" else SCHEMES
-    if urlsplit(url).scheme not in schemes or ref.startswith("-"):
+    if urlsplit(url).scheme not in schemes:
         raise BadPlan(f"script.git = {url!r}: only https:// and ssh:// addresses are fetched")
+    if ref.startswith("-"):
+        raise BadPlan(f"script.ref = {ref!r} is no branch, tag or commit")
     staging = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     staging.mkdir()
     git = _Git(staging, schemes, deadline=time.monotonic() + seconds, limit=limit, stopping=stopping)
@@ -127,6 +131,8 @@ def fetch(
         try:
             git.run("fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", url, ref or "HEAD")
         except _GitFailed:
+            if not COMMIT.fullmatch(ref):
+                raise
             # A server that hands out no single commit: everything, then the commit from that.
             git.run("fetch", "--quiet", "--no-recurse-submodules", url, "+refs/*:refs/fetched/*")
             git.run("update-ref", "FETCH_HEAD", ref)
