@@ -137,10 +137,21 @@ def write(
                 file.write(whole.reshape(-1).view(torch.uint8).numpy().data)
             file.flush()
             os.fsync(file.fileno())
-        os.link(partial, target)  # unlike a rename, it fails where somebody else was faster
+        _put_in_place(partial, target)
     finally:
         partial.unlink(missing_ok=True)
     return len(tensors), size
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    try:
+        os.link(partial, target)  # unlike a rename, it fails where somebody else was faster
+    except FileExistsError:
+        raise
+    except OSError:  # a file system that knows no links, such as one over an object store
+        if os.path.lexists(target):
+            raise
+        os.rename(partial, target)
 
 
 def _header(tensors: Sequence[Entry], about: Mapping[str, str]) -> tuple[bytes, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -132,6 +134,18 @@ def test_what_is_damaged_is_refused_by_name(
     assert message in told
     assert "step-40" in told
     assert [path.name for path in tmp_path.iterdir()] == ["step-40"], "nothing half made, and nothing run"
+
+
+def test_a_file_system_without_links_will_do(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def knows_none(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", knows_none)
+    assert main(["export", str(whole), str(tmp_path / "out")]) == 0, capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert main(["export", str(whole), str(tmp_path / "out")]) == 1
 
 
 def test_what_is_there_is_left_alone(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
