@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from training import choices, contracts
-from training.shape import Misfit, shape_of
+from training.shape import Misfit, nearest_multiples, shape_of
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -46,11 +46,23 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
     elif config.dtype == "fp16" and contracts.communication(name).REMEMBERS:
         message = "brings gradients of several steps together, whose loss scales differ. Write bf16 or fp32."
         yield Misfit("dtype", f'is "fp16", and {name} {message}')
+    elif config.keep_best and (every := _apart(config)) and config.validate_every % every:
+        message = (
+            f"{config.validate_every} is no multiple of {name}.every, {every}, but keep_best is given: in between, a "
+            f"checkpoint's model is not what was validated. {nearest_multiples(config.validate_every, every)}"
+        )
+        yield Misfit("validate_every", message)
     else:
         try:
             contracts.communication(name).check(shape, **config.options_of(name))
         except Misfit as misfit:
             yield misfit
+
+
+def _apart(config: RunConfig) -> int:
+    """For how many steps replicas stay apart; 0: they don't."""
+    every = config.options_of(config.communication).get("every")
+    return every if isinstance(every, int) else 0
 
 
 def table() -> Iterator[str]:
