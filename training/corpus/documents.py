@@ -15,6 +15,7 @@ import stat
 import sys
 import sysconfig
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,7 +207,7 @@ def _json_texts(file: File, content: IO[bytes], text_field: str) -> Iterator[str
         if len(line) == LINE_BYTES:
             message = f"{file.path}:{number} is longer than {LINE_BYTES >> 20} MB. Cut that document."
             raise DataError(message, "source")
-        if line.isspace():
+        if not line.removeprefix(BOM_UTF8).strip():
             continue
         text = _text_of(f"{file.path}:{number}", line, text_field)
         # JSON can spell halves of letters (\ud800), which no UTF-8 can hold.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.training.data.texts import lines_of, numbered, prepared, relaxed
+from tests.training.data.texts import lines_of, numbered, prepared, relaxed, tokens_of
 from training.corpus.errors import DataError
 from training.corpus.shards import read_index
 
@@ -54,6 +54,14 @@ def test_files_that_can_t_be_used(file: str, content: bytes, message: str, tmp_p
         prepared(tmp_path / "cache", tmp_path / "mine")
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").glob("*")), "nothing half-made is left"
+
+
+def test_a_file_of_nothing_but_its_mark_holds_no_document(tmp_path: Path) -> None:
+    """As Windows' shell leaves one to which nothing was written."""
+    source = lines_of(tmp_path / "mine" / "b.jsonl", numbered()).parent
+    made = prepared(tmp_path / "without", source)
+    (source / "a.jsonl").write_bytes(b"\xef\xbb\xbf\r\n")
+    assert tokens_of(prepared(tmp_path / "with", source).path, "train") == tokens_of(made.path, "train")
 
 
 @relaxed
