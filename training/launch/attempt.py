@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from training.attempt.place import FOLDER
 from training.launch.plan import Plan
 
 CHECKPOINT = re.compile(r"step-\d{1,18}(\.g\d{1,9})?")
+TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 PARTS = ("spool", "logs", "flight", "stacks", "members", "heartbeat")
 
 
@@ -58,7 +60,9 @@ def _make(folder: Path, owner: dict[str, object]) -> bool:
     write_json(staging / "owner.json", owner, durable=True)
     try:
         os.rename(staging, folder)
-    except OSError:
+    except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
+        if error.errno not in TAKEN:
+            raise
         return False
     return True

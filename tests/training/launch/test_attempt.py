@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,24 @@ def test_a_hint_that_makes_no_sense_is_none(run_dir: Path, hint: str) -> None:
 def test_a_chosen_checkpoint_must_be_a_name_of_one(run_dir: Path, resume: str) -> None:
     _hint(run_dir, 1, resume)
     assert take_attempt(_plan(run_dir)).resume == ""
+
+
+def test_a_folder_that_cannot_be_put_in_place_is_no_reason_to_try_forever(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        take_attempt(_plan(run_dir))
+    assert not list((run_dir / "job").iterdir())
+
+
+def test_a_file_by_an_attempts_name_is_passed_by(run_dir: Path) -> None:
+    _hint(run_dir, 1)
+    (run_dir / "job" / "attempt-1").touch()
+    assert take_attempt(_plan(run_dir)).number == 2
 
 
 def test_many_at_once_agree(run_dir: Path) -> None:
