@@ -247,7 +247,9 @@ class Trainer:
         last = self.step == self.config.steps
         if self.validation.is_due(self.step) and self._validate():
             return True
-        if self.validation.has_best(self.step) and not last:
+        every = self.config.keep_every
+        is_promised = self.validation.has_best(self.step) or (every and self.step % every == 0)
+        if is_promised and not last:
             self._finish_flight()
             self._save()
         elif agreed.due and not last:

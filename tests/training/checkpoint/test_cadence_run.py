@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,26 @@ def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
     assert {10, 20, best, 24} <= kept
     start_and_verified = 2
     assert len(kept) <= 4 + start_and_verified
+
+
+def write_slowly() -> None:
+    """So slowly that the next steps are done meanwhile."""
+    from training.checkpoint.writing import Facts, Writer
+
+    write = Writer.write
+
+    def slowly(writer: Writer, state: Any, facts: Facts, **told: Any) -> Manifest:
+        time.sleep(0.5)
+        return write(writer, state, facts, **told)
+
+    Writer.write = slowly  # type: ignore[method-assign]
+
+
+def test_a_multiple_is_made_though_another_save_is_being_written(tmp_path: Path) -> None:
+    settings = {**TINY, "steps": 8, "checkpoint_every": 3, "keep_every": 4}
+    run = Run(tmp_path / "run", settings, spy=f"{__name__}:write_slowly")
+    assert run.start(2, patient=False).wait() == [0, 0]
+    assert [found.step for found in run.checkpoints] == [3, 4, 8], "the one of step 6 is skipped"
 
 
 def run_ahead() -> None:
