@@ -17,6 +17,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -28,6 +29,7 @@ VERSION = 1
 MANIFEST_BYTES = 64 * 2**20
 """The largest manifest that is read: several 100,000 files."""
 CHUNK_BYTES = 4 * 2**20
+AGAIN_SECONDS = 0.1
 NAME = re.compile(r"step-(?P<step>\d{1,18})(\.g(?P<generation>\d{1,9}))?")
 STAGING = re.compile(r"\.step-\d{1,18}\.(?P<generation>\d{1,9})")
 FILE_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
@@ -139,21 +141,33 @@ def verify(
         if most_bytes is not None and manifest.bytes > most_bytes:
             raise TooLarge(f"{manifest.bytes} bytes are more than the {most_bytes} that are read")
         for file in manifest.files if files is None else files:
-            if _digest(_open_file(folder, file), file.bytes, between) != file.sha256:
+            if _digest(_open_file(folder, file), file, between) != file.sha256:
                 raise CheckpointError(f"{file.file} is not what was written: its sha256 differs from the manifest's")
         return manifest
 
 
-def committed(checkpoints: Path) -> list[Manifest]:
-    """Every committed checkpoint under this folder, by step and generation; what is broken is left out."""
+def committed(checkpoints: Path, *, patience: float = 0.0) -> list[Manifest]:
+    """Every committed checkpoint under this folder, by step and generation; what is broken is left out.
+
+    What cannot be read just now is asked for again for so many seconds in all, and then left out, too.
+    """
+    until = time.monotonic() + patience
     found = []
     for name in _listed(checkpoints):
         if NAME.fullmatch(name):
-            try:
-                found.append(check(checkpoints / name))
-            except CheckpointError:
-                continue
+            with suppress(CheckpointError):
+                found.append(_check_until(until, checkpoints / name))
     return sorted(found, key=lambda manifest: manifest.identity)
+
+
+def _check_until(until: float, checkpoint: Path) -> Manifest:
+    while True:
+        try:
+            return check(checkpoint)
+        except Unreadable:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(AGAIN_SECONDS)
 
 
 def broken(checkpoints: Path) -> Iterator[tuple[str, Manifest | None, CheckpointError]]:
@@ -207,9 +221,9 @@ def _opened(checkpoint: Location) -> Iterator[int]:
 
 
 def _failed(name: str, error: OSError) -> CheckpointError:
-    """Of what could not be opened: absent or of the wrong kind is a fact, all else may pass (EIO, ESTALE, EMFILE)."""
+    """Of what could not be read: absent or of the wrong kind is a fact, all else may pass (EIO, ESTALE, EMFILE)."""
     kind = CheckpointError if error.errno in _FACTS else Unreadable
-    return kind(f"{name} can't be opened: {error.strerror}")
+    return kind(f"{name} can't be read: {error.strerror}")
 
 
 def _has(folder: int, name: str) -> bool:
@@ -217,6 +231,8 @@ def _has(folder: int, name: str) -> bool:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise _failed(name, error) from error
     return True
 
 
@@ -233,6 +249,8 @@ def _read(folder: int, name: str) -> Manifest:
             raise CheckpointError("COMMITTED is not a manifest: not a plain file, or far too large")
         try:
             return _parse(json.loads(file.read(MANIFEST_BYTES)), name)
+        except OSError as error:
+            raise _failed(COMMITTED, error) from error
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"COMMITTED is damaged: {type(error).__name__}: {error}") from error
 
@@ -294,13 +312,17 @@ def _open_file(folder: int, file: File) -> int:
     return descriptor
 
 
-def _digest(descriptor: int, size: int, between: Callable[[], None]) -> str:
-    """Of at most `size` bytes: a file that grows meanwhile is not read forever."""
-    digest = hashlib.sha256()
+def _digest(descriptor: int, about: File, between: Callable[[], None]) -> str:
+    """Of at most its bytes: a file that grows meanwhile is not read forever."""
+    digest, size = hashlib.sha256(), about.bytes
     with open(descriptor, "rb", buffering=0) as file:
         while size > 0:
             between()
-            if not (chunk := file.read(min(size, CHUNK_BYTES))):
+            try:
+                chunk = file.read(min(size, CHUNK_BYTES))
+            except OSError as error:
+                raise _failed(about.file, error) from error
+            if not chunk:
                 break
             digest.update(chunk)
             size -= len(chunk)

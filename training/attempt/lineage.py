@@ -8,6 +8,9 @@ from pathlib import Path
 
 from training.manifest import committed
 
+PATIENCE_SECONDS = 5.0
+"""For a file system that just now can't give a checkpoint: to go on from an older one would throw work away."""
+
 
 class Fenced(Exception):
     """A newer launch has taken over: this one must not write any more."""
@@ -103,6 +106,6 @@ def newest_on_lineage(job_dir: Path) -> str:
 def _committed(checkpoints: Path) -> dict[str, tuple[int, int]]:
     """Name → (generation, step) of every checkpoint that is whole as far as its manifest and sizes tell."""
     found = {}
-    for manifest in committed(checkpoints):
+    for manifest in committed(checkpoints, patience=PATIENCE_SECONDS):
         found[manifest.name] = (manifest.generation, manifest.step)
     return found

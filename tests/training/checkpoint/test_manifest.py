@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from training import manifest
-from training.manifest import CheckpointError, File, Manifest
+from training.attempt.lineage import newest_on_lineage
+from training.manifest import CheckpointError, File, Manifest, Unreadable
 
 CONTENT = b"some tensors" * 1000
 
@@ -88,15 +90,15 @@ NOT_COMMITTED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a negative step": (lambda f: _change(f, step=-1), "whole number"),
     "a file elsewhere": (lambda f: _change(f, files=[{"file": "../x", "bytes": 1, "sha256": "0"}]), "no file of a"),
     "a file twice": (lambda f: _change(f, files=2 * [asdict(manifest.read(f).files[0])]), "listed twice"),
-    "a manifest that is a link": (lambda f: _link(f / "COMMITTED"), "opened"),
+    "a manifest that is a link": (lambda f: _link(f / "COMMITTED"), "COMMITTED can't be read"),
     "a manifest that is a pipe": (lambda f: _pipe(f / "COMMITTED"), "not a plain file"),
     "a manifest without end": (lambda f: _sparse(f / "COMMITTED"), "far too large"),
-    "a file gone": (lambda f: _shard(f).unlink(), "__0_0.distcp can't be opened"),
+    "a file gone": (lambda f: _shard(f).unlink(), "__0_0.distcp can't be read"),
     "half a file": (lambda f: _shard(f).write_bytes(CONTENT[:100]), "100 bytes, the manifest says 12000"),
-    "a file that is a link": (lambda f: _link(_shard(f)), "can't be opened"),
+    "a file that is a link": (lambda f: _link(_shard(f)), "can't be read"),
     "a file that is a pipe": (lambda f: _pipe(_shard(f)), "manifest says"),
     "a sparse file": (lambda f: _sparse(_shard(f)), "manifest says"),
-    "a device": (lambda f: (_shard(f).unlink(), _shard(f).symlink_to("/dev/zero")), "can't be opened"),
+    "a device": (lambda f: (_shard(f).unlink(), _shard(f).symlink_to("/dev/zero")), "can't be read"),
     "known to be damaged": (lambda f: (f / "DAMAGED").touch(), "found damaged"),
 }  # fmt: skip
 
@@ -107,6 +109,36 @@ def test_not_committed(folder: Path, spoil: Callable[[Path], object], message: s
     with pytest.raises(CheckpointError, match=message):
         manifest.check(folder)
     assert manifest.committed(folder.parent) == []
+
+
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that a file system fails to find, each once."""
+    left: list[str] = []
+    real = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if path in left:
+            left.remove(path)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    return left
+
+
+def test_what_cannot_be_read_just_now_is_asked_for_again(tmp_path: Path, errors: list[str]) -> None:
+    """To go on from an older one would throw work away."""
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    _make(checkpoints / "step-40", step=40)
+    errors += ["DAMAGED", "DAMAGED"]
+    assert newest_on_lineage(tmp_path) == "step-40"
+    assert not errors
+    errors += ["DAMAGED", "DAMAGED"]
+    with pytest.raises(Unreadable, match="DAMAGED can't be read: Stale file handle"):
+        manifest.check(checkpoints / "step-40")
+    assert manifest.committed(checkpoints) == []
 
 
 def test_committed_but_not_verified(folder: Path) -> None:

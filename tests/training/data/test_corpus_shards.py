@@ -107,7 +107,7 @@ def test_verifying_finds_a_changed_byte(tmp_path: Path, capsys: pytest.CaptureFi
     assert out == f"{made}: verified, 9,980 tokens, 2 shards, 9,980 bytes\n"
     assert err == f"{shard} is damaged: its sha256 is another. Make it anew.\n"
     assert main(["verify", "n" * 300]) == 1
-    assert capsys.readouterr().err.endswith("n can't be opened: File name too long\n")
+    assert capsys.readouterr().err.endswith("n can't be read: File name too long\n")
 
 
 # Tokenizers.
