@@ -302,11 +302,12 @@ class RunConfig(BaseModel):
         `lacking`: of a run that was made for more: shares of the batch may be uneven.
         """
         if self.parallelism == shape.AUTO:
-            yield from self._check_auto(world_size, lacking=lacking)
+            found = list(self._check_auto(world_size, lacking=lacking))
         else:
-            for misfit in (*shape.check(self, world_size, lacking=lacking), *communication.check(self, world_size)):
-                yield Problem(misfit.field, str(misfit))
-        if self.warmup_steps >= self.steps > 1:
+            misfits = (*shape.check(self, world_size, lacking=lacking), *communication.check(self, world_size))
+            found = [Problem(misfit.field, str(misfit)) for misfit in misfits]
+        yield from found
+        if self.warmup_steps >= self.steps > 1 and all(problem.field != "warmup_steps" for problem in found):
             yield Problem(
                 "warmup_steps",
                 f"{self.warmup_steps} is not less than steps = {self.steps}, so the learning rate would never "

@@ -72,10 +72,12 @@ def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> Plan:
         return _as_given(config, ranks, dims)
     why: list[str] = []
     fitting: list[Plan] = []
+    refusals: list[Problem] = []
     for mesh, parallelism, words in _ways(config, ranks):
         made = _try(config, ranks, dims, {"parallelism": parallelism, "mesh": mesh})
-        if isinstance(made, str):
-            why.append(f"{words}: no, {made}")
+        if isinstance(made, Problem):
+            refusals.append(made)
+            why.append(f"{words}: no, {made.message.rstrip('.')}")
             continue
         is_busy = made.footprint is None or _tokens(made) >= min(BUSY_TOKENS, _whole_share(made))
         if is_busy:
@@ -84,6 +86,8 @@ def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> Plan:
         why.append(f"{words}: fits, but only with micro-batches of {_tokens(made)} tokens; larger ones are sought")
     if fitting:
         return Plan(fitting[0].config, fitting[0].shape, fitting[0].footprint, [*why, "the first that fits is taken"])
+    if len(set(refusals)) == 1 and refusals[0].field:  # it is nothing that another layout would mend
+        raise ConfigError([Problem(f"run.{refusals[0].field}", refusals[0].message)])
     raise ConfigError([Problem("run.parallelism", "auto found no way that works. " + _remedy(why, config))])
 
 
@@ -100,13 +104,13 @@ def _as_given(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Plan:
 def _ways(config: RunConfig, ranks: Ranks) -> Iterator[tuple[dict[str, int], str, str]]:
     """(mesh, parallelism, in words), the cheapest exchange first. Axes that the run gives are kept."""
     given = dict(config.mesh)
-    if not given:
-        yield {}, "ddp", "a copy on each rank (ddp)"
-    nodes = max(1, ranks.world_size // ranks.per_node)
     others = [axis for axis in given if axis not in shapes.DATA_AXES]
+    along = f" beside {', '.join(others)}" if others else ""
+    if "shard" not in given:
+        yield given, "ddp", f"copies{along} (ddp)" if along else "a copy on each rank (ddp)"
+    nodes = max(1, ranks.world_size // ranks.per_node)
     if nodes > 1 and ranks.per_node > 1 and not given:
         yield {"dp": nodes, "shard": ranks.per_node}, "fsdp", "shards within a node, copies across (fsdp, dp × shard)"
-    along = f" beside {', '.join(others)}" if others else ""
     yield given, "fsdp", f"shards across all ranks{along} (fsdp)"
     splits = [] if "tp" in given else [size for size in (2, 4, 8) if ranks.per_node % size == 0]
     for split in splits:
@@ -117,29 +121,30 @@ def _ways(config: RunConfig, ranks: Ranks) -> Iterator[tuple[dict[str, int], str
             yield mesh, "fsdp", f"{stages} stages across nodes, matrices over {split}, shards (pp × fsdp × tp)"
 
 
-def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, Any]) -> Plan | str:
-    """The way with the largest micro-batch that fits, or why it can't work."""
+def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, Any]) -> Plan | Problem:
+    """The way with the largest micro-batch that fits, or why it can't work: of no field, where memory is short."""
     settled = _with(config, chosen)
     try:
         found = shapes.shape_of(settled, ranks.world_size, dims)
     except shapes.Misfit as misfit:
-        return str(misfit).rstrip(".")
+        return Problem(misfit.field, str(misfit))
     least: Footprint | None = None
-    refused = ""
+    refused: Problem | None = None
     for micro in [config.micro_batch] if config.micro_batch else _micro_batches(config, found):
         made = _with(settled, {"micro_batch": micro})
         problems = list(made.check(ranks.world_size, lacking=ranks.lacking))
         if problems:
-            refused = refused or problems[0].message
+            refused = refused or problems[0]
             continue
         estimate = estimate_of(made, found, micro)
         if estimate is None or ranks.memory_bytes is None or estimate.total <= USABLE * ranks.memory_bytes:
             return Plan(made, found, estimate)
         least = estimate
     if least is None:
-        return refused.rstrip(".")
+        assert refused is not None
+        return refused
     assert ranks.memory_bytes is not None
-    return f"{size_text(least.total)} of {size_text(USABLE * ranks.memory_bytes)} {USABLE_WORD}"
+    return Problem("", f"{size_text(least.total)} of {size_text(USABLE * ranks.memory_bytes)} {USABLE_WORD}")
 
 
 def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None:

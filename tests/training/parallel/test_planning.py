@@ -83,7 +83,33 @@ def test_axes_that_are_given_are_kept_whatever_is_tried() -> None:
     asked = {"parallelism": "auto", "global_batch": 32, "mesh": {"tp": 2}}
     with pytest.raises(ConfigError) as refused:
         plan(parse(asked), Ranks(4, 4, 1_000_000))
-    assert str(refused.value).count(": no,") == 1, "nothing is tried twice"
+    assert str(refused.value).count("(fsdp") == 1, "nothing is tried twice"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mesh": {"dp": 2}, "communication": "diloco"},
+        {"mesh": {"pp": 2}, "pipeline": {"schedule": "GPipe"}},
+    ],
+    ids=["replicas", "stages"],
+)
+def test_what_only_copies_can_do_is_tried_with_axes_that_are_given(given: dict[str, Any]) -> None:
+    found = plan(parse({"parallelism": "auto", "global_batch": 8, **given}), Ranks(2, 2, 8 * GIB))
+    assert (found.config.parallelism, found.config.mesh) == ("ddp", given["mesh"])
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "words"),
+    [
+        ({"steps": 20, "warmup_steps": 20}, "warmup_steps", "is not less than steps"),
+        ({"language": {"lora_rank": 4}}, "language.lora_rank", "Name some in from_weights"),
+    ],
+)
+def test_what_no_layout_would_mend_is_told_by_its_field(table: dict[str, Any], field: str, words: str) -> None:
+    (problem,) = parse({"parallelism": "auto", **table}).check(2)
+    assert problem.field == field
+    assert words in problem.message
 
 
 def test_tensor_parallelism_never_leaves_the_node() -> None:
@@ -110,7 +136,10 @@ def test_nothing_fits_is_said_with_what_was_tried() -> None:
 def test_auto_is_let_through_where_some_way_works() -> None:
     assert not list(parse({"parallelism": "auto", "global_batch": 8, "fsdp": {"reshard": "never"}}).check(4))
     (problem,) = parse({"parallelism": "auto", "global_batch": 7}).check(5)
-    assert problem.field == "parallelism"
+    assert (problem.field, problem.message) == (
+        "global_batch",
+        "7 does not divide over 5 ranks. Nearest that do: 5 or 10.",
+    )
 
 
 def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:
