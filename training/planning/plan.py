@@ -128,8 +128,11 @@ def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, A
         found = shapes.shape_of(settled, ranks.world_size, dims)
     except shapes.Misfit as misfit:
         return Problem(misfit.field, str(misfit))
+    # Of what was asked, before micro-batches are tried that nobody asked for.
+    refused = next(settled.check(ranks.world_size, lacking=ranks.lacking), None)
+    if refused is not None:
+        return refused
     least: Footprint | None = None
-    refused: Problem | None = None
     for micro in [config.micro_batch] if config.micro_batch else _micro_batches(config, found):
         made = _with(settled, {"micro_batch": micro})
         problems = list(made.check(ranks.world_size, lacking=ranks.lacking))
