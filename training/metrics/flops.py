@@ -30,7 +30,7 @@ PEAKS: tuple[tuple[str, float], ...] = (
     (r"\bL40\b", 181.05),  # L40 data sheet: 181.05
     (r"\bL4\b", 121),  # L4 data sheet: 242 with sparsity
     (r"\bRTX 6000 Ada\b", 364.25),  # Ada professional whitepaper: 364.25
-    (r"\bRTX 4090\b", 165.2),  # Ada whitepaper: 165.2 accumulating in fp32
+    (r"\bRTX 4090\b(?! (D|Laptop))", 165.2),  # Ada whitepaper: 165.2 accumulating in fp32
     (r"\bRTX 3090\b(?! Ti)", 71),  # GA102 whitepaper: 71 accumulating in fp32
     (r"\bMI3(00|25)X\b", 1307.4),  # MI300X and MI325X data sheets: 1,307.4
     (r"\bMI2(50X)\b", 191.5),  # MI250X data sheet: 383 for a card, which is two devices

@@ -71,7 +71,13 @@ def test_knows_gpus_by_their_names(name: str, tera: float) -> None:
     assert flops.peak(name) == pytest.approx(tera * 1e12)
 
 
-@pytest.mark.parametrize("name", ["", "AMD EPYC 9654", "NVIDIA Unheard X9", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
+OTHERS = ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti")
+"""Other chips than the card whose name is in theirs."""
+
+
+@pytest.mark.parametrize(
+    "name", ["", "AMD EPYC 9654", "NVIDIA Unheard X9", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", *OTHERS]
+)
 def test_invents_no_peak(name: str) -> None:
     assert flops.peak(name) is None
 
