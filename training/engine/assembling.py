@@ -102,7 +102,8 @@ def assemble(
     share = _share(config, model, start, full=place.full_world_size or world.size)
     order = Order(task.samples["train"], derive_seed(config.seed, 1))
     loader = Loader(order, share)
-    end = config.steps * config.global_batch
+    done, consumed = (start.step, start.consumed_samples) if start else (0, 0)  # of batches that had another size
+    end = consumed + (config.steps - done) * config.global_batch
     return Assembly(
         config=config,
         prepared=prepared,

@@ -86,6 +86,18 @@ def test_what_was_looked_up_ahead_is_not_consumed(added: Path, tmp_path: Path) -
     assert all(seconds > 0 for seconds in run.series("data_seconds").values())
 
 
+def test_it_runs_ahead_to_the_last_step_of_smaller_batches(added: Path, tmp_path: Path) -> None:
+    """The samples consumed before were in batches of another size: they tell nothing of where the run ends."""
+    run = Run(tmp_path / "run", {**NUMBERS, "steps": 4, "global_batch": 16}, added=added)
+    run.finish(1)
+    run.write(steps=16, global_batch=4)
+    committed = run.job_dir / "checkpoints" / "step-8" / "COMMITTED"
+    dying = Sabotage("training.engine.update:Update.__call__", call=8, until=str(committed))
+    assert run.start(1, resume="step-4", sabotage=dying).wait() == [-9]
+    looked_up = (run.job_dir / "attempt-2" / "ids.0").read_text().splitlines()[1:]
+    assert len(looked_up) > 8, "the thread was ahead of the step in which the rank died"
+
+
 def test_a_failing_look_up_ends_the_run(added: Path, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**NUMBERS, "slow": {"damaged": 7}}, added=added)
     failed = run.start(1)
