@@ -1,10 +1,11 @@
 """Which parallelisms go together: those that a test has run against one process. docs/parallelism.md is made of this.
 
-What is not here is refused before anything is allocated, with the nearest that is.
+What is not here is refused before anything is allocated.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,40 +26,31 @@ class Combination:
         return " × ".join([self.parallelism, *sorted(self.axes, key=AXES.index)])
 
 
-def _rows(parallelism: str, axes: str, schedules: tuple[str, ...] = ()) -> Combination:
+def _row(parallelism: str, axes: str, schedules: tuple[str, ...] = ()) -> Combination:
     return Combination(parallelism, frozenset(axes.split()), schedules)
 
 
+def _products(parallelism: str) -> Iterator[Combination]:
+    """Any axes with any others, and every schedule."""
+    for count in range(len(AXES) + 1):
+        for axes in itertools.combinations(AXES, count):
+            yield Combination(parallelism, frozenset(axes), SCHEDULES if "pp" in axes else ())
+
+
+def _replicas(parallelism: str) -> Iterator[Combination]:
+    """torch's reducer takes the micro-batches of every schedule but 1F1B for backward passes of their own."""
+    yield from (_row(parallelism, axes) for axes in ("", "dp", "cp", "dp cp"))
+    yield _row(parallelism, "pp", SCHEDULES)
+    yield from (_row(parallelism, axes, ("1F1B",)) for axes in ("pp dp", "pp cp", "pp dp cp"))
+
+
 COMBINATIONS = (
-    _rows("ddp", ""),
-    _rows("ddp", "dp"),
-    _rows("ddp", "cp"),
-    _rows("ddp", "dp cp"),
-    _rows("ddp", "tp"),
-    _rows("ddp", "pp", SCHEDULES),
-    _rows("ddp", "pp tp", ("1F1B", "ZBVZeroBubble")),
-    _rows("ddp", "pp cp", ("1F1B",)),
-    # torch's reducer takes the micro-batches of the other schedules for several backward passes.
-    _rows("ddp", "pp dp", ("1F1B",)),
-    _rows("zero1", ""),
-    _rows("zero1", "dp"),
-    _rows("fsdp", ""),
-    _rows("fsdp", "dp"),
-    _rows("fsdp", "shard"),
-    _rows("fsdp", "dp shard"),
-    _rows("fsdp", "tp"),
-    _rows("fsdp", "dp tp"),
-    _rows("fsdp", "shard tp"),
-    _rows("fsdp", "dp shard tp"),
-    _rows("fsdp", "cp"),
-    _rows("fsdp", "shard cp"),
-    _rows("fsdp", "cp tp"),
-    _rows("fsdp", "shard cp tp"),
-    _rows("fsdp", "pp"),
-    _rows("fsdp", "pp shard", SCHEDULES),
-    _rows("fsdp", "pp dp shard", ("1F1B",)),
-    _rows("fsdp", "pp shard tp", ("1F1B",)),
-    _rows("fsdp", "pp shard cp", ("1F1B",)),
+    *_replicas("ddp"),
+    # That reducer knows no split matrices either: without replicas there is none.
+    _row("ddp", "tp"),
+    _row("ddp", "pp tp", SCHEDULES),
+    *_replicas("zero1"),
+    *_products("fsdp"),
 )
 
 
@@ -68,17 +60,13 @@ def knows(parallelism: str) -> bool:
 
 
 def problem(parallelism: str, axes: frozenset[str], schedule: str | None) -> str | None:
-    """Why these can't be combined, and the nearest that can; None if they can."""
+    """Why these can't be combined, and what can; None if they can."""
     wanted = Combination(parallelism, axes)
     row = next((row for row in COMBINATIONS if (row.parallelism, row.axes) == (parallelism, axes)), None)
     if row is None:
-        near = sorted(COMBINATIONS, key=lambda other: (len(other.axes ^ axes), other.parallelism != parallelism))
-        return f"{wanted} has not been tried against one process. Nearest that have: {near[0]}, {near[1]}."
-    if "pp" in axes and schedule not in (row.schedules or ("1F1B",)):
-        takers = [other for other in COMBINATIONS if schedule in other.schedules]
-        taker = min(takers, key=lambda other: (len(_cuts(other.axes) ^ _cuts(axes)), other.parallelism != parallelism))
-        works = _either(row.schedules or ("1F1B",))
-        return f"{wanted} works with {works} only, not {schedule}. The nearest that takes it: {taker}."
+        return f'{wanted} does not go together. Write "fsdp": {Combination("fsdp", axes)} does.'
+    if "pp" in axes and schedule not in (*row.schedules, None):
+        return f'{wanted} works with {" or ".join(row.schedules)} only, not {schedule}. Write "fsdp", which takes it.'
     return None
 
 
@@ -87,15 +75,8 @@ def table() -> Iterator[str]:
     yield "| parallelism | several ranks along | pipeline schedules |"
     yield "| --- | --- | --- |"
     for row in COMBINATIONS:
-        axes = ", ".join(sorted(row.axes, key=AXES.index)) or "none: one rank"
-        schedules = "" if "pp" not in row.axes else ", ".join(row.schedules or ("1F1B",))
-        yield f"| {row.parallelism} | {axes} | {'all seven' if row.schedules == SCHEDULES else schedules} |"
-
-
-def _cuts(axes: frozenset[str]) -> frozenset[str]:
-    """With dp and shard as one: either divides the batch."""
-    return frozenset("dp" if axis == "shard" else axis for axis in axes)
-
-
-def _either(words: tuple[str, ...]) -> str:
-    return " or ".join(words)
+        if row.parallelism != "fsdp":
+            axes = ", ".join(sorted(row.axes, key=AXES.index)) or "none: one rank"
+            schedules = "all seven" if row.schedules == SCHEDULES else ", ".join(row.schedules)
+            yield f"| {row.parallelism} | {axes} | {schedules} |"
+    yield f"| fsdp | any of {', '.join(AXES)}, together or not | all seven |"

@@ -12,6 +12,8 @@ from pathlib import Path
 from tests.training.ranks import Run, end_saves_between_steps, fork
 
 SECONDS = 300.0
+"""For the ranks to end, and for each run on them so many more."""
+MORE = 30.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def finish(runs: Sequence[Run], world: int, folder: Path, *, resume: str = "", s
     folder.mkdir(parents=True, exist_ok=True)
     processes = [fork(_rank, turns, world, rank, folder, spy) for rank in range(world)]
     for process in processes:
-        process.join(SECONDS)
+        process.join(SECONDS + MORE * len(runs))
     for turn in turns:
         failed = [path for rank in range(world) if (path := turn.attempt_dir / f"failed.{rank}").exists()]
         assert not failed, f"{turn.run_dir}\n{failed[0].read_text()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.training.ranks import TINY, Run
 
 pytestmark = pytest.mark.slow
 
+IS_SOAK = "TEST_COMBINATIONS" in os.environ
 MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
 CONFIG: dict[str, Any] = {**TINY, "global_batch": 16, "checkpoint_every": 4, "language": MODEL}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -32,6 +34,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "cp": (2, {"mesh": {"cp": 2}}),
     "fsdp and tp": (4, {"parallelism": "fsdp", "mesh": {"tp": 2}}),
     "pp and fsdp": (4, {"parallelism": "fsdp", "mesh": {"pp": 2}}),
+    "pp and zero1": (4, {"parallelism": "zero1", "mesh": {"pp": 2}}),
+    "four axes": (16, {"parallelism": "fsdp", "mesh": {"pp": 2, "dp": 2, "shard": 2, "tp": 2}}),
 }
 WITH_DROPOUT = {"language": {**MODEL, "dropout": 0.2}}
 SPY = "tests.training.digesting:install"
@@ -42,6 +46,8 @@ READ_BY = {
     "fsdp and tp": ["fsdp", "tp", "one", "pp and fsdp", "zero1"],
     "pp and fsdp": ["fsdp and tp", "zbv", "one"],
     "zero1": ["zero1", "ddp of 2", "fsdp of 2"],
+    "pp and zero1": ["one", "fsdp"],
+    **({"four axes": ["one", "fsdp", "pp and zero1"]} if IS_SOAK else {}),
 }
 Done = tuple[Run, Path]
 """A run, and the folder of its last attempt."""
@@ -69,7 +75,8 @@ def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
     return made
 
 
-OWN = ["ddp", "zero1", "fsdp", "hsdp", "tp", "pp", "zbv", "cp", "fsdp and tp", "pp and fsdp"]
+OWN = ["ddp", "zero1", "fsdp", "hsdp", "tp", "pp", "zbv", "cp", "fsdp and tp", "pp and fsdp", "pp and zero1"]
+OWN += ["four axes"] * IS_SOAK
 
 
 @pytest.fixture(scope="module")
