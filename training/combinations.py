@@ -64,7 +64,7 @@ def problem(parallelism: str, axes: frozenset[str], schedule: str | None) -> str
     wanted = Combination(parallelism, axes)
     row = next((row for row in COMBINATIONS if (row.parallelism, row.axes) == (parallelism, axes)), None)
     if row is None:
-        return f'{wanted} does not go together. Write "fsdp": {Combination("fsdp", axes)} does.'
+        return f'{wanted} do not go together. Write "fsdp", which goes with all of these axes.'
     if "pp" in axes and schedule not in (*row.schedules, None):
         return f'{wanted} works with {" or ".join(row.schedules)} only, not {schedule}. Write "fsdp", which takes it.'
     return None
