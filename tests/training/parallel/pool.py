@@ -1,4 +1,4 @@
-"""Many short runs on the same ranks, one after the other: starting a rank takes longer than such a run."""
+"""Several short runs on the same ranks, one after the other: starting a rank takes longer than such a run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.training.ranks import Run, end_saves_between_steps, fork
 
 SECONDS = 300.0
-"""For the ranks to end, and for each run on them so many more."""
-MORE = 30.0
+TOGETHER = 8
+"""Runs on the same ranks: the threads of a mesh's groups stay until a rank ends, and slow down the runs that follow."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,16 @@ class _Turn:
 def finish(runs: Sequence[Run], world: int, folder: Path, *, resume: str = "", spy: str = "") -> list[Path]:
     """An attempt of each run on the same ranks, all of which must end well; their folders."""
     turns = [_Turn(run.folder, *run.attempt(resume), resume) for run in runs]
-    folder.mkdir(parents=True, exist_ok=True)
+    for first in range(0, len(turns), TOGETHER):
+        _finish(turns[first : first + TOGETHER], world, folder / str(first), spy)
+    return [turn.attempt_dir for turn in turns]
+
+
+def _finish(turns: Sequence[_Turn], world: int, folder: Path, spy: str) -> None:
+    folder.mkdir(parents=True)
     processes = [fork(_rank, turns, world, rank, folder, spy) for rank in range(world)]
     for process in processes:
-        process.join(SECONDS + MORE * len(runs))
+        process.join(SECONDS)
     for turn in turns:
         failed = [path for rank in range(world) if (path := turn.attempt_dir / f"failed.{rank}").exists()]
         assert not failed, f"{turn.run_dir}\n{failed[0].read_text()}"
@@ -41,7 +47,6 @@ def finish(runs: Sequence[Run], world: int, folder: Path, *, resume: str = "", s
         process.kill()
     logs = [path.read_text() for path in sorted(folder.glob("*.log"))]
     assert codes == [0] * world, f"{codes}\n{logs}"
-    return [turn.attempt_dir for turn in turns]
 
 
 def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str) -> None:

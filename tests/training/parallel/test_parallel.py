@@ -53,14 +53,13 @@ Runs = dict[tuple[Combination, str | None], Run]
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Every case once, on as few ranks as it takes: those of one world size share their processes."""
+    """Every case once, on as few ranks as it takes: some of one world size share their processes."""
     folder = tmp_path_factory.mktemp("cases")
     found: Runs = {}
     for world in (1, 2, 4, 8, 16, 32):
         mine = [case.values for case in cases() if 2 ** len(case.values[0].axes) == world]
         runs = [Run(folder / f"{world}-{number}", config_of(*case)) for number, case in enumerate(mine)]
-        if runs:
-            pool.finish(runs, world, folder / f"world-{world}")
+        pool.finish(runs, world, folder / f"world-{world}")
         found |= dict(zip(mine, runs, strict=True))
     return found
 
