@@ -33,7 +33,7 @@ test-slurm: dev ## what needs a whole Slurm, on two of its releases, which the t
 	@$(PYTHON_OF_VENV) -m tests.slurm.release
 	@TEST_SLURM=$${TEST_SLURM:-1} $(PYTHON_OF_VENV) -m pytest -q -n 4 --dist loadscope --durations 10 tests/slurm
 
-soak: dev ## every layout on up to 32 ranks, then twenty kills of each kind in one job each (half an hour)
+soak: dev ## every layout on up to 32 ranks, then twenty kills of each kind in one job each (an hour)
 	@TEST_COMBINATIONS=all $(PYTHON_OF_VENV) -m pytest -q --timeout 1800 tests/training/parallel
 	@TEST_KILLS=20 $(PYTHON_OF_VENV) -m pytest -q --timeout 1200 tests/portal/test_up_kill.py tests/training/launch/test_launch_elastic.py
 
