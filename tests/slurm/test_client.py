@@ -20,7 +20,7 @@ from tests.slurm.people import ALICE, BOB, PORTAL
 from tests.waiting import until
 
 KEYS = iter(range(1, 10_000))
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0  # a node that has not reached slurmctld tries again only after a while
 
 
 class Followed:
