@@ -118,9 +118,17 @@ class Person:
         try:
             found = wait_for(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout_s, every_s=0.2)
         except AssertionError as error:
-            raise AssertionError(f"{error}; it is {json.dumps(self.job(job_id), indent=1)}") from None
+            told = json.dumps(self.job(job_id), indent=1)
+            raise AssertionError(f"{error}; it is {told}\n{self._said(job_id)}") from None
         assert found is not None
         return found
+
+    def _said(self, job_id: int) -> str:
+        """What its launchers, ranks and shippers have written, to see why it does not go on."""
+        logs = sorted(self.portal.runs.glob(f"*/{job_id}-*/job/attempt-*/logs/*.log"))
+        return "\n".join(
+            f"{log.parent.parent.name}/{log.name}:\n{log.read_text(errors='replace')[-3000:]}" for log in logs
+        )
 
     def wait_for_step(self, job_id: int, step: int, timeout_s: float = 90.0) -> dict[str, Any]:
         """The job, once it has reported this step."""
