@@ -29,6 +29,7 @@ def test_two_nodes_train_over_gloo_and_go_on_from_a_checkpoint(alice: Person) ->
     losses = alice.losses(job_id)
     assert sorted(losses) == list(range(1, 41))
 
+    wait_for(lambda: alice.job(job_id)["attempt"]["decided_at"], "Vigil to have read all that it left")
     answer = alice.client.post(f"/jobs/{job_id}/resume", json={"steps": 60})
     assert answer.status_code < 300, answer.text
     alice.wait(job_id, "pending", "running")
@@ -177,8 +178,9 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
     with slurm.without(attempt["nodes"][0]):
         (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
         there = _on_node(run, attempt["nodes"][0])
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # all at once: what is left of an srun would end the others
-            for process in there:
+        # Children first: those whose parent dies while they are stopped are sent HUP and CONT, and srun would end all.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in reversed(there):
                 with suppress(psutil.NoSuchProcess):  # ranks die with their launcher
                     process.send_signal(number)
         done = alice.wait(job_id, timeout_s=240)
