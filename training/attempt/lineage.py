@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from training.manifest import committed
+from training.manifest import AGAIN_SECONDS, committed
 
 PATIENCE_SECONDS = 5.0
 """For a file system that just now can't give a checkpoint: to go on from an older one would throw work away."""
+READ_TRIES = 3
 
 
 class Fenced(Exception):
@@ -17,8 +19,14 @@ class Fenced(Exception):
 
 
 def read_generation(job_dir: Path) -> int:
-    with suppress(OSError, ValueError):
-        return int((job_dir / "GENERATION").read_text())
+    """The newest launch's, or 0 where there was none yet, or its number cannot be read."""
+    for _ in range(READ_TRIES):
+        try:
+            return int((job_dir / "GENERATION").read_text())
+        except FileNotFoundError:
+            break
+        except (OSError, ValueError):  # over NFS one that is replaced while it is read is stale: the new one is there
+            time.sleep(AGAIN_SECONDS)
     return 0
 
 

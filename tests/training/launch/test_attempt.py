@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from training.attempt.lineage import Fenced, newest_on_lineage, raise_generation, read_generation
+from training.attempt.lineage import Fenced, check_fence, newest_on_lineage, raise_generation, read_generation
 from training.launch.attempt import take_attempt
 from training.launch.failures import Failure
 from training.launch.plan import BadPlan, Plan, read_plan
@@ -115,6 +115,25 @@ def test_generations_rise_and_fence(run_dir: Path) -> None:
         raise_generation(job, mine=first, resume="")
     (job / "generations" / "3").touch()  # taken by a launch that died before it published
     assert raise_generation(job, mine=None, resume="") == 4
+
+
+def test_a_generation_that_is_replaced_while_it_is_read_is_read_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = run_dir / "job"
+    raise_generation(job, mine=None, resume="")
+    raise_generation(job, mine=None, resume="")
+    real, left = Path.read_text, [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "bad")]
+
+    def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+        if path.name == "GENERATION" and left:
+            raise left.pop()
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with pytest.raises(Fenced, match="generation 2 has replaced 1"):
+        check_fence(job, 1)
+    assert not left
 
 
 def test_no_generation_is_taken_twice(run_dir: Path) -> None:
