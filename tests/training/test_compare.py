@@ -61,6 +61,12 @@ def test_ddp_and_fsdp_are_compared_where_nothing_is_said():
         assert one.config.options["language"] == BASE.options["language"]
 
 
+def test_what_only_the_run_itself_wants_is_not_measured():
+    base = parse({"profile_at": 5, "keep_best": 2, "validate_every": 10})
+    for one in asked.candidates(base, [], steps=20, ranks=2):
+        assert (one.config.profile_at, one.config.keep_best, one.config.validate_every) == (0, 0, 0)
+
+
 def test_a_change_replaces_what_the_run_says_and_its_unused_options():
     base = parse({"parallelism": "ddp", "ddp": {"bucket_mib": 5.0}, "mesh": {"dp": 2}})
     changes = ["ddp=ddp.bucket_mib=9", "fsdp=parallelism=fsdp,fsdp.reshard=never,mesh.dp="]

@@ -83,11 +83,12 @@ def _configuration(name: str, base: RunConfig, changes: str, *, steps: int, rank
 
 
 def _as_measured(base: RunConfig, steps: int) -> dict[str, Any]:
-    """The run, but so many steps, no validation, and one checkpoint: at the end, made ready for while it runs."""
+    """The run, but so many steps, no validation, no profile, and one checkpoint at the end, made ready for before."""
     table = base.model_dump()
     table |= {"steps": steps, "warmup_steps": min(base.warmup_steps, steps // 5)}
     return table | {
         "validate_every": 0,
+        "profile_at": 0,
         "checkpoint_every": steps + 1,
         "keep_checkpoints": 1,
         "keep_every": 0,
