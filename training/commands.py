@@ -31,6 +31,11 @@ def verify(folders: Sequence[Path]) -> int:
                 print(f"{folder}: verified, {index.tokens:,} tokens, {len(index.files)} shards, {index.bytes:,} bytes")
             else:
                 found = manifest.verify(folder)
+                if why := manifest.marked_damaged(folder):
+                    raise manifest.CheckpointError(
+                        f"its digests are right, but it was found damaged: {why}. No run goes on from it; "
+                        f"to have it count again delete its file {manifest.DAMAGED}"
+                    )
                 print(f"{folder}: verified, step {found.step}, {len(found.files)} files, {found.bytes:,} bytes")
         except DataError as error:
             failed = 1

@@ -125,6 +125,17 @@ def check(checkpoint: Location) -> Manifest:
         return manifest
 
 
+def marked_damaged(checkpoint: Path) -> str:
+    """Why somebody has found it damaged, in a sentence without its full stop; "" where nobody has."""
+    try:
+        with open(checkpoint / DAMAGED, encoding="utf-8", errors="replace") as file:
+            return file.read(2000).strip().rstrip(".") or "nobody has said why"
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{DAMAGED} can't be read: {error.strerror}"
+
+
 def verify(
     checkpoint: Location,
     *,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from training import manifest
+from training.__main__ import main
 from training.attempt.lineage import newest_on_lineage
 from training.manifest import CheckpointError, File, Manifest, Unreadable
 
@@ -139,6 +140,17 @@ def test_what_cannot_be_read_just_now_is_asked_for_again(tmp_path: Path, errors:
     with pytest.raises(Unreadable, match="DAMAGED can't be read: Stale file handle"):
         manifest.check(checkpoints / "step-40")
     assert manifest.committed(checkpoints) == []
+
+
+def test_verifying_one_that_was_marked_says_why_and_what_to_do(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(folder)]) == 0
+    (folder / "DAMAGED").write_text("__0_0.distcp is not what was written.\n")
+    assert main(["verify", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert "found damaged: __0_0.distcp is not what was written. No run goes on from it" in said
+    assert "delete its file DAMAGED" in said
 
 
 def test_committed_but_not_verified(folder: Path) -> None:
