@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Count, F, Max, Q, Window
+from django.db.models.functions import RowNumber
 
 from jobs.models import Attempt, Event
 from portal import words
 
 Incident = tuple[datetime, str]
 NOT_SAVED = "checkpoint.skipped"
-MOST = 200
 SHOWN = 5
 """Of one kind in one attempt; the others are counted."""
 
@@ -27,15 +27,15 @@ def of(attempts: Iterable[Attempt]) -> dict[int, list[Incident]]:
     """By attempt, in the order in which they happened."""
     # Else the save before was still going on, which is no incident.
     told = Q(kind__in=_SAY.keys() - {NOT_SAVED}) | Q(kind=NOT_SAVED, data__failed=True)
-    rows = Event.objects.filter(told, attempt__in=list(attempts)).order_by("id")
-    by_kind: dict[tuple[int, str], list[Incident]] = defaultdict(list)
-    for attempt_id, kind, at, data in rows.values_list("attempt_id", "kind", "time", "data")[:MOST]:
-        by_kind[attempt_id, kind].append((at, _SAY[kind](data)))
+    events = Event.objects.filter(told, attempt__in=list(attempts)).order_by("id")
     found: dict[int, list[Incident]] = defaultdict(list)
-    for (attempt_id, _), incidents in by_kind.items():
-        found[attempt_id] += incidents[:SHOWN]
-        if more := incidents[SHOWN:]:
-            found[attempt_id].append((more[-1][0], f"and {len(more)} more like it, the last"))
+    place = Window(RowNumber(), partition_by=[F("attempt_id"), F("kind")], order_by=F("id").asc())
+    first = events.annotate(place=place).filter(place__lte=SHOWN)
+    for attempt_id, kind, at, data in first.values_list("attempt_id", "kind", "time", "data"):
+        found[attempt_id].append((at, _SAY[kind](data)))
+    counted = events.order_by().values("attempt_id", "kind").annotate(count=Count("id"), last=Max("time"))
+    for kinds in counted.filter(count__gt=SHOWN):
+        found[kinds["attempt_id"]].append((kinds["last"], f"and {kinds['count'] - SHOWN} more like it, the last"))
     return {attempt_id: sorted(incidents, key=lambda incident: incident[0]) for attempt_id, incidents in found.items()}
 
 

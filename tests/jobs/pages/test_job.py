@@ -167,6 +167,18 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     assert "still being written" not in page
 
 
+def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="failed")
+    at = timezone.now()
+    slow = [Event(attempt=job.latest, time=at, kind="straggler", data={"rank": 3, "factor": 2.0}) for _ in range(250)]
+    Event.objects.bulk_create(slow)
+    told = {"step": 1200, "where": "the output of blocks.1.mlp", "rank": 2}
+    Event.objects.create(attempt=job.latest, time=at, kind="guard.nonfinite", data=told)
+    page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
+    assert "and 245 more like it, the last" in page
+    assert "step 1,200 was not finite" in page
+
+
 def test_who_diverged_is_not_told_to_go_on_from_there(client: Client, mira: User, project: Project) -> None:
     ended = {"number": 1, "step": 726, "steps": 900, "cause": "diverged", "reason": "Its loss ran away."}
     job = a_job(mira, project, state="failed", attempt=ended)
