@@ -219,7 +219,7 @@ class Trainer:
         self.step += 1
         self.consumed += self.config.global_batch
         updates_end = time.perf_counter()
-        self.assembly.model.exchange.step(self.step)
+        self.assembly.model.exchange.step(self.step, updated.guarded.skipped)
         sent = self.assembly.model.exchange.communicated(len(parts))
         agreed = self.agreement.end()
         ended = time.perf_counter()

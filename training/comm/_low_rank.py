@@ -47,6 +47,8 @@ class LowRank(Hook):
         self._steps = torch.zeros((), dtype=torch.int64)
         self._read: _Memory | None = None
         """To read a checkpoint into; torch takes it over at the first step that compresses."""
+        self._before: Tensor | None = None
+        """What was not sent yet when the step began; None: nothing that is compressed."""
         self._inner = self._new()
 
     def begin(self) -> None:
@@ -64,8 +66,16 @@ class LowRank(Hook):
         self._count(compresses)
         if compresses and self._read is not None:
             self._install(self._read)
+        self._before = self._inner.error_dict.get(0, bucket.buffer().new_zeros(())) if compresses else None
         found: Future[Tensor] = powerSGD_hook(self._inner, bucket)
         return found
+
+    def step(self, number: int, skipped: Tensor | None = None) -> None:
+        """The gradient of a skipped step must not come late, and what had not been sent before it still is to be."""
+        if self._before is not None and skipped is not None:
+            errors = self._inner.error_dict
+            errors[0] = torch.where(skipped > 0, self._before, errors[0])
+        self._before = None
 
     def state(self) -> State:
         """Right factors, alike on all ranks, and what this rank has not sent, by parameter."""
@@ -110,9 +120,14 @@ class LowRank(Hook):
 
     @property
     def _ordered(self) -> list[str]:
-        """Compressed matrices in the bucket's order."""
+        """Compressed matrices as torch's memory has them: in the bucket's order, but those of one size together."""
+        by_size: dict[tuple[int, int], list[str]] = {}
         matrices = set(self._matrices)
-        return [name for name in self._order if name in matrices]
+        for name in self._order:
+            if name in matrices:
+                parameter = self.peers.parameters[name]
+                by_size.setdefault((len(parameter), self._width(parameter)), []).append(name)
+        return [name for names in by_size.values() for name in names]
 
     def _count(self, compresses: bool) -> None:
         sent = 0

@@ -42,7 +42,7 @@ class Replicas(Exchange):
         broadcast([*self._own.values(), *self._buffers.values()], self._peers)
         self._agreed = {name: part.clone() for name, part in {**self._own, **self._buffers}.items()}
 
-    def step(self, number: int) -> None:
+    def step(self, number: int, skipped: Tensor | None = None) -> None:
         if number % self._every == 0 or number == self._peers.steps:
             self.agree()
 

@@ -20,18 +20,20 @@ class Sparse(Hook):
         super().__init__(peers)
         self._density = density
         self._kept = {name: torch.zeros_like(parameter) for name, parameter in peers.parameters.items()}
+        self._before = {name: torch.zeros_like(parameter) for name, parameter in peers.parameters.items()}
+        """What was kept when the step began."""
 
     @torch.no_grad()
     def send(self, bucket: GradBucket) -> Future[Tensor]:
-        kept = [self._kept[name].view(-1) for name in self.names(bucket)]
+        names = self.names(bucket)
+        kept = [self._kept[name].view(-1) for name in names]
+        torch._foreach_copy_([self._before[name].view(-1) for name in names], kept)
         whole = bucket.buffer()
         whole += torch.cat(kept)
         places = whole.abs().topk(math.ceil(self._density * whole.numel()), sorted=False).indices
         packet = torch.cat([places.to(torch.int32), whole[places].float().view(torch.int32)])
         whole[places] = 0
-        # What is not finite would stay for ever; the step that it belongs to is refused anyway.
-        rest = torch.split(whole.nan_to_num(0, 0, 0), [part.numel() for part in kept])
-        torch._foreach_copy_(kept, rest)
+        torch._foreach_copy_(kept, torch.split(whole, [part.numel() for part in kept]))
         return self._sum(whole, packet)
 
     def _sum(self, whole: Tensor, packet: Tensor) -> Future[Tensor]:
@@ -50,6 +52,13 @@ class Sparse(Hook):
 
         found: Future[Tensor] = work.get_future().then(add)
         return found
+
+    @torch.no_grad()
+    def step(self, number: int, skipped: Tensor | None = None) -> None:
+        """The gradient of a skipped step must not come late, and what had been kept before it has not been used."""
+        if skipped is not None:
+            for name, kept in self._kept.items():
+                torch.where(skipped > 0, self._before[name], kept, out=kept)
 
     def begin(self) -> None:
         super().begin()

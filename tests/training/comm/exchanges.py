@@ -7,6 +7,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,15 @@ def rank(folder: Path, world: int, rank: int, names: list[str]) -> None:
 class Side:
     """One rank's model, how it exchanges, and what all ranks' own gradients are."""
 
-    def __init__(self, name: str, bucket_mib: float = 25.0, steps: int = 1000, width: int = 40, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        bucket_mib: float = 25.0,
+        steps: int = 1000,
+        width: int = 40,
+        is_deep: bool = False,
+        **options: Any,
+    ) -> None:
         import torch
         import torch.distributed as dist
         from torch import nn
@@ -47,6 +56,8 @@ class Side:
         torch.manual_seed(0)
         self.world, self.rank = dist.get_world_size(), dist.get_rank()
         self.model = nn.Sequential(nn.Linear(width, 30), nn.Tanh(), nn.Linear(30, 20))
+        if is_deep:  # two matrices of one shape, another between them
+            self.model.extend([nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 30)])
         self.parameters = dict(self.model.named_parameters())
         peers = Peers(group=dist.group.WORLD, steps=steps, parameters=self.parameters, shape=Shape({"dp": self.world}))
         self.exchange = contracts.communication(name).exchange(peers, **options)
@@ -152,10 +163,14 @@ def _lost() -> float:
 
 def low_rank() -> dict[str, Any]:
     """Plain at first; then each step follows from the factors and errors that the one before has left."""
+    deep = _low_rank(Side("powersgd", rank=2, plain_steps=2, is_deep=True))
+    return {**_low_rank(Side("powersgd", rank=2, plain_steps=2)), "deep": deep["definition"]}
+
+
+def _low_rank(side: Side) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    side = Side("powersgd", rank=2, plain_steps=2)
     found: dict[str, Any] = {"plain": [], "definition": [], "digests": [], "bytes": []}
     for step in range(STEPS):
         before = {key: _cloned(value) for key, value in side.exchange.state().items() if key != "steps"}
@@ -179,6 +194,23 @@ def low_rank() -> dict[str, Any]:
             error = side.exchange.state()["errors"][str(side.rank)][name]
             found["definition"] += [apart(got[name], sent), apart(error, matrix - sent)]
         found["rank"] = int(torch.linalg.matrix_rank(got["0.weight"], rtol=1e-4))
+    return found
+
+
+def skipped() -> dict[str, Any]:
+    """What is not sent yet after a step that counts, and after one that does not."""
+    import torch
+
+    found: dict[str, Any] = {}
+    for name, options in (("topk", {"density": 0.05}), ("powersgd", {"rank": 2, "plain_steps": 0})):
+        side = Side(name, **options)
+        left = [torch.zeros_like(flat(side.own(0, 0)))]
+        for step, is_skipped in enumerate((True, False, True, False)):
+            side.backward(step)
+            side.exchange.step(step + 1, torch.tensor(float(is_skipped)))
+            kept = side.exchange.state()["kept" if name == "topk" else "errors"][str(side.rank)]
+            left.append(flat({parameter: kept[parameter].clone() for parameter in side.parameters}))
+        found[name] = [torch.equal(before, after) for before, after in pairwise(left)]
     return found
 
 

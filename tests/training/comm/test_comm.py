@@ -12,7 +12,7 @@ from tests.training.comm import exchanges
 from tests.training.ranks import fork
 from training import communication
 
-ACTS = ["halved", "sparse", "low_rank", "replicas", "computed"]
+ACTS = ["halved", "sparse", "low_rank", "skipped", "replicas", "computed"]
 Told = dict[int, dict[str, list[dict[str, Any]]]]
 """By number of ranks and act, what each rank found."""
 
@@ -76,11 +76,19 @@ def test_powersgd_is_the_best_of_its_rank_along_the_factors(world: int, told: To
     for rank in _of(told, world, "low_rank"):
         assert max(rank["plain"]) < 1e-6
         assert max(rank["definition"]) < 1e-4
+        assert max(rank["deep"]) < 1e-4, "each matrix by its own factor"
         assert rank["rank"] == 2
         assert rank["digests"] == told[world]["low_rank"][0]["digests"]
         ring = 2 * (world - 1) / world * 4
         whole, thin = 30 * 40 + 30 + 20 * 30 + 20, 2 * (30 + 40) + 30 + 2 * (20 + 30) + 20
         assert rank["bytes"] == [ring * whole] * 2 + [ring * thin] * 3
+
+
+@worlds
+@pytest.mark.parametrize("name", ["topk", "powersgd"])
+def test_nothing_is_kept_of_a_skipped_step(world: int, name: str, told: Told) -> None:
+    for rank in _of(told, world, "skipped"):
+        assert rank[name] == [True, False, True, False]
 
 
 @worlds

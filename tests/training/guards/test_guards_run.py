@@ -139,6 +139,12 @@ def test_spike_flipped_bit_and_sleeper_are_named(tmp_path: Path) -> None:
     assert run.events("run.failed")[0]["exception"] == "NumericsError"
 
 
+def test_what_is_sent_late_is_nothing_of_a_skipped_step(tmp_path: Path) -> None:
+    run = _run(tmp_path, {"huge": _sample(60, 5)}, steps=70, communication="topk", topk={"density": 0.05})
+    run.finish(2)
+    assert [event["step"] for event in run.events("guard.skipped")] == [60]
+
+
 def wait_for_flags() -> None:
     """The second rank comes to the flags early and waits, as on a GPU: there no exchange holds the host up before."""
     end = Agreement.end
