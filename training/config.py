@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from training import choices, communication, shape
 from training.choices import Choice, Value
+from training.dims import Dims
 
 
 @dataclass(frozen=True)
@@ -296,15 +297,16 @@ class RunConfig(BaseModel):
                 written[name] = said
         return written
 
-    def check(self, world_size: int, *, lacking: bool = False) -> Iterator[Problem]:
+    def check(self, world_size: int, dims: Dims | None = None, *, lacking: bool = False) -> Iterator[Problem]:
         """What can't work on this many ranks, with the nearest values that can.
 
+        `dims`: the model's sizes where its data has told the vocabulary; else as the recipe's options give them.
         `lacking`: of a run that was made for more: shares of the batch may be uneven.
         """
         if self.parallelism == shape.AUTO:
-            found = list(self._check_auto(world_size, lacking=lacking))
+            found = list(self._check_auto(world_size, dims, lacking=lacking))
         else:
-            misfits = (*shape.check(self, world_size, lacking=lacking), *communication.check(self, world_size))
+            misfits = (*shape.check(self, world_size, dims, lacking=lacking), *communication.check(self, world_size))
             found = [Problem(misfit.field, str(misfit)) for misfit in misfits]
         yield from found
         if self.warmup_steps >= self.steps > 1 and all(problem.field != "warmup_steps" for problem in found):
@@ -314,12 +316,12 @@ class RunConfig(BaseModel):
                 f"reach its value. Try {max(1, self.steps // 10)}.",
             )
 
-    def _check_auto(self, world_size: int, *, lacking: bool) -> Iterator[Problem]:
+    def _check_auto(self, world_size: int, dims: Dims | None, *, lacking: bool) -> Iterator[Problem]:
         """Whether any way can work, whatever the memory: that is known where it runs."""
         from training.planning.plan import Ranks, plan  # which needs this module
 
         try:
-            plan(self, Ranks(world_size, world_size, None, lacking))
+            plan(self, Ranks(world_size, world_size, None, lacking), dims)
         except ConfigError as error:
             for problem in error.problems:
                 yield Problem(problem.field.removeprefix("run."), problem.message)

@@ -92,7 +92,7 @@ def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> Plan:
 
 
 def _as_given(config: RunConfig, ranks: Ranks, dims: Dims | None) -> Plan:
-    problems = list(config.check(ranks.world_size, lacking=ranks.lacking))
+    problems = list(config.check(ranks.world_size, dims, lacking=ranks.lacking))
     if problems:
         raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
     found = shapes.shape_of(config, ranks.world_size, dims)
@@ -129,13 +129,13 @@ def _try(config: RunConfig, ranks: Ranks, dims: Dims | None, chosen: dict[str, A
     except shapes.Misfit as misfit:
         return Problem(misfit.field, str(misfit))
     # Of what was asked, before micro-batches are tried that nobody asked for.
-    refused = next(settled.check(ranks.world_size, lacking=ranks.lacking), None)
+    refused = next(settled.check(ranks.world_size, dims, lacking=ranks.lacking), None)
     if refused is not None:
         return refused
     least: Footprint | None = None
     for micro in [config.micro_batch] if config.micro_batch else _micro_batches(config, found):
         made = _with(settled, {"micro_batch": micro})
-        problems = list(made.check(ranks.world_size, lacking=ranks.lacking))
+        problems = list(made.check(ranks.world_size, dims, lacking=ranks.lacking))
         if problems:
             refused = refused or problems[0]
             continue

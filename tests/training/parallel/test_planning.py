@@ -13,6 +13,7 @@ from tests.training.ranks import TINY, Run, fork
 from tests.training.weights import origins
 from training import commands
 from training.config import ConfigError, parse
+from training.models.llama_sizes import llama_dims
 from training.planning.plan import Ranks, plan
 from training.units import GIB
 
@@ -110,6 +111,16 @@ def test_what_no_layout_would_mend_is_told_by_its_field(table: dict[str, Any], f
     (problem,) = parse({"parallelism": "auto", **table}).check(2)
     assert problem.field == field
     assert words in problem.message
+
+
+def test_auto_splits_no_vocabulary_that_does_not_divide() -> None:
+    """The data tells it only when the run starts; then what fits the memory must fit the model, too."""
+    language = {"preset": "7b", "tokenizer": "/data/tokenizer.json"}
+    asked = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": language})
+    split = plan(asked, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_000))
+    assert split.config.mesh == {"tp": 4}
+    with pytest.raises(ConfigError, match="vocabulary, 32001, does not divide by 4"):
+        plan(asked, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_001))
 
 
 def test_tensor_parallelism_never_leaves_the_node() -> None:
