@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from jobs.following.restart import NUMERICS
+
 if TYPE_CHECKING:
     from jobs.models import Attempt
 
@@ -64,8 +66,13 @@ def explained(reason: str) -> str:
 
 
 def reason_of(attempt: Attempt) -> str:
-    """Why it waits or ended, in one line: the first failing rank's own last line where there is one."""
+    """Why it waits or ended, in one line: the first failing rank's own last line where there is one.
+
+    What the guards of our own trainer said is a sentence already; all ranks end with it, whichever came first.
+    """
     failure = attempt.failure if isinstance(attempt.failure, dict) else {}
+    if attempt.cause in NUMERICS.values() and attempt.reason:
+        return attempt.reason.strip()
     if (error := str(failure.get("error") or "").strip()) and not attempt.is_alive:
         rank = failure.get("rank")
         return f"Rank {rank}: {error}" if rank is not None else error

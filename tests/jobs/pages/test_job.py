@@ -179,6 +179,21 @@ def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, m
     assert "step 1,200 was not finite" in page
 
 
+def test_what_the_guards_said_stands_alone_whichever_rank_came_first(
+    client: Client, mira: User, project: Project
+) -> None:
+    error = "NumericsError: numerics.nonfinite: step 2: loss inf, first in the output of blocks.1 on rank 0"
+    failure = {"kind": "exception", "rank": 1, "error": error}
+    reason = "Step 2: loss inf, first in the output of blocks.1 on rank 0."
+    ended = {"step": 7, "steps": 400, "cause": "nonfinite", "reason": reason, "failure": failure}
+    job = a_job(mira, project, state="failed", attempt=ended)
+    for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/attempts"):
+        page = text(client.get(address))
+        assert reason in page
+        assert "numerics.nonfinite" not in page
+        assert "Rank 1" not in page
+
+
 def test_who_diverged_is_not_told_to_go_on_from_there(client: Client, mira: User, project: Project) -> None:
     ended = {"number": 1, "step": 726, "steps": 900, "cause": "diverged", "reason": "Its loss ran away."}
     job = a_job(mira, project, state="failed", attempt=ended)
