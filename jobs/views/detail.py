@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import again
-from jobs.views import charts, environments, incidents, measured, outside, sentence, steps
+from jobs.views import charts, environments, incidents, layouts, measured, outside, sentence, steps
 from jobs.views import life as lives
 from jobs.why import pending
 from jobs.why.reasons import reason_of
@@ -109,9 +109,9 @@ def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
 def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
     ran = environments.shown(page.life)
-    guarded = incidents.of(page.life.attempts)
+    guarded, chosen = incidents.of(page.life.attempts), layouts.chosen(page.life.attempts)
     told = [
-        _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []))
+        _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []), chosen.get(attempt.pk))
         for attempt in reversed(page.life.attempts)
     ]
     unread = len(told) > environments.MOST_READ
@@ -126,17 +126,22 @@ class Told:
     reason: str
     ran_s: float | None
     incidents: list[incidents.Incident]
+    layout: layouts.Layout | None
     environment: environments.Shown | None
     steps: steps.Shown | None
 
 
 def _told(
-    attempt: Attempt, life: lives.Life, environment: environments.Shown | None, guarded: list[incidents.Incident]
+    attempt: Attempt,
+    life: lives.Life,
+    environment: environments.Shown | None,
+    guarded: list[incidents.Incident],
+    layout: layouts.Layout | None,
 ) -> Told:
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
     happened = sorted([*life.restarts.get(attempt.pk, []), *guarded], key=lambda incident: incident[0])
-    return Told(attempt, reason_of(attempt), ran, happened, environment, steps.shown(attempt))
+    return Told(attempt, reason_of(attempt), ran, happened, layout, environment, steps.shown(attempt))
 
 
 @login_required

@@ -167,6 +167,25 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     assert "still being written" not in page
 
 
+def test_the_layout_that_auto_came_to_is_told_with_the_reasons(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    why = ["a copy on each rank (ddp): no, 141 GiB of 64 GiB usable", "shards within a node: yes, <42 GiB fits"]
+    for rank, told in (
+        (0, {"mesh": {"dp": 2}, "parallelism": "ddp", "why": []}),
+        (0, {"mesh": {"dp": 4, "shard": 8, "tp": 1}, "parallelism": "fsdp", "why": why}),
+        (1, {"mesh": {"dp": 99}, "parallelism": "ddp", "why": ["nobody asked it"]}),
+    ):
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=rank, data=told)
+    page = text(client.get(f"/jobs/{job.pk}/attempts"))
+    assert "fsdp: dp 4 × shard 8" in page
+    assert f"{why[0]}; shards within a node: yes, &lt;42 GiB fits" in page
+    assert "dp 99" not in page
+    Event.objects.create(
+        attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=0, data={"mesh": [], "why": 5}
+    )
+    assert client.get(f"/jobs/{job.pk}/attempts").status_code == 200
+
+
 def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed")
     at = timezone.now()
