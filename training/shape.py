@@ -178,10 +178,18 @@ def _uncombinable(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
         yield Misfit(f"{config.parallelism}.dtype", f'{message} Write that, or "bf16" here.')
     if config.compile and shape["tp"] > 1:
         yield Misfit("compile", "does not work with split matrices (torch 2.13). Write false, or leave out mesh.tp.")
-    if config.compile and shape["pp"] > 1 and schedule in SPLIT_BACKWARD:
-        yield Misfit(
-            "compile", f"{schedule} runs the backward pass in two halves, which compiled blocks can't. Write false."
-        )
+    if shape["pp"] > 1 and schedule in SPLIT_BACKWARD:
+        yield from _unsplittable(config, f"{schedule} runs the backward pass in two halves")
+
+
+def _unsplittable(config: RunConfig, why: str) -> Iterator[Misfit]:
+    """What torch (2.13) does once in a backward pass."""
+    if config.compile:
+        yield Misfit("compile", f"{why}, which compiled blocks can't. Write false.")
+    if config.recompute == "selective":
+        yield Misfit("recompute", f'is "selective", but {why}, for which only "full" computes again. Write that.')
+    if config.options_of("fsdp").get("reshard") == "always":  # of DualPipeV the gradients would be wrong
+        yield Misfit("fsdp.reshard", f'is "always", but {why}, for which parameters must stay. Write "auto".')
 
 
 def nearest_divisors(wanted: int, of: int) -> str:

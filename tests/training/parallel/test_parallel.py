@@ -140,6 +140,23 @@ def test_what_is_listed_is_let_through(row: Combination) -> None:
             "compile",
             "runs the backward pass in two halves",
         ),
+        (
+            {"recompute": "selective", "mesh": {"pp": 2}, "pipeline": {"schedule": "DualPipeV"}},
+            2,
+            "recompute",
+            'only "full" computes again',
+        ),
+        (
+            {
+                "parallelism": "fsdp",
+                "mesh": {"pp": 2},
+                "pipeline": {"schedule": "DualPipeV"},
+                "fsdp": {"reshard": "always"},
+            },
+            4,
+            "fsdp.reshard",
+            'must stay. Write "auto"',
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_nearest_that_can(
