@@ -16,6 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from training.attempt.files import write_json
 from training.attempt.place import Place
+from training.communication import PLAIN
 from training.config import RunConfig
 from training.devices import node_name
 from training.distributed import World, gather
@@ -191,6 +193,9 @@ class Guards:
         # Where it was in the forward pass is nearer to its origin than where a gradient brought it.
         origin = min(seen, key=lambda found: (not found.output, not found.gradient, found.rank))
         trouble = next((found for found in troubles if found.rank == origin.rank), trouble)
+        exchange = self._config.communication
+        if exchange != PLAIN and all(found.is_clean for found in everybody):
+            trouble = replace(trouble, what=f"{trouble.what}, but finite on every rank before {exchange} exchanged it")
         file = self._place.attempt_dir / "numerics" / f"step-{trouble.step}.json"
         if self._world.leads:
             self._write(file, trouble, consumed, everybody, seen)

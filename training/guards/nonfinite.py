@@ -49,6 +49,12 @@ class Seen:
             return f"the output of {self.output}"
         return f"the gradient of {self.gradient}'s output" if self.gradient else ""
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether it found nothing in its own loss and gradient."""
+        numbers = [self.loss, *(parameter["gradient_norm"] for parameter in self.parameters)]
+        return not (self.where or self.error) and not any(isinstance(number, str) for number in numbers)
+
     def told(self) -> dict[str, Any]:
         return asdict(self)
 

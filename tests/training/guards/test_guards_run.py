@@ -145,6 +145,14 @@ def test_what_is_sent_late_is_nothing_of_a_skipped_step(tmp_path: Path) -> None:
     assert [event["step"] for event in run.events("guard.skipped")] == [60]
 
 
+def test_an_exchange_that_overflows_is_named(tmp_path: Path) -> None:
+    run = _run(tmp_path, {"huge": _sample(20, 5)}, steps=70, communication="fp16")
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.nonfinite")
+    assert event["what"].endswith("gradient norm inf, but finite on every rank before fp16 exchanged it")
+
+
 def wait_for_flags() -> None:
     """The second rank comes to the flags early and waits, as on a GPU: there no exchange holds the host up before."""
     end = Agreement.end
