@@ -125,7 +125,7 @@ export class Chart {
     if (!this.u) this.make(data);
     else this.u.setData(data);
     if (this.pinned !== undefined) this.point(this.pinned);
-    else this.readout.show(this.data, null);
+    else this.readout.show(this.data, null, gaps);
     this.readout.haunted(this.ghostsShown().length > 0);
     this.tell();
   }

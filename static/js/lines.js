@@ -36,7 +36,7 @@ export function dataOf(spec, lines, curves, share) {
     const mine = lines.filter((line) => line.name === s.name);
     const curve = curves.get(s.name);
     if (!curve?.n) return { x: [], ys: mine.map(() => []) };
-    if (s.kind !== "dots") gaps.push(...oddOf(curve));
+    if (s.kind !== "dots") gaps.push(...oddOf(curve).map(([from, to, what]) => [from, to, what, s.name]));
     return { x: curve.steps, ys: columnsOf(mine, curve, share, breaks) };
   });
   return { data: align(parts), gaps };
@@ -134,7 +134,7 @@ function options(chart) {
           paintLimits(u, spec.limits || []);
         },
       ],
-      setCursor: [(u) => chart.readout.show(chart.data, u.cursor.idx)],
+      setCursor: [(u) => chart.readout.show(chart.data, u.cursor.idx, chart.gaps)],
       setSelect: [(u) => chart.select(u)],
     },
   };

@@ -48,8 +48,8 @@ export class Readout {
     this.ghost.hidden = !isHaunted;
   }
 
-  // The values at an index of the aligned columns; null: the newest of each.
-  show(data, index) {
+  // The values at an index of the aligned columns; null: the newest of each. `gaps`: where a series was no number.
+  show(data, index, gaps = []) {
     if (!data?.[0].length) {
       for (const cell of [this.at, ...this.cells]) cell.value.textContent = "–";
       if (this.note) put(this.note, "");
@@ -63,7 +63,8 @@ export class Readout {
       const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
       const form = line.digits ? fixed(line.digits) : this.form;
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
-      put(this.cells[n].value, high === null ? form(low) : `${form(low)}–${form(high)}`);
+      const odd = oddAt(x, columns[column], i, line.name, gaps);
+      put(this.cells[n].value, odd || (high === null ? form(low) : `${form(low)}–${form(high)}`));
       this.cells[n].span.hidden = line.kind === "raw" && !columns[column].some((v) => v !== null && v !== undefined);
     });
   }
@@ -100,6 +101,14 @@ function at(column, index, backwards) {
   let i = index;
   while (i > 0 && (column[i] === undefined || (backwards && column[i] === null))) i -= 1;
   return column[i] ?? null;
+}
+
+// The word for what was no number there: "NaN".
+function oddAt(x, column, index, name, gaps) {
+  let i = index;
+  while (i > 0 && column[i] === undefined) i -= 1;
+  if (column[i] !== null) return "";
+  return gaps.find(([from, to, , series]) => series === name && from <= x[i] && x[i] <= to)?.[2] ?? "";
 }
 
 function put(element, text) {

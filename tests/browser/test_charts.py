@@ -317,3 +317,25 @@ def test_live_points_reach_a_zoomed_chart_and_steps_done_again_are_asked_for(
     expect(step).to_have_text("870")
     with page.expect_request(lambda request: "/series?" in request.url, timeout=15_000):
         frame(1_000_002, [801, 802])  # a restart in place began anew from step 800
+
+
+def test_what_is_no_number_is_read_as_such(lab_up: Stack, browse: Browse, jobs: dict[str, int]) -> None:
+    job = jobs["digits-mixup"]
+    watched = browse(lab_up)
+    page = watched.page
+
+    def serve(socket: WebSocketRoute) -> None:
+        socket.send(json.dumps({"kind": "hello", "number": 1, "version": 1, "state": "running"}))
+        entry = {"name": "loss", "kind": "value", "rank": 0, "incarnation": 1, "n": 2}
+        header = {"number": 1, "version": 1_000_001, "state": "running", "series": [entry], "events": []}
+        socket.send(live.pack(header, np.array([861, 862], "<f8"), np.array([0.5, np.nan], "<f4")))
+
+    page.route_web_socket(re.compile(rf"/ws/jobs/{job}$"), serve)
+    figure = opened(watched, f"/jobs/{job}?from=800&to=1000")
+    readout = figure.locator(".readout")
+    expect(readout.locator("b").first).to_have_text("862")
+    expect(readout.locator("span", has_text="training").locator("b")).to_have_text("NaN")
+    figure.locator(".plot").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(readout.locator("b").first).to_have_text("861")
+    expect(readout.locator("span", has_text="training").locator("b")).not_to_have_text("NaN")
