@@ -106,10 +106,12 @@ def _scaled(size: float | None, base: int, units: tuple[str, ...]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Two units: 0.43 s, 2.55 s, 38 s, 4 min 22 s, 18 h 04 min, 2 d 3 h."""
+    """Two units: 6.18 ms, 0.43 s, 2.55 s, 38 s, 4 min 22 s, 18 h 04 min, 2 d 3 h."""
     if (odd := _odd(seconds)) is not None or seconds is None:
         return odd or MISSING
     seconds = max(0.0, seconds)
+    if 0 < seconds < 0.01:
+        return f"{measure(seconds * 1000)}{NBSP}ms"
     if seconds < 9.995:
         return f"{_three(seconds)}{NBSP}s"
     total = round(seconds)

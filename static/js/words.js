@@ -54,11 +54,12 @@ export const share = (fraction) => `${fraction < 1 ? Math.min(99, Math.round(fra
 const two = (big, bigUnit, small, unit) =>
   `${big}${NBSP}${bigUnit}${small ? ` ${String(small).padStart(2, "0")}${NBSP}${unit}` : ""}`;
 
-// Two units: 0.43 s, 38 s, 4 min 22 s, 18 h 04 min, 2 d 3 h.
+// Two units: 6.18 ms, 0.43 s, 38 s, 4 min 22 s, 18 h 04 min, 2 d 3 h.
 export function duration(seconds) {
   const none = odd(seconds);
   if (none) return none;
   const s = Math.max(0, seconds);
+  if (s > 0 && s < 0.01) return `${measure(s * 1000)}${NBSP}ms`;
   if (s < 9.995) return `${three(s)}${NBSP}s`;
   const total = Math.round(s);
   if (total < 60) return `${total}${NBSP}s`;

@@ -37,7 +37,8 @@ def test_losses_have_three_decimals(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "–"), (-3, f"0{N}s"), (0.431, f"0.431{N}s"), (2.55, f"2.55{N}s"), (38.4, f"38{N}s"), (59.6, f"1{N}min"),
+        (None, "–"), (-3, f"0{N}s"), (8.67e-5, f"0.0867{N}ms"), (0.00618, f"6.18{N}ms"), (0.01, f"0.01{N}s"),
+        (0.431, f"0.431{N}s"), (2.55, f"2.55{N}s"), (38.4, f"38{N}s"), (59.6, f"1{N}min"),
         (262, f"4{N}min 22{N}s"), (305, f"5{N}min 05{N}s"), (600, f"10{N}min"), (3599.7, f"1{N}h"),
         (65_040, f"18{N}h 04{N}min"), (86_400, f"1{N}d"), (183_600, f"2{N}d 3{N}h"),
     ],
