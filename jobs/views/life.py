@@ -170,7 +170,7 @@ class Life:
             Fact(
                 name="Checkpoint",
                 value=words.count(newest.step) if newest else words.MISSING,
-                small="" if newest else "none yet",
+                small="" if newest else "none yet" if self.latest.is_alive else "none",
                 since=newest.created_at if newest else None,
             )
         )

@@ -186,6 +186,14 @@ def test_the_layout_that_auto_came_to_is_told_with_the_reasons(client: Client, m
     assert client.get(f"/jobs/{job.pk}/attempts").status_code == 200
 
 
+def test_who_has_ended_is_promised_no_checkpoint(client: Client, mira: User, project: Project) -> None:
+    alive, ended = (text(client.get(f"/jobs/{a_job(mira, project, state=s).pk}")) for s in ("running", "failed"))
+    assert "none yet" in alive
+    assert "No checkpoints yet" in alive
+    assert "none yet" not in ended
+    assert "No checkpoints yet" not in ended
+
+
 def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed")
     at = timezone.now()
