@@ -93,6 +93,10 @@ def _one(share: int, shape: Shape, **options: object) -> int:
     return 1
 
 
+def _nothing(**options: object) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What is trained, on what data."""
@@ -172,6 +176,8 @@ class Communication:
     """(shape, **options): raises shape.Misfit. Without torch."""
     trainer: Callable[[], type[Trainer]] | None = None
     """A loop of its own, instead of the trainer's."""
+    keeps: Callable[..., int] = _nothing
+    """(**options): bytes of memory for each number that is trained, beside what training without it takes."""
     REMEMBERS: bool = False
     """Whether gradients of several steps are added up."""
 

@@ -20,6 +20,11 @@ def check(shape: Shape, **options: object) -> None:
     """Any number of replicas; one alone takes the outer steps along its own way."""
 
 
+def keeps(*, outer_momentum: float = 0.9, **options: object) -> int:
+    """What all agreed on last, and the outer optimizer's velocity."""
+    return 8 if outer_momentum else 4
+
+
 def exchange(
     peers: Peers,
     *,

@@ -17,6 +17,11 @@ def check(shape: Shape, **options: object) -> None:
     """Any number of replicas."""
 
 
+def keeps(**options: object) -> int:
+    """What all agreed on last."""
+    return 4
+
+
 def exchange(
     peers: Peers,
     *,

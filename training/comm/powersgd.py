@@ -17,6 +17,11 @@ def check(shape: Shape, **options: object) -> None:
     """Any number of replicas, on any backend: all gradients are in one bucket, see `_low_rank`."""
 
 
+def keeps(**options: object) -> int:
+    """What is not sent yet, now and when the step began."""
+    return 8
+
+
 def exchange(
     peers: Peers,
     *,

@@ -17,6 +17,11 @@ def check(shape: Shape, **options: object) -> None:
     """Any number of replicas; but from 1/density on it sends more than plain does, which `communicated_mib` shows."""
 
 
+def keeps(**options: object) -> int:
+    """What is kept now, and was when the step began."""
+    return 8
+
+
 def exchange(
     peers: Peers,
     *,

@@ -31,6 +31,8 @@ class Settings:
     offload: bool = False
     loss_parallel: bool = True
     schedule: str | None = None
+    exchange_bytes: int = 0
+    """For each number that is trained, of what replicas keep to become one model again (training/comm)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class Footprint:
     """Parameters brought together or cast for the arithmetic."""
     activations: int
     logits: int
+    exchange: int = 0
+    """What replicas keep to become one model again."""
     last: int = 0
     """What is there when the activations have gone: one block's, or what zero1 sends its new weights in."""
     keeps_gradients: bool = True
@@ -55,11 +59,11 @@ class Footprint:
         forward = self.activations + self.logits
         end = self.gradients + self.last
         both = max(forward + self.gradients, end) if self.keeps_gradients else max(forward, end)
-        return self.weights + self.optimizer + self.gathered + both
+        return self.weights + self.optimizer + self.exchange + self.gathered + both
 
     def __str__(self) -> str:
         """The total is less than the sum where gradients come as activations go, see `total`."""
-        parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
+        parts = ("weights", "gradients", "optimizer", "exchange", "gathered", "activations", "logits")
         listed = ", ".join(f"{part} {size_text(size)}" for part in parts if (size := getattr(self, part)))
         if self.last:
             listed += f", at the backward pass's end {size_text(self.last)}"
@@ -85,6 +89,7 @@ def footprint(dims: Dims, shape: Shape, settings: Settings) -> Footprint:
         gathered=_gathered(parameters, block, dims, shape, settings, bytes_each),
         activations=_activations(dims, shape, settings, layers, bytes_each),
         logits=_logits(dims, shape, settings),
+        exchange=trained * settings.exchange_bytes,
         last=max(
             int(_tokens(dims, shape, settings) * _block(dims, shape, bytes_each, casts=parts == 1)),
             parameters * FLOAT if settings.parallelism == "zero1" else 0,

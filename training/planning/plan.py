@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from training import choices
+from training import choices, contracts
 from training import shape as shapes
 from training.config import ConfigError, Problem, RunConfig
 from training.dims import Dims
@@ -165,6 +165,7 @@ def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None
         offload=bool(sharded.get("offload", False)),
         loss_parallel=bool(split.get("loss_parallel", True)),
         schedule=str(pipe["schedule"]) if "schedule" in pipe else None,
+        exchange_bytes=contracts.communication(config.communication).keeps(**config.options_of(config.communication)),
     )
     return footprint(shape.dims, shape, settings)
 

@@ -28,6 +28,8 @@ MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704
         (1, {"recompute": "full"}),
         (1, {"recompute": "selective", "dtype": "bf16"}),
         (1, {"micro_batch": 2}),
+        (2, {"communication": "topk"}),
+        (2, {"communication": "diloco"}),
         (2, {"parallelism": "fsdp"}),
         (2, {"parallelism": "fsdp", "dtype": "bf16"}),
         (2, {"mesh": {"tp": 2}}),
