@@ -31,6 +31,9 @@ class Replicas(Exchange):
         self._learning_rate, self._momentum = learning_rate, momentum
         self._own = {name: parameter.detach() for name, parameter in peers.parameters.items()}
         self._buffers = dict(peers.buffers)
+        trained = {parameter.data_ptr() for parameter in self._own.values()}
+        self._averaged = [buffer for buffer in self._buffers.values() if buffer.data_ptr() not in trained]
+        """Without those that are a parameter's second name (tied weights): they have its memory."""
         self._agreed: State = {}
         """Parameters and buffers as all replicas had them last."""
         self._velocity = {name: torch.zeros_like(part) for name, part in self._own.items()} if momentum else {}
@@ -39,7 +42,7 @@ class Replicas(Exchange):
         self._sent = 0.0
 
     def attach(self, model: nn.Module) -> None:
-        broadcast([*self._own.values(), *self._buffers.values()], self._peers)
+        broadcast([*self._own.values(), *self._averaged], self._peers)
         self._agreed = {name: part.clone() for name, part in {**self._own, **self._buffers}.items()}
 
     def step(self, number: int, skipped: Tensor | None = None) -> None:
@@ -55,7 +58,7 @@ class Replicas(Exchange):
         self._average(ways)
         torch._foreach_sub_(agreed, self._outer(ways), alpha=self._learning_rate)
         torch._foreach_copy_(own, agreed)
-        self._average(self._buffers.values())
+        self._average(self._averaged)
         for name, buffer in self._buffers.items():
             self._agreed[name].copy_(buffer)
 

@@ -84,6 +84,13 @@ def test_bytes_are_sent_when_something_is_exchanged(tmp_path: Path) -> None:
         assert loss == pytest.approx(losses[4, "diloco"], rel=1e-6), "all begin with what the replicas agreed on"
 
 
+def test_a_weight_with_two_names_is_sent_once(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {**_settings("local_sgd"), "language": {**TINY["language"], "tied": True}})
+    run.finish(3)
+    parameters = run.events("run.started")[0]["parameters"]
+    assert run.series("communicated_mib")[5] == pytest.approx(2 * 2 / 3 * 4 * parameters / 2**20)
+
+
 def test_replicas_that_a_checkpoint_has_not_begin_where_all_agreed(tmp_path: Path) -> None:
     """Step 8 of two lies between exchanges: the third and fourth begin with the parameters of step 5."""
     run = Run(tmp_path / "run", _settings("diloco"))
