@@ -8,11 +8,22 @@ const FORM_MS = 350;
 const TEXT_MS = 500;
 
 let timer = 0;
+let sent = "";
 function changed(which, wait) {
   side.value = which;
   clearTimeout(timer);
-  timer = setTimeout(() => htmx.trigger(sync, "vigil:sync"), wait);
+  timer = setTimeout(() => {
+    timer = 0;
+    sent = which;
+    htmx.trigger(sync, "vigil:sync");
+  }, wait);
 }
+
+// An answer knows nothing of what was typed since it was asked for; the next one does, and comes at once.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.requestConfig.elt === sync && timer && sent === "form" && side.value === "form")
+    event.detail.shouldSwap = false;
+});
 
 form.addEventListener("input", (event) => {
   if (event.target.id === "toml") {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import APIResponse, Route, expect
 
 from portal import words
 from tests.browser.conftest import Watched
@@ -215,3 +215,21 @@ def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
     page.get_by_label("Kind").select_option("script")
     expect(page.get_by_label("Program")).to_be_visible()
     expect(page.get_by_label("Recipe")).to_have_count(0)
+
+
+def test_what_is_typed_while_an_answer_is_on_its_way_stays(lab_up: Stack, browse: Browse) -> None:
+    watched = browse(lab_up)
+    watched.open("/submit")
+    page = watched.page
+    held: list[tuple[Route, APIResponse]] = []
+    page.route("**/submit/sync", lambda route: held.append((route, route.fetch())), times=1)
+    page.get_by_label("Parallelism", exact=True).select_option("fsdp")  # has other fields: all are drawn anew
+    while not held:
+        page.wait_for_timeout(20)
+    source = page.get_by_label("Source", exact=True)
+    source.fill("/data/notes")
+    route, answer = held[0]
+    route.fulfill(response=answer)
+    page.wait_for_function("() => document.getElementById('toml').value.includes('/data/notes')")
+    expect(source).to_have_value("/data/notes")
+    expect(page.get_by_label("Reshard", exact=True)).to_have_count(1)
