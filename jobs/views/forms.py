@@ -261,7 +261,7 @@ def _option(table: str, option: choices.Option, value: object, wrong: dict[str, 
         kind=kind,
         value=default if value is None else _shown(value),
         default=default,
-        hint=_brief(option.description),
+        hint=_brief(option.description, kind),
         choices=allowed,
         **_trouble(wrong.get(path, "")),
     )
@@ -275,7 +275,7 @@ def _field(path: str, described: dict[str, Any], value: object, wrong: dict[str,
         kind=kind,
         value=default if value is None else _shown(value, "\n" if kind == "lines" else " "),
         default=default,
-        hint=_brief(described.get("description", "")),
+        hint=_brief(described.get("description", ""), kind),
         choices=_choices(described),
         **_trouble(wrong.get(path, "")),
     )
@@ -338,9 +338,9 @@ def _title(name: str) -> str:
     )
 
 
-def _brief(description: str) -> str:
-    """What fits below a box: up to the first semicolon, without a full stop."""
-    return description.partition(";")[0].rstrip(".")
+def _brief(description: str, kind: str) -> str:
+    """What stands below a box, without a full stop: up to the first semicolon; of a choice what each of them means."""
+    return (description if kind == "choice" else description.partition(";")[0]).rstrip(".")
 
 
 def _shown(value: object, between: str = " ") -> str:

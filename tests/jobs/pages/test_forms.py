@@ -41,6 +41,13 @@ def test_the_form_comes_from_the_schema_with_its_defaults() -> None:
     assert not any(path.startswith("script.") for path in form)
 
 
+def test_what_each_choice_means_and_costs_stands_below_it() -> None:
+    form = fields(TEXT)
+    assert form["run.determinism"].hint.endswith("float32 products may be rounded to TF32")
+    assert "a third more arithmetic" in form["run.recompute"].hint
+    assert form["run.micro_batch"].hint == "Samples per rank and forward pass", "of others the first part"
+
+
 def test_what_most_runs_set_of_a_recipe_comes_first() -> None:
     (language,) = (section for section in sections(read_toml(TEXT)) if section.title == "Language recipe")
     first = [field.path.rpartition(".")[2] for field in language.fields]
