@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Any, cast
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
@@ -67,6 +69,7 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
         marks=charts.marks(page.life),
         newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
         shown=measured.tell(page.life, may_change=page.may_change),
+        happened=incidents.newest(page.life.latest),
         **_waits(request, page),
     )
     return render(request, "jobs/overview.html", context)
@@ -78,11 +81,17 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
     """The page's head anew: what htmx swaps in while the job lives, and once when its state changes."""
     page = page_of(request, job_id)
     tab = request.GET.get("tab", "overview")
-    marks = charts.marks(page.life) if tab == "overview" else None
-    newest = page.life.checkpoints[:OVERVIEW_CHECKPOINTS]
-    waits = _waits(request, page) if tab == "overview" else {}
-    shown = measured.tell(page.life, may_change=page.may_change) if tab == "overview" else None
-    return render(request, "jobs/_life.html", page.context(tab, newest=newest, marks=marks, shown=shown, **waits))
+    if tab != "overview":
+        return render(request, "jobs/_life.html", page.context(tab))
+    context = page.context(
+        tab,
+        marks=charts.marks(page.life),
+        newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
+        shown=measured.tell(page.life, may_change=page.may_change),
+        happened=incidents.newest(page.life.latest),
+        **_waits(request, page),
+    )
+    return render(request, "jobs/_life.html", context)
 
 
 def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
@@ -101,7 +110,18 @@ def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
     pruned = page.job.checkpoints.filter(state=Checkpoint.State.PRUNED).count()
     held = sum(checkpoint.bytes for checkpoint in page.life.checkpoints)
-    return render(request, "jobs/checkpoints.html", page.context("checkpoints", pruned=pruned, held=held))
+    context = page.context("checkpoints", pruned=pruned, held=held, export=_export(page.job, page.life.resumable))
+    return render(request, "jobs/checkpoints.html", context)
+
+
+def _export(job: Job, checkpoint: Checkpoint | None) -> str:
+    """The command that takes the newest checkpoint's weights out; "" where there is none, or not of our trainer."""
+    if checkpoint is None or job.kind != "distributed" or not job.directory:
+        return ""
+    folder = settings.VIGIL_RUNS / job.directory / "job" / "checkpoints" / checkpoint.name
+    has_adapters = bool((job.spec.get("run") or {}).get("language", {}).get("lora_rank"))
+    target = f"job-{job.pk}-step-{checkpoint.step}" + ("" if has_adapters else ".safetensors")
+    return shlex.join(["python", "-m", "training", "export", str(folder), target])
 
 
 @login_required

@@ -94,5 +94,6 @@ class Section:
 
 
 def _lower(title: str) -> str:
-    """As it stands within a sentence: "Node features", but "QOS"."""
-    return title if title[:2].isupper() else title[:1].lower() + title[1:]
+    """As it stands within a sentence: "node features", but "QOS" and "LoRA rank"."""
+    first = title.partition(" ")[0]
+    return title if first[1:] != first[1:].lower() else title[:1].lower() + title[1:]

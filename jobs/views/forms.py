@@ -39,6 +39,7 @@ _WORDS = {"tags", "after", "environment.modules"}
 _HOSTS = {"resources.require_nodes", "resources.exclude_nodes"}
 _HOST = re.compile(r"(?:[^\s,\[]|\[[^\]]*\]?)+")  # commas within brackets belong to the name
 _NUMBER = re.compile(r"-?\d[\d_,]*\Z")
+_SPELLED = {"fp8": "FP8", "kv": "KV", "lora": "LoRA", "mib": "(MiB)", "mtbf": "MTBF", "rope": "RoPE"}
 
 
 def sections(
@@ -330,12 +331,11 @@ def _choose(drawn: Field, names: list[str]) -> Field:
 
 
 def _title(name: str) -> str:
-    """ "Global Batch" and "global_batch" are "Global batch" here."""
-    return (
-        name.replace("_", " ").capitalize().replace(" mib", " (MiB)")
-        if "_" in name or name.islower() or name.istitle()
-        else name
-    )
+    """ "Global Batch" and "global_batch" are "Global batch" here, and "lora_rank" is "LoRA rank"."""
+    if not ("_" in name or name.islower() or name.istitle()):
+        return name
+    text = " ".join(_SPELLED.get(word, word) for word in name.lower().replace("_", " ").split())
+    return text[:1].upper() + text[1:]
 
 
 def _brief(description: str, kind: str) -> str:

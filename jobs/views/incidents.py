@@ -21,13 +21,19 @@ Incident = tuple[datetime, str]
 NOT_SAVED = "checkpoint.skipped"
 SHOWN = 5
 """Of one kind in one attempt; the others are counted."""
+SHOWN_NEWEST = 3
+
+
+def newest(attempt: Attempt) -> tuple[list[Incident], bool]:
+    """The last few of one attempt, newest first, and whether there are more."""
+    last = Event.objects.filter(_told(), attempt=attempt).order_by("-id")[: SHOWN_NEWEST + 1]
+    found = [(at, _SAY[kind](data)) for kind, at, data in last.values_list("kind", "time", "data")]
+    return found[:SHOWN_NEWEST], len(found) > SHOWN_NEWEST
 
 
 def of(attempts: Iterable[Attempt]) -> dict[int, list[Incident]]:
     """By attempt, in the order in which they happened."""
-    # Else the save before was still going on, which is no incident.
-    told = Q(kind__in=_SAY.keys() - {NOT_SAVED}) | Q(kind=NOT_SAVED, data__failed=True)
-    events = Event.objects.filter(told, attempt__in=list(attempts)).order_by("id")
+    events = Event.objects.filter(_told(), attempt__in=list(attempts)).order_by("id")
     found: dict[int, list[Incident]] = defaultdict(list)
     place = Window(RowNumber(), partition_by=[F("attempt_id"), F("kind")], order_by=F("id").asc())
     first = events.annotate(place=place).filter(place__lte=SHOWN)
@@ -37,6 +43,11 @@ def of(attempts: Iterable[Attempt]) -> dict[int, list[Incident]]:
     for kinds in counted.filter(count__gt=SHOWN):
         found[kinds["attempt_id"]].append((kinds["last"], f"and {kinds['count'] - SHOWN} more like it, the last"))
     return {attempt_id: sorted(incidents, key=lambda incident: incident[0]) for attempt_id, incidents in found.items()}
+
+
+def _told() -> Q:
+    """A save that was left out because the one before was still going on is no incident."""
+    return Q(kind__in=_SAY.keys() - {NOT_SAVED}) | Q(kind=NOT_SAVED, data__failed=True)
 
 
 def _skipped(data: Mapping[str, Any]) -> str:
@@ -77,6 +88,10 @@ def _not_saved(data: Mapping[str, Any]) -> str:
     return f"not saved at step {_step(data)}: {_text(data.get('reason'))}"
 
 
+def _unpinned(data: Mapping[str, Any]) -> str:
+    return _text(data.get("reason"))
+
+
 def _damaged(data: Mapping[str, Any]) -> str:
     return f"the checkpoint of step {_step(data)} is damaged: {_text(data.get('reason'))}"
 
@@ -89,6 +104,7 @@ _SAY: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "guard.divergence": _divergence,
     NOT_SAVED: _not_saved,
     "checkpoint.damaged": _damaged,
+    "checkpoint.unpinned": _unpinned,
 }
 
 

@@ -167,6 +167,27 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     assert "still being written" not in page
 
 
+def test_the_newest_incidents_stand_on_the_overview(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    assert "Incidents" not in text(client.get(f"/jobs/{job.pk}"))
+    pinned = "memory for checkpoints can't be pinned, so saves stall longer: ENOMEM. See ulimit -l (memlock)."
+    for kind, told in (
+        ("guard.skipped", {"step": 60}),
+        ("straggler", {"rank": 3, "node": "dgx<02>", "factor": 12.34}),
+        ("checkpoint.skipped", {"step": 80, "reason": "No space left on device", "failed": True}),
+        ("checkpoint.unpinned", {"reason": pinned}),
+    ):
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, data=told)
+    for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life?tab=overview"):
+        page = client.get(address).content.decode()
+        assert "Memory for checkpoints can&#x27;t be pinned" in page
+        assert "Not saved at step 80: No space left on device" in page
+        assert "Rank 3 on dgx&lt;02&gt; keeps" in page
+        assert "tep 60 skipped" not in page
+        assert "All of them, by attempt" in page
+    assert "keeps the others" not in client.get(f"/jobs/{job.pk}/life?tab=spec").content.decode()
+
+
 def test_the_layout_that_auto_came_to_is_told_with_the_reasons(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     why = ["a copy on each rank (ddp): no, 141 GiB of 64 GiB usable", "shards within a node: yes, <42 GiB fits"]
@@ -264,7 +285,7 @@ def test_every_tab_answers_for_every_state(client: Client, mira: User, project: 
 
 
 def test_checkpoints_say_their_state_and_resume(client: Client, mira: User, project: Project) -> None:
-    job = a_job(mira, project, state="timeout", attempt={"step": 130, "steps": 200})
+    job = a_job(mira, project, state="timeout", attempt={"step": 130, "steps": 200}, directory="vision/a b")
     save(job, 100, bytes=81_400_000_000, seconds=38.2, consumed_samples=3200, parent_step=50)
     save(job, 120, state="corrupt", problem="digest differs")
     save(job, 50, state="pruned")
@@ -274,6 +295,7 @@ def test_checkpoints_say_their_state_and_resume(client: Client, mira: User, proj
     assert "digest differs" in html
     assert "1 older one pruned" in html
     assert html.count("Resume<span") == 1, "nothing resumes from a damaged one"
+    assert f"/vision/a b/job/checkpoints/step-100&#x27; job-{job.pk}-step-100.safetensors" in html
 
 
 def test_attempts_tell_what_vigil_did(client: Client, mira: User, project: Project) -> None:
