@@ -7,9 +7,6 @@ from pathlib import Path
 
 from training.launch.plan import Plan
 
-# An elastic run goes on with uneven shares and more accumulation, so these need not come out even.
-UNEVEN = frozenset({"global_batch", "micro_batch"})
-
 
 def most_nodes(plan: Plan, there: int) -> int:
     """The largest number of nodes, at most those that are there, on which the run can go on; 0: on none of them.
@@ -33,6 +30,5 @@ def _fits(path: Path, world_size: int) -> bool:
         settings = run_file.load(path).config
     except config.ConfigError:
         return True
-    if not settings.mesh and settings.global_batch < world_size:
-        return False
-    return not [problem for problem in settings.check(world_size) if problem.field not in UNEVEN]
+    # An elastic run goes on with uneven shares and more accumulation, but for a pipeline.
+    return not any(settings.check(world_size, lacking=True))

@@ -102,9 +102,11 @@ def test_a_claimed_generation_fences_nobody_before_it_is_published(tmp_path: Pat
         ({}, [0, 1, 2, 3, 4, 4]),
         ({"parallelism": '"fsdp"', "mesh.tp": 2}, [0, 0, 2, 2, 4, 4]),
         ({"global_batch": 3}, [0, 1, 2, 3, 3, 3]),
+        ({"global_batch": 10}, [0, 1, 2, 3, 4, 4]),
+        ({"global_batch": 5, "mesh.pp": 2}, [0, 0, 2, 2, 2, 2]),
         ({"recipe": '"no such recipe"'}, [0, 1, 2, 3, 4, 4]),
     ],
-    ids=["any", "pairs", "a small batch", "nothing that can be checked"],
+    ids=["any", "pairs", "a small batch", "uneven shares", "a pipeline's even shares", "nothing that can be checked"],
 )
 def test_a_run_takes_as_many_nodes_as_it_can_share_its_work_over(
     tmp_path: Path, run: dict[str, Any], sizes: list[int]
