@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from training import choices, contracts, shape
+from training import choices, communication, contracts, shape
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config import ConfigError, Problem, RunConfig
@@ -164,8 +164,9 @@ def _is_lacking(place: Place, world: World, start: Manifest | None) -> bool:
 
 
 def _check_mesh(config: RunConfig, world: World, dims: Dims | None = None) -> None:
-    """On other ranks than the run was made for only the mesh must still fit, and nobody be without a sample."""
-    if problems := list(shape.check(config, world.size, dims, lacking=True)):
+    """On other ranks than the run was made for only these must still fit, and nobody be without a sample."""
+    problems = (*shape.check(config, world.size, dims, lacking=True), *communication.check(config, world.size))
+    if problems:
         raise ConfigError(Problem(f"run.{problem.field}", str(problem)) for problem in problems)
 
 

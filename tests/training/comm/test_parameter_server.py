@@ -111,3 +111,7 @@ def test_a_run_learns_within_the_bound_and_goes_on(tmp_path: Path) -> None:
     (saved,) = run.events("stop.saved")
     assert run.checkpoints[-1].step == saved["step"] > 40
     assert run.events("run.started")[0]["start_step"] == 40
+
+    refused = run.start(1, resume="step-40")
+    assert refused.wait() == [1]
+    assert "run.communication: needs a rank that serves and one that trains" in refused.output()
