@@ -33,6 +33,8 @@ class Measured:
     steps: int
     split: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a mean step by part (see SPLIT)."""
+    exchange: float = 0.0
+    """Of its communication what replicas that stay apart exchange after their steps, in which no sample looks."""
     busy: float | None = None
     """Of the sampled step's own time: something was computed."""
     exposed: float | None = None
@@ -60,7 +62,8 @@ class Measured:
     @property
     def losses(self) -> dict[Bound, float]:
         """By what they are lost to, parts of a step."""
-        own = 1 - self.share("data") - self.share("checkpoint")
+        exchange = self.exchange / self.seconds if self.seconds else 0.0
+        own = 1 - self.share("data") - self.share("checkpoint") - exchange
         found: dict[Bound, float] = {"input": self.share("data"), "communication": self.share("communication")}
         if self.busy is not None:
             idle = max(0.0, 1 - self.busy - (self.exposed or 0.0))
@@ -128,6 +131,8 @@ def _remedy(bound: Bound, measured: Measured) -> str:
     if bound == "communication":
         if measured.parallelism == "fsdp" and measured.on_gpu and "reshard" not in measured.refused:
             return 'Try [run.fsdp] reshard = "never": each block is then gathered once a step, for more memory.'
+        if 2 * measured.exchange > measured.split.get("communication", 0.0):
+            return "Try a larger every: replicas then become one model less often."
         if measured.world > 1 and measured.accumulation == 1:
             return "Try a larger global_batch with the same micro_batch: gradients are then exchanged less often."
         return "Try fewer ranks with more samples each, or ranks that lie closer together: all of them on one node."
@@ -167,12 +172,14 @@ def split_of(
     """A mean step's seconds by disjoint parts.
 
     `step`: without checkpoints, `data` waited for in it, `parts` as timed. `exposed_by_part`: of each part's time, what
-    a sample showed as communication that nothing hid; it becomes a part of its own. What is left of the step is other;
-    where a device works beside the host, data that was waited for while it worked cost nothing.
+    a sample showed as communication that nothing hid; it becomes a part of its own, and an exchange between steps is
+    nothing else. What is left of the step is other; where a device works beside the host, data that was waited for
+    while it worked cost nothing.
     """
     split = dict.fromkeys(SPLIT, 0.0)
     for part, seconds in parts.items():
-        sent = seconds * min(1.0, max(0.0, (exposed_by_part or {}).get(part, 0.0)))
+        exposed = 1.0 if part == "exchange" else (exposed_by_part or {}).get(part, 0.0)
+        sent = seconds * min(1.0, max(0.0, exposed))
         split[part] = seconds - sent
         split["communication"] += sent
     left = max(0.0, step - sum(parts.values()))

@@ -219,7 +219,8 @@ class Trainer:
         self.step += 1
         self.consumed += self.config.global_batch
         updates_end = time.perf_counter()
-        self.assembly.model.exchange.step(self.step, updated.guarded.skipped)
+        with self.measuring.exchanging(marks):
+            self.assembly.model.exchange.step(self.step, updated.guarded.skipped)
         sent = self.assembly.model.exchange.communicated(len(parts))
         agreed = self.agreement.end()
         ended = time.perf_counter()

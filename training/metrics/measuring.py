@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,7 +20,7 @@ from training.metrics.step_trace import Sample, Sampler
 from training.parallel import fsdp
 from training.report import AnyReporter
 from training.shape import Shape
-from training.step.timing import OPTIMIZER, Marks
+from training.step.timing import EXCHANGE, OPTIMIZER, Marks
 
 WARM_STEPS = 5
 """The first of an incarnation, which a verdict leaves out: they allocate, and compile."""
@@ -99,6 +101,18 @@ class Measuring:
                 self._reporter.log(step, communication_seconds=seconds, communication_share=sample.exposed)
         return marks, self._sampler.cost
 
+    @contextmanager
+    def exchanging(self, marks: Marks) -> Iterator[None]:
+        """Around what replicas that stay apart send each other after a step, whose marks these are. No sample sees it:
+        it is not in every step."""
+        if not self._assembly.model.exchange.is_apart:
+            yield
+            return
+        self._watch.begin()
+        yield
+        self._watch.mark(EXCHANGE)
+        marks += self._watch.end()
+
     def read(self, step: int, times: StepTimes) -> dict[str, float]:
         """Series of a step, once the device has come this far: its seconds, and for rank 0 to report more."""
         parts = self._watch.read(times.marks)
@@ -157,6 +171,7 @@ class Measuring:
         return Measured(
             steps=tally.steps,
             split=tally.split(sample) if tally.steps else {},
+            exchange=tally.parts.get(EXCHANGE, 0.0) / max(1, tally.steps),
             busy=sample.busy if sample else None,
             exposed=sample.exposed if sample else None,
             matmul=sample.matmul if sample else None,

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from training.data import Batch, Task
 
-FORWARD, BACKWARD, BOTH, OPTIMIZER = "forward", "backward", "forward_backward", "optimizer"
-"""Parts of a step. `forward_backward`: of a pipeline, where the two are interleaved."""
+FORWARD, BACKWARD, BOTH, OPTIMIZER, EXCHANGE = "forward", "backward", "forward_backward", "optimizer", "exchange"
+"""Parts of a step. `forward_backward`: of a pipeline, where the two are interleaved. `exchange`: of replicas that stay
+apart, after their own step."""
 
 Marks = list[tuple[str, Any]]
 """(part that ends here, moment): moments are seconds, or CUDA events. The first one begins the step's own work."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.training.ranks import TINY, Run
+from training.comm._replicas import Replicas
 
 pytestmark = pytest.mark.slow
 PARTS = ("forward_seconds", "backward_seconds", "optimizer_seconds")
@@ -72,6 +76,29 @@ def test_a_pipeline_tells_forward_and_backward_together(tmp_path: Path) -> None:
     assert set(run.series("forward_backward_seconds")) == set(range(1, 7))
     assert not run.series("forward_seconds")
     assert run.events("run.verdict")[-1]["bound"] is None  # six steps are too few
+
+
+def slow_exchange() -> None:
+    """As a slow network would make it."""
+    average = Replicas._average
+
+    def slowly(replicas: Replicas, tensors: Iterable[Tensor]) -> None:
+        time.sleep(0.05)
+        average(replicas, tensors)
+
+    Replicas._average = slowly  # type: ignore[method-assign]
+
+
+def test_what_replicas_exchange_between_steps_is_communication(tmp_path: Path) -> None:
+    changes = {"steps": 60, "checkpoint_every": 0, "sample_seconds": 0.05, "communication": "local_sgd"}
+    run = Run(tmp_path / "run", {**TINY, **changes, "local_sgd": {"every": 4}}, spy=f"{__name__}:slow_exchange")
+    run.finish(2)
+    exchanged = run.series("exchange_seconds")
+    assert [step for step, seconds in exchanged.items() if seconds > 0.1] == list(range(4, 61, 4))
+    assert all(exchanged[step] < seconds for step, seconds in run.series("step_seconds").items())
+    verdict = run.events("run.verdict")[-1]
+    assert verdict["bound"] == "communication", "the host does not wait for itself"
+    assert verdict["split"]["communication"] > 2 * verdict["split"].get("other", 0.0)
 
 
 @pytest.mark.parametrize("resume", ["", "step-4"])

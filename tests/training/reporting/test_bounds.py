@@ -88,6 +88,16 @@ def test_a_step_is_split_into_parts_that_add_up() -> None:
     assert set(split) <= set(SPLIT)
 
 
+def test_what_replicas_exchange_between_steps_is_communication_whatever_a_sample_saw() -> None:
+    parts = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1, "exchange": 1.0}
+    split = split_of(step=2.1, data=0.0, parts=parts, exposed_by_part={"optimizer": 0.5})
+    assert split["communication"] == pytest.approx(1.05)
+    assert set(split) <= set(SPLIT)
+    verdict = judge(measured(split=split, exchange=1.0, busy=0.3))
+    assert verdict.bound == "communication"
+    assert "larger every" in verdict.remedy
+
+
 def test_data_that_was_waited_for_while_the_device_worked_cost_nothing() -> None:
     split = split_of(step=3.5, data=1.0, parts={"forward": 1.0, "backward": 2.0, "optimizer": 0.4})
     assert split["data"] == pytest.approx(0.1)
