@@ -46,7 +46,7 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
     elif config.dtype == "fp16" and contracts.communication(name).REMEMBERS:
         message = "brings gradients of several steps together, whose loss scales differ. Write bf16 or fp32."
         yield Misfit("dtype", f'is "fp16", and {name} {message}')
-    elif config.keep_best and (every := _apart(config)) and config.validate_every % every:
+    elif config.keep_best and (every := apart(config)) and config.validate_every % every:
         message = (
             f"{config.validate_every} is no multiple of {name}.every, {every}, but keep_best is given: in between, a "
             f"checkpoint's model is not what was validated. {nearest_multiples(config.validate_every, every)}"
@@ -59,7 +59,7 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
             yield misfit
 
 
-def _apart(config: RunConfig) -> int:
+def apart(config: RunConfig) -> int:
     """For how many steps replicas stay apart; 0: they don't."""
     every = config.options_of(config.communication).get("every")
     return every if isinstance(every, int) else 0

@@ -126,6 +126,9 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.Captu
 def test_one_alone_and_too_few_steps_are_refused():
     assert "nothing to be compared with" in refused("a=dtype=bf16")[0]
     assert "The least is 12" in refused(steps=5)[0]
+    apart = refused("b=dtype=fp32", "a=communication=diloco", steps=40)
+    assert apart[0].endswith("Write --steps 112, or a smaller one.")
+    assert "has a loop of its own" in refused("b=dtype=fp32", "a=communication=parameter_server")[0]
 
 
 def test_run_files_are_written_as_they_are_read():
@@ -227,21 +230,25 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
 def test_two_ways_on_two_ranks_train_the_same_and_one_that_fails_is_named(tmp_path: Path):
     (tmp_path / "first" / "torchao").mkdir(parents=True)
     (tmp_path / "first" / "torchao" / "__init__.py").write_text("raise ImportError('not here')")
-    ways = ("ddp=parallelism=ddp", "half=dtype=fp8", "fsdp=parallelism=fsdp")
+    apart = "apart=communication=local_sgd,local_sgd.every=3"
+    ways = ("ddp=parallelism=ddp", "half=dtype=fp8", "fsdp=parallelism=fsdp", apart)
     asked_for = [word for way in ways for word in ("--with", way)]
-    process = start(tmp_path, "--steps", "12", "--rounds", "1", *asked_for, first=str(tmp_path / "first"))
+    process = start(tmp_path, "--steps", "16", "--rounds", "1", *asked_for, first=str(tmp_path / "first"))
     said, _ = process.communicate(timeout=180)
     assert process.returncode == 1, said
     assert "half failed: round 1: rank" in said
     assert "needs the package torchao" in said
     told = json.loads((tmp_path / "out" / "compare.json").read_text())
-    ddp, half, fsdp = told["results"]
+    ddp, half, fsdp, local = told["results"]
     assert half["failure"]
     assert "runs" not in half
     assert fsdp["largest_loss_difference"] < 1e-5
+    assert len(ddp["runs"][0]["step_seconds"]) == 7, "from the beginning of the ninth step to that of the last"
+    assert len(local["runs"][0]["step_seconds"]) == 2, "whole stretches from one exchange to the next"
+    assert local["sent_mib_per_step"] == pytest.approx(ddp["sent_mib_per_step"] / 3)
     for one in (ddp, fsdp):
         (run,) = one["runs"]
-        assert sorted(map(int, run["losses"])) == list(range(1, 13))
+        assert sorted(map(int, run["losses"])) == list(range(1, 17))
         assert one["tokens_per_second_per_rank"] > 0
         assert min(run["peak_bytes"]) > 0
         assert 0 < one["stall_seconds"] < 5

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training import choices, shape
+from training import choices, communication, contracts, shape
 from training.config import ConfigError, RunConfig, parse
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -75,11 +75,23 @@ def _configuration(name: str, base: RunConfig, changes: str, *, steps: int, rank
     try:
         config = parse(table)
         problems = [f"run.{problem.field}: {problem.message}" for problem in config.check(ranks)]
+        problems = problems or list(_unmeasurable(config))
     except ConfigError as error:
         problems = [str(problem) for problem in error.problems]
     if problems:
         raise Refused([f"{name}: {problem}" for problem in problems])
     return config
+
+
+def _unmeasurable(config: RunConfig) -> Iterator[str]:
+    way, every = config.communication, communication.apart(config)
+    if contracts.communication(way).trainer is not None:
+        yield f"run.communication: {way} has a loop of its own, whose steps are not measured. Write another."
+    elif config.steps < LEAST_STEPS + every:
+        yield (
+            f"run.{way}.every: is {every}, so that {config.steps} steps may lie between two exchanges. "
+            f"Write --steps {LEAST_STEPS + every}, or a smaller one."
+        )
 
 
 def _as_measured(base: RunConfig, steps: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from training import communication
 from training.attempt.files import read_json
 from training.compare import rank
 from training.compare.asked import Candidate
@@ -58,7 +59,7 @@ class Run:
     unit: str
     units_per_step: int
     step_seconds: list[float]
-    """Of each steady step, or block of steps on a GPU."""
+    """Of each steady step; on a GPU, and of replicas that stay apart, of a step in the mean over a block of them."""
     peak_bytes: list[int]
     """By rank: on a GPU the most that was allocated; on a CPU the most that was resident above what imports took, while
     steps were trained."""
@@ -108,7 +109,7 @@ def run(candidate: Candidate, number: int, work: Work, signals: Signals, watch: 
             raise Stopped
         if code:
             raise Failed(_why(attempt))
-        return _read(attempt, candidate.name, number, work.ranks)
+        return _read(attempt, candidate, number, work.ranks)
     finally:
         shutil.rmtree(folder / "job" / "checkpoints", ignore_errors=True)
 
@@ -145,31 +146,32 @@ def _why(attempt: Attempt) -> str:
     return f"{who}{result.get('error') or result.get('cause') or 'it ended without a word'}"
 
 
-def _read(attempt: Attempt, name: str, number: int, ranks: int) -> Run:
+def _read(attempt: Attempt, candidate: Candidate, number: int, ranks: int) -> Run:
     series, events = _reports(attempt.folder / "spool", ranks)
     started, committed = events.get("run.started"), events.get("checkpoint.committed")
     if started is None or committed is None or not series.get((0, "loss")):
         raise Failed("its reports are not complete")
     seen = [json.loads((attempt.folder / rank.FOLDER / f"{one}.json").read_text()) for one in range(ranks)]
-    sent = series.get((0, "communicated_mib"))
+    period = max(1, communication.apart(candidate.config))
+    sent = list(series.get((0, "communicated_mib"), {}).values())
     by_rank = [series.get((one, "loss"), {}) for one in range(ranks)]
     common = set.intersection(*map(set, by_rank))
     if not common:
         raise Failed("its ranks told no losses of the same steps")
     return Run(
-        name=name,
+        name=candidate.name,
         round=number,
         device=str(started["device"]),
         mesh=dict(started["mesh"]),
         unit=str(started["unit"]),
         units_per_step=int(started["tokens_per_step"]),
-        step_seconds=max((_steady(one["moments"]) for one in seen), key=statistics.median),
+        step_seconds=max((_steady(one["moments"], period) for one in seen), key=statistics.median),
         peak_bytes=[int(one["peak_bytes"]) for one in seen],
         losses={step: statistics.fmean(losses[step] for losses in by_rank) for step in sorted(common)},
         stall_seconds=sum(series.get((0, "checkpoint_seconds"), {0: 0.0}).values()),
         checkpoint_bytes=int(committed["bytes"]),
         write_seconds=float(committed["seconds"]),
-        sent_mib=statistics.fmean(sent.values()) if sent else None,
+        sent_mib=statistics.fmean(sent[: len(sent) // period * period]) if sent else None,
     )
 
 
@@ -186,10 +188,13 @@ def _reports(spool: Path, ranks: int) -> tuple[dict[tuple[int, str], dict[int, f
     return series, events
 
 
-def _steady(moments: list[tuple[int, float]]) -> list[float]:
-    """Seconds a step, from one look at the clock to the next."""
-    pairs = zip(moments, moments[1:], strict=False)
-    steady = [(after - before) / (last - first) for (first, before), (last, after) in pairs if first >= WARM_STEPS]
-    if not steady:
+def _steady(moments: list[tuple[int, float]], period: int) -> list[float]:
+    """Seconds a step, from one look at the clock to the next that is whole periods later: an exchange in so many steps
+    befalls all of them alike."""
+    looks = [(step, seconds) for step, seconds in moments if step >= WARM_STEPS]
+    if len(looks) < 2:
         raise Failed("it was too short to measure; write a larger --steps")
-    return steady
+    whole = [look for look in looks if (look[0] - looks[0][0]) % period == 0]
+    chosen = whole if len(whole) > 1 else [looks[0], looks[-1]]
+    pairs = zip(chosen, chosen[1:], strict=False)
+    return [(after - before) / (last - first) for (first, before), (last, after) in pairs]
