@@ -194,7 +194,8 @@ class Guards:
         origin = min(seen, key=lambda found: (not found.output, not found.gradient, found.rank))
         trouble = next((found for found in troubles if found.rank == origin.rank), trouble)
         exchange = self._config.communication
-        if exchange != PLAIN and all(found.is_clean for found in everybody):
+        sends_it = exchange != PLAIN and not self._assembly.model.exchange.is_apart
+        if sends_it and all(found.is_clean for found in everybody):
             trouble = replace(trouble, what=f"{trouble.what}, but finite on every rank before {exchange} exchanged it")
         file = self._place.attempt_dir / "numerics" / f"step-{trouble.step}.json"
         if self._world.leads:

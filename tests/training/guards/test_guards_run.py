@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import textwrap
@@ -11,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from tests.training.ranks import Run
 from training.distributed import Agreed, Agreement
 from training.loader.order import Order
 from training.seeds import derive_seed
+from training.step.norms import GradientNorm
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +154,26 @@ def test_an_exchange_that_overflows_is_named(tmp_path: Path) -> None:
     assert incarnation.wait() == [1, 1], incarnation.output()
     (event,) = run.events("guard.nonfinite")
     assert event["what"].endswith("gradient norm inf, but finite on every rank before fp16 exchanged it")
+
+
+def err_once() -> None:
+    """What no gradient explains: it is fine when it is computed again."""
+    norm, calls = GradientNorm.__call__, itertools.count(1)
+
+    def once(self: GradientNorm) -> Tensor:
+        return norm(self) * (float("nan") if next(calls) == 20 else 1)
+
+    GradientNorm.__call__ = once  # type: ignore[method-assign]
+
+
+def test_replicas_that_exchange_no_gradients_are_not_blamed(tmp_path: Path) -> None:
+    run = _run(tmp_path, {}, steps=40, communication="local_sgd")
+    run.spy = f"{__name__}:err_once"
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.nonfinite")
+    assert event["step"] == 20
+    assert event["what"].endswith("gradient norm nan")
 
 
 def wait_for_flags() -> None:
