@@ -4,7 +4,7 @@ The portal writes `profile.json` into its own folder of the run directory, {"id"
 rank that is asked sees it at a step boundary, looking once a second. The trace (Chrome's JSON, gzipped; chrome://tracing
 and ui.perfetto.dev open it) goes to `profiles/` in the attempt's folder, and an event says where it is. No other rank
 takes part; those that wait for the one that writes are spared by its heartbeat's phase. A profile that fails is told,
-and training goes on; one that ended its process is not begun again.
+and training goes on; one during which its process ended is told by the next incarnation, and not begun again.
 """
 
 from __future__ import annotations
@@ -108,11 +108,12 @@ class Profiling:
     def _begin(self, request: Request, step: int) -> None:
         self._seen.add(request.id)
         self._heartbeat.beat("profile", step)
-        mark = self._folder / f".{request.id}.{self._rank}"
+        mark = self._mark(request)
         try:
             self._folder.mkdir(exist_ok=True)
-            if mark.exists():
-                return  # begun by an incarnation before this one
+            if mark.exists():  # begun by an incarnation before this one
+                self._tell_unended(request, mark)
+                return
             mark.touch(0o640)
             self._window = _Window(request, step + 1, _start())
         except (RuntimeError, OSError) as error:
@@ -156,8 +157,18 @@ class Profiling:
                     path.unlink(missing_ok=True)
         return target.stat().st_size
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _tell_unended(self, request: Request, mark: Path) -> None:
+        """Once: who waits for it would do so for as long as the attempt runs."""
+        if not mark.stat().st_size and not any(self._folder.glob(f"step-*.rank{self._rank}.{request.id}.json.gz")):
+            self._fail(request, "its process ended before it was written")
+
+    def _fail(self, request: Request, error: object) -> None:
         self._reporter.event("profile.failed", id=request.id, of_rank=self._rank, reason=str(error)[:500])
+        with suppress(OSError):
+            self._mark(request).write_text("failed\n")  # so that no later incarnation tells it again
+
+    def _mark(self, request: Request) -> Path:
+        return self._folder / f".{request.id}.{self._rank}"
 
 
 def _start() -> Any:

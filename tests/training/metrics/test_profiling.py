@@ -104,6 +104,18 @@ def test_a_run_that_ends_leaves_what_it_has(attempt: Path) -> None:
     assert not profile.is_on
 
 
+def test_what_an_incarnation_did_not_end_is_told_by_the_next(attempt: Path) -> None:
+    ask(attempt, steps=50)
+    assert all(train(profiles(attempt, Told()), 3))
+    again, later = Told(), Told()
+    assert not any(train(profiles(attempt, again), 3))
+    (failed,) = again.events
+    assert (failed["kind"], failed["id"], failed["of_rank"]) == ("profile.failed", "abc123", 0)
+    assert failed["reason"] == "its process ended before it was written"
+    assert not any(train(profiles(attempt, later), 3))
+    assert not later.events
+
+
 def test_what_fails_is_told_and_training_goes_on(attempt: Path) -> None:
     told = Told()
     (attempt / "profiles").write_text("in the way")
