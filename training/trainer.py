@@ -233,7 +233,7 @@ class Trainer:
     def _know(self, steps: Sequence[Known], waited: float) -> None:
         """Steps whose numbers have been fetched; only now is it known how long they took, as a GPU is behind."""
         for known in steps:
-            self.cadence.note_step(known.seconds, saving=known.saving)
+            self.cadence.note_step(known.seconds, saving=known.saving, exchange=known.exchange)
         self.guards.look(steps, waited)
 
     def _between_steps(self, agreed: Agreed) -> bool:

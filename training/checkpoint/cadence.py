@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal
 
 Every = int | Literal["auto"]
@@ -90,6 +90,7 @@ class Cadence:
         self._costs: deque[float] = deque(maxlen=COSTS)
         self._outside: deque[float] = deque(maxlen=OUTSIDE_STEPS)
         self._during: list[float] = []
+        self._exchanges: deque[float] = deque(maxlen=OUTSIDE_STEPS)
         self._last: float | None = None
         self._owed = self._makes_up = False
         self._step_seconds = 0.0
@@ -106,10 +107,14 @@ class Cadence:
         # At the boundary nearest to the interval's end, not always the one after it.
         return now + self._step_seconds / 2 >= self._last + self.interval
 
-    def note_step(self, seconds: float, *, saving: bool) -> None:
-        """How long a step took, and whether some rank was writing a checkpoint meanwhile."""
+    def note_step(self, seconds: float, *, saving: bool, exchange: float = 0.0) -> None:
+        """How long a step took, and whether some rank was writing a checkpoint meanwhile.
+
+        `exchange`: of it what comes after some steps only, for which a write beside one of them must not be blamed.
+        """
         self._step_seconds = seconds
-        (self._during if saving else self._outside).append(seconds)
+        (self._during if saving else self._outside).append(seconds - exchange)
+        self._exchanges.append(exchange)
 
     def note_begun(self) -> None:
         """A save begins."""
@@ -142,7 +147,8 @@ class Cadence:
         if self._every == "auto":
             self.interval = next_interval(self.interval, cost=cost, write=write, mtbf_seconds=self.mtbf.seconds)
         # From one save's beginning to the next's, so what a save costs is in it.
-        present = self.interval if self._every == "auto" else self._every and self._every * usual + cost
+        step = usual + fmean(self._exchanges)
+        present = self.interval if self._every == "auto" else self._every and self._every * step + cost
         best = max(best_interval(cost, self.mtbf.seconds), WRITES * write)
         return {
             "automatic": self._every == "auto",

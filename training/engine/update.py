@@ -46,6 +46,8 @@ class Known(NamedTuple):
     """From its beginning to its end: the device's, where the host runs ahead of it."""
     saving: bool
     """Some rank was writing a checkpoint meanwhile."""
+    exchange: float = 0.0
+    """Of the seconds what replicas that stay apart exchanged after it; told on rank 0."""
 
 
 class Update:

@@ -90,7 +90,8 @@ class Meter:
         known: list[Known] = []
         for (step, learning_rate, times), loss, norm in zip(self._steps, values[::2], values[1::2], strict=True):
             log = {"loss": loss, "gradient_norm": norm, **self._measuring.read(step, times)}
-            known.append(Known(step, loss, norm, log["step_seconds"], times.saving))
+            exchange = log.get("exchange_seconds", 0.0)
+            known.append(Known(step, loss, norm, log["step_seconds"], times.saving, exchange))
             if self._leads:
                 log["learning_rate"] = learning_rate
                 log["data_seconds"] = times.data

@@ -51,6 +51,17 @@ def _steps(found: Cadence, clock: Clock, count: int, seconds: float, *, saving: 
         found.note_step(seconds, saving=saving)
 
 
+def test_what_replicas_exchange_now_and_then_is_no_cost_of_a_save() -> None:
+    found = Cadence(10, Mtbf(HOUR, "portal"))
+    for step in range(40):
+        exchange = 4.0 if step % 4 == 3 else 0.0
+        found.note_step(0.5 + exchange, saving=step >= 20, exchange=exchange)
+    about = found.note_written(stall=0.1, write=30.0)
+    assert about is not None
+    assert about["cost_seconds"] == pytest.approx(0.1)
+    assert about["interval_seconds"] == pytest.approx(10 * 1.5 + 0.1), "but it is a part of the time between two"
+
+
 def test_the_cost_is_the_stall_and_what_the_steps_were_slower() -> None:
     clock = Clock()
     found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
