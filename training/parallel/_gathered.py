@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 
 class GatheredAttention:
@@ -16,18 +16,19 @@ class GatheredAttention:
     def __init__(self, context: int, axis: DeviceMesh) -> None:
         self._rank, self._count, self._group = axis.get_local_rank(), axis.size(), axis.get_group()
         self._chunk = context // (2 * self._count)
+        chunks = (self._rank, 2 * self._count - 1 - self._rank)
+        # Made once: torch makes none while selective recomputation looks at every operation.
+        self._biases = [causal_lower_right(self._chunk, (chunk + 1) * self._chunk) for chunk in chunks]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = _Gathered.apply(torch.stack((key, value)), self._group, self._chunk).unbind(0)  # type: ignore[no-untyped-call]
-        chunks = (self._rank, 2 * self._count - 1 - self._rank)
-        parts = zip(torch.split(query, self._chunk, dim=2), chunks, strict=True)
-        return torch.cat([self._attend(part, keys, values, (chunk + 1) * self._chunk) for part, chunk in parts], dim=2)
+        parts = zip(torch.split(query, self._chunk, dim=2), self._biases, strict=True)
+        return torch.cat([self._attend(part, keys, values, bias) for part, bias in parts], dim=2)
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, seen: int) -> Tensor:
-        """A chunk's queries to the first `seen` places, of which the last are its own."""
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, bias: CausalBias) -> Tensor:
+        """A chunk's queries to all places up to its own last one."""
         grouped = query.shape[1] != keys.shape[1]
-        bias = causal_lower_right(query.shape[2], seen)
-        key, value = keys[:, :, :seen], values[:, :, :seen]
+        key, value = keys[:, :, : bias.seq_len_kv], values[:, :, : bias.seq_len_kv]
         if grouped:
             times = query.shape[1] // keys.shape[1]
             key, value = key.repeat_interleave(times, dim=1), value.repeat_interleave(times, dim=1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
 from training.config import parse
 from training.engine import blocks
@@ -38,6 +39,17 @@ def losses(folder: Path, **settings: Any) -> dict[int, float]:
 @pytest.mark.parametrize("how", ["selective", "full"])
 def test_recomputing_changes_no_bit(how: str, plain: dict[int, float], tmp_path: Path) -> None:
     assert losses(tmp_path, recompute=how) == plain, "dropout included"
+
+
+@pytest.mark.slow
+def test_nor_where_ranks_have_parts_of_the_context(tmp_path: Path) -> None:
+    table = {**CONFIG, "steps": 3, "mesh": {"cp": 2}}
+    runs = {how: Run(tmp_path / how, {**table, "recompute": how}) for how in ("none", "selective", "full")}
+    pool.finish(list(runs.values()), 2, tmp_path / "ranks")
+    for rank in range(2):
+        plain, *others = (run.series(rank=rank) for run in runs.values())
+        assert len(plain) == 3
+        assert others == [plain, plain]
 
 
 @pytest.mark.slow
