@@ -251,7 +251,6 @@ class Trainer:
         every = self.config.keep_every
         is_promised = self.validation.has_best(self.step) or (every and self.step % every == 0)
         if is_promised and not last:
-            self._finish_flight()
             self._save()
         elif agreed.due and not last:
             if agreed.saving:
@@ -290,7 +289,10 @@ class Trainer:
         return not self.agreement.now(stop=self.stop.asked).stop
 
     def _save(self) -> None:
+        """Training stands still for it, and first for the one before, where that is still being written."""
         self._look()
+        began = time.perf_counter()
+        self._finish_flight()
         self.heartbeat.beat("save", self.step)
         facts = Facts(
             step=self.step,
@@ -302,7 +304,6 @@ class Trainer:
             state={"validation_loss": self.validation.loss_at(self.step), **remember(self.remembers)},
             versions=_versions(),
         )
-        began = time.perf_counter()
         self.checkpoints.save(self.assembly.state(), facts)
         self._is_saving = True
         self.measuring.stalled(self.step, time.perf_counter() - began)

@@ -79,6 +79,8 @@ def test_a_multiple_is_made_though_another_save_is_being_written(tmp_path: Path)
     run = Run(tmp_path / "run", settings, spy=f"{__name__}:write_slowly")
     assert run.start(2, patient=False).wait() == [0, 0]
     assert [found.step for found in run.checkpoints] == [3, 4, 8], "the one of step 6 is skipped"
+    stalls = run.series("checkpoint_seconds")
+    assert stalls[4] > 0.3 > stalls[3], "training stood still until that of step 3 was written"
 
 
 def run_ahead() -> None:
