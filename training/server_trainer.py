@@ -7,6 +7,7 @@ travel by main memory.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from training.comm._exchange import broadcast as send_to_all
 from training.comm._served import Sent, Served, Server
 from training.distributed import TIMEOUT, Agreed, broadcast
 from training.engine.update import Update
+from training.guards.numerics import NumericsError
 from training.loader.order import Share
 from training.manifest import Manifest
 from training.step import arithmetic
@@ -119,11 +121,8 @@ class ServedTrainer(Trainer):
         """One worker's gradient is an optimizer step of its own, at the learning rate of the step it is of."""
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient.to(parameter.device)
-        norm = self._norm()
-        if not bool(torch.isfinite(norm)):
-            raise FloatingPointError(f"the gradient of step {step + 1} is not finite")
+        norm, largest = self._norm(), self.config.clip
         rate = arithmetic.learning_rate(self.config, step)
-        largest = self.config.clip
         self.assembly.optimizer.step(rate, (norm / largest).clamp(min=1.0) if largest else None)
         self.assembly.optimizer.zero_grad()
 
@@ -144,6 +143,9 @@ class ServedTrainer(Trainer):
             consumed = self.consumed + (step - self.step) * self.config.global_batch
             loss = float(self._work.rehearse(consumed, step, whole=True))
             norm = float(self._norm())
+            if not math.isfinite(norm):
+                what = f"step {step + 1:,}: loss {loss}, gradient norm {norm} on rank {self.world.rank}"
+                raise NumericsError("nonfinite", what)
             gradients = [parameter.grad.cpu() for parameter in self._parameters if parameter.grad is not None]
             self.assembly.optimizer.zero_grad()
             rpc.rpc_sync(_name(0), _push, args=(worker, step, gradients, loss))

@@ -217,6 +217,17 @@ def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> N
     assert seen["parameters"][0] == {"name": "0.weight", "gradient_norm": "nan"}
 
 
+def test_a_worker_of_a_parameter_server_says_what_is_not_finite(tmp_path: Path) -> None:
+    run = _run(tmp_path, {"nan": _sample(30, 11)}, steps=40, communication="parameter_server")
+    incarnation = run.start(2)
+    incarnation.processes[1].join(60)
+    incarnation.kill()  # the launcher's part: the server waits for a worker that is gone
+    assert incarnation.processes[1].exitcode == 1
+    (failed,) = run.events("run.failed", rank=1)
+    assert failed["exception"] == "NumericsError"
+    assert failed["error"] == "numerics.nonfinite: step 30: loss nan, gradient norm nan on rank 1"
+
+
 def test_a_rank_that_differs_from_itself_is_named(tmp_path: Path) -> None:
     run = _run(tmp_path, {"flaky": 1}, steps=60, check_weights_every=5)
     incarnation = run.start(2)
