@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -58,6 +59,9 @@ class Composed:
             if not parameter.requires_grad
         }
         self._tied = _shared(task.model)
+        has_buffers = next(task.model.buffers(), None) is not None
+        self._holders = meshes.along(self.mesh, "dp", "shard", "cp") if has_buffers else None
+        """Ranks that hold the same buffers, if there are any."""
         self._apply(world.device)
         self._autocast = None if "dtype" in self._options[config.parallelism] else _KINDS.get(config.dtype)
         self._laid_out = [parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")]
@@ -77,6 +81,8 @@ class Composed:
             loss = self._forward_backward(self._timed, self._whole, micro_batches, self._data.accumulating)
         for parameter in self._laid_out:
             _lay_out_gradient(parameter)
+        if not alone:
+            self._share_buffers()
         loss = whole_of(loss)
         self.watch.mark(BOTH if self.is_piped else BACKWARD)
         return loss
@@ -229,6 +235,14 @@ class Composed:
         return derive_seed(self._config.seed, number)
 
     # Running it.
+
+    def _share_buffers(self) -> None:
+        """Running means and the like: the first replica's, as torch's ddp has it before a pass. After it, so that what
+        is saved, validated or compared between steps is the same, whichever rank does it."""
+        if self._holders is None or self.exchange.is_apart:
+            return
+        for buffer in self.buffers():
+            dist.broadcast(local(buffer), group=self._holders.get_group(), group_src=0)
 
     def _fused(self, task: Task) -> Task:
         return blocks.fuse_loss(task) if self._config.compile and task.inputs is not None else task
