@@ -5,8 +5,10 @@ What comes after them, the loss, is compiled with them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 
 from training.config import ConfigError, Problem, RunConfig
 from training.data import Batch, Task
+
+Context = AbstractContextManager[Any]
+Contexts = Callable[[], tuple[Context, Context]]
 
 
 def to_fp8(model: nn.Module, config: RunConfig, device: torch.device) -> None:
@@ -38,7 +43,7 @@ def prepare(part: nn.Module, config: RunConfig) -> None:
     """Recomputation and compilation of each block, or of the whole where a model has none; names stay as they are."""
     for block in _each(part):
         if config.recompute != "none":
-            _recompute(block, config.recompute)
+            _recompute(block, config.recompute, compiled=config.compile)
         if config.compile:
             block.compile()
 
@@ -76,7 +81,7 @@ def _fits_fp8(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
-def _recompute(block: nn.Module, how: str) -> None:
+def _recompute(block: nn.Module, how: str, *, compiled: bool) -> None:
     """Puts checkpointing around a block's forward, not around the block: its parameters keep their names."""
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -84,6 +89,8 @@ def _recompute(block: nn.Module, how: str) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy())
+    if not compiled and next(block.buffers(), None) is not None:  # the compiler takes no context of ours
+        options["context_fn"] = functools.partial(_updating_once, block, options.get("context_fn"))
 
     def recomputed(*arguments: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -91,6 +98,23 @@ def _recompute(block: nn.Module, how: str) -> None:
         return checkpoint(forward, *arguments, **options)
 
     block.forward = recomputed
+
+
+def _updating_once(block: nn.Module, contexts: Contexts | None) -> tuple[Context, Context]:
+    """Around a block's forward and its recomputation, which would take a batch into its running means once more."""
+    first, again = contexts() if contexts is not None else (contextlib.nullcontext(), contextlib.nullcontext())
+    return first, _with_buffers_kept(block, again)
+
+
+@contextlib.contextmanager
+def _with_buffers_kept(block: nn.Module, inner: Context) -> Iterator[None]:
+    kept = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    try:
+        with inner:
+            yield
+    finally:
+        for buffer, before in kept:
+            buffer.copy_(before)
 
 
 def _policy() -> Callable[..., Any]:

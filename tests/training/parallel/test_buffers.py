@@ -29,16 +29,21 @@ def build(data, *, samples: int = 64):
 '''
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
-def test_running_means_resume_and_are_no_corruption(parallelism: str, tmp_path: Path) -> None:
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    """A run's, whose recipe is in the folder `added`."""
     for kind in ("recipes", "parallel"):
         (tmp_path / "added" / kind).mkdir(parents=True)
     (tmp_path / "added" / "recipes" / "normed.py").write_text(NORMED)
-    table: dict[str, Any] = {key: value for key, value in TINY.items() if key != "language"}
-    table |= {"recipe": "normed", "parallelism": parallelism, "global_batch": 16, "steps": 8}
-    table |= {"validate_every": 8, "check_weights_every": 2}
-    run = Run(tmp_path / "run", table, added=tmp_path / "added")
+    common = {key: value for key, value in TINY.items() if key != "language"}
+    return {**common, "recipe": "normed", "global_batch": 16, "steps": 8, "validate_every": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+def test_running_means_resume_and_are_no_corruption(parallelism: str, table: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**table, "parallelism": parallelism, "check_weights_every": 2}
+    run = Run(tmp_path / "run", settings, added=tmp_path / "added")
     run.finish(2)
     expected = run.series("validation_loss")
     shutil.rmtree(run.job_dir / "checkpoints" / "step-8")
@@ -46,3 +51,14 @@ def test_running_means_resume_and_are_no_corruption(parallelism: str, tmp_path: 
     assert run.events("run.started")[0]["resumed_from"] == "step-4"
     assert run.series("validation_loss") == expected
     assert len(expected) == 1
+
+
+@pytest.mark.slow
+def test_recomputing_takes_no_batch_into_running_means_twice(table: dict[str, Any], tmp_path: Path) -> None:
+    found = []
+    for how in ("none", "selective", "full"):
+        run = Run(tmp_path / how, {**table, "checkpoint_every": 0, "recompute": how}, added=tmp_path / "added")
+        run.finish(1)
+        found.append(run.series("validation_loss"))
+    assert found == [found[0]] * 3
+    assert len(found[0]) == 1
