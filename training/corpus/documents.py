@@ -135,13 +135,22 @@ def _walk(
     left_out: frozenset[str] = frozenset(),
     tell: Callable[[], None] = lambda: None,
 ) -> Iterator[File]:
-    """Every regular file with such an ending, in the same order on every machine; names that begin with a dot aside."""
+    """Every regular file with such an ending, in the same order on every machine; names that begin with a dot aside.
+
+    Links are followed, and a folder that several of them lead to, or one within it, is read once.
+    """
 
     def refuse(error: OSError) -> None:
         raise _unreadable(error.filename, error)
 
     endings = tuple(ending for suffix in suffixes for ending in (suffix, suffix + GZ))
-    for folder, folders, names in os.walk(root, onerror=refuse):
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        about = os.stat(folder)
+        if (about.st_dev, about.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
         folders[:] = sorted(name for name in folders if name not in left_out and not name.startswith("."))
         for number, name in enumerate(sorted(names)):
             if number % TELL_FILES == 0:

@@ -77,6 +77,17 @@ def test_every_document_is_there_once_whatever_it_came_in(kind: str, tmp_path: P
     assert verify(made.path).tokens == sum(len(text.encode()) + 1 for text in contents)
 
 
+def test_folders_that_are_links_are_read_and_each_once(tmp_path: Path) -> None:
+    mine, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    for folder in (mine / "own", elsewhere / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "a.txt").write_text("A text.\n")
+    for link, target in {"linked": elsewhere, "again": elsewhere / "deep", "own/up": mine, "gone": "nowhere"}.items():
+        (mine / link).symlink_to(target)
+    found = documents.find(mine, suffixes=(".txt",), text_field="text")
+    assert [file.name for file in found.files] == ["again/a.txt", "own/a.txt"]
+
+
 @relaxed
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(8, 64))
 def test_a_text_longer_than_memory_is_cut_between_letters(
