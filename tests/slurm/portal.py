@@ -119,11 +119,11 @@ class Person:
             found = wait_for(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout_s, every_s=0.2)
         except AssertionError as error:
             told = json.dumps(self.job(job_id), indent=1)
-            raise AssertionError(f"{error}; it is {told}\n{self._said(job_id)}") from None
+            raise AssertionError(f"{error}; it is {told}\n{self.said(job_id)}") from None
         assert found is not None
         return found
 
-    def _said(self, job_id: int) -> str:
+    def said(self, job_id: int) -> str:
         """What its launchers, ranks and shippers have written, to see why it does not go on."""
         logs = sorted(self.portal.runs.glob(f"*/{job_id}-*/job/attempt-*/logs/*.log"))
         return "\n".join(

@@ -163,7 +163,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     assert (done["state"], done["attempt"]["number"]) == ("cancelled", 1)
     assert max(one["step"] for one in alice.checkpoints(job_id)) == done["progress"]["step"]
     newest = max(_told(members, "incarnation-*", members=[]), key=lambda turn: int(turn["number"]))
-    assert {member["name"] for member in newest["members"]} == {leading, other}
+    assert {member["name"] for member in newest["members"]} == {leading, other}, alice.said(job_id)
 
 
 def test_without_its_batch_script_an_elastic_job_ends_all_the_same(

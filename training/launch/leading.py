@@ -227,9 +227,12 @@ class Leading:
         when asked to.
         """
         plan, now = self._plan, time.monotonic()
-        if not plan.is_elastic or plan.script is not None or ready_after is None or self._stop.reason:
+        if not plan.is_elastic or self._stop.reason:
             return False
+        # Looked at from the start: only who is known to live is taken in when a node is lost, which may be soon.
         there = [member for member in self._members.live() if incarnation.place(member) < 0]
+        if plan.script is not None or ready_after is None:
+            return False
         waiting = [member for member in there if self._members.is_proven_live(member)]
         count = len(incarnation.members)
         more = most_nodes(plan, count + len(waiting)) - count if waiting else 0
