@@ -62,16 +62,8 @@ def page_of(request: HttpRequest, job_id: int) -> Page:
 @require_safe
 def overview(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
-    context = page.context(
-        "overview",
-        figures=charts.figures(page.job, page.life),
-        series=charts.first_paint(page.job, page.life),
-        marks=charts.marks(page.life),
-        newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
-        shown=measured.tell(page.life, may_change=page.may_change),
-        happened=incidents.newest(page.life.latest),
-        **_waits(request, page),
-    )
+    charted = {"figures": charts.figures(page.job, page.life), "series": charts.first_paint(page.job, page.life)}
+    context = page.context("overview", **charted, **_overview(request, page))
     return render(request, "jobs/overview.html", context)
 
 
@@ -81,17 +73,21 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
     """The page's head anew: what htmx swaps in while the job lives, and once when its state changes."""
     page = page_of(request, job_id)
     tab = request.GET.get("tab", "overview")
-    if tab != "overview":
-        return render(request, "jobs/_life.html", page.context(tab))
-    context = page.context(
-        tab,
-        marks=charts.marks(page.life),
-        newest=page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
-        shown=measured.tell(page.life, may_change=page.may_change),
-        happened=incidents.newest(page.life.latest),
+    more = _overview(request, page) if tab == "overview" else {}
+    return render(request, "jobs/_life.html", page.context(tab, **more))
+
+
+def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
+    """What of the overview changes while the job lives, beside its charts."""
+    newest, has_more = incidents.newest(page.life.latest)
+    return {
+        "marks": charts.marks(page.life),
+        "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
+        "shown": measured.tell(page.life, may_change=page.may_change),
+        "incidents": newest,
+        "has_more_incidents": has_more,
         **_waits(request, page),
-    )
-    return render(request, "jobs/_life.html", context)
+    }
 
 
 def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
