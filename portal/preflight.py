@@ -6,13 +6,18 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
+import psutil
+
 BASE_DIR = Path(__file__).resolve().parent.parent
+# How long a web process may take to die whose supervisor was killed, on a busy machine.
+DYING_S = 5.0
 
 
 class Refused(Exception):
@@ -23,34 +28,55 @@ def listen(host: str, port: int) -> socket.socket:
     """The web's socket, held by the supervisor: while a new web process loads, connections wait, none is refused."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    give_up_at = time.monotonic() + DYING_S
+    while not _bind(listener, host, port):
+        holder = _listener_on(port)
+        if _may_be_dying(holder) and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+            continue
+        listener.close()
+        name = f"process {holder.pid} ({holder.name()})" if holder and holder.is_running() else "another program"
+        raise Refused(
+            f"port {port} is taken by {name}: stop it, or choose another port with "
+            f"VIGIL_PORT={_free_port(host, port + 1)}."
+        )
+    listener.listen(2048)
+    return listener
+
+
+def _bind(listener: socket.socket, host: str, port: int) -> bool:
+    """Whether the port could be had. Raises Refused when another moment would not help either."""
     try:
         listener.bind((host, port))
     except PermissionError:
         raise Refused(f"port {port} is for root alone: choose one above 1023, as VIGIL_PORT=8000.") from None
     except (OSError, UnicodeError) as error:  # the name of a host can be none
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            return False
         listener.close()
-        if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
-            raise Refused(f"this machine has no address {host}: set VIGIL_HOST to one of its own.") from None
-        free = _free_port(host, port + 1)
-        raise Refused(
-            f"port {port} is taken by {_listener_on(port)}: stop it, or choose another port with VIGIL_PORT={free}."
-        ) from None
-    listener.listen(2048)
-    return listener
+        raise Refused(f"this machine has no address {host}: set VIGIL_HOST to one of its own.") from None
+    return True
 
 
-def _listener_on(port: int) -> str:
+def _listener_on(port: int) -> psutil.Process | None:
     """Who listens there, as far as this user may know."""
-    import psutil
-
-    try:
+    with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             here = getattr(connection.laddr, "port", None) == port
             if here and connection.status == psutil.CONN_LISTEN and connection.pid:
-                return f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    except psutil.Error:
-        pass
-    return "another program"
+                return psutil.Process(connection.pid)
+    return None
+
+
+def _may_be_dying(holder: psutil.Process | None) -> bool:
+    """Whether it can be a web process that has outlived its supervisor: killed by the kernel, and not yet gone."""
+    if holder is None:  # it is gone, or has already let go of what tells whose the port was
+        return True
+    try:
+        words, parent = holder.cmdline(), holder.parent()
+        return not words or ("portal.web" in words and not (parent and "portal.up" in parent.cmdline()))
+    except psutil.Error:  # it has ended meanwhile
+        return True
 
 
 def _free_port(host: str, start: int) -> int:

@@ -86,6 +86,10 @@ class Stack:
             raise AssertionError(f"`vigil up` ended with {self.process.returncode}:\n{self.said()}")
         return "Vigil is ready at" in self.said()
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 15.0) -> float:
         """Ask it to stop; answers how many seconds that took."""
         assert self.process
@@ -96,7 +100,7 @@ class Stack:
 
     def close(self) -> None:
         """Stop it, end the jobs that outlive it, remove its home."""
-        if self.process and self.process.poll() is None:
+        if self.process and self.is_running:
             try:
                 self.stop()
             except subprocess.TimeoutExpired:

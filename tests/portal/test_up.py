@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -105,6 +106,25 @@ def test_port_in_use_names_the_process_and_the_remedy(make_stack: MakeStack) -> 
     assert f"is taken by process {os.getpid()}" in refused.stderr
     assert "VIGIL_PORT=" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_start_waits_for_the_port_of_a_killed_supervisors_web(make_stack: MakeStack) -> None:
+    """On a busy machine a killed process still holds its port for a moment; this one holds it until it is told."""
+    stack = make_stack()
+    hold = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); print(flush=True); sys.stdin.read()"
+    web = subprocess.Popen(
+        [sys.executable, "-c", hold, str(stack.port), "portal.web"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with web:
+        assert web.stdin
+        assert web.stdout
+        web.stdout.readline()
+        ending = threading.Timer(1.0, web.stdin.close)
+        ending.start()
+        stack.start()
+        ending.join()
+    assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200
 
 
 @pytest.mark.parametrize(

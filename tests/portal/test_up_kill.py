@@ -50,12 +50,18 @@ context = 64
 
 
 @pytest.fixture(scope="module")
-def stack(prepared_home: Any) -> Iterator[Stack]:
-    """One portal for all kills: what one test breaks, its `vigil up` mends before the next."""
+def home_of_all(prepared_home: Any) -> Iterator[Stack]:
     stack = Stack(prepared_home, VIGIL_LOCAL_CPUS="4")
-    stack.start()
     yield stack
     stack.close()
+
+
+@pytest.fixture
+def stack(home_of_all: Stack) -> Stack:
+    """One portal for all kills: what one test breaks, its `vigil up` mends before the next."""
+    if not home_of_all.is_running:
+        home_of_all.start()
+    return home_of_all
 
 
 class Submit(Protocol):
