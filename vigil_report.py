@@ -199,7 +199,7 @@ class Stream:
     def _append(self, name: str, step: int, value: float) -> None:
         try:
             step, value = int(step), float(value)
-            if step < 0 or not NAME.fullmatch(name):
+            if step < 0 or (name not in self._points and not NAME.fullmatch(name)):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             if name not in self._refused and len(self._refused) < 100:

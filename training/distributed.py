@@ -136,18 +136,21 @@ class Agreement:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._flags = torch.zeros(4, dtype=torch.int32)
+        self._own = Agreed(False, False, False)
+        self._flags = torch.tensor(self._own, dtype=torch.int32)
         self._work: dist.Work | None = None
 
     def begin(self, *, stop: bool, saving: bool, due: bool, trouble: bool = False) -> None:
-        self._flags[0], self._flags[1], self._flags[2], self._flags[3] = stop, saving, due, trouble
+        self._own = Agreed(stop, saving, due, trouble)
         if self._world.size > 1:
+            self._flags = torch.tensor(self._own, dtype=torch.int32)
             self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, async_op=True)
 
     def end(self) -> Agreed:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        if self._work is None:
+            return self._own
+        self._work.wait()
+        self._work = None
         return Agreed(*map(bool, self._flags.tolist()))
 
     def now(self, *, stop: bool = False, trouble: bool = False) -> Agreed:

@@ -51,7 +51,9 @@ class GradientGuard:
         self._known = torch.tensor([0.0, 0.0, 1.0], device=device)
         """Mean, variance, and DECAY to the power of how many norms are in them."""
         self._frozen = torch.zeros((), device=device)
+        # Operations of a tensor with a number on its left take several times as long as with a tensor.
         self._one = torch.ones((), device=device)
+        self._portion = torch.full((), 1 - DECAY, device=device)
         self._no_limit = torch.full((), LARGEST, device=device)
         self._enough = DECAY ** (ARMED_STEPS - 0.5)
 
@@ -95,9 +97,10 @@ class GradientGuard:
     def _enter(self, norm: Tensor, infinite: Tensor, mean: Tensor, variance: Tensor, missing: Tensor) -> None:
         """Weights that add up to one from the first step on are the bias correction."""
         missing = missing * DECAY
-        weight = ((1 - DECAY) / (1 - missing)).clamp(max=1.0)  # the first, rounded, might be more
+        weight = (self._portion / (self._one - missing)).clamp(max=1.0)  # the first, rounded, might be more
         apart = norm - mean
-        fresh = torch.stack((mean + weight * apart, (1 - weight) * (variance + weight * apart * apart), missing))
+        moved = weight * apart
+        fresh = torch.stack((mean + moved, (self._one - weight) * torch.addcmul(variance, moved, apart), missing))
         self._known = torch.where(infinite > 0, self._known, fresh)
 
     def remember(self) -> dict[str, Any]:
