@@ -210,7 +210,7 @@ class Bare:
                 inputs = tokens.to(self.device, non_blocking=True)
                 wanted = targets.to(self.device, non_blocking=True)
                 with torch.autocast(self.device.type, torch.bfloat16):
-                    loss = functional.cross_entropy(self._run(inputs).flatten(0, 1), wanted.flatten())
+                    loss = functional.cross_entropy(self._run(inputs).flatten(0, 1).float(), wanted.flatten())
                 (loss / len(batches)).backward()  # type: ignore[no-untyped-call]
                 part = loss.detach() / len(batches)
                 total = part if total is None else total + part

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.training.ranks import TINY, Run
+from training.data import Task
+from training.recipes import language, vision
 from training.shape import Shape
 from training.step.clipping import GradientGuard
 from training.step.loss_scale import LossScale
@@ -68,6 +72,53 @@ def test_what_decides_on_a_step_stays_on_the_gpu(scaled: bool, armed: bool) -> N
         assert {value.device for value in guarded} == {gpu}
     assert crossings.operations > 50
     assert not crossings.found
+
+
+class _Softmaxes(TorchDispatchMode):
+    """What a loss is normalised in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._log_softmax.default:
+            self.kinds.add(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+def _texts(folder: Path) -> Task:
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(f"{number} " * 40)
+    return language.build(language.prepare(folder / "cache", source=str(folder)).path, context=8)
+
+
+def _digits(folder: Path) -> Task:
+    return vision.build(vision.prepare(folder).path)
+
+
+@pytest.mark.parametrize(("task", "logits"), [(_texts, (2, 8, 256)), (_digits, (2, 10))], ids=["language", "vision"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_losses_are_normalised_in_full_precision(
+    device: str, dtype: torch.dtype, task: Callable[[Path], Task], logits: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Autocast does that of itself on a CPU only."""
+    made = task(tmp_path)
+    batch = made.batch("train", np.arange(2))
+    before = torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, True)  # torch.autocast turns itself off where there is no GPU
+    torch.set_autocast_dtype(device, dtype)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), _Softmaxes() as softmaxes:
+            there = tuple(torch.empty_like(tensor, device=device) for tensor in batch)
+            for reckon in (made.loss, made.score):
+                softmaxes.kinds.clear()
+                reckon(lambda inputs: torch.empty(logits, dtype=dtype, device=device), there)
+                assert softmaxes.kinds == {torch.float32}
+    finally:
+        torch.set_autocast_dtype(device, before)
+        torch.set_autocast_enabled(device, False)
 
 
 class _Reads(TorchDispatchMode):

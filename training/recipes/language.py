@@ -251,4 +251,5 @@ def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
 
     inputs, targets = batch
     logits = model(inputs)
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    # A GPU's autocast, unlike a CPU's, would leave the softmax in half precision.
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -63,14 +63,14 @@ def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
     from torch.nn import functional
 
     images, labels = batch
-    return functional.cross_entropy(model(images), labels)
+    return functional.cross_entropy(model(images).float(), labels)  # autocast does that by itself on a CPU only
 
 
 def _score(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
     from torch.nn import functional
 
     images, labels = batch
-    logits = model(images)
+    logits = model(images).float()
     return {
         "loss": functional.cross_entropy(logits, labels),
         "accuracy": (logits.argmax(dim=1) == labels).float().mean(),
