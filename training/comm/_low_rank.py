@@ -45,6 +45,8 @@ class LowRank(Hook):
         self._order: list[str] = []
         """Of the parameters in the bucket, once it has been seen."""
         self._steps = torch.zeros((), dtype=torch.int64)
+        self._ranks = torch.tensor(peers.count)
+        """That exchange, or did before the checkpoint that has been read."""
         self._read: _Memory | None = None
         """To read a checkpoint into; torch takes it over at the first step that compresses."""
         self._before: Tensor | None = None
@@ -78,13 +80,20 @@ class LowRank(Hook):
         self._before = None
 
     def state(self) -> State:
-        """Right factors, alike on all ranks, and what this rank has not sent, by parameter."""
+        """Right factors, alike on all ranks, and what this rank has not sent, by parameter; one replica has none."""
+        if self.peers.count == 1:
+            return {}
         memory = self._seen() if self._inner.q_memory_dict else self._blank()
         errors = {str(self.peers.index): dict(memory.errors)}
-        return {"steps": self._steps, "factors": dict(memory.factors), "errors": errors}
+        return {"steps": self._steps, "ranks": self._ranks, "factors": dict(memory.factors), "errors": errors}
 
     def recall(self) -> None:
+        """An error is a rank's gradient less the mean of all, step after step: the sum over all ranks is what was not
+        sent yet, but what some of them have is far larger, so it is forgotten if others are gone."""
         self._inner.iter = FIRST + int(self._steps)
+        if self._ranks > self.peers.count and self._read is not None:
+            torch._foreach_zero_(list(self._read.errors.values()))
+        self._ranks.fill_(self.peers.count)
 
     def _seen(self) -> _Memory:
         """What torch has, as parts of its own tensors."""

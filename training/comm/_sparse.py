@@ -65,4 +65,7 @@ class Sparse(Hook):
         torch._foreach_zero_(list(self._kept.values()))
 
     def state(self) -> State:
+        """One replica sends all it has; what it kept before would be late once there are others again."""
+        if self.peers.count == 1:
+            return {}
         return {"kept": {str(self.peers.index): dict(self._kept)}}

@@ -42,8 +42,10 @@ class Side:
         steps: int = 1000,
         width: int = 40,
         is_deep: bool = False,
+        group: Any = None,
         **options: Any,
     ) -> None:
+        """`group`: of the ranks that exchange; None: all."""
         import torch
         import torch.distributed as dist
         from torch import nn
@@ -54,16 +56,17 @@ class Side:
         from training.shape import Shape
 
         torch.manual_seed(0)
-        self.world, self.rank = dist.get_world_size(), dist.get_rank()
+        group = group or dist.group.WORLD
+        self.world, self.rank = group.size(), group.rank()
         self.model = nn.Sequential(nn.Linear(width, 30), nn.Tanh(), nn.Linear(30, 20))
         if is_deep:  # two matrices of one shape, another between them
             self.model.extend([nn.Linear(20, width), nn.Tanh(), nn.Linear(width, 30)])
         self.parameters = dict(self.model.named_parameters())
-        peers = Peers(group=dist.group.WORLD, steps=steps, parameters=self.parameters, shape=Shape({"dp": self.world}))
+        peers = Peers(group=group, steps=steps, parameters=self.parameters, shape=Shape({"dp": self.world}))
         self.exchange = contracts.communication(name).exchange(peers, **options)
         self.called: nn.Module = self.model
         if not self.exchange.is_apart:
-            self.called = replicate(self.model, dist.group.WORLD, bucket_mib=self.exchange.bucket_mib or bucket_mib)
+            self.called = replicate(self.model, group, bucket_mib=self.exchange.bucket_mib or bucket_mib)
         self.exchange.attach(self.called)
         self.backward(-1)
         self.exchange.begin()
@@ -212,6 +215,38 @@ def skipped() -> dict[str, Any]:
             left.append(flat({parameter: kept[parameter].clone() for parameter in side.parameters}))
         found[name] = [torch.equal(before, after) for before, after in pairwise(left)]
     return found
+
+
+def fewer() -> dict[str, Any]:
+    """What those that are left go on with when half of the ranks are gone: by what it is, whether it is as it was."""
+    import torch
+    import torch.distributed as dist
+
+    half = list(range(dist.get_world_size() // 2))
+    found: dict[str, Any] = {}
+    for name, options in (("topk", {"density": 0.05}), ("powersgd", {"rank": 2, "plain_steps": 0})):
+        before, group = Side(name, **options), dist.new_group(half)
+        for step in range(STEPS):
+            before.backward(step)
+        told = dict(_leaves(before.exchange.state()))
+        if before.rank not in half:
+            continue
+        exchange = Side(name, group=group, **options).exchange
+
+        def read(state: dict[str, Any], told: dict[str, Any] = told) -> None:
+            for path, tensor in _leaves(state["comm"]):
+                tensor.copy_(told[path])
+
+        exchange.restore(read, {}, {})
+        state = _leaves(exchange.state())
+        found[name] = {".".join(path): [torch.equal(tensor, told[path]), bool(tensor.any())] for path, tensor in state}
+    return found
+
+
+def _leaves(state: dict[str, Any]) -> list[tuple[Any, Any]]:
+    from training.checkpoint.staging import walk
+
+    return list(walk(state))
 
 
 def _cloned(value: Any) -> Any:

@@ -12,9 +12,10 @@ from tests.training.comm import exchanges
 from tests.training.ranks import fork
 from training import communication
 
-ACTS = ["halved", "sparse", "low_rank", "skipped", "replicas", "computed"]
+ACTS = ["halved", "sparse", "low_rank", "skipped", "fewer", "replicas", "computed"]
 Told = dict[int, dict[str, list[dict[str, Any]]]]
 """By number of ranks and act, what each rank found."""
+_PARAMETERS = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
 def test_the_documented_tables_are_the_code_s() -> None:
@@ -89,6 +90,20 @@ def test_powersgd_is_the_best_of_its_rank_along_the_factors(world: int, told: To
 def test_nothing_is_kept_of_a_skipped_step(world: int, name: str, told: Told) -> None:
     for rank in _of(told, world, "skipped"):
         assert rank[name] == [True, False, True, False]
+
+
+@pytest.mark.slow
+def test_ranks_that_are_left_keep_what_is_right_without_the_others(told: Told) -> None:
+    """Of PowerSGD only the sum of all ranks' errors is small; one alone is as large as many steps' gradients."""
+    for rank, found in enumerate(_of(told, 4, "fewer")[:2]):
+        kept = {name: tuple(is_) for name, is_ in found["topk"].items()}
+        assert kept == dict.fromkeys([f"kept.{rank}.{name}" for name in _PARAMETERS], (True, True))
+        factors = {name: tuple(is_) for name, is_ in found["powersgd"].items() if name.startswith("factors")}
+        assert factors == dict.fromkeys(["factors.0.weight", "factors.2.weight"], (True, True))
+        errors = {name: tuple(is_) for name, is_ in found["powersgd"].items() if name.startswith("errors")}
+        assert errors == dict.fromkeys([f"errors.{rank}.{name}" for name in _PARAMETERS], (False, False))
+    alone, _ = _of(told, 2, "fewer")
+    assert alone == {"topk": {}, "powersgd": {}}, "nothing that would come late, once there are others again"
 
 
 @worlds
