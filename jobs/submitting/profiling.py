@@ -9,6 +9,7 @@ from django.utils import timezone
 from jobs import live, profiles
 from jobs.disk import profiles as files
 from jobs.errors import Conflict, Refused, SpecError
+from jobs.incarnations import spread
 from jobs.models import Attempt, Event, Job
 from portal.access import can, note_if_sysadmin
 from portal.models import User
@@ -31,6 +32,9 @@ def ask(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
     if not 1 <= steps <= MOST_STEPS:
         raise SpecError.at("steps", f"{steps:,} is too many to write down: take 1 to {MOST_STEPS}.")
     attempt = Attempt.objects.select_related("job").get(pk=attempt.pk)
+    running = spread(attempt)
+    if running is not None and rank >= running.ranks:  # perhaps it was one of a node that is gone: nobody would answer
+        raise SpecError.at("rank", f"there is no rank {rank:,} now: take 0 to {running.ranks - 1:,}.")
     number = secrets.token_hex(4)
     files.ask(attempt, number=number, rank=rank, steps=steps)
     data = {"id": number, "steps": steps, "rank": rank, "by": user.username}

@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from jobs.following.restart import instead_of_resuming
+from jobs.incarnations import number_of, spread
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import Progress, progress
 from jobs.spec import seconds_of
@@ -239,7 +240,7 @@ def tell(job: Job, now: datetime | None = None) -> Life:
         limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
         restarts=_restarts(attempts),
         saved=_saved(job),
-        spread=_spread(latest) if is_elastic(job.spec) else None,
+        spread=spread(latest) if is_elastic(job.spec) else None,
     )
 
 
@@ -256,10 +257,10 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
     events = Event.objects.filter(attempt__in=attempts, kind__in=kinds).order_by("id")
     rows = list(events.values_list("kind", "attempt_id", "incarnation", "time", "data")[:600])
     # What was lost is told with the number of the incarnation that lost it, what came with that of the next.
-    lost = {(pk, _number(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.lost"}
-    came = {(pk, _number(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.joined"}
+    lost = {(pk, number_of(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.lost"}
+    came = {(pk, number_of(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.joined"}
     for kind, attempt_id, incarnation, at, data in rows:
-        number = incarnation or _number(data)
+        number = incarnation or number_of(data)
         if kind != "incarnation.ended" or number >= last[attempt_id]:
             continue
         gone, more = lost.get((attempt_id, number)), came.get((attempt_id, number + 1))
@@ -268,20 +269,6 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
         again = f"restarted with {more}" if more else "restarted without" if gone else "restarted in place"
         found[attempt_id].append((at, ", ".join(part for part in (what, again) if part)))
     return found
-
-
-def _spread(attempt: Attempt) -> tuple[int, int] | None:
-    """Ranks and nodes of the newest incarnation; launchers that were lost may be late in telling of theirs."""
-    started = Event.objects.filter(attempt=attempt, kind="incarnation.started").order_by("-id")
-    data: dict[str, Any] = max(started.values_list("data", flat=True)[:20], key=_number, default={})
-    ranks, nodes = data.get("world_size"), data.get("nodes")
-    return (ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
-
-
-def _number(data: dict[str, Any]) -> int:
-    """Of the incarnation that an event of a launcher tells of."""
-    number = data.get("incarnation")
-    return number if isinstance(number, int) else 0
 
 
 def _names(data: dict[str, Any]) -> str:

@@ -68,6 +68,15 @@ def test_says_what_is_wrong_with_a_request(job: Job, mira: User, body: dict[str,
     assert [error["field"] for error in answer.json()["errors"]] == fields
 
 
+def test_a_rank_that_a_lost_node_took_with_it_is_not_asked(job: Job, mira: User) -> None:
+    tell(job, "incarnation.started", incarnation=0, world_size=4, nodes=["dgx-01", "dgx-02"])
+    tell(job, "incarnation.started", incarnation=1, world_size=2, nodes=["dgx-01"])
+    answer = send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 2})
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"field": "rank", "message": "there is no rank 2 now: take 0 to 1."}]
+    assert send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 1}).status_code == 202
+
+
 def test_only_who_may_change_a_running_job_of_ours(job: Job, mira: User, project: Project) -> None:
     path = f"/api/v1/jobs/{job.pk}/profile"
     assert send(bearer(person("stranger")), "post", path).status_code == 404

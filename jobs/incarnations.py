@@ -1,0 +1,28 @@
+"""What an attempt's launchers tell of its incarnations: the ranks that run from one restart in place to the next."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jobs.models import Attempt, Event
+
+STARTED = "incarnation.started"
+
+
+class Spread(NamedTuple):
+    ranks: int
+    nodes: int
+
+
+def spread(attempt: Attempt) -> Spread | None:
+    """Of the newest incarnation; None before the first. Launchers that were lost may be late in telling of theirs."""
+    started = Event.objects.filter(attempt=attempt, kind=STARTED).order_by("-id")
+    data: dict[str, Any] = max(started.values_list("data", flat=True)[:20], key=number_of, default={})
+    ranks, nodes = data.get("world_size"), data.get("nodes")
+    return Spread(ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
+
+
+def number_of(data: dict[str, Any]) -> int:
+    """Of the incarnation that an event of a launcher tells of."""
+    number = data.get("incarnation")
+    return number if isinstance(number, int) else 0
