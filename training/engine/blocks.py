@@ -21,12 +21,16 @@ from training.data import Batch, Task
 Context = AbstractContextManager[Any]
 Contexts = Callable[[], tuple[Context, Context]]
 
+SIXTEEN = 16
+"""FP8 kernels want each side of a product to be a multiple of it."""
 
-def to_fp8(model: nn.Module, config: RunConfig, device: torch.device) -> None:
+
+def to_fp8(model: nn.Module, config: RunConfig, device: torch.device, *, tokens: int = 1) -> None:
     """Makes the linear layers of the blocks multiply in FP8 (torchao); the head and the embedding stay as they are.
 
     Tensor-wise: E4M3 forward and E5M2 for gradients, one scale a tensor. Row-wise: a scale a row, E4M3 throughout.
-    Where the device has no such products they are emulated: the numbers are the same, the speed is not.
+    Where the device has no such products they are emulated: the numbers are the same, the speed is not. `tokens`: of a
+    sample, on this rank; a weight's gradient is a sum over those of a micro-batch, filled up with zeros if need be.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -36,6 +40,8 @@ def to_fp8(model: nn.Module, config: RunConfig, device: torch.device) -> None:
     recipe = Float8LinearConfig.from_recipe_name(config.fp8_scaling)
     if not _multiplies_fp8(device):
         object.__setattr__(recipe, "emulate", True)  # it is frozen, and its recipes come ready-made
+    if tokens % SIXTEEN:  # else not: even what needs no zeros would be copied for each product
+        object.__setattr__(recipe, "pad_inner_dim", True)
     convert_to_float8_training(_blocks_of(model), config=recipe, module_filter_fn=_fits_fp8)
 
 
@@ -77,8 +83,7 @@ def _multiplies_fp8(device: torch.device) -> bool:
 
 
 def _fits_fp8(module: nn.Module, name: str) -> bool:
-    """The kernels want both sides in sixteens."""
-    return isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+    return isinstance(module, nn.Linear) and not module.in_features % SIXTEEN and not module.out_features % SIXTEEN
 
 
 def _recompute(block: nn.Module, how: str, *, compiled: bool) -> None:

@@ -160,7 +160,9 @@ class Composed:
     def _apply(self, device: torch.device) -> None:
         *others, data = self._parallelisms
         if self._config.dtype == "fp8":
-            blocks.to_fp8(self.task.model, self._config, device)
+            dims = self.task.dims
+            tokens = dims.context // self.shape["cp"] if dims else 1
+            blocks.to_fp8(self.task.model, self._config, device, tokens=tokens)
         is_empty = self.task.initialise is not None
         if not is_empty:
             self.task.model.to(device)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
@@ -103,6 +105,37 @@ def test_in_fp8_head_and_embedding_stay_as_they_are() -> None:
     assert kinds["blocks.0.attention.query"] == kinds["blocks.1.mlp.down"] == "Float8Linear"
     assert kinds["head"] == "Linear"
     assert kinds["tokens"] == "Embedding"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("samples", [1, 2, 3])
+def test_a_gpu_takes_fp8_products_over_any_number_of_tokens(
+    samples: int, scaling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torchao")
+    multiply, products = torch._scaled_mm, 0
+
+    def asked(*args: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """A CPU takes any sizes; what a GPU would say to these, its stand-in knows."""
+        nonlocal products
+        products += 1
+        with FakeTensorMode():
+            left, right = (torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="cuda") for a in args)
+            whole = torch.empty((), device="cuda")
+            multiply(left, right, scale_a=whole, scale_b=whole, out_dtype=torch.bfloat16)
+        return multiply(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_scaled_mm", asked)
+    monkeypatch.setattr(blocks, "_multiplies_fp8", lambda device: True)
+    dims = language.dims(layers=1, heads=2, head_width=16, context=24)
+    model = Llama(dims)
+    config = parse({"recipe": "language", "dtype": "fp8", "fp8_scaling": scaling})
+    blocks.to_fp8(model, config, torch.device("cpu"), tokens=dims.context)
+    for parameter in model.bfloat16().parameters():
+        nn.init.normal_(parameter)
+    model(torch.zeros(samples, dims.context, dtype=torch.int64)).sum().backward()
+    assert products == 3 * 7, "forward, a gradient of what comes in and one of the weight, of each matrix"
 
 
 WITH_BYTES = {"1m": 1.0, "10m": 10.8}
