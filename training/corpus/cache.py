@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from training.corpus.errors import DataError
-from training.corpus.shards import is_whole
+from training.corpus.shards import INDEX, is_whole
 
 ABANDONED_SECONDS = 120
 """Longer than any maker goes without touching its folder."""
@@ -31,8 +31,22 @@ def keep(place: Path, make: Callable[[Path, Tell], None], tell: Tell) -> None:
     """Sees to it that `place` is whole: made by `make(folder, touch)` here, or by somebody else meanwhile."""
     while True:
         _wait_for_others(place, tell)
-        if is_whole(place) or _was_kept(place, make, tell):
+        if _is_there(place) or _was_kept(place, make, tell):
             return
+
+
+def _is_there(place: Path) -> bool:
+    """Whole, for us to read. What may not be read is not damaged but somebody else's, and stays: DataError."""
+    if is_whole(place):
+        return True
+    try:
+        open(place / INDEX, "rb").close()
+    except PermissionError:
+        message = f"{place} is somebody else's, and may not be read here. Have them share it, or name another folder."
+        raise DataError(message, "shards_folder") from None
+    except OSError:
+        pass
+    return False
 
 
 def _was_kept(place: Path, make: Callable[[Path, Tell], None], tell: Tell) -> bool:
@@ -114,7 +128,7 @@ def _put_in_place(staging: Path, place: Path) -> None:
     except OSError:
         if not place.exists():
             raise
-        if not is_whole(place):  # damaged: out of the way with it; who has it open keeps what it has
+        if not _is_there(place):  # damaged: out of the way with it; who has it open keeps what it has
             damaged = staging.with_name(staging.name + DAMAGED)
             os.rename(place, damaged)
             shutil.rmtree(damaged, ignore_errors=True)

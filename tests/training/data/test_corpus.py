@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,38 @@ def test_a_cache_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
     assert prepared(tmp_path / "cache", source) == made
     assert shard.read_bytes() == content
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [made.identity]
+
+
+def test_what_is_somebody_else_s_is_no_damage() -> None:
+    """Jobs of two people who share a folder for tokens, but no group."""
+    with tempfile.TemporaryDirectory() as root:
+        shared = Path(root) / "cache"
+        source = lines_of(Path(root) / "a.jsonl", numbered())
+        made = prepared(shared, source)
+        for path, mode in ((Path(root), 0o755), (shared, 0o777), (made.path / "index.json", 0)):
+            path.chmod(mode)
+        with (
+            somebody_else(),
+            pytest.raises(DataError, match=r"^shards_folder: .*a\+bytes\+\w+ is somebody else's, and may not be read"),
+        ):
+            prepared(shared, source)
+        assert [path.name for path in shared.iterdir()] == [made.identity]
+        (made.path / "index.json").chmod(0o644)
+        with somebody_else():
+            assert prepared(shared, source) == made
+
+
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """Than root, where tests run as root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(12345)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
 
 
 def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
