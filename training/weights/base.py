@@ -22,6 +22,7 @@ from training.manifest import CheckpointError
 from training.weights.opening import open_weights, wrong
 
 FOLDER, LIST = "base", "BASE"
+SINGLE = "model.safetensors"
 CHUNK_BYTES = 16 * 2**20
 
 
@@ -39,7 +40,10 @@ class Base:
             return
         try:
             self.path.mkdir(exist_ok=True)
-            listed = [_copy(file, self.path / file.name, tell) for file in open_weights(weights).files]
+            # A single file may be called anything; where it is to be found in a folder it may not.
+            named = {} if weights.is_dir() else {weights.name: SINGLE}
+            files = open_weights(weights).files
+            listed = [_copy(file, self.path / named.get(file.name, file.name), tell) for file in files]
             write_json(self.path / LIST, {"from": str(weights), "files": listed}, durable=True)
         except DataError:
             raise

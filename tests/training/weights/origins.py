@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.weights.llama import shapes
+
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -73,14 +75,22 @@ def write(
     return folder
 
 
-def write_file(path: Path, found: Mapping[str, Tensor], *, padding: int = 0) -> Path:
+def write_export(path: Path, *, data: str = "") -> Path:
+    """The same as `python -m training export` would write it, from a run on `data`."""
+    sizes = {"layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8, "hidden": 48, "vocabulary": 256, "context": 16}
+    found = {name: torch.zeros(shape) for name, shape in shapes({**sizes, "tied": False}).items()}
+    return write_file(path, found, about={"recipe": "language", "options": json.dumps(sizes), "data": data})
+
+
+def write_file(
+    path: Path, found: Mapping[str, Tensor], *, padding: int = 0, about: Mapping[str, str] | None = None
+) -> Path:
     """One file of the format; `padding`: of its header, 8 - n: data that lies where no view could."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(about or {})}}
     end = 0
     for name, tensor in found.items():
         begin, end = end, end + tensor.nbytes
-        about = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        header[name] = about
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8 + padding)
     content = b"".join(tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in found.values())

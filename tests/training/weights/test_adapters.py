@@ -18,6 +18,8 @@ from training.__main__ import main
 from training.checkpoint import storage
 from training.config import parse
 from training.weights.base import Base
+from training.weights.llama import sizes_of
+from training.weights.opening import open_weights
 
 LORA = {"from_weights": "/data/llama", "lora_rank": 4}
 
@@ -151,6 +153,17 @@ def test_weights_are_kept_whatever_their_file_is_called(tmp_path: Path) -> None:
     base.keep(weights)
     base.verify()
     base.recall(base.remember())
+
+
+@pytest.mark.parametrize("name", ["tuned", "tuned.bin", ".tuned.safetensors"])
+def test_an_export_is_kept_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    """It was named as a file, and is found in a folder from then on."""
+    export = origins.write_export(tmp_path / name)
+    (tmp_path / "job").mkdir()
+    base = Base(tmp_path / "job")
+    base.keep(export)
+    base.verify()
+    assert sizes_of(open_weights(base.path)) == sizes_of(open_weights(export))
 
 
 @pytest.mark.slow
