@@ -231,6 +231,16 @@ def test_the_tokens_must_be_those_of_the_weights(tokens: int, beside: bytes | No
     assert caught.value.option == "tokenizer"
 
 
+def test_a_tokenizer_is_the_same_in_any_folder(tmp_path: Path) -> None:
+    export = origins.write_export(tmp_path / "tuned.safetensors", data="notes+llama-7b-abababab+0123456789")
+    tokens = {"name": "mine", "vocabulary": 256, "end_of_document": 2}
+    same = _shards(tmp_path / "same", {**tokens, "sha256": "ab" * 32})
+    assert language.weights(export, same)("norm.weight") is not None
+    other = _shards(tmp_path / "other", {**tokens, "sha256": "cd" * 32})
+    with pytest.raises(DataError, match="is mine-cdcdcdcd, but the weights in .* are for llama-7b-abababab"):
+        language.weights(export, other)
+
+
 def test_bytes_are_no_tokens_of_a_large_vocabulary(tmp_path: Path) -> None:
     found = {**origins.tensors(), "model.embed_tokens.weight": torch.zeros(32_000, 32)}
     found["lm_head.weight"] = torch.zeros(32_000, 32)
