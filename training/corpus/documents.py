@@ -233,6 +233,9 @@ def _text_of(where: str, line: bytes, text_field: str) -> str:
     text = found.get(text_field) if isinstance(found, dict) else None
     if isinstance(text, str):
         return text
+    if isinstance(found, dict) and text_field in found:
+        has = f"that is {json.dumps(text)[:40]}. Mend or remove that line."
+        raise DataError(f'{where} has no text called "{text_field}": {has}', "text_field")
     fields = ", ".join(map(str, found))[:200] if isinstance(found, dict) else ""
     has = f"an object with {fields or 'nothing'}" if isinstance(found, dict) else f"a {type(found).__name__}"
     raise DataError(f'{where} has no text called "{text_field}": it is {has}. Name the right one.', "text_field")

@@ -78,6 +78,7 @@ class HuggingFace:
         except Exception as error:  # the library raises plain Exception
             message = f"{path} is no tokenizer.json that tokenizers {tokenizers.__version__} can read ({error})."
             raise DataError(message, "tokenizer") from None
+        self._path = path
         # What such a file was once used with must not cut or fill documents, nor read `</s>` in a text as the end.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -89,7 +90,11 @@ class HuggingFace:
         self.id = TokenizerId(plain(name), hashlib.sha256(content).hexdigest(), max(largest, end) + 1, end)
 
     def encode(self, texts: list[str]) -> list[Tokens]:
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        try:
+            found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        except Exception as error:  # as above
+            message = f"{self._path} fails on a text ({error}). Mend it, or name another."
+            raise DataError(message, "tokenizer") from None
         return [np.array(encoding.ids, dtype=self.id.dtype) for encoding in found]
 
 

@@ -31,7 +31,8 @@ from training.corpus.shards import read_index
             r"^source: .*a.jsonl:2 is not UTF-8. Write the file as UTF-8",
         ),
         ("a.jsonl", b'\n\n{"body": "a", "id": 1}\n', r'^text_field: .*:3 has no text called "text": .*with body, id.'),
-        ("a.jsonl", b'{"text": 3}\n', r'^text_field: .*:1 has no text called "text": it is an object with text'),
+        ("a.jsonl", b'{"text": 3}\n', r'^text_field: .*:1 has no text called "text": that is 3. Mend or remove'),
+        ("a.jsonl", b'{"text": null}\n', r'^text_field: .*:1 has no text called "text": that is null. Mend or remove'),
         ("a.jsonl", b"[1]\n", r'^text_field: .*:1 has no text called "text": it is a list'),
         ("a.jsonl", b"[" * 100_000, r"^source: .*a.jsonl:1 is not JSON"),
         (

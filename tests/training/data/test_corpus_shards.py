@@ -169,6 +169,15 @@ def test_what_is_no_tokenizer(content: str, tmp_path: Path) -> None:
         prepared(tmp_path / "cache", folder_of(tmp_path / "mine", ["a"]), tokenizer=str(tmp_path / "t.json"))
 
 
+def test_a_tokenizer_that_has_no_token_for_a_word(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    path = write_tokenizer(tmp_path / "t.json")
+    path.write_text(path.read_text().replace('"unk_token": "<unk>"', '"unk_token": "<none>"'))
+    with pytest.raises(DataError, match=r"^tokenizer: .*t.json fails on a text \(.*Missing \[UNK\] token.*\). Mend it"):
+        prepared(tmp_path / "cache", folder_of(tmp_path / "mine", numbered()), tokenizer=str(path))
+    assert not list((tmp_path / "cache").iterdir())
+
+
 def test_without_the_library_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     path = write_tokenizer(tmp_path / "t.json")
