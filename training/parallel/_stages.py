@@ -54,7 +54,7 @@ class Pipeline(nn.Module):
 
     def forward_backward(self, task: Task, micro_batches: Sequence[MicroBatch]) -> Tensor:
         """Gradients in the parts' parameters; the mean loss of this pipeline's samples, on all of its ranks."""
-        schedule = self._schedule(len(micro_batches))
+        schedule = self._schedule(len(micro_batches), micro_batches[0].batch[0].device)
         self._task, self._micro_batches, self._losses = task, micro_batches, []
         for hook in self._hooks:
             hook.begin(micro_batches)
@@ -77,7 +77,7 @@ class Pipeline(nn.Module):
             if number in self._numbers:
                 assert stream is not None
                 stream = self.parts[self._numbers.index(number)](stream)
-            stream = self._hand_on(stream, number)
+            stream = self._hand_on(stream, number, batch[0].device)
         found: list[Any] = [None]
         if stream is not None:
             logits: Tensor = stream
@@ -86,7 +86,7 @@ class Pipeline(nn.Module):
         means: dict[str, Tensor] = found[0]
         return means
 
-    def _hand_on(self, stream: Tensor | None, number: int) -> Tensor | None:
+    def _hand_on(self, stream: Tensor | None, number: int, device: torch.device) -> Tensor | None:
         """From the rank of this stage to the next one's."""
         here, there = self._ranks[number], self._ranks[min(number + 1, self._count - 1)]
         mine = dist.get_rank(self._group)
@@ -101,17 +101,18 @@ class Pipeline(nn.Module):
         about = torch.empty(8, dtype=torch.int64)
         dist.recv(about, group=self._group, group_src=here)
         rank, *rest = about.tolist()
-        received = torch.empty(rest[:rank], dtype=_KINDS[rest[rank]], device=self._device)
+        received = torch.empty(rest[:rank], dtype=_KINDS[rest[rank]], device=device)
         dist.recv(received, group=self._group, group_src=here)
         return received
 
-    def _schedule(self, micro_batches: int) -> PipelineScheduleSingle | PipelineScheduleMulti:
+    def _schedule(self, micro_batches: int, device: torch.device) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        """`device`: where the micro-batches are; with offload, parameters lie elsewhere until they are gathered."""
         if micro_batches not in self._schedules:
             self._hooks = [_Seeding(number) for number in self._numbers]
             for hook, part in zip(self._hooks, self.parts, strict=True):
                 part.register_forward_pre_hook(hook)
             stages = [
-                PipelineStage(part, number, self._count, self._device, group=self._group)
+                PipelineStage(part, number, self._count, device, group=self._group)
                 for part, number in zip(self.parts, self._numbers, strict=True)
             ]
             single = issubclass(self._schedule_class, PipelineScheduleSingle)
@@ -136,10 +137,6 @@ class Pipeline(nn.Module):
         whole = whole.contiguous()
         dist.broadcast(whole, group=self._group, group_src=self._ranks[-1])
         return whole
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.parts.parameters()).device
 
 
 class _Seeding:
