@@ -73,6 +73,7 @@ class ServedTrainer(Trainer):
         self.step = broadcast(self.world, self.step)
         self.consumed += (self.step - first) * batch
         send_to_all([parameter.detach() for parameter in self._parameters], self._everybody)
+        send_to_all(self.assembly.model.buffers(), self._everybody, of=1)  # running means: the server sees no batch
         self.agreement.begin(stop=self.stop.asked, saving=self.checkpoints.busy, due=due)
         return self.agreement.end()
 
@@ -141,7 +142,7 @@ class ServedTrainer(Trainer):
                     parameter.copy_(received)
             waited = time.perf_counter() - began
             consumed = self.consumed + (step - self.step) * self.config.global_batch
-            loss = float(self._work.rehearse(consumed, step, whole=True))
+            loss = float(self._work.differentiate(consumed, step, whole=True))
             norm = float(self._norm())
             if not math.isfinite(norm):
                 what = f"step {step + 1:,}: loss {loss}, gradient norm {norm} on rank {self.world.rank}"

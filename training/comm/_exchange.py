@@ -144,8 +144,8 @@ def mean(tensor: Tensor, peers: Peers) -> Future[Tensor]:
 
 
 @torch.no_grad()
-def broadcast(tensors: list[Tensor], peers: Peers) -> None:
-    """The first replica's values to all."""
+def broadcast(tensors: list[Tensor], peers: Peers, *, of: int = 0) -> None:
+    """One replica's values to all, as a rule the first one's."""
     if peers.count > 1:
         for tensor in tensors:
-            dist.broadcast(tensor, group=peers.group, group_src=0)
+            dist.broadcast(tensor, group=peers.group, group_src=of)

@@ -84,6 +84,15 @@ class Update:
         return Updated(loss, guarded.norm, rate, guarded)
 
     def rehearse(self, consumed: int, finished: int, *, whole: bool = False) -> Tensor:
+        """As `differentiate`, and the model's running means stay as they were."""
+        model = self._assembly.model
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        loss = self.differentiate(consumed, finished, whole=whole)
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        return loss
+
+    def differentiate(self, consumed: int, finished: int, *, whole: bool) -> Tensor:
         """The loss of the step after so many finished ones, its gradient left in the parameters; nothing is updated.
 
         Of its first micro-batch, or the whole batch. Gradients stay this rank's own where the layout allows it.
@@ -92,11 +101,7 @@ class Update:
         # Of its own: the feed's thread may be at the run's.
         ids = Loader(self._assembly.order, self._assembly.share).ids(consumed)
         parts = [feed.look_up("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
-        buffers = [buffer.clone() for buffer in model.buffers()]
-        loss = model.forward_backward(self._micro_batches(parts, finished), alone=True)
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-        return loss
+        return model.forward_backward(self._micro_batches(parts, finished), alone=True)
 
     def discard_one(self) -> None:
         """One forward and backward whose result is thrown away, at every start, fresh or resumed.

@@ -54,6 +54,17 @@ def test_running_means_resume_and_are_no_corruption(parallelism: str, table: dic
 
 
 @pytest.mark.slow
+def test_a_server_has_the_running_means_of_those_that_look_at_batches(table: dict[str, Any], tmp_path: Path) -> None:
+    losses = []
+    for ranks, communication in ((1, "plain"), (2, "parameter_server")):  # one worker's steps are those of one process
+        settings = {**table, "communication": communication, "micro_batch": 8}
+        run = Run(tmp_path / communication, settings, added=tmp_path / "added")
+        run.finish(ranks)
+        losses.append(run.series("validation_loss")[8])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_recomputing_takes_no_batch_into_running_means_twice(table: dict[str, Any], tmp_path: Path) -> None:
     found = []
     for how in ("none", "selective", "full"):
