@@ -9,12 +9,14 @@ a pipe to the launcher (VIGIL_CONTROL) and works as long as the stuck call has l
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 DUMP = b"d"
 
@@ -39,12 +41,19 @@ def _serve(control: int, target: Path) -> None:
 
 
 def _dump_flight_recorder(target: Path) -> None:
-    """What collectives this rank was in, where torch records them (TORCH_FR_BUFFER_SIZE)."""
+    """What collectives this rank was in, where torch records them (TORCH_FR_BUFFER_SIZE).
+
+    NCCL's are in a recorder of its own, which a torch for CPUs does not have.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    trace = torch._C._distributed_c10d._dump_fr_trace_json()
+    c10d = torch._C._distributed_c10d
+    found: dict[str, Any] = {}
+    for dump in (getattr(c10d, "_dump_nccl_trace_json", None), c10d._dump_fr_trace_json):
+        told = json.loads(dump()) if dump is not None else {}
+        found = {**told, **found, "entries": [*found.get("entries", ()), *told.get("entries", ())]}
     target.parent.mkdir(exist_ok=True)
     temporary = target.with_name(f".{target.name}")
-    temporary.write_bytes(trace if isinstance(trace, bytes) else str(trace).encode())
+    temporary.write_text(json.dumps(found))
     os.replace(temporary, target)

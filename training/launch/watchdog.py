@@ -149,27 +149,35 @@ class Watchdog:
 
 
 def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -> list[int]:
-    """Of ranks stuck at the same step, those that have begun the fewest collectives, by their flight recorders.
+    """Of ranks stuck at the same step, those that are most collectives behind their groups, by their flight recorders.
 
     Where some have left a record and others could not, it is those others: a process that still answers only waits.
     """
     begun = {
-        rank: count for rank in ranks if (count := _collectives(flight / f"{incarnation}.{rank}.json")) is not None
+        rank: counts for rank in ranks if (counts := _collectives(flight / f"{incarnation}.{rank}.json")) is not None
     }
     if not begun:
         return ranks
-    silent = [rank for rank in ranks if rank not in begun]
-    return silent or [rank for rank, count in begun.items() if count == min(begun.values())]
+    most: dict[str, int] = {}
+    for counts in begun.values():
+        most.update({group: count for group, count in counts.items() if count > most.get(group, 0)})
+    # Within each group: a pipeline's stages, say, have their own, in which they begin more or fewer.
+    lag = {rank: sum(most[group] - count for group, count in counts.items()) for rank, counts in begun.items()}
+    return [rank for rank in ranks if rank not in begun] or [rank for rank in lag if lag[rank] == max(lag.values())]
 
 
-def _collectives(path: Path) -> int | None:
-    """How many collectives a rank has begun, over all its groups, as torch's flight recorder tells."""
+def _collectives(path: Path) -> dict[str, int] | None:
+    """How many collectives a rank has begun in each of its groups, as torch's flight recorder tells.
+
+    The same group counts NCCL's and gloo's apart.
+    """
     last: dict[str, int] = {}
     try:
         with open(path, "rb") as file:
             for entry in json.loads(file.read(FLIGHT_BYTES))["entries"]:
-                group = str(entry["process_group"])
+                library = str(entry.get("profiling_name", "")).partition(":")[0]
+                group = f"{library} {entry['process_group']}"
                 last[group] = max(last.get(group, 0), int(entry["collective_seq_id"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return sum(last.values())
+    return last

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from training.attempt import hang
 from training.attempt.heartbeat import Heartbeat, read_beat
 from training.launch.failures import Failure, failure_of, first_failure, last_error
 from training.launch.watchdog import Watchdog, behind_in_collectives
@@ -138,13 +142,23 @@ def test_a_torn_heartbeat_is_read_again_later(ranks: Ranks, tmp_path: Path) -> N
     assert read_beat(tmp_path / "heartbeat" / "0.0") is None
 
 
-def _flight(folder: Path, rank: int, begun: dict[str, int]) -> None:
+def _flight(folder: Path, rank: int, begun: dict[str, int], *, library: str = "gloo") -> None:
+    (folder / f"0.{rank}.json").write_text(_record(begun, library=library))
+
+
+def _record(begun: dict[str, int], *, library: str) -> str:
+    """A flight recorder's, by group how many collectives."""
     entries = [
-        {"process_group": [group, "a group"], "collective_seq_id": seq, "state": "scheduled"}
+        {
+            "process_group": [group, "a group"],
+            "profiling_name": f"{library}:all_reduce",
+            "collective_seq_id": seq,
+            "state": "scheduled",
+        }
         for group, last in begun.items()
         for seq in range(1, last + 1)
     ]
-    (folder / f"0.{rank}.json").write_text(json.dumps({"version": "2.10", "entries": entries}))
+    return json.dumps({"version": "2.10", "entries": entries})
 
 
 def test_collectives_tell_who_is_behind(tmp_path: Path) -> None:
@@ -154,6 +168,27 @@ def test_collectives_tell_who_is_behind(tmp_path: Path) -> None:
     assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1, 2]) == [1]
     assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1, 2, 3]) == [3]
     (tmp_path / "0.1.json").write_text("{")
+    assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1]) == [1]
+
+
+def test_a_stage_that_has_fewer_blocks_is_not_behind(tmp_path: Path) -> None:
+    for rank, begun in ((0, {"all": 3, "first": 40}), (1, {"all": 3, "first": 39}), (2, {"all": 3, "last": 20})):
+        _flight(tmp_path, rank, begun)
+    assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1, 2]) == [1]
+
+
+def test_what_a_gpu_had_begun_is_told_beside_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL has a flight recorder of its own; in one group its collectives and gloo's are counted apart."""
+    c10d: Any = torch._C._distributed_c10d
+    for rank, nccl in ((0, 5), (1, 4)):
+        monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: _record({"0": 7}, library="gloo"))
+        told = _record({"0": nccl}, library="nccl").encode()
+        monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda told=told: told, raising=False)
+        read, write = os.pipe()
+        os.write(write, hang.DUMP)
+        os.close(write)
+        hang._serve(read, tmp_path / f"0.{rank}.json")
+        os.close(read)
     assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1]) == [1]
 
 
