@@ -151,5 +151,6 @@ def cache_dir(run_dir: Path) -> Path:
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
     own = run_dir / "job" / "cache"
-    own.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):  # the data may go elsewhere; whoever does write to it says why not
+        own.mkdir(parents=True, exist_ok=True)
     return own

@@ -293,6 +293,21 @@ def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [identity]
 
 
+def test_preparing_where_nothing_can_be_made_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("VIGIL_CACHE")
+    run, source = tmp_path / "run.toml", folder_of(tmp_path / "mine", numbered())
+    (tmp_path / "runs").touch()
+    run.write_text(f'[run.language]\nsource = "{source}"\nshards_folder = "{tmp_path / "scratch"}"\n')
+    assert main(["prepare", str(run)]) == 0
+    run.write_text(f'[run.language]\nsource = "{source}"\n')
+    assert main(["prepare", str(run)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("run.language.shards_folder: ")
+    assert said.endswith("can't be written to (Not a directory). Name another folder.\n")
+
+
 def test_preparing_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, source = tmp_path / "run.toml", folder_of(tmp_path / "mine", numbered())
     options = {"source": str(source), "shards_folder": str(tmp_path / "scratch")}
