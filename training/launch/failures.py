@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import SIGABRT
 from typing import Any, Literal
 
 Kind = Literal["exception", "signal", "hang", "lost_peer", "address_in_use", "node"]
@@ -22,6 +23,8 @@ _LOST_PEER = re.compile(
     r"timed out after \d+ms|wait timeout|socket timeout|process group .* (?:abort|watchdog)",
     re.IGNORECASE,
 )
+# What NCCL's own thread says before it ends the process, be it for a peer or for this rank's GPU.
+_WATCHDOG = re.compile(r"Process group watchdog thread terminated with exception: (.+)$")
 _ADDRESS_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -53,7 +56,7 @@ def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, 
     """What an exit means, with the rank's own last word."""
     error = last_error(log)
     kind: Kind = "exception"
-    if signal is not None:
+    if signal is not None and not (signal == SIGABRT and _LOST_PEER.search(error)):
         kind = "signal"
     elif _ADDRESS_IN_USE.search(error):
         kind = "address_in_use"
@@ -68,7 +71,8 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
 
 
 def last_error(log: Path) -> str:
-    """The last line of the last traceback in a log, else its last line; at most 500 characters."""
+    """The last line of the last traceback in a log, or what NCCL's thread said, else its last line; at most 500
+    characters."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -76,5 +80,9 @@ def last_error(log: Path) -> str:
     except OSError:
         return ""
     said = [line for line in lines if line.strip()]
-    raised = next((line for line in reversed(said) if _RAISED.match(line)), None)
-    return (raised or (said[-1] if said else ""))[:500]
+    for line in reversed(said):
+        if watchdog := _WATCHDOG.search(line):
+            return watchdog[1][:500]
+        if _RAISED.match(line):
+            return line[:500]
+    return said[-1][:500] if said else ""

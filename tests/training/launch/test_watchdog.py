@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,35 @@ def test_the_kind_of_a_failure(tmp_path: Path, error: str, kind: str) -> None:
     assert failure.kind == kind
     assert failure.in_place == (kind != "exception")
     assert failure_of(0, None, 9, path, order=0.0).kind == "signal"
+
+
+NCCL_WATCHDOG = """[rank9]:[E1122 18:37:01.83 ProcessGroupNCCL.cpp:2068] [PG ID 0 PG GUID 0(default_pg) Rank 9] {what}
+Last error:
+NET/IB : Got completion from peer 10.5.0.34<33956> with error 5, opcode 0, len 1, vendor err 244 (Recv)
+Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2571 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7fb6 in torch/lib/libc10.so)
+
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 9] {what}
+Fatal Python error: Aborted
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 23)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("NCCL error: remote process exited or there was a network error, NCCL version 2.28.9", "lost_peer"),
+        ("CUDA error: an illegal memory access was encountered", "signal"),
+    ],
+)
+def test_nccl_s_watchdog_ends_a_rank_for_its_peers_or_for_itself(tmp_path: Path, error: str, kind: str) -> None:
+    path = tmp_path / "0.9.log"
+    path.write_text(NCCL_WATCHDOG.format(what=f"Process group watchdog thread terminated with exception: {error}"))
+    failure = failure_of(9, None, signal.SIGABRT, path, order=0.0)
+    assert (failure.kind, failure.error, failure.in_place) == (kind, error, True)
+    assert failure_of(9, None, signal.SIGKILL, path, order=0.0).kind == "signal"
 
 
 def test_the_root_is_who_failed_first_and_not_by_losing_a_peer() -> None:
