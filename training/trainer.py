@@ -98,6 +98,7 @@ class Trainer:
             cadence=self.cadence,
             reporter=reporter,
             is_hurried=lambda: stop.asked,
+            forget=self.validation.forget,
         )
         self.profiling = Profiling(
             place.run_dir,

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,11 +68,14 @@ class Checkpoints:
         cadence: Cadence,
         reporter: AnyReporter,
         is_hurried: Callable[[], bool] = lambda: False,
+        forget: Callable[[Mapping[str, Any]], None] = lambda state: None,
     ) -> None:
-        """`is_hurried`: whether this rank was asked to stop, for which it has only so long. Asked on any thread."""
+        """`is_hurried`: whether this rank was asked to stop, for which it has only so long. Asked on any thread.
+        `forget` is given the state of a save that came to nothing, or is no good."""
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
         self._generation, self._cadence, self._reporter = generation, cadence, reporter
+        self._forget = forget
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
         self._line = Line()
         self._writer = Writer(
@@ -197,6 +201,8 @@ class Checkpoints:
         if save is None or self.busy:
             return
         self._flight = None
+        if save.committed is None or save.damage is not None:
+            self._forget(save.facts.state)
         if save.committed is not None:
             if save.damage is None:
                 self._line.latest = save.committed

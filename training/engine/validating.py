@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from training.config import RunConfig
-from training.distributed import World, sum_over_ranks
+from training.distributed import World, broadcast, sum_over_ranks
 from training.engine.assembling import Assembly
 from training.engine.best import BestLosses
 from training.loader.order import fixed_batch
@@ -32,8 +32,18 @@ class Validation:
         return self.is_due(step) and self._step != step
 
     def has_best(self, step: int) -> bool:
-        """Whether the validation at this step found one of the lowest losses; asked once a step."""
-        return self._step == step and self._loss is not None and self._best.enters(self._loss)
+        """Whether the validation at this step found one of the lowest losses; asked once a step, by all ranks.
+
+        As rank 0 has it: a rank may learn a step later than another that a save has failed.
+        """
+        if not self._config.keep_best or self._step != step or self._loss is None:
+            return False
+        return bool(broadcast(self._world, self._best.enters(self._loss)))
+
+    def forget(self, state: Mapping[str, Any]) -> None:
+        """A save came to nothing; `state` is what it was to remember."""
+        if (loss := state.get("validation_loss")) is not None:
+            self._best.forget(loss)
 
     def loss_at(self, step: int) -> float | None:
         return self._loss if self._step == step else None

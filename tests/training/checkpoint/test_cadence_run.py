@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.ranks import TINY, Run
+from tests.training.ranks import TINY, Run, Sabotage
 from tests.waiting import until
 from training.checkpoint.cadence import WRITES
 from training.manifest import Manifest
@@ -59,6 +59,18 @@ def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
     assert {10, 20, best, 24} <= kept
     start_and_verified = 2
     assert len(kept) <= 4 + start_and_verified
+
+
+def test_a_loss_whose_save_failed_is_not_among_the_best(tmp_path: Path) -> None:
+    """Where nothing is learned the first validation is as good as any, and its state is lost: the next one's counts."""
+    settings = {
+        **TINY, "steps": 8, "learning_rate": 1e-30, "checkpoint_every": 0, "keep_best": 1, "validate_every": 2,
+    }  # fmt: skip
+    run = Run(tmp_path / "run", settings)
+    full = Sabotage("training.checkpoint.storage:_Stream.write", act="fail", rank=1)
+    assert run.start(2, sabotage=full).wait() == [0, 0]
+    assert len(set(run.series("validation_loss").values())) == 1
+    assert [found.step for found in run.checkpoints] == [4, 8]
 
 
 def write_slowly() -> None:

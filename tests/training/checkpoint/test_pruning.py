@@ -175,3 +175,12 @@ def test_a_loss_enters_the_lowest_or_not() -> None:
     assert [again.enters(loss) for loss in (3.5, 2.0)] == [False, True]
     again.recall({"losses": "x"})
     assert not BestLosses(0).enters(1.0)
+
+
+def test_a_loss_that_is_forgotten_gives_its_place_back() -> None:
+    best = BestLosses(2)
+    assert [best.enters(loss) for loss in (3.0, 4.0, 2.0)] == [True] * 3
+    best.forget(2.0)
+    assert [best.enters(loss) for loss in (5.0, 3.5)] == [False, True], "of 3.0 and 4.0"
+    best.forget(7.0)
+    assert not best.enters(3.7)
