@@ -68,7 +68,8 @@ class Launcher:
         self._shipping = Shipping(plan, attempt)
         self._capturing = Capturing(plan, attempt, command)
         self._meter = Meter(gpus=plan.gpus_per_node, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-        self._began = (attempt.folder / "owner.json").stat().st_mtime
+        # By the monotonic clock: the other may be set back, or the file server's be ahead.
+        self._began = time.monotonic() - max(0.0, time.time() - (attempt.folder / "owner.json").stat().st_mtime)
         self._next_look = self._grace = 0.0
         self._sampled = -1
         self._next_sample = time.monotonic() + min(1.0, plan.sample_seconds)
@@ -323,7 +324,7 @@ class Launcher:
     def _sample(self, ranks: list[Rank]) -> None:
         """What the job uses here; its step is the second since the attempt began, each at most once."""
         reap(spare=self._spared, but={rank.process.pid for rank in ranks})
-        processes, second = descendants(spare=self._spared), int(time.time() - self._began)
+        processes, second = descendants(spare=self._spared), int(time.monotonic() - self._began)
         if processes and second > self._sampled:
             self._sampled = second
             self._reporter.log(second, **self._meter.look(processes))

@@ -14,6 +14,7 @@ import pytest
 from tests.training.intake import Server
 from tests.training.launching import ENDLESS, Run, accident
 from tests.waiting import PATIENCE_S, until
+from training.launch.attempt import PARTS
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,18 @@ def test_what_the_processes_use_is_sampled(run: Run) -> None:
     assert memory
     assert all(0.001 < value < 10 for value in memory)
     assert any("cpu_cores" in batch for batch in series)
+
+
+def test_it_is_sampled_where_the_file_servers_clock_is_ahead(run: Run) -> None:
+    for part in PARTS:
+        (run.attempt() / part).mkdir(parents=True)
+    owner = run.attempt() / "owner.json"
+    owner.write_text('{"scheduler_id": "100", "restart_count": 0}')
+    os.utime(owner, (time.time() + 3600,) * 2)
+    assert run.fake(steps=60, step_seconds=0.02).wait(PATIENCE_S) == 0
+    (samples,) = run.series("memory_gib", rank=-1).values()
+    assert samples
+    assert max(samples) < 3600
 
 
 # Restarting in place.
