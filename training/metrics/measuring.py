@@ -144,8 +144,8 @@ class Measuring:
             self._before, self._tally = self._tally, _Tally()
 
     def tell(self) -> None:
-        """The verdict on the steps since the one before it, or on more where those are few."""
-        if not self._world.leads:
+        """The verdict on the steps since the one before it, or on more where those are few; none where none is seen."""
+        if not self._world.leads or not self._seen:
             return
         if self._tally.steps < bounds.LEAST_STEPS:
             self._tally.merge(self._before)
