@@ -13,6 +13,7 @@ from training.launch.plan import Plan
 from training.launch.stop import STOPPED, Stop
 
 PORT_TRIES = 3
+SAVE_FAILED = "CheckpointError: "  # as the last line of a rank that has trained for a while
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ def judge(
     if stop.reason and first.signal == signal.SIGTERM:
         # A script that knows no better way to stop. What it committed on its way is worth going on from.
         return Verdict(STOPPED if newest != started_from else first.code, "stopped")
-    if stop.reason or not (first.in_place or start_is_damaged) or not budget.take(first, newest):
+    # That it could not save as it was asked to is no reason to end what would have gone on without being asked.
+    may_help = first.in_place or start_is_damaged or (regroups and first.error.startswith(SAVE_FAILED))
+    if stop.reason or not may_help or not budget.take(first, newest):
         # To ask for another turn is for us: a program that nobody has asked to stop could have turns forever.
         code = 1 if first.code == STOPPED and not stop.reason else first.code
         return Verdict(code, cause, first, incarnation)

@@ -14,9 +14,10 @@ import pytest
 
 from training.attempt.lineage import Fenced, check_fence, newest_on_lineage, raise_generation, read_generation
 from training.launch.attempt import take_attempt
-from training.launch.failures import Failure
+from training.launch.failures import Failure, failure_of
 from training.launch.plan import BadPlan, Plan, read_plan
-from training.launch.verdict import Budget
+from training.launch.stop import Stop
+from training.launch.verdict import Budget, judge
 
 
 @pytest.fixture
@@ -210,6 +211,18 @@ def test_the_budget_is_refilled_by_commits_and_ports_do_not_count() -> None:
     assert [Budget(0, "").take(lost, "")] == [False]
     budget = Budget(0, "")
     assert [budget.take(port, "") for _ in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("regroups", "is_restarted"), [(True, True), (False, False)])
+def test_a_save_for_more_nodes_that_failed_costs_a_restart_and_not_the_attempt(
+    regroups: bool, is_restarted: bool, run_dir: Path
+) -> None:
+    log = run_dir / "0.0.log"
+    log.write_text("CheckpointError: step 30 could not be saved: rank 0: [Errno 28] No space left on device\n")
+    full = failure_of(0, 1, None, log, order=0.0)
+    told: dict[str, Any] = {"incarnation": 0, "broken": None, "newest": "", "started_from": "", "regroups": regroups}
+    verdicts = [judge([full], stop=Stop(run_dir, run_dir, run_dir), budget=Budget(of, ""), **told) for of in (1, 0)]
+    assert [verdict is None for verdict in verdicts] == [is_restarted, False]
 
 
 def test_a_plan_is_read_from_the_run_and_the_scheduler(run_dir: Path) -> None:
