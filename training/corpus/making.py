@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from training.corpus.documents import Source
 from training.corpus.duplicates import Seen, digest
 from training.corpus.errors import DataError
 from training.corpus.shards import SHARD_BYTES, Index, Writer
-from training.corpus.tokenizer import Tokenizer
+from training.corpus.tokenizer import Tokenizer, Tokens
 from training.data import Split
 
 LAYOUT = 2
@@ -178,11 +179,19 @@ class _Making:
     def _write(self, batch: list[tuple[Split, str]]) -> None:
         if not batch:
             return
-        encoded = self._tokenizer.encode([text for _, text in batch])
+        encoded = self._encoded([text for _, text in batch])
         for (split, _), tokens in zip(batch, encoded, strict=True):
             self._writers[split].add(tokens)
             self._writers[split].add(self._end)
         self._say()
+
+    def _encoded(self, texts: list[str]) -> list[Tokens]:
+        """Told of meanwhile: a library may take minutes for one long text, and whoever is silent is taken for dead."""
+        with ThreadPoolExecutor(1) as beside:
+            encoding = beside.submit(self._tokenizer.encode, texts)
+            while not wait([encoding], TELL_SECONDS).done:
+                self._say()
+            return encoding.result()
 
     def _say(self) -> None:
         if (now := time.monotonic()) >= self._told + TELL_SECONDS:

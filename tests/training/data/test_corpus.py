@@ -26,7 +26,7 @@ from training.corpus.errors import DataError
 from training.corpus.making import Progress, make_shards
 from training.corpus.preparing import Wanted, prepare
 from training.corpus.shards import Index, read_index, verify
-from training.corpus.tokenizer import Bytes
+from training.corpus.tokenizer import Bytes, Tokens
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=30)
 
@@ -161,6 +161,26 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     prepare(tmp_path / "cache", Wanted(str(folder_of(tmp_path / "mine", numbered()))), tell=tell)
     assert told[-1].startswith("tokens of mine: 200 documents, 0 of 0 MB (100 %), ")
+
+
+def test_progress_is_told_while_one_text_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the other ranks, and jobs that wait for the same tokens, would take who makes them for dead."""
+    monkeypatch.setattr(making, "TELL_SECONDS", 0.01)
+    begun, told = threading.Event(), threading.Event()
+
+    class Slow(Bytes):
+        def encode(self, texts: list[str]) -> list[Tokens]:
+            begun.set()
+            assert told.wait(10), "nothing was told meanwhile"
+            return super().encode(texts)
+
+    def tell(progress: Progress) -> None:
+        if begun.is_set():
+            told.set()
+
+    source = documents.find(folder_of(tmp_path / "mine", numbered()), suffixes=(".txt",), text_field="text")
+    index = make_shards(tmp_path, source, Slow(), validation_percent=10.0, tell=tell)
+    assert index.documents == 200
 
 
 # What a run's data is called.
