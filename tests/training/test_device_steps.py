@@ -215,7 +215,11 @@ def test_blocks_and_loss_are_compiled_once_for_all(recompute: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [{"parallelism": "fsdp"}, {"mesh": {"cp": 2}}], ids=["fsdp", "cp"])
+@pytest.mark.parametrize(
+    "layout",
+    [{"ddp": {"bucket_mib": 0.1}}, {"parallelism": "fsdp"}, {"mesh": {"cp": 2}}],
+    ids=["ddp", "fsdp", "cp"],
+)
 def test_what_is_compiled_gives_the_same_on_several_ranks(layout: dict[str, Any], tmp_path: Path) -> None:
     model = {**TINY["language"], "dropout": 0.0}
     settings = {**TINY, **WITHOUT_FLUSH, **layout, "language": model, "micro_batch": 3, "steps": 4}

@@ -18,9 +18,8 @@ class Replicated(DistributedDataParallel):
     """DistributedDataParallel that doesn't import torch.compile's machinery where nothing is compiled."""
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        # The base class only tells dynamo which DDP module is active, importing it for that.
-        if "torch._dynamo" in sys.modules:
-            return super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        # The base class only tells dynamo which DDP module is active, importing it for that. Blocks are compiled one by
+        # one: dynamo, if told, would cut each in pieces as large as a bucket, and takes no buckets below 1 MiB.
         return self.module(*inputs, **kwargs)
 
 
