@@ -32,9 +32,13 @@ class Base:
     def __init__(self, job_dir: Path) -> None:
         self.path = job_dir / FOLDER
 
+    @property
+    def is_kept(self) -> bool:
+        return (self.path / LIST).exists()
+
     def keep(self, weights: Path, tell: Callable[[], None] = lambda: None) -> None:
         """Copies the weights unless they are here; `tell` is called every few megabytes. One process calls it."""
-        if (self.path / LIST).exists():
+        if self.is_kept:
             if (before := self._about().get("from")) != str(weights):
                 raise wrong(f"is {weights}, but this run's adapters belong to {before}. Use another run directory.")
             return

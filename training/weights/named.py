@@ -19,8 +19,8 @@ def named(config: RunConfig) -> Path | None:
     return Path(value).expanduser() if isinstance(value, str) and value != NONE else None
 
 
-def settled(recipe: Recipe, config: RunConfig) -> RunConfig:
-    """The configuration with the sizes of the weights that it names, if any.
+def settled(recipe: Recipe, config: RunConfig, copy: Path | None = None) -> RunConfig:
+    """The configuration with the sizes of the weights that it names, if any; `copy`: where else they lie.
 
     DataError, naming the field, where they are not there, or not such.
     """
@@ -28,7 +28,7 @@ def settled(recipe: Recipe, config: RunConfig) -> RunConfig:
     if weights is None:
         return config
     try:
-        return with_options(config, recipe.settle(weights, **config.recipe_options()))
+        return with_options(config, recipe.settle(copy or weights, **config.recipe_options()))
     except DataError as error:
         raise error.within(f"run.{config.recipe}") from None
 

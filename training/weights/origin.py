@@ -78,10 +78,12 @@ def _settled(
             except CheckpointError as error:
                 raise CheckpointError(f"{start.name} can't be resumed from: {error}") from None
         return config
-    settled = named.settled(recipe, config)
-    if base is not None:
-        try:
-            base.keep(weights, tell)
-        except DataError as error:
-            raise error.within(f"run.{config.recipe}") from None
-    return settled
+    if base is None:
+        return named.settled(recipe, config)
+    if not base.is_kept:
+        named.settled(recipe, config)  # nothing is copied that could not be started from
+    try:
+        base.keep(weights, tell)
+    except DataError as error:
+        raise error.within(f"run.{config.recipe}") from None
+    return named.settled(recipe, config, base.path)  # those named may be others by now

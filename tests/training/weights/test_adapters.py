@@ -76,9 +76,8 @@ def test_a_checkpoint_holds_adapters_alone_and_resumes(trained: tuple[Path, Run]
     stored = storage.stored_tensors(folder)
     assert {name for name in stored if name.startswith("model.") and "lora_" not in name} == set()
     assert len([name for name in stored if name.startswith("model.")]) == 2 * 3 * 2, "A and B of three in two blocks"
-    copied = shutil.copytree(run.folder, tmp_path / "run")
-    again = Run.__new__(Run)
-    again.__dict__ |= {**run.__dict__, "folder": copied}
+    again = copy_of(run, tmp_path / "run")
+    copied = again.folder
     expected = run.series()
     options = dict(again.config["language"])
     moved = weights.rename(weights.with_name("moved"))  # the run has what it needs
@@ -97,6 +96,29 @@ def test_a_checkpoint_holds_adapters_alone_and_resumes(trained: tuple[Path, Run]
     (failed,) = again.events("run.failed")
     assert "step-3 can't be resumed from" in failed["error"]
     assert "is not what was copied there" in failed["error"]
+
+
+def copy_of(run: Run, folder: Path) -> Run:
+    again = Run.__new__(Run)
+    again.__dict__ |= {**run.__dict__, "folder": shutil.copytree(run.folder, folder)}
+    return again
+
+
+@pytest.mark.slow
+def test_a_start_afresh_has_the_weights_that_were_kept(trained: tuple[Path, Run], tmp_path: Path) -> None:
+    """Their sizes, too: a run may well end before its first checkpoint."""
+    weights, run = trained
+    again = copy_of(run, tmp_path / "run")
+    moved = weights.rename(weights.with_name("moved"))
+    origins.write(weights, config={"rope_theta": 10_000.0})
+    try:
+        again.finish(1)
+    finally:
+        shutil.rmtree(weights)
+        moved.rename(weights)
+    assert again.series() == run.series()
+    config = json.loads((again.job_dir / "checkpoints" / "step-6" / "COMMITTED").read_text())["config"]
+    assert config["language"]["rope_base"] == origins.CONFIG["rope_theta"]
 
 
 @pytest.mark.slow
