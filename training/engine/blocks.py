@@ -134,6 +134,7 @@ def _policy() -> Callable[..., Any]:
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._efficient_attention_forward.default,  # what a causal bias on a GPU comes to in fp32
     }
 
     def keep(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

@@ -66,7 +66,8 @@ class Guards:
         """The run's steps, guarded; to be called once."""
         self._assembly = assembly
         shape = assembly.model.shape
-        late = all(shape[axis] == 1 for axis in ("pp", "shard", "cp", "tp"))
+        # fsdp's own hooks come before a parameter's, whatever its shards: there each block has been exchanged by then.
+        late = assembly.config.parallelism != "fsdp" and all(shape[axis] == 1 for axis in ("pp", "shard", "cp", "tp"))
         parameters = assembly.optimizer.parameters
         self._own_time = OwnTime(self._world, parameters, exchanges_late=late) if self._stragglers else None
         self._update = Update(self._config, assembly, self.gradient, self.scale, self._own_time)
