@@ -20,5 +20,5 @@ def fake(plan: Plan) -> Command:
 if __name__ == "__main__":
     entry.SIGNALS.install()
     environment.trainer = fake
-    members.DEAD_SECONDS = 3.0
+    members.DEAD_SECONDS = 6.0  # long enough for a launcher on a busy machine, short enough to wait for
     sys.exit(entry.main(sys.argv[1:2]))
