@@ -48,36 +48,36 @@ class GradientGuard:
     ) -> None:
         """`clip`: 0 clips nothing. `armed`: False clips at `clip` alone and skips only what is not finite."""
         self._clip, self._armed, self._scale = clip, armed, scale
-        self._known = torch.tensor([0.0, 0.0, 1.0], device=device)
-        """Mean, variance, and DECAY to the power of how many norms are in them."""
-        self._frozen = torch.zeros((), device=device)
         # Operations of a tensor with a number on its left take several times as long as with a tensor.
-        self._one = torch.ones((), device=device)
-        self._portion = torch.full((), 1 - DECAY, device=device)
+        self._zero, self._one, self._floor = (torch.full((), number, device=device) for number in (0.0, 1.0, clip))
         self._no_limit = torch.full((), LARGEST, device=device)
+        self._portion = self._one - self._one * DECAY  # rounded as below, so that the first weight is just one
         self._enough = DECAY ** (ARMED_STEPS - 0.5)
+        self._mean, self._variance = self._zero, self._zero
+        self._missing = self._one
+        """DECAY to the power of how many norms are in them."""
+        self._frozen = self._zero
 
     @torch.no_grad()
     def __call__(self, norm: Tensor) -> Guarded:
         """`norm`: of the whole gradient as it lies in the parameters, the loss scale included."""
         scale = self._scale
         norm = norm if scale is None else norm / scale.value
-        mean, variance, missing = self._known.unbind()
-        armed = missing < self._enough
+        mean = self._mean
+        armed = self._missing < self._enough
         # A mean of nothing, as when the first batches had no gradient, says nothing of what is usual.
         usual = torch.where(mean > 0, mean * SKIP_MEANS, self._no_limit)
         limit = torch.where(armed, usual, self._no_limit) if self._armed else self._no_limit
-        infinite = torch.where(norm <= LARGEST, 0.0, self._one)  # NaN compares as false
+        infinite = torch.where(norm <= LARGEST, self._zero, self._one)  # NaN compares as false
         self._note_infinite(infinite)
         skipped = torch.where(norm <= limit, self._frozen, self._one)
         if scale is not None:
             skipped = torch.maximum(skipped, infinite)
             scaled = scale.value.clone()
             scale.update(infinite)
-        divisor = self._divisor(norm, mean, variance, armed)
+        divisor = self._divisor(norm, armed)
         # Before the guard is armed nothing is skipped, but one huge norm must not make all later ones look small.
-        most = torch.where(missing < 1, usual, self._no_limit)
-        self._enter(torch.minimum(norm, most), infinite, mean, variance, missing)
+        self._enter(torch.fmin(norm, usual), self._one - infinite)
         divisor = divisor if scale is None else divisor * scaled
         return Guarded(norm, divisor, skipped, limit, mean, self._frozen)
 
@@ -86,28 +86,30 @@ class GradientGuard:
         final = infinite if self._scale is None else infinite * self._scale.at_floor
         self._frozen = torch.maximum(self._frozen, final)
 
-    def _divisor(self, norm: Tensor, mean: Tensor, variance: Tensor, armed: Tensor) -> Tensor:
+    def _divisor(self, norm: Tensor, armed: Tensor) -> Tensor:
         if self._clip <= 0:
             return self._one
         if not self._armed:
             return (norm / self._clip).clamp(min=1.0)
-        usual = torch.addcmul(mean, variance.sqrt(), armed.float(), value=CLIP_DEVIATIONS) * armed
-        return (norm / usual.clamp(min=self._clip)).clamp(min=1.0)
+        usual = torch.add(self._mean, self._variance.sqrt(), alpha=CLIP_DEVIATIONS)
+        return (norm / torch.maximum(torch.where(armed, usual, self._floor), self._floor)).clamp(min=1.0)
 
-    def _enter(self, norm: Tensor, infinite: Tensor, mean: Tensor, variance: Tensor, missing: Tensor) -> None:
-        """Weights that add up to one from the first step on are the bias correction."""
-        missing = missing * DECAY
-        weight = (self._portion / (self._one - missing)).clamp(max=1.0)  # the first, rounded, might be more
-        apart = norm - mean
+    def _enter(self, norm: Tensor, counts: Tensor) -> None:
+        """Weights that add up to one from the first step on are the bias correction. `counts`: 0 changes nothing."""
+        weight = self._portion / (self._one - self._missing * DECAY) * counts
+        apart = norm - self._mean
         moved = weight * apart
-        fresh = torch.stack((mean + moved, (self._one - weight) * torch.addcmul(variance, moved, apart), missing))
-        self._known = torch.where(infinite > 0, self._known, fresh)
+        spread = torch.addcmul(self._variance, moved, apart)
+        self._mean = self._mean + moved
+        self._variance = torch.addcmul(spread, spread, weight, value=-1)
+        self._missing = torch.addcmul(self._missing, self._missing, counts, value=DECAY - 1)
 
     def remember(self) -> dict[str, Any]:
-        mean, variance, missing = self._known.tolist()  # float32 as float64 as text: nothing is rounded
-        return {"mean": mean, "variance": variance, "missing": missing}
+        known = torch.stack((self._mean, self._variance, self._missing)).tolist()
+        return dict(zip(("mean", "variance", "missing"), known, strict=True))  # float32 as float64: nothing is rounded
 
     def recall(self, told: Mapping[str, Any]) -> None:
         values = [told.get(name) for name in ("mean", "variance", "missing")]
         if all(isinstance(value, int | float) and 0 <= value < math.inf for value in values):
-            self._known = torch.tensor(values, dtype=torch.float32, device=self._known.device)
+            known = torch.tensor(values, dtype=torch.float32, device=self._one.device)
+            self._mean, self._variance, self._missing = known.unbind()

@@ -60,7 +60,9 @@ class AdamW:
     @torch.no_grad()
     def step(self, learning_rate: float, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         """One step from the gradients that the parameters hold."""
-        self.steps += 1 if found_inf is None else 1 - found_inf
+        self.steps += 1
+        if found_inf is not None:
+            self.steps -= found_inf
         for group in self._groups:
             group.step(self.steps, learning_rate, grad_scale, found_inf)
 
