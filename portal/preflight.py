@@ -35,9 +35,8 @@ def listen(host: str, port: int) -> socket.socket:
             time.sleep(0.05)
             continue
         listener.close()
-        name = f"process {holder.pid} ({holder.name()})" if holder and holder.is_running() else "another program"
         raise Refused(
-            f"port {port} is taken by {name}: stop it, or choose another port with "
+            f"port {port} is taken by {_name_of(holder)}: stop it, or choose another port with "
             f"VIGIL_PORT={_free_port(host, port + 1)}."
         )
     listener.listen(2048)
@@ -66,6 +65,13 @@ def _listener_on(port: int) -> psutil.Process | None:
             if here and connection.status == psutil.CONN_LISTEN and connection.pid:
                 return psutil.Process(connection.pid)
     return None
+
+
+def _name_of(holder: psutil.Process | None) -> str:
+    with suppress(psutil.Error):  # it may end between two looks
+        if holder is not None:
+            return f"process {holder.pid} ({holder.name()})"
+    return "another program"
 
 
 def _may_be_dying(holder: psutil.Process | None) -> bool:
