@@ -43,6 +43,20 @@ class SweepId(click.IntRange):
             self.fail(f"{value!r} is no sweep's number. `vigil sweeps` lists them.", param, ctx)
 
 
+HABITS = {
+    **dict.fromkeys(("ls", "list", "ps"), "jobs"),
+    **dict.fromkeys(("show", "status", "info"), "job"),
+    **dict.fromkeys(("run", "sbatch", "srun"), "submit"),
+    **dict.fromkeys(("stop", "kill", "scancel"), "cancel"),
+    **dict.fromkeys(("log", "tail"), "logs"),
+    "squeue": "queue",
+    "sinfo": "nodes",
+    "login": "login-link",
+    "serve": "up",
+}
+"""What people are used to from other tools, by which command does it here."""
+
+
 class Commands(click.Group):
     """Commands that guess which one was meant."""
 
@@ -51,7 +65,8 @@ class Commands(click.Group):
         if args and args[0] not in known and not args[0].startswith("-"):
             import difflib
 
-            close = difflib.get_close_matches(args[0], known, n=1)
+            habit = [HABITS[args[0]]] if HABITS.get(args[0]) in known else []
+            close = habit or difflib.get_close_matches(args[0], known, n=1)
             remedy = f"Did you mean `vigil {close[0]}`?" if close else "`vigil --help` lists them."
             ctx.fail(f"There is no command {args[0]}. {remedy}")
         return super().resolve_command(ctx, args)

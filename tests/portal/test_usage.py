@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from portal import client
 from portal.cli import main
+from portal.usage import HABITS
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,12 @@ def test_a_command_that_there_is_not():
     assert "There is no command metric. Did you mean `vigil metrics`?" in said("metric", "7", status=2)
     assert "There is no command fly. `vigil --help` lists them." in said("fly", status=2)
     assert "No such option" in said("--fly", status=2)
+
+
+def test_a_command_as_other_tools_call_it():
+    assert "There is no command ls. Did you mean `vigil jobs`?" in said("ls", status=2)
+    assert set(HABITS.values()) <= set(main.commands)
+    assert not set(HABITS) & set(main.commands)
 
 
 def test_help_and_version():
