@@ -1,6 +1,6 @@
 // Which lines a chart has, what stands in their columns, and how uPlot (a global) draws them.
 import { align, gapsIn, smooth } from "./curves.js";
-import { paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
+import { nameLimits, paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
 import { label } from "./ranges.js";
 
 // The lines drawn, in order: {key, label, color, digits, kind, of}. Bands come as low, high, then their middle.
@@ -134,6 +134,7 @@ function options(chart) {
           paintLimits(u, spec.limits || []);
         },
       ],
+      draw: [(u) => nameLimits(u, spec.limits || [])],
       setCursor: [(u) => chart.readout.show(chart.data, u.cursor.idx, chart.gaps)],
       setSelect: [(u) => chart.select(u)],
     },
