@@ -7,12 +7,14 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from training import config, manifest, run_file
 from training.attempt import hang, place
+from training.attempt.files import FULL
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.imports import without_collections
@@ -44,6 +46,7 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Hea
     stop.listen(launched=where is not None)
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = None
+    sys.stdout, sys.stderr = cast(TextIO, _Log(sys.stdout)), cast(TextIO, _Log(sys.stderr))
     if where is not None:
         hang.install(where.attempt_dir, rank=rank, incarnation=where.incarnation)
         heartbeat = heart.open(where.attempt_dir, rank=rank, incarnation=where.incarnation)
@@ -131,3 +134,31 @@ def _place_by_hand(world: World, run: run_file.RunFile, options: argparse.Namesp
         print(f"run directory: {made.run_dir}", flush=True)
     found: place.Place = distributed.broadcast(world, made)
     return found
+
+
+class _Log:
+    """Where a rank says things: a file on the run's own disk. What has no room there is lost, and training goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _lost_where_full():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _lost_where_full():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _lost_where_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise

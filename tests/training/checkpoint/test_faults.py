@@ -147,6 +147,20 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run_going(small_disk: Path) -> 
         incarnation.kill()
 
 
+def fill_the_logs_disk() -> None:
+    """In a rank: nothing that it says finds room."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(full, stream)
+
+
+def test_a_log_on_a_full_disk_ends_no_rank(tmp_path: Path) -> None:
+    """It lies on the disk of the checkpoints."""
+    run = Run(tmp_path / "run", dict(TINY), spy=f"{__name__}:fill_the_logs_disk")
+    run.finish(2)
+    assert run.checkpoints[-1].step == TINY["steps"]
+
+
 def _fill(file: int) -> None:
     """All that is left, again and again, for pruning frees some."""
     block = b"\0" * 65_536
