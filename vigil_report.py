@@ -27,6 +27,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|DAMAGED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
+_NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)  # the last of a tensor of several
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 Points = dict[str, list[tuple[int, float]]]
@@ -201,16 +203,17 @@ class Stream:
             step, value = int(step), float(value)
             if step < 0 or (name not in self._points and not NAME.fullmatch(name)):
                 raise ValueError
-        except (TypeError, ValueError, OverflowError):
-            if name not in self._refused and len(self._refused) < 100:
-                self._refused.add(name)
-                print(
-                    f"vigil_report: {name} at step {step!r} is not a number under a plain name; skipped",
-                    file=sys.stderr,
-                )
+        except _NO_NUMBER:
+            self.refuse(name, f"{name} at step {step!r} is not a number under a plain name; skipped")
             return
         self._points.setdefault(name, []).append((step, value))
         self._waiting += 1
+
+    def refuse(self, name: str, why: str) -> None:
+        """Say once of a name why nothing of it is reported."""
+        if name not in self._refused and len(self._refused) < 100:
+            self._refused.add(name)
+            _say(why)
 
     # The writer's thread.
 
@@ -323,6 +326,11 @@ def _filesystem(file: int) -> str:
     return found[-1][0] if found and found[-1] else ""
 
 
+def _say(line: str) -> None:
+    with suppress(OSError, ValueError):  # a log on a full disk, or closed
+        print(f"vigil_report: {line}", file=sys.stderr, flush=True)
+
+
 def _short(data: dict[str, Any]) -> dict[str, Any]:
     """The data of an event that was too long: every value cut, so that at least its beginning is kept."""
     return {
@@ -345,7 +353,10 @@ def log(step: int, **values: float) -> None:
 def progress(step: int, total: int) -> None:
     """How far it is: the progress bar and the time that is left."""
     if stream := _stream():
-        stream.event("progress", step=int(step), steps=int(total))
+        try:
+            stream.event("progress", step=int(step), steps=int(total))
+        except _NO_NUMBER:
+            stream.refuse("progress", f"progress({step!r}, {total!r}) are not two numbers; skipped")
 
 
 def event(kind: str, **data: Any) -> None:
@@ -377,7 +388,7 @@ def resume_path() -> Path | None:
         layout = json.loads((folder / "COMMITTED").read_text())["layout"]
         form, kept = str(layout["form"]), os.path.basename(str(layout["name"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"vigil_report: {folder} is no checkpoint of a script: {error!r}", file=sys.stderr)
+        _say(f"{folder} is no checkpoint of a script: {error!r}")
         return None
     if form != "archive":
         return folder / kept if form == "file" else folder
@@ -399,9 +410,9 @@ def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int
     began = time.monotonic()
     stream.flush(wait=10)  # a resume begins after this step: what was logged before it must not be lost
     try:
-        return _commit(stream, Path(path), int(step), consumed_samples, began)
-    except (OSError, ValueError, shutil.Error) as error:
-        print(f"vigil_report: no checkpoint at step {step}: {error}", file=sys.stderr)
+        return _commit(stream, Path(path), int(step), int(consumed_samples), began)
+    except (OSError, shutil.Error, *_NO_NUMBER) as error:
+        _say(f"no checkpoint at step {step}: {error}")
         stream.event("checkpoint.skipped", step=step, reason=str(error)[:500], failed=True)
         return None
 
@@ -465,6 +476,8 @@ def _check_fence() -> None:
 def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began: float) -> Path:
     """Copy beside, write the manifest last, rename: as Vigil's own trainer does (training/checkpoint/saving.py)."""
     generation, target = _generation(), _checkpoints() / f"step-{step}"
+    if min(step, consumed_samples) < 0:
+        raise ValueError("a step and samples are counted from 0 on")
     _check_fence()
     staging = target.with_name(f".step-{step}.{generation}")
     shutil.rmtree(staging, ignore_errors=True)

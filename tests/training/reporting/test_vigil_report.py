@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +88,44 @@ def test_what_cannot_be_saved_is_said_and_hurts_nobody(
     assert vigil_report.checkpoint(path, 6) is None
     assert capsys.readouterr().err.count("no checkpoint at step") == 4
     assert [entry.name for entry in reporting.iterdir()] == ["step-6"]
+
+
+def test_what_is_told_of_a_checkpoint_can_be_read_again(reporting: Path, tmp_path: Path) -> None:
+    """Else it would look saved, and no start would ever go on from it."""
+    samples: Any = 192.0  # as step * batch may well be
+    assert vigil_report.checkpoint(_file(tmp_path), 6, consumed_samples=samples)
+    assert manifest.check(reporting / "step-6").consumed_samples == 192
+    assert vigil_report.checkpoint(_file(tmp_path), -1) is None
+    assert vigil_report.checkpoint(_file(tmp_path), 7, consumed_samples=-1) is None
+
+
+class _Several:
+    """As torch's tensor of several numbers."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+
+def test_what_makes_no_sense_is_said_and_hurts_nobody(
+    reporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several: Any = _Several()
+    nothing: Any = None
+    for step in range(2):
+        vigil_report.log(step, loss=several)
+        vigil_report.progress(step, nothing)
+    assert vigil_report.checkpoint(_file(tmp_path), nothing) is None
+    loss, progress, checkpoint = capsys.readouterr().err.splitlines()
+    assert loss == "vigil_report: loss at step 0 is not a number under a plain name; skipped"
+    assert progress == "vigil_report: progress(0, None) are not two numbers; skipped"
+    assert "no checkpoint at step None" in checkpoint
+
+
+def test_a_log_on_a_full_disk_hurts_nobody(reporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a checkpoint finds no room, what is said of it may find none either."""
+    with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert vigil_report.checkpoint(tmp_path / "missing.pt", 5) is None
 
 
 def test_a_step_of_another_line_keeps_its_data(
