@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ LONGEST_WAIT = 5.0
 # At the end, without an answer or without ever a token, waiting is no use: the portal reads the spool from disk.
 HOPELESS_SECONDS, UNKNOWN_SECONDS = 3.0, 0.5
 LOOKS_A_SECOND = 400  # at files that others write: each asks the file system's server
-LIST_SECONDS = 2.0  # a folder that others write into is listed again then, whatever its time says
+LIST_SECONDS = 2.0  # the folder is listed again then, whatever its time says: of two changes in a tick it tells one
 LARGE = 256 * 1024  # a stream of this size was shipped before, by a shipper that died: ask where it stands
 
 
@@ -121,7 +122,7 @@ class Shipper:
     def _notice(self) -> None:
         """Streams that have appeared or grown."""
         listed, now = os.fstat(self._directory).st_mtime_ns, time.monotonic()
-        if listed != self._listed or (self._node is None and now - self._listed_at > LIST_SECONDS):
+        if listed != self._listed or now - self._listed_at > LIST_SECONDS:
             self._listed, self._listed_at = listed, now
             for name in spool_names(self._directory):
                 if name not in self._sources and name not in self._others:
@@ -293,7 +294,8 @@ class Shipper:
     def _say(self, line: str) -> None:
         if line != self._said:
             self._said = line
-            print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), line, file=sys.stderr, flush=True)
+            with suppress(OSError):  # a full disk
+                print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), line, file=sys.stderr, flush=True)
 
 
 def run(shipper: Shipper, *, drain: float) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +69,22 @@ def test_streams_of_other_nodes_are_left_to_their_shippers(server: Server, attem
     assert losses(server) == [(0, 0, 0.0), (1, 0, 1.0)]
 
 
+def test_a_stream_is_found_though_its_folder_seems_unchanged(
+    server: Server, attempt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks may open theirs within a tick of the file system's clock, and the shipper look between them."""
+    monkeypatch.setattr(shipping, "LIST_SECONDS", 0.0)
+    server.leave_token(attempt.parent.parent)
+    shipper = _shipper(attempt)
+    for rank in range(2):
+        reporter = reporter_of(attempt, rank)
+        reporter.log(1, loss=rank)
+        reporter.close()
+        os.utime(attempt / "spool", (1, 1))
+        _ship(shipper)
+    assert losses(server) == [(0, 1, 0.0), (1, 1, 1.0)]
+
+
 @pytest.mark.parametrize("told", [{"scheduler_id": "2"}, {"restart_count": 1}])
 def test_a_token_of_another_submission_is_not_used(server: Server, attempt: Path, told: dict[str, object]) -> None:
     """A requeued job waits for the token of its own attempt, and then ships from the beginning."""
@@ -106,6 +125,16 @@ def test_trouble_at_the_portal_is_waited_out(server: Server, attempt: Path) -> N
     reporter.close()
     _ship(_shipper(attempt))
     assert losses(server) == [(0, 0, 1.0)]
+
+
+def test_a_log_on_a_full_disk_is_no_trouble(server: Server, attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.leave_token(attempt.parent.parent)
+    with contextlib.closing(reporter_of(attempt)) as reporter:
+        reporter.log(1, loss=0.5)
+    with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        _ship(_shipper(attempt))
+    assert losses(server) == [(0, 1, 0.5)]
 
 
 def test_a_lower_cursor_is_obeyed(server: Server, attempt: Path) -> None:
