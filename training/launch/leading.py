@@ -10,7 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.attempt.lineage import Fenced, claim_generation, give_up_claim, newest_on_lineage, read_generation
+from training.attempt.lineage import (
+    Fenced,
+    claim_generation,
+    give_up_claim,
+    newest_on_lineage,
+    raise_generation,
+    read_generation,
+)
 from training.launch.attempt import Attempt
 from training.launch.failures import Failure, first_failure
 from training.launch.incarnation import Ending, Incarnation, Member, Turn
@@ -56,6 +63,7 @@ class Leading:
         self._began = time.monotonic()
         self._judged: _Judged | None = None
         self._waiting: tuple[list[Member], float] = ([], 0.0)
+        self._has_kept_choice = False
 
     def decide(self, last: Incarnation | None) -> None:
         """Say what follows `last`, if that is clear already; whether our word was heard, Members.turn tells."""
@@ -80,18 +88,26 @@ class Leading:
 
     def _first(self) -> Turn | None:
         plan, seconds, live = self._plan, time.monotonic() - self._began, self._members.live()
-        if self._stop.reason:
-            return self._stopped()
         is_late = seconds > plan.gather_seconds and len(live) >= plan.min_nodes
-        if len(live) >= plan.nodes or (is_late and most_nodes(plan, len(live)) >= plan.min_nodes):
+        are_enough = len(live) >= plan.nodes or (is_late and most_nodes(plan, len(live)) >= plan.min_nodes)
+        if are_enough and not self._stop.reason:
             budget = Budget(plan.in_place, newest_on_lineage(plan.job_dir))
             return self._form(None, live, budget, resume=self._attempt.resume)
+        self._keep_choice()
+        if self._stop.reason:
+            return self._stopped()
         if seconds > MEET_SECONDS:
             there = {member.node for member in live}
             absent = ", ".join(str(node) for node in range(plan.nodes) if node not in there)
             error = f"no launcher appeared on node {absent} within {MEET_SECONDS:.0f} s"
             return _ending(Verdict(1, "node", error=error))
         return None
+
+    def _keep_choice(self) -> None:
+        """Put what a person chose on the line of descent: should this attempt start nothing, the next one finds it."""
+        if self._attempt.resume and not self._has_kept_choice:
+            raise_generation(self._plan.job_dir, mine=None, resume=self._attempt.resume)
+            self._has_kept_choice = True
 
     # The next.
 

@@ -84,6 +84,20 @@ def test_a_stop_before_anything_started_starts_nothing(run: Run) -> None:
     run.assert_nothing_left()
 
 
+def test_what_was_chosen_is_gone_on_from_though_a_stop_came_first(run: Run) -> None:
+    """As a preemption while nodes are missing, after which Slurm starts the job again."""
+    assert run.fake(ranks=1, steps=20, checkpoint_every=10).wait(PATIENCE_S) == 0
+    run.describe('kind = "distributed"\n[launch]\nnodes = 2\n', attempt=2, resume="step-10")
+    waiting = run.launch(json.dumps({"steps": 30}), job="101", nodes=2)  # its other node never comes
+    until(lambda: list((run.attempt(2) / "members").glob("node-0.*")))
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(PATIENCE_S) == 75
+    run.describe('kind = "distributed"\n[launch]\n')
+    again = run.launch(json.dumps({"steps": 30}), job="101", restart=1)
+    assert again.wait(PATIENCE_S) == 0
+    assert [event["resumed_from"] for event in run.events("incarnation.started", 3)] == ["step-10"]
+
+
 def test_a_stop_during_validation_waits_for_the_boundary(run: Run) -> None:
     slow = accident(1, 10, "phase", phase="validate", seconds=1.5)
     launcher = run.fake(steps=ENDLESS, accidents=[slow])
