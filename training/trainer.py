@@ -113,6 +113,7 @@ class Trainer:
     def run(self) -> bool:
         """Trains; True if to the end, False if it was asked to stop and left a checkpoint."""
         check_fence(self.place.job_dir, self.place.generation)
+        self.heartbeat.beat("restore")  # to look through checkpoints, and to remove halves, may outlast "init"
         start = load_start(self.checkpoints, self.world, self.place.resume)
         self.checkpoints.start_from(start)
         self._prepare(start)

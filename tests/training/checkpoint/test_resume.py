@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.training.ranks import TINY, Run, Sabotage
 from training import manifest
+from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.attempt.lineage import newest_on_lineage
+from training.launch.watchdog import LIMITS
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +80,31 @@ def test_killed_while_pruning(tmp_path: Path) -> None:
     run.finish(1, resume=newest_on_lineage(run.job_dir))
     assert run.events("checkpoint.pruned")[0]["name"] == "step-2", "the killed one may have had no time to tell it"
     _is_like(run, whole)
+
+
+def tell_phase_of_clearing() -> None:
+    """In a rank: what its heartbeat says while it removes what is left of a save."""
+    from training.checkpoint import saving
+
+    delete = saving.delete
+
+    def telling(folder: Path) -> None:
+        attempt = Path(os.environ["VIGIL_ATTEMPT_DIR"])
+        beat = read_beat(heartbeat_path(attempt, rank=0, incarnation=0))
+        (attempt / "phase").write_text(beat.phase if beat else "start")
+        delete(folder)
+
+    saving.delete = telling  # type: ignore[attr-defined]
+
+
+def test_removing_half_a_checkpoint_may_take_longer_than_meeting(tmp_path: Path) -> None:
+    """It may be of any size, and a file system slow."""
+    run = Run(tmp_path / "run", {**TINY, "steps": 4}, spy=f"{__name__}:tell_phase_of_clearing")
+    half = run.job_dir / "checkpoints" / ".step-9.0"
+    half.mkdir(parents=True)
+    incarnation = run.finish(1)
+    assert not half.exists()
+    assert LIMITS[(incarnation.attempt_dir / "phase").read_text()] > 10 * LIMITS["init"]
 
 
 def _is_like(run: Run, whole: Run) -> None:
