@@ -84,6 +84,7 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
         ({"communication": "diloco", "parallelism": "zero1"}, 2, '"diloco" is for parallelism = "ddp", where each'),
         ({"communication": "bf16", "mesh": {"cp": 2}}, 4, '"bf16" is for replicas of whole models, not with mesh.cp.'),
         ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk brings gradients of several steps'),
+        ({"language": {"head_width": 9}}, 1, "head_width 9 is odd, so rotary positions have no halves to turn."),
         ({"communication": "local_sgd", "keep_best": 1}, 2, "100 is no multiple of local_sgd.every, 8, but keep_best"),
     ],
 )  # fmt: skip

@@ -31,6 +31,9 @@ def llama_dims(*, vocabulary: int | None = None, preset: str = "tiny", **given: 
     if known["heads"] % known["kv_heads"]:
         fits = [count for count in range(1, known["heads"] + 1) if known["heads"] % count == 0]
         raise ValueError(f"kv_heads {known['kv_heads']} does not divide {known['heads']} heads. Take one of {fits}.")
+    if (odd := known["head_width"]) % 2:
+        halves = "so rotary positions have no halves to turn"
+        raise ValueError(f"head_width {odd} is odd, {halves}. Take {odd - 1} or {odd + 1}.")
     return Dims(
         width=known["heads"] * known["head_width"],
         vocabulary=vocabulary or VOCABULARY,
