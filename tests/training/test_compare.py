@@ -19,11 +19,13 @@ import pytest
 
 from tests.waiting import until
 from training.attempt.heartbeat import read_beat
-from training.compare import asked, command, picture
+from training.compare import asked, command, picture, running
 from training.compare.results import Comparison, Result
 from training.compare.running import Run, toml
 from training.compare.table import table
 from training.config import parse
+from training.launch.attempt import Attempt
+from training.launch.stop import Signals
 
 TINY = """
 name = "both ways"
@@ -75,6 +77,16 @@ def test_a_change_replaces_what_the_run_says_and_its_unused_options():
     assert fsdp.config.options_of("fsdp")["reshard"] == "never"
     assert "ddp" not in fsdp.config.options
     assert (ddp.config.mesh, fsdp.config.mesh) == ({"dp": 2}, {})
+
+
+def test_options_of_what_auto_may_choose_are_kept():
+    base = parse({"parallelism": "auto", "global_batch": 4, "fsdp": {"reshard": "never"}})
+    half, fsdp, ddp = asked.candidates(
+        base, ["half=dtype=bf16", "fsdp=parallelism=fsdp", "ddp=parallelism=ddp"], steps=20, ranks=2
+    )
+    for one in (half, fsdp):
+        assert one.config.options_of("fsdp").get("reshard") == "never"
+    assert "fsdp" not in ddp.config.options
 
 
 def test_everything_that_cannot_work_is_told_at_once_by_name():
@@ -224,6 +236,28 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
     return subprocess.Popen(
         command, cwd=folder, env={**os.environ, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+class Copying:
+    """In the launcher's place: a run that has copied the weights beside its adapters, and fails then."""
+
+    def __init__(self, plan: Any, attempt: Attempt, **_: Any) -> None:
+        self._base = attempt.folder.parent / "base"
+
+    def run(self) -> int:
+        self._base.mkdir()
+        (self._base / "model.safetensors").write_bytes(b"large")
+        return 1
+
+
+def test_no_copy_of_the_weights_is_left_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running, "Launcher", Copying)
+    (one, _) = asked.candidates(BASE, [], steps=20, ranks=2)
+    work = running.Work(ranks=2, steps=20, on_cpu=True, out=tmp_path, cache=tmp_path)
+    with pytest.raises(running.Failed):
+        running.run(one, 1, work, Signals(), lambda attempt: None)
+    assert (tmp_path / "ddp-1" / "job" / "attempt-1").exists()
+    assert not (tmp_path / "ddp-1" / "job" / "base").exists()
 
 
 @pytest.mark.slow

@@ -155,7 +155,9 @@ def _set(table: dict[str, Any], path: str, value: Any, name: str) -> None:
 def _drop_unused(table: dict[str, Any], base: RunConfig, *, mentioned: set[str]) -> None:
     """Options of what this candidate does otherwise than the run; those it names itself are left to be refused."""
     used = {table.get("parallelism"), table.get("communication")}
-    if table.get("parallelism") in choices.names("parallel") and isinstance(table.get("mesh", {}), dict):
+    if table.get("parallelism") == shape.AUTO:
+        used |= set(choices.names("parallel"))  # whichever it chooses
+    elif table.get("parallelism") in choices.names("parallel") and isinstance(table.get("mesh", {}), dict):
         used |= set(shape.owners(table["parallelism"], table.get("mesh", {})).values())
     for option in (*choices.names("parallel"), *choices.names("comm")):
         if option not in used | mentioned and option in base.options:

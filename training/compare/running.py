@@ -23,6 +23,7 @@ from training.launch.plan import read_plan
 from training.launch.stop import Signals
 from training.report import Reporter
 from training.spool import read_spool
+from training.weights import base
 
 WARM_STEPS = 8
 """Left out of the speed: they allocate, and make ready for the checkpoint."""
@@ -111,7 +112,8 @@ def run(candidate: Candidate, number: int, work: Work, signals: Signals, watch: 
             raise Failed(_why(attempt))
         return _read(attempt, candidate, number, work.ranks)
     finally:
-        shutil.rmtree(folder / "job" / "checkpoints", ignore_errors=True)
+        for large in ("checkpoints", base.FOLDER):
+            shutil.rmtree(folder / "job" / large, ignore_errors=True)
 
 
 def _describe(folder: Path, candidate: Candidate, work: Work) -> None:
