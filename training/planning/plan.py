@@ -77,7 +77,8 @@ def plan(config: RunConfig, ranks: Ranks, dims: Dims | None = None) -> Plan:
         made = _try(config, ranks, dims, {"parallelism": parallelism, "mesh": mesh})
         if isinstance(made, Problem):
             refusals.append(made)
-            why.append(f"{words}: no, {made.message.rstrip('.')}")
+            said = str(made) if made.field else made.message
+            why.append(f"{words}: no, {said.rstrip('.')}")
             continue
         is_busy = made.footprint is None or _tokens(made) >= min(BUSY_TOKENS, _whole_share(made))
         if is_busy:
@@ -159,7 +160,7 @@ def estimate_of(config: RunConfig, shape: Shape, micro: int) -> Footprint | None
         parallelism=config.parallelism,
         micro_batch=micro,
         micro_batches=max(1, shape.share // micro),
-        dtype=config.dtype,
+        dtype=str(sharded.get("dtype") or config.dtype),
         recompute=config.recompute,
         reshard=fsdp.lets_go(sharded.get("reshard", "auto"), is_piped=shape["pp"] > 1),
         offload=bool(sharded.get("offload", False)),

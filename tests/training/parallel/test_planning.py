@@ -14,6 +14,7 @@ from tests.training.weights import origins
 from training import commands
 from training.config import ConfigError, parse
 from training.models.llama_sizes import llama_dims
+from training.planning.footprint import Footprint
 from training.planning.plan import Ranks, plan
 from training.units import GIB
 
@@ -153,6 +154,20 @@ def test_auto_is_let_through_where_some_way_works() -> None:
         "global_batch",
         "7 does not divide over 5 ranks. Nearest that do: 5 or 10.",
     )
+
+
+def test_the_estimate_is_of_the_type_that_fsdp_multiplies_in() -> None:
+    def estimate(**more: Any) -> Footprint | None:
+        asked = {"parallelism": "fsdp", "global_batch": 64, "language": {"preset": "1b"}, **more}
+        return plan(parse(asked), Ranks(8, 8, 80 * GIB)).footprint
+
+    assert estimate(fsdp={"dtype": "bf16"}) == estimate(dtype="bf16")
+    assert estimate(fsdp={"dtype": "fp32"}, dtype="bf16") == estimate()
+
+
+def test_what_was_tried_is_told_with_the_field_that_it_failed_by() -> None:
+    (problem,) = parse({"parallelism": "auto", "communication": "powersgd", "dtype": "fp16"}).check(2)
+    assert '(ddp): no, dtype: is "fp16", and powersgd brings' in problem.message
 
 
 def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:
