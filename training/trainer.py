@@ -222,7 +222,7 @@ class Trainer:
         self.consumed += self.config.global_batch
         updates_end = time.perf_counter()
         with self.measuring.exchanging(marks):
-            self.assembly.model.exchange.step(self.step, updated.guarded.skipped)
+            self.assembly.model.exchange.step(self.step, updated.guarded.skipped, updated.guarded.frozen)
         sent = self.assembly.model.exchange.communicated(len(parts))
         agreed = self.agreement.end()
         ended = time.perf_counter()

@@ -65,9 +65,9 @@ class Exchange:
     def begin(self) -> None:
         """Forgets the pass that is thrown away at every start."""
 
-    def step(self, number: int, skipped: Tensor | None = None) -> None:
-        """After the optimizer's `number`-th step. `skipped`: 1 if it left the parameters alone, else 0; a scalar on the
-        device."""
+    def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
+        """After the optimizer's `number`-th step. `skipped`: 1 if it left the parameters alone, else 0; `frozen`: 1 if
+        they have to stay what they are, since a step that was not finite will be done again. Scalars on the device."""
 
     def communicated(self, micro_batches: int) -> float | None:
         """Bytes that this rank has sent since it was asked last, one step of so many passes; None: not known."""

@@ -72,7 +72,7 @@ class LowRank(Hook):
         found: Future[Tensor] = powerSGD_hook(self._inner, bucket)
         return found
 
-    def step(self, number: int, skipped: Tensor | None = None) -> None:
+    def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
         """The gradient of a skipped step must not come late, and what had not been sent before it still is to be."""
         if self._before is not None and skipped is not None:
             errors = self._inner.error_dict

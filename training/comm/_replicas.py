@@ -45,19 +45,21 @@ class Replicas(Exchange):
         broadcast([*self._own.values(), *self._averaged], self._peers)
         self._agreed = {name: part.clone() for name, part in {**self._own, **self._buffers}.items()}
 
-    def step(self, number: int, skipped: Tensor | None = None) -> None:
+    def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
         if number % self._every == 0 or number == self._peers.steps:
-            self.agree()
+            self.agree(frozen)
 
     @torch.no_grad()
-    def agree(self) -> None:
-        """One outer step: afterwards all replicas are the same, bit for bit."""
+    def agree(self, frozen: Tensor | None = None) -> None:
+        """One outer step: afterwards all replicas are the same, bit for bit, or `frozen` as they were."""
         own = list(self._own.values())
         agreed = [self._agreed[name] for name in self._own]
         ways = torch._foreach_sub(agreed, own)
         self._average(ways)
         torch._foreach_sub_(agreed, self._outer(ways), alpha=self._learning_rate)
-        torch._foreach_copy_(own, agreed)
+        stays = own[0].new_zeros((), dtype=torch.bool) if frozen is None else frozen > 0
+        for mine, common in zip(own, agreed, strict=True):
+            torch.where(stays, mine, common, out=mine)
         self._average(self._averaged)
         for name, buffer in self._buffers.items():
             self._agreed[name].copy_(buffer)

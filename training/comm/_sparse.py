@@ -54,7 +54,7 @@ class Sparse(Hook):
         return found
 
     @torch.no_grad()
-    def step(self, number: int, skipped: Tensor | None = None) -> None:
+    def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
         """The gradient of a skipped step must not come late, and what had been kept before it has not been used."""
         if skipped is not None:
             for name, kept in self._kept.items():

@@ -50,11 +50,13 @@ def build(
     worse: Annotated[int, "From this loss on it is larger for good."] = 0,
     sleeper: Annotated[int, "Rank that takes longer than the others."] = -1,
     flaky: Annotated[int, "Rank that computes something else each time, from its twentieth loss on."] = -1,
+    spot: Annotated[int, "At which of its losses the second rank comes to weights that give no number."] = 0,
     flip_rank: Annotated[int, "Rank in whose weights a bit is flipped."] = -1,
     flip_call: Annotated[int, "At which of its losses, those of checks included."] = 0,
 ):
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
     calls = 0
+    bad = None
 
     def batch(split, ids):
         numbers = torch.from_numpy(ids).float()
@@ -64,13 +66,17 @@ def build(
         return inputs, torch.cos(7 * numbers)
 
     def loss(model_, batch):
-        nonlocal calls
+        nonlocal calls, bad
         calls += 1
         if calls == flip_call and flip_rank == RANK:
             model[0].weight.data.view(torch.int32)[3, 3] ^= 1 << 5
         if sleeper == RANK:
             time.sleep(0.03)
         found = (model_(batch[0])[:, 0] - batch[1]).square().mean()
+        if calls == spot and RANK == 1:
+            bad = model[2].weight.detach().clone()
+        if bad is not None and torch.equal(model[2].weight, bad):
+            found = found * float("nan")
         if worse and calls > worse:
             found = found + 10
         if flaky == RANK and calls > 20:
@@ -174,6 +180,15 @@ def test_replicas_that_exchange_no_gradients_are_not_blamed(tmp_path: Path) -> N
     (event,) = run.events("guard.nonfinite")
     assert event["step"] == 20
     assert event["what"].endswith("gradient norm nan")
+
+
+def test_a_step_is_done_again_with_the_weights_that_a_replica_had(tmp_path: Path) -> None:
+    """Though all became one model after it, at the end of that very step."""
+    run = _run(tmp_path, {"spot": 31}, steps=60, communication="diloco", diloco={"every": 3})  # one pass is thrown away
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.nonfinite")
+    assert (event["step"], event["rank"], event["where"]) == (30, 1, "the gradient of 2's output")
 
 
 def wait_for_flags() -> None:
