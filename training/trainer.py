@@ -391,6 +391,7 @@ def set_determinism(wanted: str) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = wanted == "fast"
     torch.set_float32_matmul_precision("high" if wanted == "fast" else "highest")
+    torch.backends.cudnn.allow_tf32 = wanted == "fast"  # of convolutions
 
 
 def _versions() -> dict[str, str]:

@@ -269,3 +269,16 @@ def test_a_compiler_that_comes_later_knows_of_bitwise() -> None:
             command = [sys.executable, "-c", script.format(level)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
             assert done.stdout.split() == [expected]
+
+
+@pytest.mark.slow
+def test_only_a_fast_run_rounds_its_products() -> None:
+    """Those of convolutions, too, which torch rounds to TF32 unless it is told."""
+    script = (
+        "import torch; from training.trainer import set_determinism\n"
+        "for level in ('bitwise', 'fast', 'scientific'):\n"
+        "    set_determinism(level)\n"
+        "    print(torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == ["False highest", "True high", "False highest"]
