@@ -221,9 +221,14 @@ class Trainer:
         self.step += 1
         self.consumed += self.config.global_batch
         updates_end = time.perf_counter()
+        exchange = self.assembly.model.exchange
+        if exchange.is_apart:
+            self.heartbeat.beat("exchange", self.step)  # of the whole model, and perhaps over a slow network
         with self.measuring.exchanging(marks):
-            self.assembly.model.exchange.step(self.step, updated.guarded.skipped, updated.guarded.frozen)
-        sent = self.assembly.model.exchange.communicated(len(parts))
+            exchange.step(self.step, updated.guarded.skipped, updated.guarded.frozen)
+        sent = exchange.communicated(len(parts))
+        if exchange.is_apart and sent and self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)  # here: else a step after it would seem stuck
         agreed = self.agreement.end()
         ended = time.perf_counter()
         times = StepTimes(ended - began - cost, self.assembly.feed.waited, marks, sent, saving=agreed.saving)

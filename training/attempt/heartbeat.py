@@ -4,6 +4,7 @@ heartbeat = Heartbeat.open(attempt_dir, rank=rank, incarnation=incarnation)
 heartbeat.beat("init")                 # just before the process group is made: 20 s limit once everybody is there
 heartbeat.beat("restore"); heartbeat.beat("compile")
 heartbeat.beat("step", step)           # at the start of every step; a few µs
+heartbeat.beat("exchange", step)       # after a step, of replicas that stay apart
 heartbeat.beat("validate", step) …     # whenever the phase changes, and back to "step" after it
 """
 

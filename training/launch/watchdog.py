@@ -24,6 +24,7 @@ LIMITS: Mapping[str, float] = {
     "restore": 1800,
     "compile": 3600,
     "step": 60,
+    "exchange": 1800,
     "data": 600,
     "validate": 3600,
     "save": 3600,

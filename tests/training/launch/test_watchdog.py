@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.training.ranks import TINY, Run
 from training.attempt import hang
-from training.attempt.heartbeat import Heartbeat, read_beat
+from training.attempt.heartbeat import Heartbeat, heartbeat_path, read_beat
+from training.launch import watchdog
 from training.launch.failures import Failure, failure_of, first_failure, last_error
 from training.launch.watchdog import Watchdog, behind_in_collectives
 
@@ -286,3 +289,28 @@ def test_the_root_is_who_failed_first_and_not_by_losing_a_peer() -> None:
     assert first_failure([echo, later, root]) == root
     assert first_failure([echo]) == echo
     assert (root.code, later.code, Failure(1, "exception", 42).code) == (137, 1, 42)
+
+
+def tell_phase_of_exchanges() -> None:
+    """In a rank: what its heartbeat says while replicas that stay apart become one model again."""
+    from training.comm._replicas import Replicas
+
+    average = Replicas._average
+
+    def telling(replicas: Replicas, tensors: Iterable[torch.Tensor]) -> None:
+        attempt = Path(os.environ["VIGIL_ATTEMPT_DIR"])
+        beat = read_beat(heartbeat_path(attempt, rank=int(os.environ["RANK"]), incarnation=0))
+        (attempt / f"phase.{os.environ['RANK']}").write_text(beat.phase if beat else "start")
+        average(replicas, tensors)
+
+    Replicas._average = telling  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_an_exchange_of_whole_models_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    """Replicas stay apart where the network is slow: steps tell nothing of how long it takes."""
+    changes = {"steps": 8, "checkpoint_every": 0, "communication": "local_sgd", "local_sgd": {"every": 4}}
+    run = Run(tmp_path / "run", {**TINY, **changes}, spy=f"{__name__}:tell_phase_of_exchanges")
+    incarnation = run.finish(2)
+    for rank in range(2):
+        assert watchdog.LIMITS[(incarnation.attempt_dir / f"phase.{rank}").read_text()] > 10 * watchdog.LIMITS["step"]
