@@ -47,28 +47,27 @@ class GradientGuard:
         self, device: torch.device, *, clip: float, armed: bool = True, scale: LossScale | None = None
     ) -> None:
         """`clip`: 0 clips nothing. `armed`: False clips at `clip` alone and skips only what is not finite."""
-        self._clip, self._armed, self._scale = clip, armed, scale
-        # Operations of a tensor with a number on its left take several times as long as with a tensor.
-        self._zero, self._one, self._floor = (torch.full((), number, device=device) for number in (0.0, 1.0, clip))
-        self._no_limit = torch.full((), LARGEST, device=device)
-        self._portion = self._one - self._one * DECAY  # rounded as below, so that the first weight is just one
-        self._enough = DECAY ** (ARMED_STEPS - 0.5)
+        self._clips, self._armed, self._scale = clip > 0, armed, scale
+        # An operation with a number in it takes twice as long as one of tensors alone.
+        self._zero, self._one, self._floor, self._no_limit, self._skip_means, self._decay, self._enough = torch.tensor(
+            [0.0, 1.0, clip, LARGEST, SKIP_MEANS, DECAY, DECAY ** (ARMED_STEPS - 0.5)], device=device
+        ).unbind()
+        self._portion = self._one - self._decay
         self._mean, self._variance = self._zero, self._zero
         self._missing = self._one
         """DECAY to the power of how many norms are in them."""
         self._frozen = self._zero
 
-    @torch.no_grad()
     def __call__(self, norm: Tensor) -> Guarded:
-        """`norm`: of the whole gradient as it lies in the parameters, the loss scale included."""
+        """`norm`: of the whole gradient as it lies in the parameters, the loss scale included; it needs no gradient."""
         scale = self._scale
         norm = norm if scale is None else norm / scale.value
         mean = self._mean
         armed = self._missing < self._enough
         # A mean of nothing, as when the first batches had no gradient, says nothing of what is usual.
-        usual = torch.where(mean > 0, mean * SKIP_MEANS, self._no_limit)
+        usual = torch.where(mean > self._zero, mean * self._skip_means, self._no_limit)
         limit = torch.where(armed, usual, self._no_limit) if self._armed else self._no_limit
-        infinite = torch.where(norm <= LARGEST, self._zero, self._one)  # NaN compares as false
+        infinite = torch.where(norm <= self._no_limit, self._zero, self._one)  # NaN compares as false
         self._note_infinite(infinite)
         skipped = torch.where(norm <= limit, self._frozen, self._one)
         if scale is not None:
@@ -87,16 +86,17 @@ class GradientGuard:
         self._frozen = torch.maximum(self._frozen, final)
 
     def _divisor(self, norm: Tensor, armed: Tensor) -> Tensor:
-        if self._clip <= 0:
+        if not self._clips:
             return self._one
-        if not self._armed:
-            return (norm / self._clip).clamp(min=1.0)
-        usual = torch.add(self._mean, self._variance.sqrt(), alpha=CLIP_DEVIATIONS)
-        return (norm / torch.maximum(torch.where(armed, usual, self._floor), self._floor)).clamp(min=1.0)
+        most = self._floor
+        if self._armed:
+            usual = torch.add(self._mean, self._variance.sqrt(), alpha=CLIP_DEVIATIONS)
+            most = torch.maximum(torch.where(armed, usual, most), most)
+        return torch.maximum(norm / most, self._one)
 
     def _enter(self, norm: Tensor, counts: Tensor) -> None:
         """Weights that add up to one from the first step on are the bias correction. `counts`: 0 changes nothing."""
-        weight = self._portion / (self._one - self._missing * DECAY) * counts
+        weight = self._portion / (self._one - self._missing * self._decay) * counts
         apart = norm - self._mean
         moved = weight * apart
         spread = torch.addcmul(self._variance, moved, apart)

@@ -23,7 +23,6 @@ class GradientNorm:
         self._is_local = not apart and all(share == 1 / shape.world_size for share in shares)
         self._shares = torch.tensor(shares, device=local(self._parameters[0]).device)
 
-    @torch.no_grad()
     def __call__(self) -> Tensor:
         """A float32 scalar on the device, from the gradients as they are laid out: like their parameters."""
         norms = torch.stack(torch._foreach_norm(gradients_of(self._parameters))).float()

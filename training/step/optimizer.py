@@ -57,14 +57,14 @@ class AdamW:
             for wanted, decay in ((True, weight_decay), (False, 0.0))
         ]
 
-    @torch.no_grad()
     def step(self, learning_rate: float, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         """One step from the gradients that the parameters hold."""
         self.steps += 1
         if found_inf is not None:
             self.steps -= found_inf
-        for group in self._groups:
-            group.step(self.steps, learning_rate, grad_scale, found_inf)
+        with torch.no_grad():
+            for group in self._groups:
+                group.step(self.steps, learning_rate, grad_scale, found_inf)
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
