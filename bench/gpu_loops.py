@@ -33,8 +33,9 @@ from training.metrics.step_trace import hush, joined, length
 from training.models.llama import Llama
 from training.report import NullReporter, Reporter
 from training.step import arithmetic
+from training.step.determinism import set_determinism
 from training.step.optimizer import BETAS, EPSILON, decayed
-from training.trainer import Trainer, set_determinism
+from training.trainer import Trainer
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -28,8 +28,9 @@ from training.attempt import place
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.report import Reporter
+from training.step.determinism import set_determinism
 from training.step.optimizer import AdamW
-from training.trainer import Trainer, set_determinism
+from training.trainer import Trainer
 
 STEPS = 3000
 PAIRS = 7

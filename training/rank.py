@@ -74,7 +74,7 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Hea
 def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest) -> int:
     settings = run.config
     from training import distributed
-    from training.trainer import set_determinism
+    from training.step.determinism import set_determinism
 
     reporter = Reporter.open(
         where.attempt_dir,

@@ -260,7 +260,7 @@ def plant_a_nan() -> None:
 def test_a_compiler_that_comes_later_knows_of_bitwise() -> None:
     """Its import is put off (docs/decisions/0006); what was asked for before must count all the same."""
     script = (
-        "from training.trainer import set_determinism; set_determinism({!r}); "
+        "from training.step.determinism import set_determinism; set_determinism({!r}); "
         "import sys; assert 'torch._inductor' not in sys.modules; "
         "import torch._inductor.config as config; print(config.deterministic)"
     )
@@ -275,7 +275,7 @@ def test_a_compiler_that_comes_later_knows_of_bitwise() -> None:
 def test_only_a_fast_run_rounds_its_products() -> None:
     """Those of convolutions, too, which torch rounds to TF32 unless it is told."""
     script = (
-        "import torch; from training.trainer import set_determinism\n"
+        "import torch; from training.step.determinism import set_determinism\n"
         "for level in ('bitwise', 'fast', 'scientific'):\n"
         "    set_determinism(level)\n"
         "    print(torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision())"

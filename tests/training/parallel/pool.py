@@ -82,7 +82,8 @@ def _take(turn: _Turn, world: object) -> None:
     from training.attempt.place import Place
     from training.attempt.stopping import StopRequest
     from training.report import Reporter
-    from training.trainer import Trainer, set_determinism
+    from training.step.determinism import set_determinism
+    from training.trainer import Trainer
 
     os.environ["VIGIL_ATTEMPT_DIR"] = str(turn.attempt_dir)
     settings = run_file.load(turn.run_dir / "portal" / "run.toml").config
