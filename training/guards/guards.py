@@ -191,8 +191,7 @@ class Guards:
         )
         everybody: list[nonfinite.Seen] = gather(self._world, mine)
         seen = [found for found in everybody if found.where] or everybody
-        # Where it was in the forward pass is nearer to its origin than where a gradient brought it.
-        origin = min(seen, key=lambda found: (not found.output, not found.gradient, found.rank))
+        origin = nonfinite.origin(seen, self._assembly.task.model)
         trouble = next((found for found in troubles if found.rank == origin.rank), trouble)
         exchange = self._config.communication
         sends_it = exchange != PLAIN and not self._assembly.model.exchange.is_apart

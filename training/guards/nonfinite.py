@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -71,6 +71,21 @@ def examine(assembly: Assembly, update: Update, *, rank: int, consumed: int, fin
         seen.error = str(error)[:500]
     assembly.optimizer.zero_grad()
     return seen
+
+
+def origin(everybody: Iterable[Seen], model: nn.Module) -> Seen:
+    """Who saw it first: ranks that share a model hand on to each other what is not finite.
+
+    Where it was in the forward pass is nearer to its origin than where a gradient brought it; and of modules, in the
+    order of the whole model, the first is the nearest, or the last that had such a gradient.
+    """
+    order = {name: number for number, (name, _) in enumerate(model.named_modules())}
+
+    def distance(found: Seen) -> tuple[bool, int, bool, int, int]:
+        forward, backward = order.get(found.output, 0), -order.get(found.gradient, 0)
+        return not found.output, forward, not found.gradient, backward, found.rank
+
+    return min(everybody, key=distance)
 
 
 def plain(value: float) -> float | str:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from tests.training.ranks import Run
+from tests.training.ranks import TINY, Run
 from training.distributed import Agreed, Agreement
 from training.loader.order import Order
 from training.seeds import derive_seed
 from training.step.norms import GradientNorm
+from training.step.optimizer import local
+from training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -230,6 +235,59 @@ def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> N
     assert nan in seen["samples"]
     assert len(seen["texts"]) == 4
     assert seen["parameters"][0] == {"name": "0.weight", "gradient_norm": "nan"}
+
+
+def spoil_a_weight() -> None:
+    """Of the second rank alone: what it sends, the first gets, too."""
+
+    def spoil(modules: dict[str, nn.Module]) -> None:
+        part: Any = modules["blocks.1.mlp.up"].weight
+        with torch.no_grad():
+            local(part).view(-1)[0] = float("nan")
+
+    _before_the_third_step(spoil)
+
+
+def spoil_a_gradient() -> None:
+    """Of a block that the second rank has."""
+
+    def spoil(modules: dict[str, nn.Module]) -> None:
+        modules["blocks.3.mlp.up"].register_full_backward_pre_hook(lambda _, gradients: (gradients[0] * math.nan,))
+
+    _before_the_third_step(spoil)
+
+
+def _before_the_third_step(spoil: Callable[[dict[str, nn.Module]], None]) -> None:
+    one_step = Trainer._one_step
+
+    def spoilt(trainer: Trainer) -> Agreed:
+        if trainer.step == 2 and os.environ["RANK"] == "1":
+            spoil({name: module for part in trainer.assembly.model.parts for name, module in part.named_modules()})
+        return one_step(trainer)
+
+    Trainer._one_step = spoilt  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("spy", "settings", "where"),
+    [
+        ("spoil_a_weight", {"mesh": {"tp": 2}}, "the output of blocks.1.mlp.up"),
+        ("spoil_a_weight", {"mesh": {"cp": 2}}, "the output of blocks.1.mlp.up"),
+        ("spoil_a_weight", {"mesh": {"pp": 2}, "pipeline": {"schedule": "DualPipeV"}}, "the output of blocks.1.mlp.up"),
+        ("spoil_a_gradient", {"mesh": {"pp": 2}}, "the gradient of blocks.3.mlp.up's output"),
+    ],
+    ids=["tp", "cp", "pp, there and back", "pp, backward"],
+)
+def test_who_was_sent_a_nan_is_not_the_one_it_came_from(
+    spy: str, settings: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    language = {**TINY["language"], "layers": 4}
+    run = Run(tmp_path / "run", {**TINY, "checkpoint_every": 0, "language": language, **settings})
+    run.spy = f"{__name__}:{spy}"
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.nonfinite")
+    assert (event["step"], event["rank"], event["where"], event["ranks"]) == (3, 1, where, [0, 1])
 
 
 def test_a_worker_of_a_parameter_server_says_what_is_not_finite(tmp_path: Path) -> None:
