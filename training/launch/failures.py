@@ -25,6 +25,9 @@ _LOST_PEER = re.compile(
 )
 # What NCCL's own thread says before it ends the process, be it for a peer or for this rank's GPU.
 _WATCHDOG = re.compile(r"Process group watchdog thread terminated with exception: (.+)$")
+# Where a signal ends a process faulthandler's dump comes last; before it, perhaps, what C++ said of its exception.
+_DIED = "Fatal Python error: "
+_WHAT = re.compile(r"^\s*what\(\):\s+(.+)$")
 _ADDRESS_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -71,8 +74,8 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
 
 
 def last_error(log: Path) -> str:
-    """The last line of the last traceback in a log, or what NCCL's thread said, else its last line; at most 500
-    characters."""
+    """The last line of the last traceback in a log, or what NCCL's thread or C++ said, or of what Python died, else its
+    last line; at most 500 characters."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -80,9 +83,14 @@ def last_error(log: Path) -> str:
     except OSError:
         return ""
     said = [line for line in lines if line.strip()]
+    died = ""
     for line in reversed(said):
         if watchdog := _WATCHDOG.search(line):
             return watchdog[1][:500]
+        if died and (what := _WHAT.match(line)):
+            return what[1][:500]
         if _RAISED.match(line):
             return line[:500]
-    return said[-1][:500] if said else ""
+        if line.startswith(_DIED):
+            died = line
+    return (died or said[-1])[:500] if said else ""

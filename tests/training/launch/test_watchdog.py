@@ -205,6 +205,18 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
+TERMINATED = """terminate called after throwing an instance of 'gloo::IoException'
+  what():  [../pair.cc:544] Connection closed by peer [10.5.0.34]:33956
+"""
+DUMP = """Fatal Python error: {of}
+
+Current thread 0x00007f2b90267b80 (most recent call first):
+  File "/opt/vigil/training/rank.py", line 105 in _train
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 23)
+"""
+
+
 @pytest.mark.parametrize(
     ("log", "error"),
     [
@@ -219,8 +231,10 @@ TRACEBACK = """Traceback (most recent call last):
         ("KeyboardInterrupt\n", "KeyboardInterrupt"),
         ("x" * 200_000, "x" * 500),
         ("", ""),
+        (f"loss 3.1\n{DUMP.format(of='Segmentation fault')}", "Fatal Python error: Segmentation fault"),
+        (f"{TERMINATED}{DUMP.format(of='Aborted')}", "[../pair.cc:544] Connection closed by peer [10.5.0.34]:33956"),
     ],
-    ids=["plain", "warnings after it", "prefixed", "no traceback", "bare", "one long line", "nothing"],
+    ids=["plain", "warnings after it", "prefixed", "no traceback", "bare", "one long line", "nothing", "dump", "C++"],
 )
 def test_the_last_word_of_a_log(tmp_path: Path, log: str, error: str) -> None:
     path = tmp_path / "0.0.log"
@@ -280,6 +294,13 @@ def test_nccl_s_watchdog_ends_a_rank_for_its_peers_or_for_itself(tmp_path: Path,
     failure = failure_of(9, None, signal.SIGABRT, path, order=0.0)
     assert (failure.kind, failure.error, failure.in_place) == (kind, error, True)
     assert failure_of(9, None, signal.SIGKILL, path, order=0.0).kind == "signal"
+
+
+def test_a_rank_that_gloo_ended_has_lost_its_peers(tmp_path: Path) -> None:
+    path = tmp_path / "0.9.log"
+    path.write_text(TERMINATED + DUMP.format(of="Aborted"))
+    assert failure_of(9, None, signal.SIGABRT, path, order=0.0).kind == "lost_peer"
+    assert failure_of(9, None, signal.SIGSEGV, path, order=0.0).kind == "signal"
 
 
 def test_the_root_is_who_failed_first_and_not_by_losing_a_peer() -> None:
