@@ -112,6 +112,7 @@ class Stream:
         self._asked = self._done = 0  # flushes asked for, and the last one that is on disk
         self._last_write = 0.0
         self._urgent = self._closing = self._closed = False
+        self._gives_up = float("inf")  # when to write no line again that failed
         self._refused: set[str] = set()
         # Only the writer touches these.
         self._file = -1
@@ -187,6 +188,7 @@ class Stream:
             self._closing = True
             self._hurry()
             deadline = time.monotonic() + CLOSE_SECONDS
+            self._gives_up = deadline - 2 * RETRY_SECONDS  # on that line: others may have room
             while not self._closed and self._thread.is_alive():
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -263,11 +265,14 @@ class Stream:
             self._batch(chunk, events)
 
     def _batch(self, series: dict[str, list[list[Any]]], events: list[Event]) -> None:
-        self._line({"seq": self._seq, "time": time.time(), "series": series, "events": events})
-        self._seq += 1
+        if self._line({"seq": self._seq, "time": time.time(), "series": series, "events": events}):
+            self._seq += 1
 
-    def _line(self, thing: dict[str, Any]) -> None:
-        """Append one line whole, however long the disk is full; while it is, the memory above fills and counts."""
+    def _line(self, thing: dict[str, Any]) -> bool:
+        """Append one line whole, however long the disk is full; while it is, the memory above fills and counts.
+
+        False once the stream gives up; what was written of the line is written over, and readers ignore what is left.
+        """
         data = (_dump(thing) + "\n").encode()
         while True:
             try:
@@ -277,10 +282,10 @@ class Stream:
                 while written < len(data):
                     written += os.pwrite(self._file, data[written:], self._offset + written)
                 self._offset += len(data)
-                return
+                return True
             except OSError:
-                if self._closing:
-                    return  # a torn last line ends the stream: readers ignore it
+                if time.monotonic() >= self._gives_up:
+                    return False
                 time.sleep(RETRY_SECONDS)
 
     def _next_segment(self) -> None:

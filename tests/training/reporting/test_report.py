@@ -142,6 +142,45 @@ def test_a_full_disk_stops_nobody_and_damages_nothing(tmp_path: Path, monkeypatc
     assert ended
 
 
+def _without_room(monkeypatch: pytest.MonkeyPatch, *, tries: float) -> None:
+    """The disk takes half of any line with points, so many times."""
+    left, pwrite = [tries], os.pwrite
+
+    def failing(file: int, data: bytes, offset: int) -> int:
+        if b'"loss"' not in data or left[0] <= 0:
+            return pwrite(file, data, offset)
+        left[0] -= 1
+        pwrite(file, data[: len(data) // 2], offset)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(vigil_report.os, "pwrite", failing)
+    monkeypatch.setattr(vigil_report, "RETRY_SECONDS", 0.01)
+
+
+def test_a_disk_that_is_full_at_the_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_room(monkeypatch, tries=5)
+    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter.log(1, loss=1.0)
+    reporter.close()
+    _, (batch,), ended = read_spool(_only(tmp_path))
+    assert batch.series == {"loss": [(1, 1.0)]}
+    assert ended
+
+
+def test_a_line_that_is_lost_at_the_end_damages_none_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_room(monkeypatch, tries=math.inf)
+    monkeypatch.setattr(vigil_report, "CLOSE_SECONDS", 0.1)
+    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    with reporter._lock:  # so that all of it is written at the close
+        reporter._points["loss"] = [(1, 1.0)]
+        reporter._events += [{"kind": "old", "time": 0.0}] * 16 + [{"kind": "run.failed", "time": 0.0}]
+    reporter.close()
+    until(lambda: not reporter._thread.is_alive())
+    _, batches, ended = read_spool(_only(tmp_path))
+    assert [event["kind"] for batch in batches for event in batch.events] == ["run.failed"]
+    assert ended
+
+
 def test_a_disk_that_hangs_delays_the_end_by_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vigil_report, "CLOSE_SECONDS", 0.2)
     released, pwrite = [False], os.pwrite
