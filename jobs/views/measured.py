@@ -167,11 +167,11 @@ def download(request: HttpRequest, job_id: int, number: int, name: str) -> Strea
 
 
 def _newest(attempts: list[Attempt]) -> dict[str, Event]:
-    """The newest event of each kind that rank 0 of any attempt told, the newest attempts first."""
+    """The newest event of each kind that rank 0 of the newest attempt and incarnation told, whenever it came."""
     found: dict[str, Event] = {}
     for kind in (VERDICT, CADENCE):
         rows = Event.objects.filter(attempt__in=attempts, kind=kind, rank=0)
-        if (event := rows.order_by("-id").first()) is not None:
+        if (event := rows.order_by("-attempt__number", "-incarnation", "-id").first()) is not None:
             found[kind] = event
     return found
 

@@ -10,7 +10,7 @@ from jobs.intake import reports
 from jobs.models import Event, Job
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
-from tests.jobs.reporting import Spooled, post
+from tests.jobs.reporting import Spooled, attempt_of, post
 from tests.lab import a_job
 
 pytestmark = pytest.mark.django_db
@@ -52,6 +52,20 @@ def test_says_what_bounds_it_and_where_a_step_goes(client: Client, job: Job) -> 
         assert words in shown
     assert "Bound by its input" in text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
     assert "Bound by" not in text(client.get(f"/jobs/{job.pk}/life?tab=logs"))
+
+
+def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> None:
+    """After an outage streams are posted in any order, and a spool may be read once the next attempt runs."""
+    second = attempt_of(job, number=2, started_at=timezone.now())
+    late = Spooled().tell("run.verdict", **{**VERDICT, "bound": "host"})
+    newest = Spooled(incarnation=1).tell("run.verdict", **VERDICT).tell("checkpoint.cadence", **CADENCE)
+    reports.take(second.pk, post(newest, late))
+    before = Spooled().tell("run.verdict", **{**VERDICT, "bound": "memory"})
+    before.tell("checkpoint.cadence", **{**CADENCE, "automatic": False})
+    reports.take(job.latest.pk, post(before))  # type: ignore[union-attr]
+    shown = page(client, job)
+    assert "Bound by its input" in shown
+    assert "9 min 30 s, by itself" in shown
 
 
 def test_says_so_while_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
