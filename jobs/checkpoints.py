@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs.models import Attempt, Checkpoint
+from jobs.models import Attempt, Checkpoint, Event
 
 State = Checkpoint.State
 LARGE = 2**53  # of steps, samples and bytes: what JSON readers count exactly
@@ -66,16 +66,30 @@ def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
     )
     if is_new and name == plain:
         _move_aside(row)
+    if is_new and _is_told_pruned(row):
+        Checkpoint.objects.filter(pk=row.pk).update(state=State.PRUNED)
     # What its trainer, or we, had found damaged, it has made anew, or read through to start from it.
     corrupt = Checkpoint.objects.filter(pk=row.pk, state=State.CORRUPT)
     corrupt.update(state=State.COMMITTED, problem="", verify_tries=0, verify_after=None, **told)
 
 
 def _move_aside(new: Checkpoint) -> None:
-    """Another generation's checkpoint of this step stays, under the name to which its trainer moved it."""
-    older = Checkpoint.objects.filter(job_id=new.job_id, step=new.step, name=new.name).exclude(pk=new.pk)
-    for row in older.exclude(state=State.PRUNED):
+    """Another generation's checkpoint of this step stays, under the name to which its trainer moved it.
+
+    It was the older one that moved, also where the newer one was told of first.
+    """
+    others = Checkpoint.objects.filter(job_id=new.job_id, step=new.step, name=new.name).exclude(pk=new.pk)
+    older = list(others.filter(generation__lt=new.generation).exclude(state=State.PRUNED))
+    if others.filter(generation__gt=new.generation).exists():
+        older.append(new)
+    for row in older:
         Checkpoint.objects.filter(pk=row.pk).update(name=f"{row.name}.g{row.generation}", problem="")
+
+
+def _is_told_pruned(new: Checkpoint) -> bool:
+    """Whether its end came first: after an outage the streams of two incarnations are posted in any order."""
+    which = {"data__step": new.step, "data__generation": new.generation}
+    return Event.objects.filter(attempt__job=new.job_id, kind="checkpoint.pruned", **which).exists()
 
 
 def newest_on_line(attempt: Attempt) -> Checkpoint | None:

@@ -14,8 +14,9 @@ from django.utils import timezone
 from jobs import checkpoints
 from jobs.disk import rundir
 from jobs.following.restart import RESTARTED, WORDS, Ended, cause_of
-from jobs.intake import verify
+from jobs.intake import reports, verify
 from jobs.models import Attempt, Checkpoint, Job
+from tests.jobs.reporting import Spooled, post
 from tests.lab import a_job, a_project, on_disk, person
 from training import manifest
 
@@ -122,6 +123,21 @@ class TestCheckpoints:
         newest = checkpoints.newest_on_line(attempt)
         assert newest is not None
         assert newest.step == 100
+
+    def test_one_told_of_late_takes_no_name_from_a_newer_one(self, attempt: Attempt) -> None:
+        checkpoints.note_event(attempt, event(200, 2))
+        checkpoints.note_event(attempt, event(200, 1))
+        names = dict(Checkpoint.objects.values_list("generation", "name"))
+        assert names == {1: "step-200.g1", 2: "step-200"}
+
+    def test_one_told_of_after_it_was_pruned_is_gone(self, attempt: Attempt) -> None:
+        pruned = Spooled(incarnation=1).tell("checkpoint.pruned", step=200, generation=1)
+        committed = Spooled().tell("checkpoint.committed", step=200, generation=1, parent_step=100)
+        committed.tell("checkpoint.committed", step=300, generation=1)
+        reports.take(attempt.pk, post(pruned, committed))
+        states = dict(Checkpoint.objects.values_list("step", "state"))
+        assert states == {200: "pruned", 300: "committed"}
+        assert Checkpoint.objects.get(step=200).parent_step == 100
 
     def test_one_that_was_damaged_and_made_anew_counts(self, attempt: Attempt) -> None:
         checkpoints.note_event(attempt, event(200, bytes=7))
