@@ -67,17 +67,24 @@ def submit(
 
 
 def resume(
-    user: User, job: Job, *, step: int | None = None, steps: int | None = None, key: str | None = None
+    user: User,
+    job: Job,
+    *,
+    step: int | None = None,
+    generation: int | None = None,
+    steps: int | None = None,
+    key: str | None = None,
 ) -> Attempt:
     """The next attempt of a job that has ended, from the newest checkpoint on its line, or the one at `step`.
 
+    Of a step that several lines have done it is the newest generation's, or the one of that `generation`.
     `steps` raises how far it shall run: a completed job needs that, or an earlier step, to have something to do.
     """
     _may_change(user, job)
     if job.is_attached:
         raise Conflict(f"Not resumed. sbatch started #{job.pk}, not Vigil: hand its script to sbatch once more.")
     check_trust(user, job.kind)
-    route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps}".encode()).hexdigest()
+    route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps} {generation or ''}".rstrip().encode()).hexdigest()
     with durable():
         if (earlier := answered(user, route, key, body)) is not None:
             return Attempt.objects.get(pk=earlier)
@@ -86,7 +93,7 @@ def resume(
             if (earlier := answered(user, route, key, body)) is not None:
                 return Attempt.objects.get(pk=earlier)  # the same request, which came at once and had the lock first
             last = _resumable(job, step, steps)
-            start = _start_of(job, last, step)
+            start = _start_of(job, last, step, generation)
             if steps is not None:
                 _lengthen(job, steps, start)
             elif last.state == Attempt.State.COMPLETED:
@@ -233,12 +240,13 @@ def _resumable(job: Job, step: int | None, steps: int | None) -> Attempt:
     return last
 
 
-def _start_of(job: Job, last: Attempt, step: int | None) -> Checkpoint | None:
+def _start_of(job: Job, last: Attempt, step: int | None, generation: int | None) -> Checkpoint | None:
     """The checkpoint to start from; None: from the beginning, where there is none at all."""
     if step is None:
         return checkpoints.newest_on_line(last)
     resumable = Checkpoint.objects.resumable().filter(job=job)
-    chosen = resumable.filter(step=step).order_by("-generation").first()
+    exact = {} if generation is None else {"generation": generation}
+    chosen = resumable.filter(step=step, **exact).order_by("-generation").first()
     if chosen is None:
         there = sorted(set(resumable.values_list("step", flat=True)), key=lambda s: abs(s - step))[:5]
         nearest = (

@@ -66,9 +66,13 @@ def cancel_several(request: HttpRequest) -> HttpResponse:
 def resume(request: HttpRequest, job_id: int) -> HttpResponse:
     job = _job(request, job_id)
     step, steps = _typed(request.POST.get("step")), _typed(request.POST.get("steps"))
-    key = request.POST.get("key") or uuid.uuid4().hex
+    generation = None
+    if (chosen := whole(request.POST.get("checkpoint"))) is not None:
+        checkpoint = get_object_or_404(job.checkpoints, pk=chosen)
+        step, generation = checkpoint.step, checkpoint.generation
+    user, key = cast(User, request.user), request.POST.get("key") or uuid.uuid4().hex
     try:
-        attempt = submit.resume(cast(User, request.user), job, step=step, steps=steps, key=key)
+        attempt = submit.resume(user, job, step=step, generation=generation, steps=steps, key=key)
     except JobError as error:
         messages.error(request, str(error))
         return _back(request, job)

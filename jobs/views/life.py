@@ -12,6 +12,7 @@ from django.db.models import F, Max
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.checkpoints import newest_on_line
 from jobs.following.restart import instead_of_resuming
 from jobs.incarnations import number_of, spread
 from jobs.models import Attempt, Checkpoint, Event, Job
@@ -47,6 +48,8 @@ class Life:
     checkpoints: list[Checkpoint]  # newest first, pruned ones left out
     progress: Progress
     now: datetime
+    # What "Resume" would start from, if the job has ended.
+    resumable: Checkpoint | None = None
     done_at: datetime | None = None
     limit_at: datetime | None = None
     restarts: dict[int, list[tuple[datetime, str]]] = field(default_factory=dict)
@@ -58,11 +61,6 @@ class Life:
     @property
     def latest(self) -> Attempt:
         return self.attempts[-1]
-
-    @property
-    def resumable(self) -> Checkpoint | None:
-        """What "Resume" would start from, if the job has ended."""
-        return next((c for c in self.checkpoints if c.resumable), None)
 
     @property
     def steps_left(self) -> bool:
@@ -219,7 +217,7 @@ class Life:
 
 
 def tell(job: Job, now: datetime | None = None) -> Life:
-    """The job's life in five queries."""
+    """The job's life in few queries."""
     now = now or timezone.now()
     attempts = list(job.attempts.select_related("resume_from", "cancel_asked_by").order_by("number"))
     checkpoints: list[Checkpoint] = list(
@@ -236,12 +234,19 @@ def tell(job: Job, now: datetime | None = None) -> Life:
         checkpoints=checkpoints,
         progress=done,
         now=now,
+        resumable=_resumable(latest, checkpoints),
         done_at=sentences.soon(now, done.eta_seconds),
         limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
         restarts=_restarts(attempts),
         saved=_saved(job),
         spread=spread(latest) if is_elastic(job.spec) else None,
     )
+
+
+def _resumable(latest: Attempt, there: list[Checkpoint]) -> Checkpoint | None:
+    """The newest on the line of the latest attempt; where the line has none left, the newest of all to choose from."""
+    resumable = [checkpoint for checkpoint in there if checkpoint.resumable]
+    return (newest_on_line(latest) or resumable[0]) if resumable else None
 
 
 def _saved(job: Job) -> dict[int, tuple[int, datetime]]:

@@ -2,8 +2,9 @@
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Checkpoint, Job
 from portal.models import AuditEntry, Project, User
 from tests.jobs.pages.reading import save, text
 from tests.lab import a_job, person, signed_in, sysadmin
@@ -44,6 +45,38 @@ def test_resume_starts_the_next_attempt_once(client: Client, mira: User, project
         "a second click is the same"
     )
     assert "has not ended" in text(client.post(f"/jobs/{job.pk}/resume", {"step": "100"}, follow=True))
+
+
+def test_what_runs_again_is_the_checkpoint_whose_button_it_was(client: Client, mira: User, project: Project) -> None:
+    """Of one step there may be two: one of the line that the job has gone back from."""
+    job = a_job(mira, project, state="failed", attempt={"step": 130, "steps": 200})
+    left, newer = save(job, 100, name="step-100.g1"), save(job, 100, generation=2)
+    html = text(client.get(f"/jobs/{job.pk}/checkpoints"))
+    for chosen in (left, newer):
+        assert html.count(f'name="checkpoint" value="{chosen.pk}"') == 1
+        assert f'<option value="{chosen.pk}"' in html
+    client.post(f"/jobs/{job.pk}/resume", {"checkpoint": str(left.pk), "key": "resume-1"})
+    assert job.attempts.get(number=2).resume_from == left
+    others = save(a_job(mira, project, state="failed"), 100)
+    assert client.post(f"/jobs/{job.pk}/resume", {"checkpoint": str(others.pk)}).status_code == 404
+
+
+def test_resume_goes_on_along_the_line_and_not_from_the_highest_step(
+    client: Client, mira: User, project: Project
+) -> None:
+    job = a_job(mira, project, state="failed", attempt={"step": 550, "steps": 900, "cause": "diverged"})
+    before, diverged = save(job, 300), save(job, 500)
+    job.latest = Attempt.objects.create(
+        job=job, number=2, state="cancelled", cause="cancelled", step=340, steps=900, resume_from=before,
+        ended_at=timezone.now(), decided_at=timezone.now(),
+    )  # fmt: skip
+    job.save()
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert "It can be resumed from step 300, 40 steps back." in html
+    assert f'<option value="{before.pk}" selected>' in html
+    Checkpoint.objects.filter(pk=before.pk).update(state="corrupt")
+    html = text(client.get(f"/jobs/{job.pk}"))
+    assert f'<option value="{diverged.pk}" selected>' in html, "nothing is left on the line: a person may still choose"
 
 
 def test_where_every_step_is_done_no_button_starts_an_attempt_that_has_nothing_to_do(
