@@ -44,14 +44,26 @@ def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
         told = found.setdefault((event.attempt_id, number), {"id": number, "kinds": set()})
         told["kinds"].add(event.kind)
         told |= _told(event)
-    return [_profile(told, numbers[attempt_id]) for (attempt_id, _), told in found.items()][:MOST]
+    # A rank goes by the last that was asked of it: once that is answered, none before it can still come.
+    answered: dict[tuple[int, int], datetime] = {}
+    for (attempt_id, _), told in found.items():
+        if told["kinds"] > {ASKED}:
+            at = answered.get((attempt_id, told["rank"]), told["asked_at"])
+            answered[attempt_id, told["rank"]] = max(at, told["asked_at"])
+    return [
+        _profile(told, numbers[attempt_id], answered.get((attempt_id, told.get("rank", 0))))
+        for (attempt_id, _), told in found.items()
+    ][:MOST]
 
 
-def _profile(told: dict[str, Any], attempt: Attempt) -> Profile:
+def _profile(told: dict[str, Any], attempt: Attempt, answered: datetime | None) -> Profile:
     kinds = told.pop("kinds")
-    waits = kinds == {ASKED} and attempt.state == Attempt.State.RUNNING
+    is_replaced = kinds == {ASKED} and answered is not None and told["asked_at"] < answered
+    waits = kinds == {ASKED} and attempt.state == Attempt.State.RUNNING and not is_replaced
     problem = told.pop("problem", "")
-    if kinds == {ASKED} and not waits:
+    if is_replaced:
+        problem = "Another was asked for before it began."
+    elif kinds == {ASKED} and not waits:
         problem = "Its attempt ended before it was written."
     return Profile(**{"rank": 0, **told}, attempt=attempt.number, waits=waits, problem=problem)
 

@@ -58,6 +58,15 @@ def test_asks_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
     assert (saved["name"], saved["first_step"], saved["waits"]) == (NAME, 90, False)
 
 
+def test_one_that_another_replaced_before_it_began_waits_no_more(job: Job, mira: User) -> None:
+    client = bearer(mira)
+    first, last = (send(client, "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 0}).json()["id"] for _ in range(2))
+    assert [one["waits"] for one in listed(client, job)] == [True, True], "the first may be under way"
+    tell(job, "profile.saved", **{**SAVED, "id": last})
+    told = {one["id"]: (one["waits"], one["problem"]) for one in listed(client, job)}
+    assert told == {first: (False, "Another was asked for before it began."), last: (False, "")}
+
+
 @pytest.mark.parametrize(
     ("body", "fields"),
     [({"steps": 0}, ["steps"]), ({"steps": 101}, ["steps"]), ({"rank": -1}, ["rank"]), ({"x": 1}, ["x"])],
