@@ -24,7 +24,7 @@ class Layout:
 
 def chosen(attempts: Iterable[Attempt]) -> dict[int, Layout]:
     """By attempt; the newest where its ranks were started several times, since fewer nodes may need another."""
-    rows = Event.objects.filter(attempt__in=list(attempts), kind="plan.chosen", rank=0).order_by("id")
+    rows = Event.objects.filter(attempt__in=list(attempts), kind="plan.chosen", rank=0).order_by("incarnation", "id")
     return {attempt: _layout(data) for attempt, data in rows.values_list("attempt_id", "data")}
 
 

@@ -196,11 +196,19 @@ def test_the_layout_that_auto_came_to_is_told_with_the_reasons(client: Client, m
         (0, {"mesh": {"dp": 4, "shard": 8, "tp": 1}, "parallelism": "fsdp", "why": why}),
         (1, {"mesh": {"dp": 99}, "parallelism": "ddp", "why": ["nobody asked it"]}),
     ):
-        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=rank, data=told)
+        Event.objects.create(
+            attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=rank, incarnation=0, data=told
+        )
     page = text(client.get(f"/jobs/{job.pk}/attempts"))
     assert "fsdp: dp 4 × shard 8" in page
     assert f"{why[0]}; shards within a node: yes, &lt;42 GiB fits" in page
     assert "dp 99" not in page
+    for incarnation, parallelism in ((1, "tensor"), (0, "ddp")):  # streams may be posted in any order
+        told = {"mesh": {"dp": 2}, "parallelism": parallelism, "why": []}
+        Event.objects.create(
+            attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=0, incarnation=incarnation, data=told
+        )
+    assert "tensor: dp 2" in text(client.get(f"/jobs/{job.pk}/attempts"))
     Event.objects.create(
         attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=0, data={"mesh": [], "why": 5}
     )
