@@ -32,4 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if sys.argv[1:2] and sys.argv[1] in commands.COMMANDS:
+        sys.exit(code)
+    rank.end(code)

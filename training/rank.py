@@ -8,9 +8,9 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from training import config, manifest, run_file
 from training.attempt import hang, place
@@ -108,7 +108,7 @@ def _trainer(settings: config.RunConfig) -> type[Trainer]:
     return own() if own else Trainer
 
 
-def _fail(reporter: Reporter, error: BaseException) -> None:
+def _fail(reporter: Reporter, error: BaseException) -> NoReturn:
     """Says why, and ends without waiting for threads that may wait for peers that are gone."""
     from training.corpus.errors import DataError
     from training.guards.numerics import NumericsError
@@ -119,9 +119,19 @@ def _fail(reporter: Reporter, error: BaseException) -> None:
         traceback.print_exception(error)
     reporter.event("run.failed", error=str(error)[:4000], exception=type(error).__name__)
     reporter.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+    end(1)
+
+
+def end(code: int) -> NoReturn:
+    """Ends the process at once, as all that counts is on disk.
+
+    A process group's threads live for as long as anything holds the group, the trainer too, and peers hang up on them
+    meanwhile: what they or a library do while the interpreter is taken apart must not fail a run that is completed.
+    """
+    with suppress(OSError):  # nobody reads it any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _place_by_hand(world: World, run: run_file.RunFile, options: argparse.Namespace) -> place.Place:

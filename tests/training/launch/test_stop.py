@@ -240,3 +240,14 @@ def test_by_hand_ctrl_c_saves_and_the_next_start_goes_on(tmp_path: Path) -> None
     verify = subprocess.run([sys.executable, "-m", "training", "verify", newest], capture_output=True, text=True)
     assert verify.returncode == 0, verify.stderr
     assert "verified" in verify.stdout
+
+
+def test_what_breaks_while_the_interpreter_ends_fails_no_completed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import atexit, os\natexit.register(os.abort)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = _standalone(tmp_path, steps=3)
+    output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output
+    assert "completed at step 3" in output, "what it has said is there to the last line"
