@@ -217,12 +217,6 @@ export class Chart {
     (await import("./keys.js")).press(this, event.key, event.shiftKey);
   }
 
-  // The first and the last step there is.
-  reach() {
-    const curves = [...this.curves.values()].filter((curve) => curve.n);
-    return [Math.min(...curves.map((curve) => curve.first)), Math.max(...curves.map((curve) => curve.last))];
-  }
-
   point(index) {
     const [x] = this.data;
     if (!x.length) return;

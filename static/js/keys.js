@@ -18,11 +18,17 @@ function walk(chart, by) {
 }
 
 function zoom(chart, by) {
-  const [first, last] = chart.reach();
+  const [first, last] = reach(chart);
   const { from: left, to: right } = chart.view ?? { from: first, to: last };
   const middle = chart.data[0][chart.u.cursor.idx] ?? (left + right) / 2;
   const half = ((right - left) / 2) * by;
   const [from, to] = [Math.max(first, middle - half), Math.min(last, middle + half)];
   if (from <= first && to >= last) chart.reset();
   else if (to > from) chart.on.zoom([from, to], "keys");
+}
+
+// The first and the last step there is.
+function reach({ curves }) {
+  const drawn = [...curves.values()].filter((curve) => curve.n);
+  return [Math.min(...drawn.map((curve) => curve.first)), Math.max(...drawn.map((curve) => curve.last))];
 }

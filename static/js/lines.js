@@ -1,6 +1,6 @@
 // Which lines a chart has, what stands in their columns, and how uPlot (a global) draws them.
 import { align, gapsIn, smooth } from "./curves.js";
-import { nameLimits, paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
+import { paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
 import { label } from "./ranges.js";
 
 // The lines drawn, in order: {key, label, color, digits, kind, of}. Bands come as low, high, then their middle.
@@ -12,17 +12,13 @@ export function linesOf(spec) {
       lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max" });
       lines.push({ ...s, key: s.name, column: "median" });
       lines.push({ ...s, key: `${s.name} worst`, label: "worst", kind: "fact", column: "worst" });
-    } else if (spec.smooth && s.kind !== "dots") {
-      lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
-      lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
-      lines.push({ ...s, key: `${s.name} raw`, label: "raw", kind: "raw", column: "raw" });
-      lines.push({ ...s, key: s.name, column: "smooth" });
     } else if (s.kind === "dots") {
       lines.push({ ...s, key: s.name, column: "value" });
     } else {
       lines.push({ ...s, key: `${s.name} min`, kind: "low", column: "min", silent: true });
       lines.push({ ...s, key: `${s.name} max`, kind: "high", column: "max", silent: true });
-      lines.push({ ...s, key: s.name, column: "value" });
+      if (spec.smooth) lines.push({ ...s, key: `${s.name} raw`, label: "raw", kind: "raw", column: "raw" });
+      lines.push({ ...s, key: s.name, column: spec.smooth ? "smooth" : "value" });
     }
   }
   return lines;
@@ -131,10 +127,9 @@ function options(chart) {
           paintAttempts(u, spec);
           for (const ghost of chart.ghostsShown()) ghost.paint(u, chart);
           paintGaps(u, chart.gaps);
-          paintLimits(u, spec.limits || []);
         },
       ],
-      draw: [(u) => nameLimits(u, spec.limits || [])],
+      draw: [(u) => paintLimits(u, spec.limits || [])],
       setCursor: [(u) => chart.readout.show(chart.data, u.cursor.idx, chart.gaps)],
       setSelect: [(u) => chart.select(u)],
     },

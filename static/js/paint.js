@@ -78,43 +78,25 @@ export function paintGaps(u, gaps) {
   ctx.restore();
 }
 
-// References such as the clipping norm: dashed and muted, under the curves.
+// References such as the clipping norm: dashed, each with its name at the right, set off from the curves below it.
 export function paintLimits(u, limits) {
   const { ctx, bbox } = u;
-  ctx.save();
-  ctx.strokeStyle = token("--muted");
-  ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
-  ctx.lineWidth = devicePixelRatio;
-  for (const { y } of limitsIn(u, limits)) {
-    ctx.beginPath();
-    ctx.moveTo(bbox.left, y);
-    ctx.lineTo(bbox.left + bbox.width, y);
-    ctx.stroke();
-  }
-  ctx.restore();
-}
-
-// Their names at the right, over the curves and set off from them.
-export function nameLimits(u, limits) {
-  const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
+  const edge = bbox.left + bbox.width;
   ctx.save();
   ctx.font = `500 ${10 * ratio}px Inter`;
   ctx.textAlign = "right";
   ctx.textBaseline = "bottom";
-  ctx.lineJoin = "round";
-  ctx.lineWidth = 4 * ratio;
-  ctx.strokeStyle = token("--bg");
   ctx.fillStyle = token("--muted");
-  for (const { label, y } of limitsIn(u, limits)) {
-    ctx.strokeText(label, bbox.left + bbox.width, y - 2 * ratio);
-    ctx.fillText(label, bbox.left + bbox.width, y - 2 * ratio);
+  ctx.strokeStyle = token("--bg");
+  ctx.lineWidth = 4 * ratio;
+  ctx.lineJoin = "round";
+  for (const { value, label } of limits) {
+    const y = Math.round(u.valToPos(value, "y", true));
+    if (y < bbox.top || y > bbox.top + bbox.height) continue;
+    for (let x = bbox.left; x < edge; x += 8 * ratio) ctx.fillRect(x, y, 4 * ratio, ratio);
+    ctx.strokeText(label, edge, y - 2 * ratio);
+    ctx.fillText(label, edge, y - 2 * ratio);
   }
   ctx.restore();
-}
-
-function limitsIn(u, limits) {
-  return limits
-    .map(({ value, label }) => ({ label, y: Math.round(u.valToPos(value, "y", true)) }))
-    .filter(({ y }) => y >= u.bbox.top && y <= u.bbox.top + u.bbox.height);
 }

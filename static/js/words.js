@@ -44,10 +44,6 @@ export function measure(value) {
   return signed(three(value));
 }
 
-export function percent(fraction) {
-  return odd(fraction) || `${three(fraction * 100)}${NBSP}%`;
-}
-
 // How far something is: whole per cent, and 100 only when it is done.
 export const share = (fraction) => `${fraction < 1 ? Math.min(99, Math.round(fraction * 100)) : 100}${NBSP}%`;
 
@@ -81,8 +77,6 @@ function rough(seconds) {
   }
   return `${Math.floor(seconds)}${NBSP}s`;
 }
-
-export const word = (state) => state.replaceAll("_", " ");
 
 // "09:14:23" of now, in the reader's clock: for what happened in this page only.
 export const nowClock = () => new Date().toLocaleTimeString("en-GB");

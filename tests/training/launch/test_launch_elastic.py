@@ -117,6 +117,7 @@ def test_a_leader_that_was_only_paused_ends_its_ranks_and_stands_by(run: Run) ->
     """It is thought dead and done without; when it goes on it neither leads nor writes, and is taken in again."""
     job = Elastic(run, launch="grow_seconds = 1.0\n")
     ranks = job.started(0) and run.started()
+    until(run.losses)
     paused = [psutil.Process(job.launchers[0].pid), psutil.Process(ranks[0])]
     for process in paused:
         process.suspend()

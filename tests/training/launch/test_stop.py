@@ -17,6 +17,7 @@ from tests.waiting import until
 from training.attempt.files import write_json
 from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.attempt.lineage import newest_on_lineage, raise_generation
+from training.attempt.stopping import LOOK_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +70,8 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
     incarnation = run.start(2, sabotage=waiting)
     until(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
+    looked = time.monotonic() + LOOK_SECONDS  # the validation may otherwise be over before anybody looks
+    until(lambda: time.monotonic() > looked)
     (tmp_path / "go").touch()
     assert incarnation.wait() == [0, 0], incarnation.output()
     assert [found.step for found in run.checkpoints] == [5]
