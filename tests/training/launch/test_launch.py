@@ -80,21 +80,6 @@ def test_a_lost_rank_restarts_all_from_the_newest_commit(run: Run, do: str) -> N
     run.assert_nothing_left()
 
 
-def test_recovery_is_quick(run: Run) -> None:
-    """From the death of a rank to the start of the next incarnation."""
-    launcher = run.fake(steps=ENDLESS)
-    pids = run.started()
-    os.kill(pids[1], signal.SIGKILL)
-    died = time.monotonic()
-    run.started(incarnation=1)
-    assert time.monotonic() - died < 3
-    first, second = run.events("incarnation.started")
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(PATIENCE_S) == 75
-    (ended, _) = run.events("incarnation.ended")
-    assert second["time"] - ended["time"] < 0.5
-
-
 def test_an_exception_ends_the_attempt_at_once(run: Run) -> None:
     """Even though the other rank, which loses its peer, is noticed too."""
     launcher = run.fake(steps=40, checkpoint_every=5, accidents=[accident(1, 12, "raise")])
