@@ -10,6 +10,7 @@ import ast
 import difflib
 import functools
 import importlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,8 +75,8 @@ class Option:
         return f"is {value!r:.100}. Write {words.removesuffix(', ')}{' or ' if words else ''}a whole path, from / on."
 
     def _has_type(self, value: object) -> bool:
-        if self.type == "float":
-            return isinstance(value, int | float) and not isinstance(value, bool)
+        if self.type == "float":  # NaN is below no bound and above none
+            return type(value) is int or (isinstance(value, float) and math.isfinite(value))
         return type(value) is {"int": int, "bool": bool, "str": str}[self.type]
 
     def _kind(self) -> str:

@@ -207,8 +207,9 @@ class RunConfig(BaseModel):
         known = {name for kind in choices.CHOSEN.values() for name in choices.names(kind)} - set(cls.model_fields)
         tables = {name: value for name, value in data.items() if name in known}
         rest = {name: value for name, value in data.items() if name not in known}
-        if tables:
-            rest["options"] = {**rest.get("options", {}), **tables}
+        options = rest.get("options", {})
+        if tables and isinstance(options, Mapping):
+            rest["options"] = {**options, **tables}
         return rest
 
     @model_validator(mode="before")

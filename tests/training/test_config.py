@@ -48,11 +48,13 @@ def test_the_examples_are_runnable_job_specs(name: str) -> None:
         ({"language": {"layers": True}}, "run.language.layers: must be a whole number, not True."),
         ({"language": {"dropout": 1.5}}, "run.language.dropout: is 1.5. The largest allowed is 0.9."),
         ({"language": {"layers": 0}}, "run.language.layers: is 0. The smallest allowed is 1."),
+        ({"language": {"dropout": float("nan")}}, "run.language.dropout: must be a number, not nan."),
         ({"language": 3}, "run.language: must be a table, [run.language]."),
         ({"vision": {"hidden": 3}}, "run.vision: is a table of options that this run doesn't use (recipe language,"),
         ({"steps": 0}, "run.steps: Input should be greater than or equal to 1"),
         ({"steps": "10"}, "run.steps: Input should be a valid integer"),
         ({"learning_rate": float("nan")}, "run.learning_rate: Input should be a finite number"),
+        ({"options": 3, "language": {}}, "run.options: Input should be a valid dictionary"),
         ({"options": {"{braces}": {}}}, "run.{braces}: is a table of options that this run doesn't use"),
     ],
 )
