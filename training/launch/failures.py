@@ -13,9 +13,11 @@ from typing import Any, Literal
 Kind = Literal["exception", "signal", "hang", "lost_peer", "address_in_use", "node"]
 
 _TAIL_BYTES = 64 * 1024
-# The last line of a traceback, whatever libraries print after it while the process goes down.
+# The last line of a traceback, whatever libraries print after it while the process goes down. With a peer gone, NCCL's
+# message goes on in lines of its own: the one that looks like an exception tells less than the first.
 _RAISED = re.compile(
-    r"^(?:\[rank\d+\]: ?)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed|Warning))\b(?::.*)?$"
+    r"^(?:\[rank\d+\]: ?)?(?!nccl(?:Remote|System|Internal)Error)"
+    r"([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failed|Warning))\b(?::.*)?$"
 )
 _LOST_PEER = re.compile(
     r"connection (?:closed|reset|refused)|broken pipe|\bgloo\b|\bNCCL\b|DistBackendError|DistNetworkError|"

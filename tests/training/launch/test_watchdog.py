@@ -248,6 +248,17 @@ def test_the_last_word_of_a_log(tmp_path: Path, log: str, error: str) -> None:
     [
         ("RuntimeError: [../gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:42", "lost_peer"),
         ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote process", "lost_peer"),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a "
+            "network error, NCCL version 2.28.9\nncclRemoteError: A call failed possibly due to a network error or a "
+            "remote process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer",
+            "lost_peer",
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2"
+            "\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+            "exception",
+        ),
         ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0", "lost_peer"),
         (
             "RuntimeError: The server socket has failed to listen on any address. EADDRINUSE",
@@ -282,15 +293,22 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 23)
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "explained", "kind"),
     [
-        ("NCCL error: remote process exited or there was a network error, NCCL version 2.28.9", "lost_peer"),
-        ("CUDA error: an illegal memory access was encountered", "signal"),
+        (
+            "NCCL error: remote process exited or there was a network error, NCCL version 2.28.9",
+            "\nncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            "lost_peer",
+        ),
+        ("CUDA error: an illegal memory access was encountered", "", "signal"),
     ],
 )
-def test_nccl_s_watchdog_ends_a_rank_for_its_peers_or_for_itself(tmp_path: Path, error: str, kind: str) -> None:
+def test_nccl_s_watchdog_ends_a_rank_for_its_peers_or_for_itself(
+    tmp_path: Path, error: str, explained: str, kind: str
+) -> None:
     path = tmp_path / "0.9.log"
-    path.write_text(NCCL_WATCHDOG.format(what=f"Process group watchdog thread terminated with exception: {error}"))
+    what = f"Process group watchdog thread terminated with exception: {error}{explained}"
+    path.write_text(NCCL_WATCHDOG.format(what=what))
     failure = failure_of(9, None, signal.SIGABRT, path, order=0.0)
     assert (failure.kind, failure.error, failure.in_place) == (kind, error, True)
     assert failure_of(9, None, signal.SIGKILL, path, order=0.0).kind == "signal"
