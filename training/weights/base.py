@@ -19,10 +19,9 @@ from typing import Any
 from training.attempt.files import write_json
 from training.corpus.errors import DataError
 from training.manifest import CheckpointError
-from training.weights.opening import open_weights, wrong
+from training.weights.opening import SINGLE, open_weights, wrong
 
 FOLDER, LIST = "base", "BASE"
-SINGLE = "model.safetensors"
 CHUNK_BYTES = 16 * 2**20
 
 
@@ -44,6 +43,8 @@ class Base:
             return
         try:
             self.path.mkdir(exist_ok=True)
+            for left in self.path.iterdir():  # by a copy that was cut short: whatever lies there is read
+                left.unlink()
             # A single file may be called anything; where it is to be found in a folder it may not.
             named = {} if weights.is_dir() else {weights.name: SINGLE}
             files = open_weights(weights).files

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OPTION = "from_weights"
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 KINDS = ("F64", "F32", "F16", "BF16")
 """What weights come in, as the format names it."""
@@ -68,7 +68,10 @@ def _open_folder(folder: Path) -> Weights:
         raise _unreadable(folder, error) from None
     # Names that begin with a dot are what copying programs leave, and macOS.
     ours = [name for name in there if name.endswith(".safetensors") and not name.startswith(".")]
-    names = _listed(folder) if INDEX in there else ours
+    if SINGLE in there:  # whatever else is: so does Hugging Face's library, which leaves an old index beside it
+        names = [SINGLE]
+    else:
+        names = _listed(folder) if INDEX in there else ours
     if not names:
         raise wrong(f"{folder} has no *.safetensors. Name a folder that has, or one such file.")
     tensors: dict[str, Stored] = {}

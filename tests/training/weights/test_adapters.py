@@ -188,6 +188,26 @@ def test_an_export_is_kept_whatever_it_is_called(name: str, tmp_path: Path) -> N
     assert sizes_of(open_weights(base.path)) == sizes_of(open_weights(export))
 
 
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+def test_nothing_of_a_copy_that_was_cut_short_is_read(first: int, then: int, tmp_path: Path) -> None:
+    """The weights were saved anew meanwhile, in another number of files."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    weights = origins.write(tmp_path / "llama", files=first)
+    (tmp_path / "job").mkdir()
+    base = Base(tmp_path / "job")
+    with pytest.raises(KeyboardInterrupt):
+        base.keep(weights, die)
+    shutil.rmtree(weights)
+    origins.write(weights, files=then, dtype=torch.bfloat16)
+    base.keep(weights)
+    found = open_weights(base.path)
+    assert {name: found.read(name).dtype for name in found.tensors} == dict.fromkeys(origins.tensors(), torch.bfloat16)
+    assert {path.name for path in base.path.iterdir()} == {path.name for path in weights.iterdir()} | {"BASE"}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's use of transformers
 def test_peft_and_the_merged_weights_give_the_same(

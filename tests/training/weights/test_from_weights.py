@@ -82,6 +82,11 @@ def _rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     origins.write_file(_file(folder), found)
 
 
+def _index(folder: Path, file: str) -> None:
+    _file(folder).unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+
+
 def _header(folder: Path, header: object) -> None:
     written = json.dumps(header).encode()
     _file(folder).write_bytes(len(written).to_bytes(8, "little") + written + b"four")
@@ -119,11 +124,11 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "brackets alone": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
     "broken JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "an index to elsewhere": (
-        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b.safetensors"}}'),
+        lambda f: _index(f, "../b.safetensors"),
         "not a file beside it",
     ),
     "an index without its file": (
-        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'),
+        lambda f: _index(f, "b.safetensors"),
         "b.safetensors can't be read",
     ),
 }
@@ -180,6 +185,20 @@ def test_what_a_copy_left_beside_the_weights_is_none_of_them(tmp_path: Path) -> 
     folder = origins.write(tmp_path / "llama")
     (folder / "._model.safetensors").write_bytes(b"Mac OS X")
     assert language.settle(folder, **OPTIONS)["layers"] == 2
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["an index and its files", "an index alone"])
+def test_a_single_file_counts_whatever_lies_beside_it(others: bool, tmp_path: Path) -> None:
+    """As for Hugging Face's library, which saves one file into a folder of several and leaves the index."""
+    folder = origins.write(tmp_path / "llama", files=2)
+    if not others:
+        for part in folder.glob("model-*"):
+            part.unlink()
+    saved = {name: 2 * tensor for name, tensor in origins.tensors().items()}
+    origins.write_file(_file(folder), saved)
+    assert language.settle(folder, **OPTIONS)["layers"] == 2
+    found = open_weights(folder)
+    assert all(torch.equal(found.read(name), tensor) for name, tensor in saved.items())
 
 
 def test_what_a_config_leaves_open_is_as_hugging_face_has_it(tmp_path: Path) -> None:
