@@ -68,10 +68,8 @@ def _open_folder(folder: Path) -> Weights:
         raise _unreadable(folder, error) from None
     # Names that begin with a dot are what copying programs leave, and macOS.
     ours = [name for name in there if name.endswith(".safetensors") and not name.startswith(".")]
-    if SINGLE in there:  # whatever else is: so does Hugging Face's library, which leaves an old index beside it
-        names = [SINGLE]
-    else:
-        names = _listed(folder) if INDEX in there else ours
+    # Hugging Face's library, too, looks for the single file first: it leaves an old index beside one that it saves.
+    names = [SINGLE] if SINGLE in there else _listed(folder) if INDEX in there else ours
     if not names:
         raise wrong(f"{folder} has no *.safetensors. Name a folder that has, or one such file.")
     tensors: dict[str, Stored] = {}
