@@ -220,8 +220,15 @@ class _Nvml:
         return 0
 
     def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.total = 80 * 2**30
+        memory._obj.total, memory._obj.used = 80 * 2**30, 30 * 2**30
         return 0 if handle.value == 1 else 3
+
+    def nvmlDeviceGetUtilizationRates(self, handle: ctypes.c_void_p, use: Any) -> int:
+        use._obj.gpu = 90
+        return 0 if handle.value == 1 else 3
+
+    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, power: Any) -> int:
+        return 3
 
 
 @pytest.mark.parametrize(
@@ -237,3 +244,15 @@ def test_gpus_are_those_that_ranks_see(
     assert [gpu["name"] for gpu in told.get("gpus", [])] == (names or [])
     if visible is None:
         assert [gpu.get("memory_gib") for gpu in told["gpus"]] == [80.0, None]
+
+
+@pytest.mark.parametrize(
+    ("visible", "told"), [("0,1", {"gpu_percent": 90.0, "gpu_memory_gib": 30.0}), ("1", {})], ids=["one", "none"]
+)
+def test_what_a_gpu_does_not_tell_is_no_zero(
+    visible: str, told: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice of a GPU (MIG) knows neither its use nor its power."""
+    monkeypatch.setattr(resources, "open_nvml", _Nvml)
+    found = resources.Meter(gpus=len(visible.split(",")), visible=visible).look([])
+    assert {name: value for name, value in found.items() if name.startswith("gpu")} == told

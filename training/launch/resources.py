@@ -75,12 +75,14 @@ class Gpus:
         if not self.handles or self.library is None:
             return {}
         use, memory, power = _Utilization(), _Memory(), ctypes.c_uint()
-        percent = used = watts = 0.0
+        percent, used, watts = [], [], []
         for handle in self.handles:
             if self.library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use)) == 0:
-                percent += use.gpu
+                percent.append(use.gpu)
             if self.library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
-                used += memory.used
+                used.append(memory.used / GIB)
             if self.library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(power)) == 0:
-                watts += power.value / 1000
-        return {"gpu_percent": percent / len(self.handles), "gpu_memory_gib": used / GIB, "gpu_watts": watts}
+                watts.append(power.value / 1000)
+        # What none of them tells is left out: a slice of a GPU (MIG) knows neither its use nor its power.
+        told = {"gpu_percent": sum(percent) / len(percent)} if percent else {}
+        return told | {name: sum(of) for name, of in (("gpu_memory_gib", used), ("gpu_watts", watts)) if of}
