@@ -75,9 +75,10 @@ def write(
     return folder
 
 
-def write_export(path: Path, *, data: str = "") -> Path:
+def write_export(path: Path, *, data: str = "", vocabulary: int = 256) -> Path:
     """The same as `python -m training export` would write it, from a run on `data`."""
-    sizes = {"layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8, "hidden": 48, "vocabulary": 256, "context": 16}
+    sizes = {"layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8, "hidden": 48, "context": 16}
+    sizes["vocabulary"] = vocabulary
     found = {name: torch.zeros(shape) for name, shape in shapes({**sizes, "tied": False}).items()}
     return write_file(path, found, about={"recipe": "language", "options": json.dumps(sizes), "data": data})
 

@@ -270,6 +270,13 @@ def test_bytes_are_no_tokens_of_a_large_vocabulary(tmp_path: Path) -> None:
         language.weights(folder, _shards(tmp_path / "shards", about))
 
 
+def test_an_export_may_have_many_more_rows_than_its_tokenizer_has_tokens(tmp_path: Path) -> None:
+    """As some models come, or as a run asked for (`vocabulary`)."""
+    export = origins.write_export(tmp_path / "a.safetensors", data="notes+mine-abababab+0123456789", vocabulary=3000)
+    about = {"name": "mine", "sha256": "ab" * 32, "vocabulary": 1000, "end_of_document": 2}
+    assert language.weights(export, _shards(tmp_path / "shards", about))("tokens.weight") is not None
+
+
 LANGUAGE = {"context": 16}
 
 
