@@ -155,7 +155,8 @@ def check(config: RunConfig, place: Place, world: World, start: Manifest | None)
     elif config.parallelism != shape.AUTO:  # else it is planned, once the model's sizes are known
         _check_mesh(config, world)
     if start is not None:
-        _check_same_model(config, start)
+        by_hand = "Name another --run-dir, or begin anew with --resume none."
+        _check_same_model(config, start, "Clone the job to change it." if place.launched else by_hand)
 
 
 def _is_lacking(place: Place, world: World, start: Manifest | None) -> bool:
@@ -170,7 +171,7 @@ def _check_mesh(config: RunConfig, world: World, dims: Dims | None = None) -> No
         raise ConfigError(Problem(f"run.{problem.field}", str(problem)) for problem in problems)
 
 
-def _check_same_model(config: RunConfig, start: Manifest) -> None:
+def _check_same_model(config: RunConfig, start: Manifest, remedy: str) -> None:
     """Steps, batch and learning rate may change when a run is resumed; what the tensors are may not."""
     now, before = config.numerics(), start.config
     changed = [("recipe", before.get("recipe"), now["recipe"])]
@@ -181,7 +182,7 @@ def _check_same_model(config: RunConfig, start: Manifest) -> None:
         old = {name: value for name, value in old.items() if name in new or name in before.get(config.recipe, {})}
         changed = [(f"{config.recipe}.{name}", old.get(name), new.get(name)) for name in sorted({*old, *new})]
     wrong = [
-        Problem(f"run.{name}", f"is {is_!r}, but {start.name} was trained with {was!r}. Clone the job to change it.")
+        Problem(f"run.{name}", f"is {is_!r}, but {start.name} was trained with {was!r}. {remedy}")
         for name, was, is_ in changed
         if was != is_
     ]

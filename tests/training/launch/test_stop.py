@@ -245,6 +245,23 @@ def test_by_hand_ctrl_c_saves_and_the_next_start_goes_on(tmp_path: Path) -> None
     assert "verified" in verify.stdout
 
 
+def test_by_hand_another_model_in_the_same_folder_is_told_how_to_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        process = _standalone(tmp_path, *arguments, steps=6)
+        output, _ = process.communicate(timeout=SECONDS)
+        return process.returncode, output
+
+    assert run()[0] == 0
+    monkeypatch.setitem(TINY, "language", {**TINY["language"], "layers": 3})
+    code, output = run()
+    assert code == 1, output
+    assert "run.language.layers: is 3, but step-6 was trained with 2. Name another --run-dir, or begin anew" in output
+    code, output = run("--resume", "none")
+    assert code == 0, output
+
+
 def test_what_breaks_while_the_interpreter_ends_fails_no_completed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
