@@ -26,14 +26,15 @@ def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
 def _defaults(spec: JobSpec) -> dict[str, Any]:
     """The defaults of everything that has one, in the shape of a dumped spec."""
     base = JobSpec.model_construct(name="").model_dump(mode="json", exclude_none=True)
-    base["run"] = RunConfig.model_validate(_choices(spec)).model_dump(mode="json", exclude_none=True)
+    run = RunConfig.model_validate(_deciding(spec)).model_dump(mode="json", exclude_none=True)
+    base["run"] = run | {field: RunConfig.model_fields[field].default for field in CHOSEN}
     base["script"] = Script.model_construct().model_dump(mode="json", exclude_none=True)
     return base
 
 
-def _choices(spec: JobSpec) -> dict[str, str]:
-    """What a run chose: other options have other defaults."""
-    return {field: getattr(spec.run, field) for field in CHOSEN} if spec.run else {}
+def _deciding(spec: JobSpec) -> dict[str, Any]:
+    """What decides a run's defaults: what it chose, whose options have their own, and its steps, for the warm-up."""
+    return {field: getattr(spec.run, field) for field in (*CHOSEN, "steps")} if spec.run else {}
 
 
 def _write(

@@ -49,6 +49,8 @@ def test_what_was_stored_can_be_read_again() -> None:
         {"name": "gpt", "run": {"recipe": "vision", "steps": 70}, "tags": ["a", "b"], "notes": "two\nlines \"quoted\""},
         {**SCRIPT, "script": {"git": "https://x.org/x.git", "ref": "main", "args": ["--lr", "1"], "env": {"A": "b"}}},
         {"name": "big", "resources": {"nodes": "2:4", "gpus_per_node": 8, "memory_gib": 4.5}, "run": {"steps": 64}},
+        {"name": "cut", "run": {"parallelism": "fsdp"}},
+        {"name": "far", "run": {"communication": "diloco", "steps": 60, "warmup_steps": 20}},
     ],
 )  # fmt: skip
 def test_the_text_means_the_same_spec(data: dict[str, Any], defaults: bool) -> None:
