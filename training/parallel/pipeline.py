@@ -32,7 +32,8 @@ def check(shape: Shape, *, schedule: str = "1F1B", stages_per_rank: int | None =
     if dims is None:
         raise Misfit("mesh.pp", "this recipe's model does not say where it can be cut. Leave the axis out.")
     if dims.tied:
-        raise Misfit("language.tied", "a pipeline's ends lie on different ranks. Write false, or leave out mesh.pp.")
+        way_out = "Leave out mesh.pp, or write false: weights to start from that are tied stay so."
+        raise Misfit("language.tied", f"a pipeline's ends lie on different ranks. {way_out}")
     each = per_rank(schedule, stages_per_rank)
     if stages_per_rank is not None and each != stages_per_rank:
         raise Misfit("pipeline.stages_per_rank", f"is {stages_per_rank}, but {schedule} has {each}. Leave it out.")

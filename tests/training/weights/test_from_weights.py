@@ -16,10 +16,12 @@ from tests.training.ranks import TINY, Run
 from tests.training.weights import origins
 from training.__main__ import main
 from training.config import parse
+from training.contracts import recipe
 from training.corpus.errors import DataError
 from training.models.llama import Llama
 from training.recipes import language
 from training.weights.llama import reader, sizes_of
+from training.weights.named import settled
 from training.weights.opening import open_weights
 
 OPTIONS = parse({"recipe": "language"}).recipe_options()
@@ -211,6 +213,16 @@ def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:
     """The tiny preset's four heads must not stand for the weights'."""
     table = {"recipe": "language", "mesh": {"tp": 8}, "language": {"from_weights": "/data/llama"}}
     assert not list(parse(table).check(8))
+
+
+def test_a_pipeline_of_weights_that_are_tied_says_what_does(tmp_path: Path) -> None:
+    """Writing `tied = false` changes nothing where the weights say otherwise."""
+    folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
+    options = {"from_weights": str(folder), "tied": False}
+    config = settled(recipe("language"), parse({"recipe": "language", "mesh": {"pp": 2}, "language": options}))
+    (problem,) = config.check(2)
+    assert problem.field == "language.tied"
+    assert "Leave out mesh.pp, or write false: weights to start from that are tied stay so." in problem.message
 
 
 def _shards(folder: Path, tokenizer: dict[str, Any]) -> Path:
