@@ -37,7 +37,9 @@ class WriteFailed(OSError):
 
 def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[File]:
     """Writes this rank's part of the state; all ranks of the group call it. Answers what this rank wrote, fsynced."""
-    writer = FileSystemWriter(folder, sync_files=True, overwrite=False)
+    # Nothing is to be copied ahead, as all of it is in main memory. Else, where there is a GPU, torch would wait every
+    # 10 MB for the stream of this thread, which is training's: for all that is queued there.
+    writer = FileSystemWriter(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=0)
     files = writer.fs = _Digesting()
     try:
         save(state, storage_writer=writer, process_group=group)

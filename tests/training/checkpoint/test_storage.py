@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,25 @@ def test_memory_of_communication_is_begun_anew_where_it_does_not_fit(checkpoint:
     found = storage.find({**state(), "comm": {"rank0": fits}}, checkpoint)
     assert found["comm"]["rank0"] == fits
     assert "comm" not in storage.find({**state(), "comm": {"rank0": other, "rank1": fits}}, checkpoint)
+
+
+def test_where_there_is_a_gpu_writing_does_not_wait_for_what_training_has_queued_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is in main memory already; its thread has the stream that training has."""
+    waited: list[str] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            waited.append("for the stream")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    trainings = Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: trainings)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    large = {"model": {str(number): torch.ones(1_500_000) for number in range(3)}}
+    save(tmp_path, large)
+    assert not waited
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
