@@ -33,7 +33,7 @@ def pack_for(spec: Path, text: str) -> Packed | None:
     """The folder that a script job runs, packed; named from where the spec lies. None for all other jobs."""
     try:
         script = tomllib.loads(text).get("script")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None  # the portal says what is wrong
     if not isinstance(script, dict) or script.get("git"):
         return None
@@ -54,7 +54,7 @@ def is_sweep(text: str) -> bool:
     """Whether it has [sweep]; what is no TOML is told by the portal."""
     try:
         return "sweep" in tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -82,7 +82,7 @@ def _change(text: str) -> tuple[str, Any]:
         raise click.UsageError(f"--set {text!r}: write it as run.steps=400.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value
     # 00:10:00 is a time of day to TOML; in a spec it is a text.
     return path.strip(), parsed if isinstance(parsed, bool | int | float | str | list | dict) else value

@@ -33,7 +33,7 @@ def load(path: Path) -> RunFile:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError([Problem(str(path), f"can't be read: {why}.")]) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([Problem(str(path), f"is not TOML: {error}.")]) from error
     if not isinstance(data.get("run"), dict):
         raise ConfigError([Problem("run", 'is missing. Write a table [run] with at least recipe = "language".')])

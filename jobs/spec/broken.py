@@ -17,6 +17,8 @@ def explain(text: str, error: Exception) -> str:
     """`Line 3: a text needs quotes. Write name = "mira". It reads: name = mira`"""
     if isinstance(error, RecursionError):
         return "The specification nests too deeply. A spec has tables one or two deep."
+    if not isinstance(error, tomllib.TOMLDecodeError):
+        return "A whole number has thousands of digits. Write it shorter, or as a text in quotes."
     number = _place(text, str(error))
     lines = _lines(text)
     line = lines[number - 1][:1_000] if number <= len(lines) else ""
@@ -135,7 +137,7 @@ def _twice(lines: list[str], number: int, line: str, said: str) -> str:
 def _is_value(text: str) -> bool:
     try:
         tomllib.loads(f"x = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -166,6 +168,6 @@ def _breaks_off(text: str) -> bool:
         tomllib.loads(text + "\n")
     except tomllib.TOMLDecodeError as error:
         return "at end of document" in str(error)
-    except RecursionError:
+    except (ValueError, RecursionError):
         return False
     return False

@@ -21,7 +21,7 @@ def read_toml(text: str) -> dict[str, Any]:
         )
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError.at("", explain(text, error)) from None
 
 

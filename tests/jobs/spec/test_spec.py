@@ -165,7 +165,9 @@ def test_a_huge_text_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPa
     assert "larger than 64 KB" in problems("a" * 10_000_000)[""]
 
 
-@pytest.mark.parametrize("text", ["a = [", "a = " + "[" * 5000, "\ud800", 'name = "x"\nname = "y"'])
+@pytest.mark.parametrize(
+    "text", ["a = [", "a = " + "[" * 5000, "a = " + "9" * 5000, "\ud800", 'name = "x"\nname = "y"']
+)
 def test_what_is_no_toml_is_said(text: str) -> None:
     assert problems(text)
 
