@@ -94,7 +94,7 @@ export function paintLimits(u, limits) {
   for (const { value, label } of limits) {
     const y = Math.round(u.valToPos(value, "y", true));
     if (y < bbox.top || y > bbox.top + bbox.height) continue;
-    for (let x = bbox.left; x < edge; x += 8 * ratio) ctx.fillRect(x, y, 4 * ratio, ratio);
+    for (let x = bbox.left; x < edge; x += 8 * ratio) ctx.fillRect(x, y, Math.min(4 * ratio, edge - x), ratio);
     ctx.strokeText(label, edge, y - 2 * ratio);
     ctx.fillText(label, edge, y - 2 * ratio);
   }
