@@ -4,10 +4,19 @@ PYTHON_OF_VENV = $(VENV)/bin/python
 UV = var/uv/bin/uv pip compile -q --python-version 3.11 --no-emit-index-url --no-emit-find-links --generate-hashes
 INSTALL = sh docker/install.sh $(VENV)
 export OMP_NUM_THREADS ?= 1
+# Where it is set, each of the thousands of processes that the tests start would compile our code anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+PYTEST = $(PYTHON_OF_VENV) -m pytest -q
+BUT_TRAINING = $(filter-out tests/training tests/slurm,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
+# What runs in `test-all` alone; WHOLE=yes takes it along.
+NOT_WHOLE = $(if $(filter yes,$(WHOLE)),, and not whole)
+# For `.ci/run` of somebody who is not root: a private Slurm needs root.
+AS_ROOT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: run demo install dev test test-fast test-slurm soak check format bench lock clean help \
-	check-code check-types check-imports check-templates check-migrations check-assets
+.PHONY: run demo install dev test test-fast test-quick test-ranks test-portal test-postgres test-slurm test-image test-all soak check \
+	format bench lock clean help check-image check-code check-types check-imports check-templates check-migrations check-assets
 
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/settings.md)
 	@exec $(PYTHON_OF_VENV) -m portal.up --with-parent
@@ -21,30 +30,54 @@ install:
 dev:
 	@$(INSTALL) dev
 
-# The second run repeats what touches the database on PostgreSQL, in a private cluster that the tests start.
-test: dev ## every test: on SQLite, then what touches the database on PostgreSQL (up to 15 minutes)
-	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --durations 10
-	@TEST_DATABASE=postgres $(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow" tests/portal tests/jobs tests/nodes
+# Two lanes side by side: what computes, two at a time, and what mostly waits, three at a time. var/seconds/ has a table
+# of what each room of tests took, var/lanes/ what each stage said.
+test: dev ## every test but what needs a Slurm: SQLite, PostgreSQL, browser, ranks, kill -9 (12 minutes on two cores)
+	@$(PYTHON_OF_VENV) -m tests.lanes test-quick,test-ranks,test-postgres test-portal
 
-test-fast: dev ## the quick tests, under a minute
-	@$(PYTHON_OF_VENV) -m pytest -q -n 2 --dist loadscope -m "not slow"
+test-fast: dev ## the quick tests but the longest of them (90 seconds)
+	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope -m "not slow and not long" --ignore tests/slurm
 
-test-slurm: dev ## what needs a whole Slurm, on two of its releases, which the tests unpack and start (as root, on Debian)
-	@$(PYTHON_OF_VENV) -m tests.slurm.release
-	@TEST_SLURM=$${TEST_SLURM:-1} $(PYTHON_OF_VENV) -m pytest -q -n 4 --dist loadscope --durations 10 tests/slurm
+test-quick: dev ## the quick tests
+	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope -m "not slow" --ignore tests/slurm
+
+test-ranks: dev ## the trainer's: real ranks and launchers
+	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" tests/training
+
+test-portal: dev ## whole portals, kill -9 of each of their parts, a browser: they mostly wait
+	@TEST_STAGE=$@ $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" $(BUT_TRAINING)
+
+test-postgres: dev ## the quick tests that touch the database, in a private PostgreSQL that they start
+	@TEST_STAGE=$@ TEST_DATABASE=postgres $(PYTEST) -n 2 --dist loadscope -m "database and not slow" $(BUT_TRAINING)
+
+test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or two releases
+	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))
+	@$(AS_ROOT) env TEST_STAGE=$@ TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
+
+check-image: ## the image's steps and roles, as far as they can be proven without an engine
+	@sh docker/check.sh
+
+test-all: dev ## all of the proof: every layout, three kills of each kind, two Slurms, the image (an hour)
+	@WHOLE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
+		check,test-quick,test-ranks,test-postgres test-portal,test-slurm,check-image,test-image
+
+test-image: dev ## build the images without an engine, run every service of the compose file (as root, on Debian)
+	@$(PYTHON_OF_VENV) -m tests.image
 
 soak: dev ## every layout on up to 32 ranks, then twenty kills of each kind in one job each (an hour)
 	@TEST_COMBINATIONS=all $(PYTHON_OF_VENV) -m pytest -q --timeout 1800 tests/training/parallel
 	@TEST_KILLS=20 $(PYTHON_OF_VENV) -m pytest -q --timeout 1200 tests/portal/test_up_kill.py tests/training/launch/test_launch_elastic.py
 
 check: dev ## lint, format, types, import rules, templates, migrations
-	@$(MAKE) --no-print-directory --keep-going check-code check-types check-imports check-templates check-migrations check-assets
+	@$(MAKE) --no-print-directory --keep-going --jobs 4 --output-sync=target \
+		check-types check-migrations check-imports check-code check-templates check-assets
 
 check-code:
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+# Its workers must start within three seconds. Where the machine is too busy for that (code 2) it goes without.
 check-types:
-	@$(VENV)/bin/mypy
+	@$(VENV)/bin/mypy --num-workers 2 || { [ $$? = 2 ] && $(VENV)/bin/mypy; }
 check-imports:
 	@$(VENV)/bin/lint-imports --no-cache >var/imports.log || { cat var/imports.log; exit 1; }
 	@tail -n 1 var/imports.log

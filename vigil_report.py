@@ -8,6 +8,7 @@
     vigil_report.checkpoint("model.pt", step)        # a file or a folder, copied; rank 0's counts
     if vigil_report.stopping():                      # Vigil wants this attempt to end: save, leave with exit code 0
         ...
+    vigil_report.finished()                          # all is done, whatever was asked meanwhile
 
 Outside a Vigil job every call does nothing. Reporting never raises into the script: what cannot be reported is said
 once on stderr.
@@ -69,7 +70,7 @@ def _dump(thing: Any) -> str:
 
 
 class Stream:
-    """What one process says, appended to its own spool file by a thread of its own (PROTOCOLS §3).
+    """What one process says, appended to its own spool file by a thread of its own (protocols.md §3).
 
     One writer for life, a random id, a header line, then a JSON line a batch with seq 0, 1, 2 …; segments of 16 MB.
     `log` and `event` only append to memory. The thread writes every `flush_seconds`, at once after a quiet spell, and
@@ -346,6 +347,7 @@ def _short(data: dict[str, Any]) -> dict[str, Any]:
 # What a script calls.
 
 _opened: Stream | None = None
+_said: dict[str, Any] = {"stopping": False, "finished": False, "step": None, "steps": None}
 _line: list[list[int]] = []  # [step, generation] of every checkpoint that the next one descends from, in order
 
 
@@ -359,6 +361,7 @@ def progress(step: int, total: int) -> None:
     """How far it is: the progress bar and the time that is left."""
     if stream := _stream():
         try:
+            _said.update(step=int(step), steps=int(total))
             stream.event("progress", step=int(step), steps=int(total))
         except _NO_NUMBER:
             stream.refuse("progress", f"progress({step!r}, {total!r}) are not two numbers; skipped")
@@ -374,17 +377,30 @@ def stopping() -> bool:
     """Whether Vigil wants this attempt to end: save with `checkpoint`, then leave with exit code 0.
 
     A script that asks takes stopping into its own hands: TERM no longer ends it (unless it has a handler of its own).
+    Once it has heard True, exit code 0 means that it is to go on later, from what it has saved: one that is done all
+    the same says `finished`, or has told `progress` of its last step.
     With several ranks, ask on one and tell the others: they may hear of it at different steps.
     """
     if _stream() is None:
         return False
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return (_attempt() / "stop-requested").exists()
+    if not _is_asked():
+        return False
+    if not _said["stopping"]:
+        _said["stopping"] = True
+        _leave_word()
+    return True
+
+
+def finished() -> None:
+    """All is done: exit code 0 then means that, even where the attempt was asked to stop."""
+    if _stream() is not None:
+        _said["finished"] = True
 
 
 def resume_path() -> Path | None:
-    """Where the checkpoint lies that this start goes on from: the file or folder once given to `checkpoint`."""
+    """The path of the checkpoint that this start goes on from: the file or folder once given to `checkpoint`."""
     name = os.environ.get("VIGIL_RESUME", "")
     if not name or _stream() is None:
         return None
@@ -428,6 +444,7 @@ def _stream() -> Stream | None:
     if _opened is None and "VIGIL_ATTEMPT_DIR" in os.environ:
         rank, incarnation = _rank(), int(os.environ.get("VIGIL_INCARNATION") or 0)
         _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
+        atexit.register(_leave_word)
         _line[:] = _resumed_line()
         try:  # so that Vigil can ask for stacks when the script does not stop
             stacks = os.open(_attempt() / "stacks" / f"{incarnation}.{rank}.txt", _APPEND, 0o640)
@@ -435,6 +452,19 @@ def _stream() -> Stream | None:
         except (OSError, ValueError):
             pass
     return _opened if _opened is not None and _opened.mine else None
+
+
+def _is_asked() -> bool:
+    return (_attempt() / "stop-requested").exists()
+
+
+def _leave_word() -> None:
+    """How far it was when it left, for the launcher, which cannot tell who stopped from who was done by exit code 0."""
+    if _opened is None or not _opened.mine or not _is_asked():
+        return
+    name = f"said-{os.environ.get('VIGIL_INCARNATION') or 0}.{_rank()}.json"
+    with suppress(OSError):  # a full disk: then its exit code alone counts
+        _write_durable(_attempt() / name, json.dumps(_said).encode())
 
 
 def _rank() -> int:
@@ -484,6 +514,9 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
     if min(step, consumed_samples) < 0:
         raise ValueError("a step and samples are counted from 0 on")
     _check_fence()
+    if _is_asked() and [step, generation] in _line[-1:]:  # it saved this step by its own plan, and was asked just then
+        _tell_saved(stream, step, target)
+        return target
     staging = target.with_name(f".step-{step}.{generation}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -530,11 +563,16 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
         consumed_samples=consumed_samples,
         world_size=manifest["world_size"],
     )
-    if stopping():
-        _write_durable(_attempt() / "stopped.json", json.dumps({"step": step, "name": target.name}).encode())
-        stream.event("stop.saved", step=step)
+    if _is_asked():
+        _tell_saved(stream, step, target)
     stream.flush(wait=5)
     return target
+
+
+def _tell_saved(stream: Stream, step: int, target: Path) -> None:
+    """Tells the launcher that the stop's checkpoint is committed."""
+    _write_durable(_attempt() / "stopped.json", json.dumps({"step": step, "name": target.name}).encode())
+    stream.event("stop.saved", step=step)
 
 
 def _make_room(target: Path) -> None:

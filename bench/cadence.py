@@ -2,7 +2,7 @@
 
     python -m bench.cadence
 
-Three bars (PROTOCOLS §7 of the design):
+Three bars (protocols.md §7):
 - simulated runs that fail at random lose, over a grid of costs and failure rates, within 5 % of what they would with
   the best constant interval, which is computed exactly;
 - at τ = 1 h and 400 MiB on two ranks, the overhead of the saves that the cadence predicts is within 1.5× of what a

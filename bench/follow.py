@@ -61,12 +61,12 @@ def _releases() -> list[str]:
 def _measure(slurm: Any, release: str, count: int) -> int:
     from jobs.following import follow
     from jobs.models import Attempt
-    from nodes import inventory
+    from nodes.cluster import sync
     from nodes.models import Reading
-    from nodes.schedulers import slurm as slurm_scheduler
-    from nodes.schedulers.slurm_http import SlurmHttp
-    from nodes.schedulers.slurm_rest import SlurmRest
-    from nodes.schedulers.slurm_tokens import KeyFile
+    from nodes.schedulers.slurm import scheduler as slurm_scheduler
+    from nodes.schedulers.slurm.http import SlurmHttp
+    from nodes.schedulers.slurm.rest import SlurmRest
+    from nodes.schedulers.slurm.tokens import KeyFile
     from tests.slurm.people import PORTAL
 
     began = time.monotonic()
@@ -92,7 +92,7 @@ def _measure(slurm: Any, release: str, count: int) -> int:
     anew = []
     for number in range(ROUNDS, ROUNDS + REREAD):
         _let_go(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
-        inventory.hurry(Reading.Part.QUEUE)
+        sync.hurry(Reading.Part.QUEUE)
         anew.append(_tick(http, lambda: follow.tick(scheduler)))
     for label, ticks in (("20 changed", changed), ("nothing changed", still), ("and all reread", anew)):
         for (part, unit), values in zip(_PARTS, zip(*ticks, strict=True), strict=True):
@@ -121,7 +121,7 @@ def _tick(http: Any, tick: Any) -> tuple[float, float, int]:
 
 
 def _attempts(count: int) -> list[str]:
-    """So many attempts that Slurm is to have, of as many jobs; their keys."""
+    """Makes so many attempts that Slurm is to have, of as many jobs; answers their keys."""
     from jobs.models import Attempt, Job
     from jobs.spec import JobSpec
     from portal.models import Project, User

@@ -96,7 +96,7 @@ def _measure(names: Sequence[str], options: argparse.Namespace) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as python -m training sets it
     from bench import gpu_rows
-    from training import distributed
+    from training.runtime import distributed
 
     print(environment(), flush=True)
     if options.tiny:

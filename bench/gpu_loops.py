@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training import config
 from training.attempt import place
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
+from training.config import run_config
+from training.config.dims import Dims
 from training.corpus.shards import Index, Shard
 from training.corpus.tokenizer import TokenizerId
-from training.dims import Dims
-from training.distributed import World
 from training.loader.order import Loader
 from training.metrics import flops
 from training.metrics.step_trace import hush, joined, length
 from training.models.llama import Llama
-from training.report import NullReporter, Reporter
+from training.reporting.reporter import NullReporter, Reporter
+from training.runtime.distributed import World
 from training.step import arithmetic
 from training.step.determinism import set_determinism
 from training.step.optimizer import BETAS, EPSILON, decayed
@@ -69,8 +69,8 @@ class Size:
             more,
         )
 
-    def run(self, data: Path) -> config.RunConfig:
-        return config.parse(
+    def run(self, data: Path) -> run_config.RunConfig:
+        return run_config.parse(
             {
                 "recipe": "language",
                 "steps": 100_000,

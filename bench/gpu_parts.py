@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu_loops import Size, wait
-from training.dims import Dims
+from training.config.dims import Dims
 from training.metrics import flops
 from training.recipes import language
 

@@ -23,8 +23,8 @@ from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Keep
 from training.checkpoint.saving import Checkpoints
 from training.checkpoint.writing import Facts
-from training.distributed import World
-from training.report import NullReporter
+from training.reporting.reporter import NullReporter
+from training.runtime.distributed import World
 from training.units import GIB
 
 TENSORS = 96
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where rows are measured."""
+    """The machine and settings that rows are measured with."""
 
     world: World
     folder: Path
@@ -305,7 +305,7 @@ def _describe(loop: Ours) -> None:
 
 
 def _fitted(size: Size, measure: Callable[[Size], list[Row]]) -> list[Row]:
-    """With half the micro-batch where memory does not do."""
+    """Halves the micro-batch where memory does not do."""
     while True:
         _free()
         try:
@@ -318,7 +318,7 @@ def _fitted(size: Size, measure: Callable[[Size], list[Row]]) -> list[Row]:
 
 
 def _free() -> None:
-    """As in a new process: else what was compiled for another size would be compiled again for shapes that vary."""
+    """Forgets what was compiled, as in a new process: else another size is compiled again for shapes that vary."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
@@ -328,7 +328,7 @@ def _free() -> None:
 
 
 def _tell_profile(name: str, loop: Loop) -> None:
-    """Where its time goes; a recorder that does not work here costs no figure."""
+    """Prints where its time goes; a recorder that does not work here costs no figure."""
     try:
         lines = profile(loop)
     except RuntimeError as error:

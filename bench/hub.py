@@ -120,7 +120,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 async def _settled(arrived: _Arrivals) -> None:
-    """Until nothing more comes of having joined."""
+    """Waits until nothing more comes of having joined."""
     seen = -1
     while seen != arrived.bytes:
         seen = arrived.bytes

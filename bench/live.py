@@ -67,7 +67,7 @@ def main(*, is_tailed: bool = False) -> int:
 
 
 def _run_dir(job: int, runs: Path) -> Path:
-    """Where the worker looks for it."""
+    """Makes the run directory where the worker looks for it."""
     from jobs.models import Job
 
     directory = f"default/{job}-aaaaaa"
@@ -101,7 +101,7 @@ def ticks() -> None:
 
 def rank(number: int, attempt_dir: Path) -> None:
     """One rank: a step every 50 ms, rank 1 an event a second as well; notes when it said what."""
-    from training.report import Reporter
+    from training.reporting.reporter import Reporter
 
     reporter = Reporter.open(attempt_dir, rank=number, incarnation=0, node="here")
     logged: dict[str, float] = {}
@@ -130,7 +130,7 @@ def _attempt() -> tuple[int, int, str]:
 
 
 class _Published:
-    """When each step of rank 0, and each event, went through Redis, which is right after its commit."""
+    """The times at which each step of rank 0, and each event, went through Redis, which is right after its commit."""
 
     def __init__(self, url: str, job: int) -> None:
         import redis
@@ -168,7 +168,7 @@ def _contents(frame: bytes) -> list[str]:
 
 
 async def _listen(port: int, job: int, token: str, ranks: list[Any]) -> dict[str, float]:
-    """When each step of rank 0, and each event, reached the socket; until the ranks have ended and all has come."""
+    """Notes when each step of rank 0, and each event, reached the socket, until all ranks have ended and all came."""
     from websockets.asyncio.client import connect
 
     arrived: dict[str, float] = {}
@@ -193,7 +193,7 @@ async def _listen(port: int, job: int, token: str, ranks: list[Any]) -> dict[str
 
 
 def _spooled(attempt_dir: Path) -> dict[str, float]:
-    """When the batch with each step of rank 0, and each event, was made to be written."""
+    """The times at which the batch with each step of rank 0, and each event, was made to be written."""
     times: dict[str, float] = {}
     for path in (attempt_dir / "spool").glob("*.jsonl"):
         for line in path.read_text().splitlines()[1:]:

@@ -23,11 +23,12 @@ import torch
 import torch.distributed as dist
 
 import training.recipes
-from training import config, distributed
 from training.attempt import place
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
-from training.report import Reporter
+from training.config import run_config
+from training.reporting.reporter import Reporter
+from training.runtime import distributed
 from training.step.determinism import set_determinism
 from training.step.optimizer import AdamW
 from training.trainer import Trainer
@@ -84,7 +85,7 @@ def main() -> int:
 
 def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
     """(CPU, wall) microseconds a step of the whole loop: data order, heartbeat, stop file, norm, meter, spool."""
-    settings = config.parse(
+    settings = run_config.parse(
         {
             "recipe": "noop",
             "steps": STEPS,

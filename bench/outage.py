@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _spool(attempt_dir: Path, rank: int) -> None:
-    from training.report import Reporter
+    from training.reporting.reporter import Reporter
 
     reporter = Reporter.open(
         attempt_dir, rank=rank, incarnation=0, node="here", flush_seconds=1e9, flush_steps=STEPS_A_SECOND

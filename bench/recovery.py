@@ -87,7 +87,7 @@ def is_committed(run: Run) -> bool:
 
 
 def first_step(run: Run, incarnation: int) -> float:
-    """When rank 0 first reported a step, Unix seconds."""
+    """The time at which rank 0 first reported a step, Unix seconds."""
     path = heartbeat_path(run.attempt(), rank=0, incarnation=incarnation)
     until(lambda: (beat := read_beat(path)) and beat.begun >= 2, 120)
     return time.time()

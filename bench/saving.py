@@ -21,12 +21,12 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.multiprocessing.spawn import spawn
 
-from training import distributed
 from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Keep
 from training.checkpoint.saving import Checkpoints
 from training.checkpoint.writing import Facts
-from training.report import NullReporter
+from training.reporting.reporter import NullReporter
+from training.runtime import distributed
 
 SIZE_MIB = 400
 RANKS = 2

@@ -139,7 +139,7 @@ def _note_longest_transaction(compact: Any) -> list[float]:
 def _world() -> dict[str, Any]:
     """A job of 1,024 ranks: every node's shipper posts four steps of eight series, again and again."""
     from jobs.intake import reports
-    from portal.series import banding, compact, read
+    from portal.series import bands_read, compact, read
     from tests.jobs.reporting import attempt_of, job_of
 
     attempt = attempt_of(job_of(), secret=SECRET).pk
@@ -149,10 +149,10 @@ def _world() -> dict[str, Any]:
         reports.receive(attempt, f"Bearer {SECRET}", "gzip", [body])
     seconds = time.perf_counter() - began
     owners = [reports.owner_of(attempt)]
-    band = _timed(lambda: banding.band(owners, "loss"), 9)
+    band = _timed(lambda: bands_read.band(owners, "loss"), 9)
     while compact.compact(600, quiet=lambda owners: owners):
         pass
-    made = banding.band(owners, "loss")
+    made = bands_read.band(owners, "loss")
     if len(made.step) != ROUNDS * STEPS or set(made.worst_rank.tolist()) != {NODES * RANKS - 1}:
         raise SystemExit(f"the band is wrong: {made}")
     return {

@@ -102,7 +102,7 @@ def _listen(socket: Any, told: dict[str, float]) -> None:
 def _wait(look: Any, what: str) -> None:
     from tests.stack import wait_for
 
-    wait_for(look, what, 90.0, every_s=0.1)
+    wait_for(look, what, 90.0, at_most_s=0.1)
 
 
 def _log_times(slurm: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from portal.supervise import die_with
+from portal.run.child import die_with
 from tests.postgres import postgres
 from tests.redis import redis_up
 
@@ -41,7 +41,7 @@ UVICORN = (
 
 
 def machine() -> str:
-    """Where and when this was measured, and how busy the machine was with other things."""
+    """Says where and when this was measured, and how busy the machine was with other things."""
     model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "unknown CPU")
     load = os.getloadavg()[0]
     now = datetime.now(UTC).strftime("%Y-%m-%d")

@@ -49,11 +49,11 @@ def _measure(slurm: Any, release: str) -> int:
     from jobs.disk.prepare import prepare, submission
     from jobs.following.handover import hand_over
     from jobs.models import Attempt
-    from nodes.schedulers.slurm import Slurm
-    from nodes.schedulers.slurm_http import SlurmHttp
-    from nodes.schedulers.slurm_request import request
-    from nodes.schedulers.slurm_rest import SlurmRest
-    from nodes.schedulers.slurm_tokens import KeyFile
+    from nodes.schedulers.slurm.http import SlurmHttp
+    from nodes.schedulers.slurm.request import request
+    from nodes.schedulers.slurm.rest import SlurmRest
+    from nodes.schedulers.slurm.scheduler import Slurm
+    from nodes.schedulers.slurm.tokens import KeyFile
     from tests.slurm.people import PORTAL
 
     tokens = KeyFile(slurm.layout.jwt_key)

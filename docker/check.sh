@@ -1,6 +1,7 @@
 #!/bin/sh
 # What can be proven of the image without an engine: the compose file is valid, and the Dockerfile's own install steps,
-# run into a temporary prefix without torch, give every role. Takes what is tracked, as `COPY . .` would.
+# run into a temporary prefix without torch, give every role. Takes what is tracked and .dockerignore lets through, as
+# `COPY . .` would. `make test-image` builds the image itself.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 temporary=$(mktemp -d)
@@ -8,7 +9,7 @@ web=
 trap 'test -z "$web" || kill "$web" 2>/dev/null || true; rm -rf "$temporary"' EXIT INT TERM
 cd "$here"
 
-git ls-files -z --cached -- . ':!tests' ':!.ci' | xargs -0 cp --parents -t "$temporary" 2>/dev/null || true
+sed -n 's/^!//p' .dockerignore | xargs git ls-files -z --cached -- docker | xargs -0 cp --parents -t "$temporary" 2>/dev/null || true
 cd "$temporary"
 sh docker/secrets.sh
 if docker compose version >/dev/null 2>&1; then
@@ -21,10 +22,11 @@ else
 fi
 echo "compose file: valid"
 
-# The Dockerfile's two RUN lines, with this prefix for /opt/vigil.
-grep -c 'docker/install.sh /opt/vigil run' docker/Dockerfile | grep -qx 2
-VIGIL_PROJECT=no VIGIL_TORCH=no sh docker/install.sh "$temporary/opt" run
-VIGIL_TORCH=no sh docker/install.sh "$temporary/opt" run
+# What the Dockerfile's RUN lines do for the target `portal`, with this prefix for /opt/vigil.
+grep -q 'VIGIL_TORCH=no sh docker/image.sh packages /opt/vigil' docker/Dockerfile
+VIGIL_TORCH=no sh docker/image.sh packages "$temporary/opt"
+grep -q 'RUN sh docker/image.sh code /opt/vigil' docker/Dockerfile
+sh docker/image.sh code "$temporary/opt"
 export PATH="$temporary/opt/bin:$PATH" VIGIL_HOME="$temporary/home" VIGIL_RUNS="$temporary/runs"
 mkdir "$VIGIL_RUNS"
 export VIGIL_HOST=127.0.0.1 REDIS_URL="unix://$temporary/none.sock"
@@ -55,7 +57,8 @@ assert page.status_code == 200 and "Vigil" in page.text, page.status_code
 style = page.text.split('rel="stylesheet" href="')[1].split('"')[0]
 assert httpx.get(url + style, trust_env=False).status_code == 200, style
 PYTHON
-docker/entrypoint.sh worker follow --help >/dev/null
+docker/entrypoint.sh worker follow --help >/dev/null 2>worker.said
+grep -q 'there is no torch in it' worker.said
 docker/entrypoint.sh beat --help >/dev/null
 docker/entrypoint.sh vigil --help >/dev/null
 docker/entrypoint.sh manage check >/dev/null 2>&1

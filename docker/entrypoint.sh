@@ -18,8 +18,14 @@ web)
     # Only the proxy reaches this port, and it overwrites the header that says who asks.
     exec python -m portal.web --host "${VIGIL_HOST:-0.0.0.0}" --port "${VIGIL_PORT:-8000}" --trusted-proxies '*' "$@"
     ;;
-worker) exec python -m portal.worker "$@" ;;
-beat) exec celery --quiet -A portal.ticks beat -s "$VIGIL_HOME/beat-schedule" --pidfile= -l WARNING "$@" ;;
+worker)
+    if [ "${1:-}" = follow ] && [ "${VIGIL_SCHEDULER:-local}" = local ] &&
+        ! "${VIGIL_JOB_PYTHON:-python}" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)'; then
+        echo "Jobs of the local scheduler run in this container, and there is no torch in it: build the target trainer" >&2
+    fi
+    exec python -m portal.worker "$@"
+    ;;
+beat) exec python -m portal.ticks beat --schedule "$VIGIL_HOME/beat-schedule" "$@" ;;
 agent)
     if [ ! -f nodes/agent/__main__.py ]; then
         echo "This version of Vigil has no node agent yet." >&2

@@ -3,9 +3,11 @@
 # One script for `make`, for the image and for CI:  docker/install.sh VENV [run|dev]
 #   PYTHON=python3.12      use this interpreter instead of looking for one
 #   VIGIL_TORCH=no         leave the trainer's torch out (the portal itself never imports it)
+#   VIGIL_TORCH=cpu|cuda   which build of torch; otherwise CUDA's where there is an NVIDIA driver, else the CPU's
 #   VIGIL_PROJECT=no       only what it depends on
 #   VIGIL_EXTRAS=yes       also what some of the trainer's settings need (FP8, LoRA, tokenizer files); dev: always
-#   TORCH_PIP_ARGS=…       more arguments for torch's own `pip install`
+#   TORCH_PIP_ARGS=…       more arguments for torch's own `pip install`; with them nothing else chooses the build
+#   TORCH_CPU_INDEX=…      where the CPU build comes from, if not from PyTorch's own index
 set -eu
 
 venv=${1:?usage: docker/install.sh VENV [run|dev]}
@@ -14,6 +16,7 @@ torch=torch==2.13.0
 here=$(cd "$(dirname "$0")/.." && pwd)
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
 log=${VIGIL_INSTALL_LOG:-$here/var/install.log}
+cpu_index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 
 say() { printf '%s\n' "$*"; }
 refuse() { say "Vigil cannot be installed: $*" >&2; exit 1; }
@@ -23,10 +26,20 @@ step() {
     say "$1 …"
     shift
     printf '\n$ %s\n' "$*" >>"$log"
-    if ! "$@" </dev/null >>"$log" 2>&1; then
-        tail -n 20 "$log" >&2
-        refuse "the step above failed. The whole log is in $log."
-    fi
+    "$@" </dev/null >>"$log" 2>&1 || failed
+}
+failed() {
+    tail -n 20 "$log" >&2
+    refuse "the step above failed. The whole log is in $log."
+}
+
+# The same of a `pip install`, telling how far its downloads are.
+install() {
+    say "$1 …"
+    shift
+    printf '\n$ pip install %s\n' "$*" >>"$log"
+    "$venv/bin/python" "$here/docker/progress.py" "$log" \
+        "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "$@" || failed
 }
 
 suits() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -52,6 +65,43 @@ mark() { printf '%s' "$2" >"$venv/.vigil-$1"; }
 digest() { cat "$@" | sha256sum | cut -d ' ' -f 1; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
+has_driver() { [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi >/dev/null 2>&1; }
+
+# Whether pip has a wheel of it without asking any index: in a folder of --find-links, or one that it built itself.
+at_hand() {
+    built=$(pip cache list --format=abspath torch 2>/dev/null | head -n 1)
+    pip install --no-index --no-deps --dry-run --ignore-installed --quiet ${built:+--find-links "$(dirname "$built")"} \
+        "$torch" </dev/null >>"$log" 2>&1
+}
+
+# Whether an index answers within seconds and has this torch: pip itself would ask for minutes.
+index_has_torch() {
+    timeout 8 "$venv/bin/python" -c 'import sys, urllib.request
+page = urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=4).read().decode()
+sys.exit("/torch-%s" % sys.argv[2] not in page and ">torch-%s" % sys.argv[2] not in page)' \
+        "${cpu_index%/}" "${torch#torch==}" >>"$log" 2>&1
+}
+
+install_torch() {
+    if [ -n "${TORCH_PIP_ARGS:-}" ]; then
+        # shellcheck disable=SC2086
+        install "Installing $torch for the trainer, as TORCH_PIP_ARGS says" $TORCH_PIP_ARGS "$torch"
+    elif at_hand; then
+        install "Installing $torch for the trainer from the wheel that pip has at hand" --no-index --no-deps \
+            ${built:+--find-links "$(dirname "$built")"} "$torch"
+        install "Installing what it needs" "$torch"
+    elif [ "${VIGIL_TORCH:-yes}" = cuda ] || { [ "${VIGIL_TORCH:-yes}" != cpu ] && has_driver; }; then
+        install "Installing $torch for the trainer, with CUDA (the largest download: gigabytes)" "$torch"
+    elif index_has_torch; then
+        install "Installing $torch for the trainer: the CPU build, as there is no NVIDIA driver here" \
+            --extra-index-url "$cpu_index" "$torch"
+    else
+        say "PyTorch's index of CPU builds ($cpu_index) does not answer, or lacks $torch: taking the ordinary index."
+        install "Installing $torch for the trainer (often the build with CUDA, gigabytes; TORCH_PIP_ARGS names another index)" \
+            "$torch"
+    fi
+}
+
 mkdir -p "$(dirname "$venv")"
 (umask 077 && mkdir -p "$(dirname "$log")") # by default var/, where the portal's data will be
 if command -v flock >/dev/null 2>&1; then
@@ -72,21 +122,20 @@ run_lock=$(digest "$here/requirements.lock")
 dev_lock=$(digest "$here/requirements-dev.lock")
 if [ "$flavour" = dev ]; then
     if ! is_current dev "$dev_lock"; then
-        step "Installing the locked packages, tests' and checks' included (a minute or two)" \
-            pip install --require-hashes --requirement "$here/requirements-dev.lock"
+        install "Installing the locked packages, tests' and checks' included (a minute or two)" \
+            --require-hashes --requirement "$here/requirements-dev.lock"
         mark dev "$dev_lock"
         mark run "$run_lock"
     fi
 elif ! is_current run "$run_lock"; then
-    step "Installing the locked packages (about a minute)" \
-        pip install --require-hashes --requirement "$here/requirements.lock"
+    install "Installing the locked packages (about a minute)" \
+        --require-hashes --requirement "$here/requirements.lock"
     mark run "$run_lock"
 fi
 
 if [ "${VIGIL_TORCH:-yes}" != no ] && ! is_current torch "$torch"; then
     # Not in the locks: which build of torch suits is the machine's business (CPU, CUDA version).
-    # shellcheck disable=SC2086
-    step "Installing $torch for the trainer (the largest download)" pip install ${TORCH_PIP_ARGS:-} "$torch"
+    install_torch
     mark torch "$torch"
 fi
 
@@ -95,8 +144,8 @@ if [ "${VIGIL_TORCH:-yes}" != no ] && [ "${VIGIL_EXTRAS:-no}" = yes ]; then
     extras_lock=$(digest "$here/requirements-extras.lock")
     if ! is_current extras "$extras_lock"; then
         # Without dependencies: all are in the lock but torch, which is there.
-        step "Installing what optional settings of the trainer need (half a minute)" \
-            pip install --no-deps --require-hashes --requirement "$here/requirements-extras.lock"
+        install "Installing what optional settings of the trainer need (half a minute)" \
+            --no-deps --require-hashes --requirement "$here/requirements-extras.lock"
         mark extras "$extras_lock"
     fi
 fi

@@ -1,5 +1,13 @@
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate, pre_migrate
 
 
 class JobsConfig(AppConfig):
     name = "jobs"
+    verbose_name = "Jobs"
+
+    def ready(self) -> None:
+        from jobs.listing import keeping
+
+        pre_migrate.connect(keeping.before_migrations, sender=self)
+        post_migrate.connect(keeping.after_migrations, sender=self)

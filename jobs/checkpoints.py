@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Q
 from django.utils import timezone
 
 from jobs.models import Attempt, Checkpoint, Event
+from portal import untrusted
 
 State = Checkpoint.State
-LARGE = 2**53  # of steps, samples and bytes: what JSON readers count exactly
 
 
 def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
@@ -25,7 +25,8 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
     elif kind == "run.started":
         _started(attempt, event)
     elif kind in {"checkpoint.pruned", "checkpoint.damaged"}:
-        step, generation = _whole(event.get("step"), LARGE), _whole(event.get("generation"))
+        step = untrusted.count(event.get("step"))
+        generation = untrusted.count(event.get("generation"), untrusted.COLUMN)
         if step is None or generation is None:
             return
         rows = Checkpoint.objects.filter(job_id=attempt.job_id, step=step, generation=generation)
@@ -47,16 +48,16 @@ def _started(attempt: Attempt, event: Mapping[str, Any]) -> None:
 
 
 def _committed(attempt: Attempt, event: Mapping[str, Any]) -> None:
-    step, generation = _whole(event.get("step"), LARGE), _whole(event.get("generation"))
+    step, generation = untrusted.count(event.get("step")), untrusted.count(event.get("generation"), untrusted.COLUMN)
     if step is None or generation is None:
         return
     told = {
-        "parent_step": _whole(event.get("parent_step"), LARGE),
-        "parent_generation": _whole(event.get("parent_generation")),
-        "bytes": _whole(event.get("bytes"), LARGE) or 0,
-        "seconds": _number(event.get("seconds")),
-        "consumed_samples": _whole(event.get("consumed_samples"), LARGE),
-        "world_size": _whole(event.get("world_size")),
+        "parent_step": untrusted.count(event.get("parent_step")),
+        "parent_generation": untrusted.count(event.get("parent_generation"), untrusted.COLUMN),
+        "bytes": untrusted.count(event.get("bytes")) or 0,
+        "seconds": untrusted.number(event.get("seconds"), 1e9),
+        "consumed_samples": untrusted.count(event.get("consumed_samples")),
+        "world_size": untrusted.count(event.get("world_size"), untrusted.COLUMN),
         "created_at": _time(event.get("time")),
     }
     plain, exact = f"step-{step}", f"step-{step}.g{generation}"
@@ -155,20 +156,5 @@ def _parent(checkpoint: Checkpoint) -> Checkpoint | None:
     return Checkpoint.objects.filter(parent, job_id=checkpoint.job_id).first()
 
 
-def _whole(value: object, below: int = 2**31) -> int | None:
-    """A whole number that a database column holds; anything else is nothing."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below:
-        return value
-    return None
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < 1e9 else None  # type: ignore[operator,arg-type]
-
-
 def _time(value: object) -> datetime:
-    seconds = _number(value) if not isinstance(value, float | int) or value < 1e9 else float(value)
-    if seconds is None or not 0 < seconds < 4e9:
-        return timezone.now()
-    return datetime.fromtimestamp(seconds, UTC)
+    return untrusted.moment(value) or timezone.now()

@@ -43,7 +43,7 @@ class SpecError(JobError):
 
 
 class Refused(JobError):
-    """This person may not do this, or not here."""
+    """Raised where a person may not do this, or not here."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         self.reason, self.remedy = reason, remedy

@@ -39,7 +39,7 @@ class Goodput:
 
 
 def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
-    """Of a job by all its attempts, oldest first; None where it reports no steps, or has not run yet."""
+    """A job's goodput by all its attempts, oldest first; None where it reports no steps, or has not run yet."""
     spans = [((one.ended_at or now) - one.started_at).total_seconds() for one in attempts if one.started_at]
     wall = sum(span for span in spans if span > 0)
     owners = [owner_of(attempt.pk) for attempt in attempts]
@@ -55,7 +55,7 @@ def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
 
 
 def _limits(sources: Sequence[tuple[int, int]], starts: dict[tuple[int, int], int], latest: Attempt) -> list[float]:
-    """By source, (attempt, incarnation) from the oldest on, the last of its steps that was not done in vain."""
+    """The last step of each source that was not done in vain; sources are (attempt, incarnation), oldest first."""
     limits, limit = [], _last_kept(latest)
     for source in reversed(sources):
         limits.append(limit)
@@ -64,7 +64,7 @@ def _limits(sources: Sequence[tuple[int, int]], starts: dict[tuple[int, int], in
 
 
 def _last_kept(latest: Attempt) -> float:
-    """Of a job that ended before it was complete: its newest checkpoint's step."""
+    """The last step that was kept: the newest checkpoint's where the job ended before it was complete, else any."""
     if latest.is_alive or latest.state == Attempt.State.COMPLETED:
         return math.inf
     own = Checkpoint.objects.filter(attempt=latest).exclude(state=Checkpoint.State.CORRUPT)

@@ -15,7 +15,7 @@ class Spread(NamedTuple):
 
 
 def spread(attempt: Attempt) -> Spread | None:
-    """Of the newest incarnation; None before the first. Launchers that were lost may be late in telling of theirs."""
+    """The newest incarnation's spread; None before the first. Lost launchers may be late in telling of theirs."""
     started = Event.objects.filter(attempt=attempt, kind=STARTED).order_by("-id")
     data: dict[str, Any] = max(started.values_list("data", flat=True)[:20], key=number_of, default={})
     ranks, nodes = data.get("world_size"), data.get("nodes")
@@ -23,6 +23,6 @@ def spread(attempt: Attempt) -> Spread | None:
 
 
 def number_of(data: dict[str, Any]) -> int:
-    """Of the incarnation that an event of a launcher tells of."""
+    """The number of the incarnation that a launcher's event tells of; 0 where it tells none."""
     number = data.get("incarnation")
     return number if isinstance(number, int) else 0

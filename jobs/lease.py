@@ -1,4 +1,4 @@
-"""Who follows just now: a lease in the database, on the database's clock, with a fence that every write checks.
+"""The right to follow: a lease in the database, on the database's clock, with a fence that every write checks.
 
 A holder that was stopped (SIGSTOP, a long pause) past its lease finds on its next write that somebody else has
 taken over: the fence in the row is no longer its own, its transaction is rolled back, nothing of it lands.

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs.models import Attempt, Event
+from portal import untrusted
 
 ASKED, SAVED, FAILED = "profile.asked", "profile.saved", "profile.failed"
 MOST = 50
@@ -72,19 +73,15 @@ def _told(event: Event) -> dict[str, Any]:
     """What an event says of its profile; anybody's program may have told it."""
     data = event.data
     if event.kind == ASKED:
-        return {"asked_at": event.time, "rank": _whole(data.get("rank"))}
+        return {"asked_at": event.time, "rank": untrusted.count(data.get("rank")) or 0}
     if event.kind == FAILED:
-        return {"problem": str(data.get("reason"))[:300] or "It failed."}
+        return {"problem": untrusted.line(data.get("reason")) or "It failed."}
     name = data.get("name")
     return {
-        "name": name[:160] if isinstance(name, str) else "",
-        "rank": _whole(data.get("of_rank")),
-        "first_step": _whole(data.get("first_step")),
-        "last_step": _whole(data.get("last_step")),
-        "bytes": _whole(data.get("bytes")),
+        "name": untrusted.line(name, 160),
+        "rank": untrusted.count(data.get("of_rank")) or 0,
+        "first_step": untrusted.count(data.get("first_step")) or 0,
+        "last_step": untrusted.count(data.get("last_step")) or 0,
+        "bytes": untrusted.count(data.get("bytes")) or 0,
         "saved_at": event.time,
     }
-
-
-def _whole(value: object) -> int:
-    return value if type(value) is int and 0 <= value < 2**53 else 0

@@ -27,7 +27,8 @@ def hours_between_failures(nodes: int) -> float | None:
     now = timezone.now()
     recent = Attempt.objects.filter(started_at__gt=now - timedelta(days=DAYS)).exclude(job__kind=Job.ATTACHED)
     grown = _grown(recent)
-    rows = recent.order_by("-id").values_list("pk", "started_at", "ended_at", "nodes", "cause", "incarnation")
+    # The newest by start: by number, databases would look for recent ones among all there ever were.
+    rows = recent.order_by("-started_at").values_list("pk", "started_at", "ended_at", "nodes", "cause", "incarnation")
     hours, failures = 0.0, 0
     for pk, started, ended, held, cause, restarts in rows[:MOST_ATTEMPTS].iterator():
         hours += ((ended or now) - (started or now)).total_seconds() / 3600 * max(1, len(held))

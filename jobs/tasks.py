@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
+from celery import shared_task
 
-from celery import Task, shared_task
-from celery.signals import worker_init
-from kombu.exceptions import OperationalError
-
-logger = logging.getLogger(__name__)
-
-
-def queue(task: Task, *args: object, **options: Any) -> None:
-    """Ask a worker to hurry. No broker: the next tick does it anyway, so nobody waits or fails for that."""
-    try:
-        task.apply_async(args, retry=False, ignore_result=True, **options)
-    except (OperationalError, OSError) as error:
-        logger.warning("Not queued, the next tick finds it: %s%s (%s)", task.name, args, error)
-
-
-@worker_init.connect
-def load(**about: object) -> None:
-    """Load what the first task needs before it comes: somebody waits for it."""
-    from jobs.following import follow, handover  # noqa: F401
+from jobs.queueing import queue
 
 
 @shared_task(name="jobs.tasks.submit", expires=60)
@@ -36,10 +17,11 @@ def submit(attempt_id: int) -> None:
 
 @shared_task(name="jobs.tasks.follow", expires=2)
 def follow() -> None:
-    """One tick of the follower."""
-    from jobs.following.follow import tick
+    """One tick of the follower, if there is anything to do."""
+    from jobs.following.follow import is_needed, tick
 
-    tick()
+    if is_needed():
+        tick()
 
 
 @shared_task(name="jobs.tasks.wake", expires=5)

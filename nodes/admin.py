@@ -3,7 +3,8 @@
 from django.contrib import admin
 
 from nodes.models import Association, Node, NodeOrder, Partition, Qos, QueuedJob, Reading, Reservation
-from portal.admin import ReadOnly, site
+from portal.admin import ReadOnly
+from portal.records import site
 
 
 @admin.register(Node, site=site)
@@ -20,11 +21,13 @@ class PartitionAdmin(ReadOnly):
 
 @admin.register(Qos, site=site)
 class QosAdmin(ReadOnly):
+    called = ("QOS", "QOS")
     list_display = ("name", "description", "priority")
 
 
 @admin.register(Association, site=site)
 class AssociationAdmin(ReadOnly):
+    called = ("account", "accounts")
     list_display = ("account", "user", "partition", "parent", "fair_share", "usage")
     search_fields = ("account", "user")
 
@@ -36,6 +39,7 @@ class ReservationAdmin(ReadOnly):
 
 @admin.register(QueuedJob, site=site)
 class QueuedJobAdmin(ReadOnly):
+    called = ("job in the queue", "queue")
     list_display = ("scheduler_id", "name", "user", "state", "partition", "priority", "reason")
     list_filter = ("state", "partition")
     search_fields = ("scheduler_id", "name", "user")
@@ -43,11 +47,13 @@ class QueuedJobAdmin(ReadOnly):
 
 @admin.register(Reading, site=site)
 class ReadingAdmin(ReadOnly):
+    called = ("reading of the scheduler", "readings of the scheduler")
     list_display = ("part", "read_at", "failing_since", "error")
 
 
 @admin.register(NodeOrder, site=site)
 class NodeOrderAdmin(ReadOnly):
+    called = ("drain or undrain", "drains and undrains")
     list_display = ("node", "action", "reason", "asked_by", "asked_at", "state", "outcome")
     list_filter = ("action", "state")
     search_fields = ("node",)

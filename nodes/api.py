@@ -8,17 +8,24 @@ from typing import Annotated, Any
 from ninja import Query, Router, Schema, Status
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from nodes import inventory, orders
+from nodes.cluster import drain as orders
+from nodes.cluster import sync
 from nodes.models import Association, Node, NodeOrder, Partition, Qos, Reading, Reservation
 from portal.access import CLUSTER, can
-from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
+from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.openapi import described
+from portal.http.paging import Order, page
+from portal.http.problems import Problem
 from portal.models import Token
-from portal.paging import BadCursor, Order, page
-from portal.problems import Problem
 
 router = Router(tags=["nodes"])
 cluster = Router(tags=["cluster"])
 Part = Reading.Part
+NO_NODE = {404: "There is no such node."}
+NOT_ORDERED = NO_NODE | {
+    403: "Only sysadmins may, with a token of scope admin.",
+    409: "The node is made up by `vigil up --demo`.",
+}
 
 
 def _line(reason: str) -> str:
@@ -197,11 +204,6 @@ class WantedNodes(Schema):
     state: Text = Field("", description="The scheduler's word: idle, mixed, allocated, drained, down …")
 
 
-class WantedPage(Schema):
-    limit: Limit
-    cursor: Cursor
-
-
 class Drain(Schema):
     model_config = {"extra": "forbid"}
     reason: Why = Field(description="What the scheduler shows to who asks why; your name is added to it.")
@@ -209,65 +211,88 @@ class Drain(Schema):
 
 @router.get("", response=Nodes, summary="All nodes")
 def nodes(request: ApiRequest, wanted: Query[WantedNodes]) -> dict[str, object]:
+    """Answers the nodes as the scheduler last described them: `reading` says when that was."""
     found = Node.objects.filter(state=wanted.state) if wanted.state else Node.objects.all()
     items = [node for node in found if not wanted.partition or wanted.partition in node.partitions]
-    return {"items": items, "reading": inventory.readings()[Part.NODES]}
+    return {"items": items, "reading": sync.readings()[Part.NODES]}
 
 
-@router.get("/{str:name}", response=NodeDetail, summary="One node")
+@router.get(
+    "/{str:name}",
+    response=NodeDetail,
+    summary="One node",
+    openapi_extra=described(errors=NO_NODE),
+)
 def node(request: ApiRequest, name: str) -> NodeDetail:
+    """Answers all that is known of a node, and what was last asked to be done to it."""
     found = _node(name)
     order = NodeOrder.objects.filter(node=found.name).select_related("asked_by").first()
     return NodeDetail(
         **NodeShape.from_orm(found).dict(),
         order=OrderShape(**order_shape(order)) if order else None,
-        reading=ReadingShape.from_orm(inventory.readings()[Part.NODES]),
+        reading=ReadingShape.from_orm(sync.readings()[Part.NODES]),
     )
 
 
-@router.get("/{str:name}/orders", response=Orders, summary="What was asked to be done to a node, newest first")
+@router.get(
+    "/{str:name}/orders",
+    response=Orders,
+    summary="What was asked to be done to a node, newest first",
+    openapi_extra=described(errors=NO_NODE),
+)
 def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> dict[str, object]:
+    """Drains and undrains, with who asked, why, and what the scheduler said."""
     rows = NodeOrder.objects.filter(node=_node(name).name).select_related("asked_by")
-    try:
-        found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
-    except BadCursor as error:
-        raise bad_field("cursor", str(error)) from error
+    found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": [order_shape(order) for order in found.items], "next": found.next}
 
 
-@router.post("/{str:name}/drain", response={202: OrderShape}, summary="Let nothing new start on a node (sysadmins)")
+@router.post(
+    "/{str:name}/drain",
+    response={202: OrderShape},
+    summary="Let nothing new start on a node (sysadmins)",
+    openapi_extra=described(errors=NOT_ORDERED),
+)
 def drain(request: ApiRequest, name: str, asked: Drain) -> Status[dict[str, Any]]:
+    """What runs there goes on. The scheduler is asked within seconds; the answer is an order, whose state tells."""
     return _ask(request, name, NodeOrder.Action.DRAIN, asked.reason)
 
 
-@router.post("/{str:name}/undrain", response={202: OrderShape}, summary="Let jobs start on it again (sysadmins)")
+@router.post(
+    "/{str:name}/undrain",
+    response={202: OrderShape},
+    summary="Let jobs start on it again (sysadmins)",
+    openapi_extra=described(errors=NOT_ORDERED),
+)
 def undrain(request: ApiRequest, name: str) -> Status[dict[str, Any]]:
+    """The scheduler is asked within seconds; the answer is an order, whose state tells what the scheduler said."""
     return _ask(request, name, NodeOrder.Action.UNDRAIN)
 
 
 @cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
 def partitions(request: ApiRequest) -> dict[str, object]:
-    return {"items": list(Partition.objects.all()), "reading": inventory.readings()[Part.PARTITIONS]}
+    """Answers them with their limits and who may use them, as the scheduler last told."""
+    return {"items": list(Partition.objects.all()), "reading": sync.readings()[Part.PARTITIONS]}
 
 
 @cluster.get("/qos", response=QosList, summary="QOS with their limits")
 def qos(request: ApiRequest) -> dict[str, object]:
-    return {"items": list(Qos.objects.all()), "reading": inventory.readings()[Part.ACCOUNTS]}
+    """Empty where the scheduler keeps no accounts."""
+    return {"items": list(Qos.objects.all()), "reading": sync.readings()[Part.ACCOUNTS]}
 
 
 @cluster.get("/reservations", response=Reservations, summary="Reservations, the next one first")
 def reservations(request: ApiRequest) -> dict[str, object]:
-    return {"items": list(Reservation.objects.all()), "reading": inventory.readings()[Part.RESERVATIONS]}
+    """Leaves out those that are over, as the scheduler does."""
+    return {"items": list(Reservation.objects.all()), "reading": sync.readings()[Part.RESERVATIONS]}
 
 
 @cluster.get("/accounts", response=Accounts, summary="Your own accounts and shares; sysadmins see everybody's")
 def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object]:
+    """Answers them with fair share and limits. Empty where the scheduler keeps no accounts."""
     rows = Association.objects.visible_to(request.auth)
-    try:
-        found = page(rows, Order("id"), cursor=wanted.cursor, limit=wanted.limit)
-    except BadCursor as error:
-        raise bad_field("cursor", str(error)) from error
-    return {"items": found.items, "next": found.next, "reading": inventory.readings()[Part.ACCOUNTS]}
+    found = page(rows, Order("id"), cursor=wanted.cursor, limit=wanted.limit)
+    return {"items": found.items, "next": found.next, "reading": sync.readings()[Part.ACCOUNTS]}
 
 
 def order_shape(order: NodeOrder) -> dict[str, Any]:

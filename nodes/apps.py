@@ -3,3 +3,4 @@ from django.apps import AppConfig
 
 class NodesConfig(AppConfig):
     name = "nodes"
+    verbose_name = "Cluster"

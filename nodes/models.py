@@ -1,7 +1,7 @@
 """The cluster as the scheduler last described it: nodes, partitions, limits, shares, reservations and the queue.
 
 A row's columns are the fields of the dataclass that it is a row of (nodes.schedulers.base and .cluster), with tuples
-as lists and times as datetimes; `nodes.rows` goes from one to the other.
+as lists and times as datetimes; `nodes.cluster.rows` goes from one to the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from nodes import capacity
+from nodes.scheduling import capacity
 from portal.models import User
 
 Row = TypeVar("Row", bound="Fact", covariant=True)
@@ -21,7 +21,7 @@ Names = models.JSONField  # a list of strings, unless said otherwise
 
 class FactQuerySet(models.QuerySet[Row]):
     def told(self) -> Self:
-        """Those that the scheduler named: all but the made-up ones of `vigil up --demo`."""
+        """Rows that the scheduler named: all but the made-up ones of `vigil up --demo`."""
         return self.filter(is_made_up=False)
 
 
@@ -229,7 +229,7 @@ class QueuedJob(Fact):
 
 
 class Reading(models.Model):
-    """When a part of the cluster was last read, and what went wrong if that failed."""
+    """The last time that a part of the cluster was read, and what went wrong if that failed."""
 
     class Part(models.TextChoices):
         NODES = "nodes"

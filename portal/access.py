@@ -3,6 +3,7 @@
 from typing import Final, Literal, Protocol
 
 from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest
 
 from portal.models import AuditEntry, Membership, Project, User
 
@@ -21,6 +22,12 @@ class Cluster:
 
 
 CLUSTER: Final = Cluster()
+
+
+def user_of(request: HttpRequest) -> User:
+    """The person who is signed in, behind `login_required`."""
+    assert isinstance(request.user, User)
+    return request.user
 
 
 def can(user: User | AnonymousUser, action: Action, thing: Project | Owned | Cluster) -> bool:

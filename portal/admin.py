@@ -1,4 +1,4 @@
-"""The records of people and projects; this site holds every app's admin, for sysadmins only."""
+"""The records of people and projects."""
 
 import pwd
 from typing import TYPE_CHECKING, Any, cast
@@ -8,29 +8,29 @@ from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.core.exceptions import ValidationError
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.functional import cached_property
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
-from unfold.sites import UnfoldAdminSite
+from unfold.views import ChangeList
 
-from portal.access import note
+from portal.access import note, user_of
 from portal.models import AuditEntry, Membership, Token, User
+from portal.records import site
+
+MOST = 10_000
+"""Rows of a list that are counted and can be paged through."""
+AMONG = 20_000
+"""The newest rows, among which a word is looked for: no index knows it."""
 
 if TYPE_CHECKING:  # generic only for the type checker
     _ModelAdmin = admin.ModelAdmin[Any]
     _UserAdmin = DjangoUserAdmin[User]
+    _Paginator = Paginator[Any]
 else:
-    _ModelAdmin, _UserAdmin = admin.ModelAdmin, DjangoUserAdmin
-
-
-class Records(UnfoldAdminSite):
-    """Django's admin, for superusers alone: being staff is not enough."""
-
-    def has_permission(self, request: HttpRequest) -> bool:
-        return isinstance(request.user, User) and request.user.is_sysadmin
-
-
-site = Records(name="admin")
+    _ModelAdmin, _UserAdmin, _Paginator = admin.ModelAdmin, DjangoUserAdmin, Paginator
 
 
 class Audited(_ModelAdmin):
@@ -50,11 +50,37 @@ class Audited(_ModelAdmin):
         return super().log_deletions(request, queryset)
 
     def _note(self, request: HttpRequest, what: str, thing: Any, message: Any) -> None:
-        note(cast(User, request.user), f"{self.opts.model_name}.{what}", thing, str(message))
+        note(user_of(request), f"{self.opts.model_name}.{what}", thing, str(message))
+
+
+class Known(int):
+    """A number of rows that says where there are more than were counted."""
+
+    def __str__(self) -> str:
+        return f"{MOST:,}+" if self > MOST else int.__repr__(self)
+
+
+class Bounded(_Paginator):
+    """Pages of the first so many rows: neither counting nor skipping costs more, however many there are."""
+
+    @cached_property
+    def count(self) -> int:
+        rows = cast("QuerySet[Any]", self.object_list)
+        return Known(rows.order_by()[: MOST + 1].count())
+
+
+class Newest(ChangeList):
+    """A list that an address sorts by what has an index alone."""
+
+    def get_ordering_field(self, field_name: Any) -> Any:
+        return super().get_ordering_field(field_name) if field_name in self.sortable_by else None
 
 
 class ReadOnly(Audited, ModelAdmin):
     """Records that Vigil writes and people only read."""
+
+    paginator = Bounded
+    show_full_result_count = False
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -64,6 +90,25 @@ class ReadOnly(Audited, ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class History(ReadOnly):
+    """Records of which there may be millions: newest first and in no other order, and searched among the newest."""
+
+    ordering = ("-id",)
+    sortable_by = ("id",)
+    show_facets = admin.ShowFacets.NEVER
+    list_per_page = 50
+    search_help_text = f"Among the newest {AMONG:,}."
+
+    def get_changelist(self, request: HttpRequest, **about: Any) -> type[ChangeList]:
+        return Newest
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        if search_term:
+            beyond = list(queryset.order_by("-pk").values_list("pk", flat=True)[AMONG : AMONG + 1])
+            queryset = queryset.filter(pk__gt=beyond[0]) if beyond else queryset
+        return super().get_search_results(request, queryset, search_term)
 
 
 class MembershipInline(TabularInline):
@@ -98,12 +143,13 @@ def slurm_name(name: str | None) -> str | None:
 
 @admin.register(User, site=site)
 class UserAdmin(Audited, _UserAdmin, ModelAdmin):
+    called = ("person", "people")
     form = PersonForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
     inlines = (MembershipInline,)
-    list_display = ("username", "slurm_user", "is_superuser", "is_active", "last_login")
-    list_filter = ("is_superuser", "is_active")
+    list_display = ("username", "slurm_user", "is_sysadmin", "is_active", "last_login")
+    list_filter = ("is_active",)
     search_fields = ("username", "first_name", "last_name", "email", "slurm_user")
     fieldsets = (
         (None, {"fields": ("username", "password")}),
@@ -112,6 +158,16 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
         ("Times", {"fields": ("last_login", "date_joined")}),
     )
     readonly_fields = ("last_login", "date_joined")
+
+    @admin.display(boolean=True, description="Sysadmin", ordering="is_superuser")
+    def is_sysadmin(self, user: User) -> bool:
+        return user.is_superuser
+
+    def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **options: Any) -> Any:
+        field = super().formfield_for_dbfield(db_field, request, **options)
+        if field is not None and db_field.name == "is_superuser":
+            field.label, field.help_text = "Sysadmin", "May do everything, everywhere, these records included."
+        return field
 
 
 @admin.register(Token, site=site)
@@ -128,16 +184,19 @@ class TokenAdmin(ReadOnly):
 
 
 @admin.register(AuditEntry, site=site)
-class AuditEntryAdmin(ReadOnly):
+class AuditEntryAdmin(History):
+    called = ("entry of the audit log", "audit log")
     list_display = ("at", "user", "action", "thing", "detail")
-    list_filter = ("action",)
-    search_fields = ("thing", "detail", "user__username")
-    date_hierarchy = "at"
+    list_filter = ("at",)
+    list_select_related = ("user",)
+    search_fields = ("action", "thing", "detail", "user__username")
 
 
 @admin.register(AccessAttempt, site=site)
-class AccessAttemptAdmin(ReadOnly):
-    """Who was locked out for guessing; deleting the row lets them try again."""
+class AccessAttemptAdmin(History):
+    """Rows of those who were locked out for guessing; deleting one lets them try again."""
+
+    called = ("locked out for guessing", "locked out for guessing")
 
     list_display = ("attempt_time", "username", "ip_address", "failures_since_start")
     search_fields = ("username", "ip_address")

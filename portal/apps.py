@@ -3,6 +3,7 @@ from django.apps import AppConfig
 
 class PortalConfig(AppConfig):
     name = "portal"
+    verbose_name = "People and projects"
 
     def ready(self) -> None:
-        from portal import checks  # noqa: F401  (registers them)
+        from portal.site import checks  # noqa: F401  (registers them)

@@ -16,9 +16,9 @@ from django.urls import get_resolver, path, re_path  # noqa: E402
 
 import portal.celery  # noqa: E402, F401  (binds shared tasks to our broker)
 from jobs.api.reports import Intake  # noqa: E402
-from jobs.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
-from portal.limits import Application, BodyLimit  # noqa: E402
-from portal.sockets import Door  # noqa: E402
+from jobs.sockets.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
+from portal.http.limits import Application, BodyLimit  # noqa: E402
+from portal.http.sockets import Door  # noqa: E402
 
 sockets = URLRouter(
     [

@@ -1,14 +1,17 @@
-"""The Celery application, imported explicitly by asgi.py, manage.py and worker (`portal/__init__.py` stays empty)."""
+"""The Celery application, imported explicitly by asgi.py, manage.py and worker (`portal/__init__.py` stays empty).
+
+Without Celery's own fixes for Django: they would run its checks, which load every page, half of the time that a
+worker's start takes, and open the database anew for every task, most of what a tick costs where nothing runs.
+`portal.worker` sets Django up and keeps the connections.
+"""
 
 import os
 
 from celery import Celery
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
-# `manage.py prepare` runs the checks; here they would load every page, half of the time that a worker's start takes.
-os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
-app = Celery("vigil")
+app = Celery("vigil", fixups=[])
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["jobs", "nodes", "portal"])
 app.set_default()

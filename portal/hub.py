@@ -1,4 +1,4 @@
-"""Live fan-out: one Redis subscriber a web process, a bounded queue a listener (DESIGN §5).
+"""Live fan-out: one Redis subscriber a web process, a bounded queue a listener (protocols.md §3).
 
 A listener that does not keep up loses what waits for it and is told so: it reads again. It never slows another. What
 arrives on a topic goes through the topic's `Relay` once, whatever the number of listeners.
@@ -106,6 +106,7 @@ class Listener:
         except (OSError, RuntimeError):  # the socket is closing
             self._is_gone = True
             return
+        # Nothing was awaited since the first step, so the next message finds `_sending`, and queues behind this one.
         self._sending = asyncio.create_task(self._finish(sending, waits_for))
 
     async def _finish(self, sending: Coroutine[Any, Any, None], waits_for: Any) -> None:
@@ -135,6 +136,8 @@ def _rest(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any
     """The rest of a coroutine that has begun and waits for something, to be awaited by a task."""
     while True:
         try:
+            # Handed to the task as it came: it may be a future, or the None of sleep(0), which nothing can await anew.
+            # A cancellation (`close`) comes back here as an error, and ends the coroutine where it waits.
             sent = yield waits_for
         except BaseException as error:
             step = partial(coroutine.throw, error)
@@ -185,6 +188,7 @@ class Hub:
         listener = Listener(topic, audience, send, write)
         if entry is None:
             entry = self._topics[topic] = _Topic(self._relay(topic))
+            # Before Redis is asked: who joins and leaves meanwhile must not be the last, and take the topic away.
             entry.listeners.add(listener)
             await self._subscribe(topic)
         entry.listeners.add(listener)
@@ -234,9 +238,11 @@ class Hub:
                 known = set(self._topics)
                 await pubsub.subscribe(_CONTROL, *known)
                 self._pubsub = pubsub
+                # Who joined while Redis was asked had no connection to subscribe on.
                 await self._subscribe(*(self._topics.keys() - known))
                 if failures:
                     logger.info("Live updates go on: Redis is back")
+                    # Only now: who read again before would not hear of what was published in between.
                     self._miss_all()
                 failures = 0
                 while True:

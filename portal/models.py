@@ -162,7 +162,7 @@ class IdempotencyKey(models.Model):
 
 
 class Lease(models.Model):
-    """Who may act just now. `fence` rises with each new holder; every write of the holder checks it."""
+    """A right to act, and who has it now. `fence` rises with each new holder; every write of the holder checks it."""
 
     name = models.CharField(max_length=64, primary_key=True)
     holder = models.CharField(max_length=100)

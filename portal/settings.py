@@ -3,6 +3,7 @@
 import os
 import secrets
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -47,6 +48,17 @@ if 0 < len(VIGIL_PUSH_SECRET) < 16:
     raise SystemExit("VIGIL_PUSH_SECRET is too short to be one: use 16 characters or more (openssl rand -hex 32).")
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
+# What jobs may read that run as the portal's own user and are not a sysadmin's (docs/security.md).
+VIGIL_DATA_ROOTS = tuple(Path(root.strip()).resolve() for root in env("VIGIL_DATA_ROOTS").split(",") if root.strip())
+if any(root.strip()[:1] not in {"", "/"} for root in env("VIGIL_DATA_ROOTS").split(",")):
+    raise SystemExit("VIGIL_DATA_ROOTS takes whole paths, from / on, with commas between.")
+for _root in VIGIL_DATA_ROOTS:
+    for _name, _ours in (("VIGIL_HOME", VIGIL_HOME), ("VIGIL_RUNS", VIGIL_RUNS)):
+        if _root.is_relative_to(_ours) or _ours.is_relative_to(_root):
+            raise SystemExit(
+                f"VIGIL_DATA_ROOTS names {_root}, and {_name} is {_ours}: jobs could read secrets and each other."
+                " Name folders beside it."
+            )
 VIGIL_LOCAL_CPUS = env("VIGIL_LOCAL_CPUS")  # CPU slots; more than the cores oversubscribes them
 VIGIL_LOCAL_GPUS = env("VIGIL_LOCAL_GPUS")  # indices such as 0,1; "none"; empty: all
 VIGIL_LOCAL_ENVIRONMENT = env("VIGIL_LOCAL_ENVIRONMENT")  # names of further variables that jobs inherit
@@ -103,6 +115,12 @@ def _database(url: str) -> dict[str, object]:
     raise SystemExit(f"DATABASE_URL {parts.scheme}:// is not known: use sqlite:////absolute/path or postgresql://…")
 
 
+def _static_of(package: str) -> list[Path]:
+    """The static files of a package that is none of the applications, which every process has to load."""
+    spec = find_spec(package)
+    return [Path(place) / "static" for place in (spec and spec.submodule_search_locations) or ()]
+
+
 DATABASES = {"default": _database(env("DATABASE_URL", f"sqlite://{VIGIL_HOME / 'vigil.sqlite3'}"))}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 REDIS_URL = env("REDIS_URL", f"unix://{VIGIL_HOME / 'redis' / 'redis.sock'}")
@@ -133,18 +151,18 @@ INSTALLED_APPS = [
     "axes",
     "csp",
     "channels",
-    "ninja",
     "portal",
     "nodes",
     "jobs",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "portal.middleware.StaticFiles",
-    "portal.middleware.ContentSecurityPolicy",
-    "portal.middleware.problem_documents",
+    "portal.http.middleware.StaticFiles",
+    "portal.http.middleware.private",
+    "portal.http.middleware.ContentSecurityPolicy",
+    "portal.http.middleware.problem_documents",
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "portal.middleware.Slashes",
+    "portal.http.middleware.Slashes",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -162,7 +180,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "portal.shell.context",
+                "portal.pages.context.context",
             ],
             "builtins": ["portal.templatetags.vigil"],
         },
@@ -175,12 +193,13 @@ USE_I18N = False
 
 STATIC_URL = "/static/"
 STATIC_ROOT = VIGIL_HOME / "static"
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS = [BASE_DIR / "static", *_static_of("ninja")]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "portal.staticfiles.Storage"},
+    "staticfiles": {"BACKEND": "portal.http.staticfiles.Storage"},
 }
 WHITENOISE_USE_FINDERS = DEBUG
+WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ["gz", "jpg", "map", "png", "woff", "woff2"]
 
 # Signing in
 AUTHENTICATION_BACKENDS = [
@@ -189,12 +208,12 @@ AUTHENTICATION_BACKENDS = [
 ]
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "home"
-ACCOUNT_ADAPTER = "portal.accounts.Adapter"
+ACCOUNT_ADAPTER = "portal.accounts.actions.Adapter"
 ACCOUNT_LOGIN_METHODS = {"username"}
 ACCOUNT_FORMS = {
-    "login": "portal.complaints.LoginForm",
-    "reauthenticate": "portal.complaints.ReauthenticateForm",
-    "change_password": "portal.complaints.ChangePasswordForm",
+    "login": "portal.accounts.forms.LoginForm",
+    "reauthenticate": "portal.accounts.forms.ReauthenticateForm",
+    "change_password": "portal.accounts.forms.ChangePasswordForm",
 }
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
@@ -204,8 +223,8 @@ AXES_FAILURE_LIMIT = 8
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_RESET_ON_SUCCESS = True
-AXES_USERNAME_CALLABLE = "portal.accounts.guessed_username"
-AXES_LOCKOUT_CALLABLE = "portal.accounts.locked_out"
+AXES_USERNAME_CALLABLE = "portal.accounts.actions.guessed_username"
+AXES_LOCKOUT_CALLABLE = "portal.accounts.actions.locked_out"
 AXES_VERBOSE = False
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
@@ -225,7 +244,7 @@ SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
 if flag("VIGIL_BEHIND_PROXY"):
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
-CONTENT_SECURITY_POLICY = {  # a little wider for /admin: portal.middleware
+CONTENT_SECURITY_POLICY = {  # a little wider for /admin: portal.http.middleware
     "DIRECTIVES": {
         "default-src": ["'none'"],
         "script-src": ["'self'"],
@@ -250,12 +269,15 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
     "max_retries": 1,
     "interval_start": 0,
     "interval_step": 0.1,
+    # How long a worker's wait for a task lasts before it is begun anew. A task ends it at once, whatever this says.
+    "polling_interval": 20,
 }
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False  # a connection more, and code to load, for commands that nobody gives
 CELERY_TASK_DEFAULT_QUEUE = "work"
 CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "follow"} for name in ("submit", "follow", "wake")},
@@ -285,14 +307,4 @@ TESTING = "pytest" in sys.modules
 if TESTING:  # a real hash takes a quarter of a second, a hundred times over
     PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     CELERY_BROKER_URL = "memory://"  # nobody listens; waiting for a broker that is not there takes 6 s
-_GREYS = [250, 244, 228, 212, 161, 113, 82, 63, 39, 24, 9]
-UNFOLD = {
-    "SITE_TITLE": "Vigil records",
-    "SITE_HEADER": "Vigil records",
-    "SITE_URL": "/",
-    "COLORS": {
-        "primary": {
-            str(n): f"rgb({g}, {g}, {g})" for n, g in zip([50, *range(100, 1000, 100), 950], _GREYS, strict=True)
-        }
-    },
-}
+UNFOLD = {"SITE_URL": "/"}  # all else about how the records look: portal.records

@@ -1,11 +1,15 @@
-"""When what is done: beat's own small application.
+"""The times at which things are done: beat's own small application.
+
+    python -m portal.ticks beat --schedule FILE
 
 It only sends the names of tasks at their times, so it loads neither Django's applications nor our code: half the memory
-and half a second less at each start. A tick that waited too long is dropped: the next finds what there is to do.
+and half a second less at each start; nor Celery's command line. A tick that waited too long is dropped: the next finds
+what there is to do.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from typing import Any
 
@@ -31,3 +35,15 @@ app = Celery("vigil", fixups=[])
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.conf.worker_log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 app.conf.beat_schedule = SCHEDULE
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("portal.ticks", description="Tick: send what is due, at its times.")
+    parser.add_argument("role", choices=["beat"], help="said so that a list of processes tells which one this is")
+    parser.add_argument("-s", "--schedule", required=True, metavar="FILE", help="remembers what was sent when")
+    options = parser.parse_args()
+    app.Beat(schedule=options.schedule, loglevel="WARNING", quiet=True).run()
+
+
+if __name__ == "__main__":
+    main()

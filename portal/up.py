@@ -17,11 +17,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from portal import redis_server, supervise
-from portal.preflight import BASE_DIR, Refused, fingerprint, is_prepared, listen, load_settings, note_owner, one_a_home
-from portal.supervise import Child
+from portal.run import child as supervise
+from portal.run import redis as redis_server
+from portal.run.child import Child
+from portal.run.preflight import (
+    BASE_DIR,
+    Refused,
+    fingerprint,
+    is_prepared,
+    listen,
+    load_settings,
+    note_owner,
+    one_a_home,
+)
 
 START_PATIENCE_S = 60.0
+LOOK_S = 1.0  # how often logs are read; a death wakes us at once
 # A child that dies this often before anything was ready will not come up by trying again.
 HOPELESS_AFTER = 4
 # Who may know where Slurm's key is: who speaks with Slurm, and who looks at its mode before serving, to forget it then.
@@ -146,20 +157,7 @@ class Up:
         if self.settings.VIGIL_REPORTS == "tail":
             self._start_worker("tail")
         (self.home / "beat").mkdir(mode=0o700, exist_ok=True)
-        schedule = str(self.home / "beat" / "schedule")
-        beat = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "portal.ticks",
-            "beat",
-            "-s",
-            schedule,
-            "--pidfile=",
-            "-l",
-            "WARNING",
-        ]
+        beat = [sys.executable, "-m", "portal.ticks", "beat", "--schedule", str(self.home / "beat" / "schedule")]
         self._add("beat", beat, niceness=10)  # a tick may come some milliseconds late
 
     def _start_worker(self, queue: str, **options: object) -> None:
@@ -203,7 +201,9 @@ class Up:
     def run(self) -> None:
         """Keep everything alive until asked to stop."""
         while not self.asked_to_stop:
-            self.turn(0.5)
+            now = time.monotonic()
+            waits = [child.start_again_at - now for child in self.children.values() if child.process is None]
+            self.turn(max(0.0, min([LOOK_S, *waits])))
 
     def turn(self, wait_s: float) -> None:
         """One look at everything: signals, logs, deaths."""

@@ -4,12 +4,12 @@ from allauth.account import views as allauth
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.templatetags.static import static
-from django.urls import include, path, re_path
+from django.urls import Resolver404, include, path, re_path, resolve
+from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import RedirectView
 
 import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
-from jobs.api import asking
 from jobs.api import attach as attach_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
@@ -18,18 +18,21 @@ from jobs.api import logs as logs_api
 from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
+from jobs.api import request as request_api
 from jobs.api import series as series_api
 from jobs.api import sweeps as sweeps_api
 from jobs.api import wake as wake_api
 from jobs.api import why as why_api
 from nodes import api as nodes_api
-from portal import dashboard, people, person, problems, shell
-from portal.admin import site
-from portal.api import make_api
+from portal.accounts import api as accounts_api
+from portal.accounts import views
+from portal.http import problems
+from portal.http.api import make_api
+from portal.records import site
 
 api = make_api()
-asking.install(api)
-api.add_router("/v1", people.router)
+request_api.install(api)
+api.add_router("/v1", accounts_api.router)
 api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", environment_api.router)
@@ -47,12 +50,28 @@ api.add_router("/v1", queue_api.router)
 api.add_router("/v1/scheduler", wake_api.router)
 
 
+@csrf_exempt  # nothing is done here, and whoever sends a body is to be told why, not that a token of pages is missing
 def no_such_endpoint(request: HttpRequest, rest: str) -> HttpResponse:
-    return problems.plain(404)
+    """Below /api. With a slash too many at its end, who reads is sent on; a body would be lost on that way."""
+    there = request.path_info.removesuffix("/")
+    if there == request.path_info or not _is_endpoint(there):
+        return problems.plain(404)
+    if request.method in {"GET", "HEAD"}:
+        query = request.META.get("QUERY_STRING", "")
+        return redirect(f"{there}?{query}" if query else there, permanent=True)
+    remedy = f"The API's addresses end without a slash: {request.method} {there}. Nothing was read or done."
+    return problems.Problem(404, remedy, kind="slash").response()
+
+
+def _is_endpoint(path: str) -> bool:
+    try:
+        return resolve(path).func is not no_such_endpoint
+    except Resolver404:
+        return False
 
 
 def alive(request: HttpRequest) -> HttpResponse:
-    """That this process answers; whether everything works is `vigil check`'s business."""
+    """Tells that this process answers; whether everything works is `vigil check`'s business."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
@@ -67,19 +86,18 @@ accounts = [
     path("signup/", allauth.signup, name="account_signup"),  # says that it is closed
     path("reauthenticate/", allauth.reauthenticate, name="account_reauthenticate"),
     path("password/change/", allauth.password_change, name="account_change_password"),
-    path("password/new/", person.set_password, name="set_password"),
+    path("password/new/", views.set_password, name="set_password"),
     path("password/set/", RedirectView.as_view(pattern_name="set_password"), name="account_set_password"),
-    path("link/<str:secret>/", person.login_link, name="login_link"),
+    path("link/<str:secret>/", views.login_link, name="login_link"),
 ]
 urlpatterns = [
-    path("", dashboard.home, name="home"),
-    path("seen", dashboard.seen, name="seen"),
-    path("theme", shell.theme, name="theme"),
+    path("", include("portal.pages.urls")),
     path("", include("jobs.urls")),
     path("accounts/", include(accounts)),
-    path("me/", person.me, name="me"),
-    path("me/tokens/", person.make_token, name="tokens"),
-    path("me/tokens/<int:token_id>/revoke/", person.revoke_token, name="token_revoke"),
+    path("me/", views.me, name="me"),
+    path("me/tokens/", views.make_token, name="tokens"),
+    path("me/tokens/<int:token_id>/revoke/", views.revoke_token, name="token_revoke"),
+    path("", include("portal.http.signposts")),
     path("api/", api.urls),
     re_path(r"^api/(?P<rest>.*)$", no_such_endpoint),
     path("favicon.ico", favicon),

@@ -2,19 +2,28 @@
 
     python -m portal.worker QUEUE [more of `celery worker`'s options]
 
-One task at a time in the process itself: a pool's children would outlive a killed parent.
+One task at a time in the process itself: a pool's children would outlive a killed parent. Celery's own command line is
+loaded only where more of its options are given: it brings a shell to type in, a third of what a worker has to load.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 gc.disable()  # nothing of what a worker loads is garbage, and looking for some is a tenth of its start
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
-from celery.signals import worker_ready  # noqa: E402
+import django  # noqa: E402
+from celery.signals import task_postrun, task_prerun, worker_ready  # noqa: E402
+from celery.utils.nodenames import host_format  # noqa: E402
 
 from portal.celery import app  # noqa: E402
+
+django.setup()
+
+from django.db import close_old_connections  # noqa: E402
 
 OPTIONS = ("--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO")
 
@@ -25,11 +34,34 @@ def collect_again(**about: object) -> None:
     gc.enable()
 
 
+@task_prerun.connect
+@task_postrun.connect
+def keep_connections(**about: object) -> None:
+    """As Django does around a request: one that broke or is too old goes, others stay for the next task."""
+    close_old_connections()
+
+
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         sys.exit("a worker needs its queue: follow, work or tail")
     queue, *more = arguments
-    app.worker_main(["--quiet", "worker", f"--queues={queue}", f"--hostname={queue}@%h", *OPTIONS, *more])
+    if queue == "follow":  # what its first task needs before it comes: somebody waits for it
+        from jobs.following import follow, handover  # noqa: F401
+    if more:
+        app.worker_main(["--quiet", "worker", f"--queues={queue}", f"--hostname={queue}@%h", *OPTIONS, *more])
+        return
+    worker = app.Worker(
+        queues=[queue],
+        hostname=host_format(f"{queue}@%h"),
+        pool_cls="solo",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="INFO",
+        quiet=True,
+    )
+    worker.start()
+    sys.exit(worker.exitcode)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Fixtures for every test: `portal_up` is a real portal that slow tests share, `make_stack` makes one to break."""
 
+import fcntl
+import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import hypothesis
 import pytest
 
@@ -17,8 +19,16 @@ hypothesis.settings.register_profile("vigil", derandomize=True, deadline=None, d
 hypothesis.settings.load_profile("vigil")
 
 
+# Without one of these pytest-django lets no test reach the database.
+OPENS_DATABASE = {"db", "transactional_db", "django_db_reset_sequences", "django_db_serialized_rollback"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with many slow tests first: what is left at the end is quick, and no worker waits long for another."""
+    """Marks what touches the database; and files with many slow tests come first: what is left at the end is quick."""
+    for item in items:
+        if item.get_closest_marker("django_db") or OPENS_DATABASE & set(getattr(item, "fixturenames", ())):
+            item.add_marker("database")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
@@ -36,14 +46,22 @@ def _signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def prepared_home() -> Iterator[Path]:
-    """A home after a first start, to copy: migrations and static files take longer than everything else."""
-    stack = Stack()
-    try:
-        stack.prepare()
-        yield stack.home
-    finally:
-        stack.close()
+def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home after a first start, to copy, one for all workers: to migrate takes longer than everything else."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    home = folder / "prepared-home"
+    with (folder / "prepared-home.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not home.exists():
+            stack = Stack()
+            try:
+                stack.prepare()
+                shutil.copytree(stack.home, home)
+            finally:
+                stack.close()
+    return home
 
 
 @pytest.fixture(scope="session")
@@ -55,13 +73,6 @@ def portal_up(prepared_home: Path) -> Iterator[Stack]:
         yield stack
     finally:
         stack.close()
-
-
-@pytest.fixture(scope="session")
-def client_up(portal_up: Stack) -> Iterator[httpx.Client]:
-    """A REST client of `portal_up`, as its first sysadmin."""
-    with portal_up.client() as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """A small lab for tests: people, a project, jobs in any state, and clients that are signed in."""
 
+import re
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,33 @@ def a_checkpoint(job: Job, step: int, **fields: Any) -> Checkpoint:
     return Checkpoint.objects.create(job=job, step=step, **{**given, **fields})
 
 
+@cache
+def documented() -> dict[tuple[str, str], set[int]]:
+    """Which statuses the API's own description has for (method, route)."""
+    paths = Client().get("/api/openapi.json").json()["paths"]
+    return {
+        (method.upper(), path.lstrip("/")): set(map(int, operation["responses"]))
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+
+
+class Documented(Client):
+    """A client that takes from the API no answer that its description does not have."""
+
+    def request(self, **request: Any) -> Any:
+        answer: Any = super().request(**request)
+        match = getattr(answer, "resolver_match", None)
+        route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", match.route) if match else ""
+        known = documented().get((request["REQUEST_METHOD"], route))
+        assert known is None or answer.status_code in known, f"{route} answered {answer.status_code}, of {known}"
+        return answer
+
+
 def bearer(user: User, scope: str = "write", **options: Any) -> Client:
     """A client that sends a token of this person."""
     _, secret = Token.issue(user, "test", scope=scope)
-    return Client(headers={"Authorization": f"Bearer {secret}"}, **options)
+    return Documented(headers={"Authorization": f"Bearer {secret}"}, **options)
 
 
 def signed_in(user: User, **options: Any) -> Client:

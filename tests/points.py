@@ -67,7 +67,7 @@ def _spooled(job: object) -> Counter[Identity]:
     from django.conf import settings
 
     from jobs.models import Job
-    from training.spool import read_spool
+    from training.reporting.spool import read_spool
 
     assert isinstance(job, Job)
     found: Counter[Identity] = Counter()

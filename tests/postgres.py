@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from portal.supervise import die_with
+from portal.run.child import die_with
 
 
 class NoPostgres(Exception):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import redis
 
-from portal import redis_server
-from portal.supervise import die_with
+from portal.run import redis as redis_server
+from portal.run.child import die_with
 
 
 class Server:

@@ -4,6 +4,7 @@
     python -m torch.distributed.run --nproc-per-node 2 -m training run.toml       # two
     python -m training run.toml --resume step-200                                 # newest (default), none, or a name
     python -m training export runs/gpt/job/checkpoints/step-400 gpt.safetensors   # the weights alone, as one file
+    python -m training export runs/gpt/job/checkpoints/step-400 --hf gpt          # a folder that transformers loads
     python -m training prepare run.toml                                           # its data alone, on any machine
 
 Started by hand a run keeps everything in `runs/<name>` beside the TOML file, and goes on where it was stopped. Exit
@@ -15,7 +16,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from training import commands, config, rank, run_file
+from training import commands, rank
+from training.config import run_config, run_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = rank.parse(arguments)
     try:
         run = run_file.load(options.run)
-    except config.ConfigError as error:
+    except run_config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     return rank.train(run, options)

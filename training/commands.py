@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -10,8 +11,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import config, contracts, manifest, run_file, units
+from training import contracts, manifest, units
+from training.config import run_config, run_file
 from training.planning import plan as planning
+from training.planning.ways import Ranks
 from training.provenance import machine
 
 SAY_SECONDS = 5.0
@@ -46,22 +49,17 @@ def verify(folders: Sequence[Path]) -> int:
     return failed
 
 
-def export(checkpoint: Path, target: Path, *, merged: bool = False) -> int:
-    """The model's weights as one safetensors file; nothing is left where it could not be done.
+def export(options: argparse.Namespace) -> int:
+    """A checkpoint's weights as one safetensors file, or as Hugging Face's folder; nothing is left half done.
 
-    Adapters: a folder as peft has it, or, `merged` into the weights that they are beside, one file.
+    Adapters: a folder as peft has it, or, merged into the weights that they are beside, as above.
     """
+    from training.attempt.files import FULL
     from training.corpus.errors import DataError
-    from training.weights import export as exporting
-    from training.weights import export_adapters as adapters
 
+    checkpoint, target = options.checkpoint, options.hf or options.target
     try:
-        if not adapters.are_in(checkpoint):
-            tensors, size = exporting.export(checkpoint, target)
-        elif merged:
-            tensors, size = adapters.export_merged(checkpoint, target)
-        else:
-            tensors, size = adapters.export(checkpoint, target)
+        tensors, size, more = _exported(options)
     except DataError as error:
         print(f"{checkpoint}: {error.message}", file=sys.stderr)
         return 1
@@ -69,10 +67,38 @@ def export(checkpoint: Path, target: Path, *, merged: bool = False) -> int:
         print(f"{checkpoint}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{target}: {error.strerror or error}", file=sys.stderr)
+        remedy = (
+            ". Nothing was left there: free some room, or name another place"
+            if error.errno in {*FULL, errno.EFBIG}
+            else ""
+        )
+        print(f"{target}: {error.strerror or error}{remedy}", file=sys.stderr)
         return 1
-    print(f"{target}: {tensors} tensors, {size:,} bytes, from {checkpoint.name}")
+    print(f"{target}: {tensors} tensors, {size:,} bytes, from {checkpoint.name}{more}")
     return 0
+
+
+def _exported(options: argparse.Namespace) -> tuple[int, int, str]:
+    """Tensors, bytes of them, and what else is to be told."""
+    from training.weights import export as exporting
+    from training.weights import export_adapters, export_hugging_face
+
+    checkpoint, target = options.checkpoint, options.target
+    if options.hf is not None:
+        shard_bytes = int(options.shard_gb * 10**9)
+        made = export_hugging_face.export(
+            checkpoint,
+            options.hf,
+            merged=options.merged,
+            dtype=options.dtype,
+            shard_bytes=shard_bytes,
+            tokenizer=options.tokenizer,
+        )
+        files = "1 file" if made.files == 1 else f"{made.files} files"
+        return made.tensors, made.bytes, f", in {files} of {options.dtype}; tokenizer: {made.tokenizer}"
+    if not export_adapters.are_in(checkpoint):
+        return *exporting.export(checkpoint, target), ""
+    return *(export_adapters.export_merged if options.merged else export_adapters.export)(checkpoint, target), ""
 
 
 def prepare(file: Path) -> int:
@@ -87,7 +113,7 @@ def prepare(file: Path) -> int:
     except DataError as error:
         print(error.within(f"run.{run.config.recipe}"), file=sys.stderr)
         return 1
-    except config.ConfigError as error:
+    except run_config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     facts = ", ".join(f"{name} {value}" for name, value in made.facts.items())
@@ -108,12 +134,12 @@ def plan(options: argparse.Namespace) -> int:
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node
         memory, where = _memory_of_a_rank(options.gpu_memory, per_node, on_cpu=run.on_cpu)
-        ranks = planning.Ranks(world_size, min(per_node, world_size), int(memory * units.GIB))
+        ranks = Ranks(world_size, min(per_node, world_size), int(memory * units.GIB), on_cpu=run.on_cpu)
         found = planning.plan(settled, ranks)
     except DataError as error:
         print(error, file=sys.stderr)
         return 2
-    except config.ConfigError as error:
+    except run_config.ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
@@ -158,7 +184,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _gib(text: str) -> float:
+def _amount(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
@@ -173,7 +199,7 @@ def plan_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="run.toml or a whole job spec")
     parser.add_argument("--ranks", type=_whole, help="how many; default: as its [resources] say")
     parser.add_argument("--ranks-per-node", type=_whole, help="that share a node; default: as its [resources] say")
-    parser.add_argument("--gpu-memory", type=_gib, metavar="GIB", help="of a rank; default: this machine's")
+    parser.add_argument("--gpu-memory", type=_amount, metavar="GIB", help="of a rank; default: this machine's")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
@@ -193,11 +219,23 @@ def prepare_options(arguments: Sequence[str]) -> argparse.Namespace:
 def export_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m training export", description=_first_line(export))
     parser.add_argument("checkpoint", type=Path, help="its folder: job/checkpoints/step-400")
-    parser.add_argument("target", type=Path, help="the file to make, by custom with the ending .safetensors")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("target", type=Path, nargs="?", help="the file to make, by custom with the ending .safetensors")
+    place.add_argument(
+        "--hf", type=Path, metavar="FOLDER", help="the folder to make, which transformers loads, tokenizer and all"
+    )
     parser.add_argument(
         "--merged", action="store_true", help="adapters: the whole weights with them; else a folder as peft has it"
     )
-    return parser.parse_args(arguments)
+    folder = parser.add_argument_group("with --hf")
+    folder.add_argument("--dtype", choices=("fp32", "bf16"), help="of the weights; default: fp32, as they were trained")
+    folder.add_argument("--shard-gb", type=_amount, metavar="GB", help="of each file at most; default: 5")
+    folder.add_argument("--tokenizer", metavar="FILE", help="its tokenizer.json, or none; default: the run's own")
+    options = parser.parse_args(arguments)
+    if options.hf is None and (options.dtype or options.shard_gb or options.tokenizer):
+        parser.error("--dtype, --shard-gb and --tokenizer go with --hf")
+    options.dtype, options.shard_gb = options.dtype or "fp32", options.shard_gb or 5.0
+    return options
 
 
 def _first_line(function: object) -> str:
@@ -211,8 +249,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
         return command.compare(command.options(arguments))
     if name == "export":
-        options = export_options(arguments)
-        return export(options.checkpoint, options.target, merged=options.merged)
+        return export(export_options(arguments))
     if name == "plan":
         return plan(plan_options(arguments))
     if name == "prepare":

@@ -3,9 +3,9 @@
 A module is taken by the names of its functions and constants; nothing is registered or inherited. What the portal asks
 for (`check`, `dims`, `knows_sizes`) needs no torch, so neither does importing the module: torch is imported inside the
 functions that use it. `**options` are the module's own, the keyword-only arguments of its entry function (see
-training.choices); each function declares those that it looks at and takes the rest as `**options`.
+training.config.choices); each function declares those that it looks at and takes the rest as `**options`.
 
-Further constants are read without importing anything, by training.choices: a parallelism's `AXES` (those of the mesh
+Further constants are read without importing anything, by config.choices: a parallelism's `AXES` (those of the mesh
 that it works along, outermost first); a recipe's `BOOKKEEPING` (options that decide no number, so a resume may change
 them) and `FIRST` (options that a form shows before the others, in this order); and what a communication `SENDS` (bytes
 of a rank in a step, for people).
@@ -21,17 +21,18 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from training.choices import ChoiceError, Value
+from training.config import choices
+from training.config.choices import ChoiceError, Value
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from training.comm._exchange import Exchange
-    from training.config import RunConfig
+    from training.config.dims import Dims
+    from training.config.run_config import RunConfig
+    from training.config.shape import Misfit, Shape
     from training.data import Batch, Prepared, Task
-    from training.dims import Dims
-    from training.shape import Misfit, Shape
     from training.step.optimizer import Optimizer
     from training.trainer import Trainer
 
@@ -125,14 +126,14 @@ class Recipe:
     def prepared(
         self, cache: Path, identity: str | None, options: Mapping[str, Value], *, tell: Callable[..., None]
     ) -> Prepared:
-        """By its own `prepare`, with those options of a run that it declares."""
+        """What its own `prepare` makes of those options of a run that it declares."""
         given: dict[str, Any] = _declared(self.prepare, options)
         if "tell" in inspect.signature(self.prepare).parameters:
             given["tell"] = tell
         return self.prepare(cache, identity, **given)
 
     def built(self, data: Path, options: Mapping[str, Value]) -> Task:
-        """By its own `build`, with those options of a run that it declares."""
+        """What its own `build` makes of those options of a run that it declares."""
         return self.build(data, **_declared(self.build, options))
 
 
@@ -146,7 +147,7 @@ class Parallelism:
     check: Callable[..., None] = _anything
     """(shape, **options): raises shape.Misfit with the nearest value that works. Without torch."""
     accumulating: Callable[[nn.Module], AbstractContextManager[None]] = _plainly
-    """Around every micro-batch of a step but the last: gradients add up and are not exchanged yet."""
+    """Surrounds every micro-batch of a step but the last: gradients add up and are not exchanged yet."""
     surrounding: Callable[..., AbstractContextManager[object]] = _unsurrounded
     """(**options): around forward, loss and backward."""
     divide: Callable[[Batch, DeviceMesh], Batch] = _whole
@@ -183,6 +184,10 @@ class Communication:
 
 
 def _taken(folder: str, name: str, contract: type[T]) -> T:
+    return choices.once(("contract", folder, name), lambda: _read(folder, name, contract))
+
+
+def _read(folder: str, name: str, contract: type[T]) -> T:
     """The module by what it defines; ChoiceError if it lacks what every one must have."""
     module = importlib.import_module(f"training.{folder}.{name}")
     known = fields(contract)  # type: ignore[arg-type]
@@ -194,6 +199,6 @@ def _taken(folder: str, name: str, contract: type[T]) -> T:
 
 
 def _declared(function: Callable[..., object], options: Mapping[str, Value]) -> dict[str, Value]:
-    """Those of a recipe's options that this function of it declares (each has a default: training.choices)."""
+    """Those of a recipe's options that this function of it declares (each has a default: training.config.choices)."""
     declared: Sequence[str] = list(getattr(function, "__kwdefaults__", None) or ())
     return {name: value for name, value in options.items() if name in declared}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from training.dims import Dims
+from training.config.dims import Dims
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +28,9 @@ class Prepared:
     path: Path
     identity: str
     vocabulary: int | None = None
-    """Of the tokens, where there are tokens: the model's."""
+    """The size of the tokens' vocabulary, and so of the model's; None: there are no tokens."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """Worth telling once: how many documents, duplicates, tokens, shards."""
+    """What is worth telling once: how many documents, duplicates, tokens, shards."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Task:
     """What throughput counts: tokens or samples."""
     units_per_sample: int = 1
     facts: dict[str, object] = field(default_factory=dict)
-    """Worth telling once, at the start."""
+    """What is worth telling once, at the start."""
     show: Callable[[Batch], list[str]] | None = None
     """A batch as people would read it, for what is told of a step that went wrong."""
     by_shard: list[int] = field(default_factory=list)

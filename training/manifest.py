@@ -232,7 +232,7 @@ def _opened(checkpoint: Location) -> Iterator[int]:
 
 
 def _failed(name: str, error: OSError) -> CheckpointError:
-    """Of what could not be read: absent or of the wrong kind is a fact, all else may pass (EIO, ESTALE, EMFILE)."""
+    """An unreadable file's error: absent or of the wrong kind is a fact, all else may pass (EIO, ESTALE, EMFILE)."""
     kind = CheckpointError if error.errno in _FACTS else Unreadable
     return kind(f"{name} can't be read: {error.strerror}")
 
@@ -324,7 +324,7 @@ def _open_file(folder: int, file: File) -> int:
 
 
 def _digest(descriptor: int, about: File, between: Callable[[], None]) -> str:
-    """Of at most its bytes: a file that grows meanwhile is not read forever."""
+    """The digest of at most a file's bytes in the manifest: one that grows meanwhile is not read forever."""
     digest, size = hashlib.sha256(), about.bytes
     with open(descriptor, "rb", buffering=0) as file:
         while size > 0:

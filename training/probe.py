@@ -76,7 +76,7 @@ def _torch() -> Told:
 
 
 def _post(root: str) -> Told:
-    """At the very door of reports, with a token that is nobody's: Vigil says 401 in its own way."""
+    """Knocks at the very door of reports, with a token that is nobody's: Vigil says 401 in its own way."""
     token = _read_json(os.path.join(root, "portal", "token"))
     url = token["url"] + "/api/v1/attempts/0/reports"
     headers = {"Authorization": "Bearer " + token["token"], "Content-Type": "application/json"}

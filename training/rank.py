@@ -12,16 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
-from training import config, manifest, run_file
+from training import manifest
 from training.attempt import hang, place
 from training.attempt.files import FULL
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
-from training.imports import without_collections
-from training.report import Reporter
+from training.config import run_config, run_file
+from training.reporting.reporter import Reporter
+from training.runtime import data_roots
+from training.runtime.imports import without_collections
 
 if TYPE_CHECKING:
-    from training.distributed import World
+    from training.runtime.distributed import World
     from training.trainer import Trainer
 
 STOPPED = 75
@@ -55,7 +57,8 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Hea
     # torch: a second that a wrong configuration need not wait for. The trainer, too, before "init": the limit of that
     # phase is short, it is for meeting the other ranks, and imports from a shared disk can take longer.
     with without_collections():
-        from training import distributed, trainer  # noqa: F401
+        from training import trainer  # noqa: F401
+        from training.runtime import distributed
     gc.freeze()  # all of it stays, so no later collection need look through it
 
     distributed.wake(on_cpu=run.on_cpu)
@@ -73,7 +76,8 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heart: type[Hea
 
 def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: Heartbeat, stop: StopRequest) -> int:
     settings = run.config
-    from training import distributed
+    from training.runtime import distributed
+    from training.step import compiled_code
     from training.step.determinism import set_determinism
 
     reporter = Reporter.open(
@@ -86,6 +90,10 @@ def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: H
         flush_steps=settings.flush_steps,
     )
     set_determinism(settings.determinism)
+    if settings.compile:
+        compiled_code.keep_apart()
+    if run.data_roots is not None:
+        _confine(run.data_roots, where)
     try:
         if not run.on_cpu:
             distributed.check_devices(world, gpus_per_node=run.gpus_per_node)
@@ -99,7 +107,15 @@ def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: H
     return 0 if completed or where.launched else STOPPED
 
 
-def _trainer(settings: config.RunConfig) -> type[Trainer]:
+def _confine(roots: Sequence[str], where: place.Place) -> None:
+    """Confines it to the site's folders, what this and other runs have made, and the text that every Python has."""
+    from training.corpus.cache import cache_dir
+    from training.corpus.documents import library_folder
+
+    data_roots.confine(roots, own=[cache_dir(where.run_dir), where.job_dir, library_folder()])
+
+
+def _trainer(settings: run_config.RunConfig) -> type[Trainer]:
     """The loop of the run: the trainer's, or one that its communication brings."""
     from training import contracts
     from training.trainer import Trainer
@@ -113,7 +129,7 @@ def _fail(reporter: Reporter, error: BaseException) -> NoReturn:
     from training.corpus.errors import DataError
     from training.guards.numerics import NumericsError
 
-    if isinstance(error, config.ConfigError | manifest.CheckpointError | DataError | NumericsError):
+    if isinstance(error, run_config.ConfigError | manifest.CheckpointError | DataError | NumericsError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)
@@ -135,7 +151,7 @@ def end(code: int) -> NoReturn:
 
 
 def _place_by_hand(world: World, run: run_file.RunFile, options: argparse.Namespace) -> place.Place:
-    from training import distributed
+    from training.runtime import distributed
 
     made = None
     if world.leads:

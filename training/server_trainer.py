@@ -24,11 +24,11 @@ from torch.futures import Future
 
 from training.comm._exchange import broadcast as send_to_all
 from training.comm._served import Sent, Served, Server
-from training.distributed import TIMEOUT, Agreed, broadcast
-from training.engine.update import Update
+from training.engine.optimizer_step import OptimizerStep
 from training.guards.numerics import NumericsError
 from training.loader.order import Share
 from training.manifest import Manifest
+from training.runtime.distributed import TIMEOUT, Agreed, broadcast
 from training.step import arithmetic
 from training.step.norms import GradientNorm
 from training.trainer import Trainer
@@ -49,7 +49,7 @@ class ServedTrainer(Trainer):
         super()._prepare(start)
         share = self.assembly.share
         mine = Share(max(0, self.world.rank - 1), self.world.size - 1, share.global_batch, share.micro_batch)
-        self._work = Update(self.config, replace(self.assembly, share=mine), self.guards.gradient)
+        self._work = OptimizerStep(self.config, replace(self.assembly, share=mine), self.guards.gradient)
         self._parameters = list(self.assembly.optimizer.parameters)
         self._norm = GradientNorm(self._parameters, self.assembly.model.shape)
         exchange = self.assembly.model.exchange
@@ -176,7 +176,7 @@ def _push(worker: int, step: int, gradients: list[Tensor], loss: float) -> None:
 
 
 def _meet(rank: int, size: int) -> None:
-    """By the store at which the ranks have met already."""
+    """Meets the others for rpc at the store at which the ranks have met already."""
     store: Any = dist.distributed_c10d._get_default_store()
 
     def at_the_store(_url: str, **_options: object) -> Iterator[tuple[Any, int, int]]:
@@ -184,7 +184,7 @@ def _meet(rank: int, size: int) -> None:
 
     register_rendezvous_handler("vigil", at_the_store)  # type: ignore[no-untyped-call]
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
-        os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # as with gloo, see training.distributed
+        os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # as with gloo, see training.runtime.distributed
     options = rpc.TensorPipeRpcBackendOptions(
         init_method="vigil://", rpc_timeout=TIMEOUT.total_seconds(), num_worker_threads=max(16, size)
     )

@@ -1,4 +1,4 @@
-"""`python -P -m training.shipper RUN_DIR ATTEMPT_DIR`: posts what the ranks of this node have spooled (PROTOCOLS §3).
+"""`python -P -m training.shipper RUN_DIR ATTEMPT_DIR`: posts what this node's ranks have spooled (protocols.md §3).
 
 A process of its own beside the ranks, standard library only, so that it starts in milliseconds and outlives them. The
 spool is the truth and the portal's answer is the cursor: whatever is lost on the way, answered late or said twice, the
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.attempt.files import read_json
-from training.posting import Answer, Portal, Portion, Unreachable, packed
-from training.spool import Spool, open_folder, spool_names
-from training.spool_lines import Batch
+from training.reporting.lines import Batch
+from training.reporting.posting import Answer, Portal, Portion, Unreachable, packed
+from training.reporting.spool import Spool, open_folder, spool_names
 
 POLL_SECONDS = 0.05
 IDLE_SECONDS = 1.0  # between two looks at the token, where it says that nothing is to be posted
@@ -109,7 +109,7 @@ class Shipper:
         return HOPELESS_SECONDS if self._failures else float("inf")
 
     def look_again(self) -> None:
-        """At everything, in the next round: who wrote it has ended."""
+        """Look at everything in the next round: who wrote it has ended."""
         self._noticed_at = self._listed_at = 0.0
 
     def close(self) -> None:
@@ -299,7 +299,7 @@ class Shipper:
 
 
 def run(shipper: Shipper, *, drain: float) -> None:
-    """Until stdin ends; then until everything is posted, or `drain` seconds are over, or there is no hope."""
+    """Ship until stdin ends; then until everything is posted, or `drain` seconds are over, or there is no hope."""
     ending: float | None = None
     while True:
         busy = shipper.work()

@@ -3,7 +3,7 @@
 After each step come in this order: its report; the end, if all agreed on it meanwhile (a stop was asked for, or some
 rank found numbers that can't be trusted); the checks of weights; a save that has ended; profiles; a validation that is
 due; a save. Everything that decides the numbers is a function of the configuration and the step, or lies in the
-checkpoint; so a run that was killed and resumed continues with the very same losses (PROTOCOLS §4).
+checkpoint; so a run that was killed and resumed continues with the very same losses (protocols.md §4).
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from training.checkpoint.pruning import Keep
 from training.checkpoint.remembering import Remembers, recall, remember
 from training.checkpoint.saving import Checkpoints, load_start
 from training.checkpoint.writing import Facts
-from training.config import RunConfig
-from training.distributed import Agreed, Agreement, World
+from training.config.run_config import RunConfig
 from training.engine import assembling
 from training.engine.assembling import Assembly
-from training.engine.update import Known, Update
+from training.engine.optimizer_step import Known, OptimizerStep
 from training.engine.validating import Validation
 from training.guards.guards import Guards
 from training.loader import supply
@@ -38,18 +37,19 @@ from training.manifest import CheckpointError, Manifest
 from training.metrics.measuring import Measuring
 from training.metrics.meter import Meter, StepTimes
 from training.metrics.profiling import Profiling
-from training.report import AnyReporter
+from training.reporting.reporter import AnyReporter
+from training.runtime.distributed import Agreed, Agreement, World
 from training.weights import named
 
 STEPS_BEFORE_SAVES = 5
-"""After so many what the first save needs is made ready: not at the start, whose first step others wait for."""
+"""Steps after which what the first save needs is made ready: not at the start, whose first step others wait for."""
 
 
 class Trainer:
     """One rank's run."""
 
     assembly: Assembly
-    update: Update
+    update: OptimizerStep
     meter: Meter
     measuring: Measuring
 
@@ -138,10 +138,12 @@ class Trainer:
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
         self.config = self.assembly.config
+        # Once: what decides the numbers is told by files of choices, which an upgrade may replace under a run.
+        self._config_hash, self._numerics = self.config.hash(), self.config.numerics()
         if self.assembly.base is not None:
             self.remembers["base"] = self.assembly.base
-        self.update = self.guards.equip(self.assembly)
-        self.measuring = Measuring(self.config, self.world, self.assembly, self.reporter)
+        self.optimizer_step = self.guards.equip(self.assembly)
+        self.measuring = Measuring(self.config, self.world, self.assembly, self.reporter, late=lambda: self.guards.late)
         self.meter = Meter(
             self.reporter,
             leads=self.world.leads,
@@ -155,7 +157,7 @@ class Trainer:
             measuring=self.measuring,
         )
         self._phase("compile")
-        self.update.discard_one()
+        self.optimizer_step.discard_one()
         self.assembly.model.exchange.begin()
         if start is not None:
             self._phase("restore")
@@ -214,25 +216,25 @@ class Trainer:
         parts = self.assembly.feed.take(self.consumed)
         self.heartbeat.beat("step", self.step)
         self.measuring.begin(alone=not self.profiling.is_on)
-        updated = self.update(parts, self.step)
+        done = self.optimizer_step(parts, self.step)
         marks, cost = self.measuring.end(self.step + 1)
         self.step += 1
         self.consumed += self.config.global_batch
-        updates_end = time.perf_counter()
+        computed = time.perf_counter()
         exchange = self.assembly.model.exchange
         if exchange.is_apart:
             self.heartbeat.beat("exchange", self.step)  # of the whole model, and perhaps over a slow network
         with self.measuring.exchanging(marks):
-            exchange.step(self.step, updated.guarded.skipped, updated.guarded.frozen)
+            exchange.step(self.step, done.guarded.skipped, done.guarded.frozen)
         sent = exchange.communicated(len(parts))
         if exchange.is_apart and sent and self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)  # here: else a step after it would seem stuck
         agreed = self.agreement.end()
         ended = time.perf_counter()
         times = StepTimes(ended - began - cost, self.assembly.feed.waited, marks, sent, saving=agreed.saving)
-        waited = ended - updates_end + cost  # a sample's end waits for the GPU
-        self.guards.end(self.step, self.consumed, updated.guarded, data_seconds=times.data, waited=waited)
-        self.meter.record(self.step, updated, times)
+        waited = ended - computed + cost  # a sample's end waits for the GPU
+        self.guards.end(self.step, self.consumed, done.guarded, data_seconds=times.data, waited=waited)
+        self.meter.record(self.step, done, times)
         return agreed
 
     def _know(self, steps: Sequence[Known], waited: float) -> None:
@@ -303,8 +305,8 @@ class Trainer:
             step=self.step,
             consumed_samples=self.consumed,
             layout=self.assembly.layout(self.config, self.world),
-            config_hash=self.config.hash(),
-            config=self.config.numerics(),
+            config_hash=self._config_hash,
+            config=self._numerics,
             data=self.assembly.prepared.identity,
             state={"validation_loss": self.validation.loss_at(self.step), **remember(self.remembers)},
             versions=_versions(),
@@ -315,7 +317,7 @@ class Trainer:
         self.heartbeat.beat("step", self.step)
 
     def _look(self) -> None:
-        """At the metrics so far, before what they led to is relied on."""
+        """Looks at the metrics so far, before what they led to is relied on."""
         self.meter.flush()
         self.guards.pause()
         if self.agreement.now(trouble=self.guards.troubled).trouble:

@@ -5,7 +5,7 @@ GIB = 2**30
 
 
 def size_text(size: float) -> str:
-    """For a person: 17.5 GiB, 350 MiB."""
+    """A size for a person: 17.5 GiB, 350 MiB."""
     if size >= GIB:
         return f"{size / GIB:.1f} GiB"
     return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.1f} MiB"

@@ -6,21 +6,21 @@ from django.http import HttpResponse
 from ninja import Router, Schema, Status
 from pydantic import Field, StringConstraints
 
-from jobs.api.asking import job_of
 from jobs.api.jobs import LongText, Name, TagName
+from jobs.api.request import job_of
 from jobs.api.shapes import JobShape, job_shape
 from jobs.disk import tokens
-from jobs.submitting.attaching import Claim
-from jobs.submitting.attaching import attach as begin
-from portal.api import ApiRequest
+from jobs.submitting import attaching
+from portal.http.api import ApiRequest
+from portal.http.openapi import described
 
 router = Router(tags=["jobs"])
 Number = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}(_[0-9]{1,9})?$")]
-Line = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
+OneLine = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
 
 
-class Wanted(Schema):
-    """Which job of Slurm, and what it shall be called here."""
+class WantedAttachment(Schema):
+    """A job of Slurm that somebody wants followed, and what it shall be called here."""
 
     model_config = {"extra": "forbid", "strict": True}
     scheduler_id: Number = Field(description="Slurm's number of it, of a task in an array such as 17_3.")
@@ -32,8 +32,8 @@ class Wanted(Schema):
     project: str = Field("", max_length=64, pattern=r"^[^\x00]*$", description="Default: `default`, or your only one.")
     tags: list[TagName] = Field([], max_length=50)
     notes: LongText = ""
-    directory: Line = Field("", description="Where it runs, for people to read.")
-    command: Line = Field("", description="What it runs, for people to read.")
+    directory: OneLine = Field("", description="Where it runs, for people to read.")
+    command: OneLine = Field("", description="What it runs, for people to read.")
 
 
 class Reporting(Schema):
@@ -51,12 +51,23 @@ class Attached(Schema):
     reports: Reporting | None
 
 
-@router.post("/attach", response={200: Attached, 201: Attached}, summary="Follow a job of Slurm's that is yours")
-def attach(request: ApiRequest, response: HttpResponse, wanted: Wanted) -> Status[dict[str, Any]]:
-    """For what sbatch started. 200: it is followed already. That it is yours is checked with Slurm within seconds; if
-    it is not, the attempt ends as failed and says so. 409: Vigil has not heard yet that it was requeued; ask again."""
+@router.post(
+    "/attach",
+    response={200: Attached, 201: Attached},
+    summary="Follow a job of Slurm's that is yours",
+    openapi_extra=described(
+        errors={
+            403: "It is not yours to follow, or the token may only read.",
+            409: "Vigil has not heard yet that it was requeued: ask again in a moment.",
+        }
+    ),
+)
+def attach(request: ApiRequest, response: HttpResponse, wanted: WantedAttachment) -> Status[dict[str, Any]]:
+    """Follows what sbatch started. 200: it is followed already. That it is yours is checked with Slurm within seconds;
+    if it is not, the attempt ends as failed and says so. 409: Vigil has not heard yet that it was requeued; ask again.
+    """
     told = wanted.model_dump(exclude={"reports", "tags", "name"})
-    found = begin(request.auth, Claim(**told, name=wanted.name or "", tags=tuple(wanted.tags)))
+    found = attaching.attach(request.auth, attaching.Claim(**told, name=wanted.name or "", tags=tuple(wanted.tags)))
     attempt = found.attempt
     reports = None
     if wanted.reports:

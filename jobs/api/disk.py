@@ -8,9 +8,10 @@ from pydantic import Field, StringConstraints
 
 from jobs.disk import retention, usage
 from portal.access import can
-from portal.api import ApiRequest
+from portal.http.api import ApiRequest
+from portal.http.openapi import described
+from portal.http.problems import Problem
 from portal.models import Project
-from portal.problems import Problem
 
 router = Router(tags=["projects"])
 Slug = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
@@ -21,7 +22,9 @@ class UseShape(Schema):
     jobs: int
     bytes: int = Field(description="Of their run directories, as measured; a job's size follows within minutes.")
     keep_checkpoints_days: int | None = Field(description="Null: checkpoints stay for as long as their job.")
-    checkpoint_bytes: int = Field(description="Of the checkpoints that there are, as their trainers told.")
+    checkpoint_bytes: int = Field(
+        description="Of checkpoints, as the trainers of jobs in `bytes` told; more than `bytes` if some are gone since."
+    )
     unmeasured: int = Field(description="Jobs that are not in `bytes` yet.")
     partial: int = Field(description="Jobs that hold more than was counted.")
     oldest_job_at: datetime | None
@@ -42,13 +45,25 @@ class Uses(Schema):
 
 @router.get("/disk", response=Uses, summary="Disk use of projects that you lead, the largest first")
 def use(request: ApiRequest) -> dict[str, object]:
+    """Sizes of run directories as last measured; sysadmins see every project."""
     names = [name for name in UseShape.model_fields if name != "project"]
     found = usage.use_of(request.auth)
     return {"items": [{"project": u.project.slug, **{name: getattr(u, name) for name in names}} for u in found]}
 
 
-@router.patch("/{slug}", response=Retention, summary="How long a project that you lead keeps checkpoints")
+@router.patch(
+    "/{slug}",
+    response=Retention,
+    summary="How long a project that you lead keeps checkpoints",
+    openapi_extra=described(
+        errors={
+            403: "You do not lead this project, or the token may only read.",
+            404: "There is no such project that you can see.",
+        }
+    ),
+)
 def change(request: ApiRequest, slug: Slug, asked: Retention) -> Project:
+    """Days after a job's end from which only its last checkpoint stays, and those that are pinned."""
     project = Project.objects.visible_to(request.auth).filter(slug=slug).first()
     if project is None:
         raise Problem(404, f"There is no project {slug} that you can see.")

@@ -7,11 +7,12 @@ from typing import Any
 from ninja import Router, Schema
 from pydantic import Field
 
-from jobs.api.asking import job_of
-from jobs.disk import captured
+from jobs.api.request import job_of
+from jobs.disk import provenance
 from jobs.models import Attempt
-from portal.api import ApiRequest
-from portal.problems import Problem
+from portal.http.api import ApiRequest
+from portal.http.openapi import described
+from portal.http.problems import Problem
 
 router = Router(tags=["jobs"])
 
@@ -28,7 +29,7 @@ class ChangeShape(Schema):
 
 
 class EnvironmentShape(Schema):
-    """As the launcher on the first node saw it; text is empty where nothing is known."""
+    """An attempt's environment as the launcher on the first node saw it; text is empty where nothing is known."""
 
     attempt: int = Field(description="The attempt's number.")
     captured_at: datetime | None
@@ -67,13 +68,17 @@ class EnvironmentShape(Schema):
     "/{int:job_id}/attempts/{int:number}/environment",
     response=EnvironmentShape,
     summary="What an attempt ran with, and what changed since the one before",
+    openapi_extra=described(
+        errors={404: "There is no such job that you can see, no such attempt, or its launcher has told nothing yet."}
+    ),
 )
 def attempt_environment(request: ApiRequest, job_id: int, number: int) -> dict[str, Any]:
+    """Python, packages, driver, GPUs and commits as its first launcher found them."""
     job = job_of(request, job_id)
     attempt = Attempt.objects.filter(job=job, number=number).select_related("job").first()
     if attempt is None:
         raise Problem(404, f"#{job_id} has no attempt {number}.")
-    ran = captured.ran(attempt)
+    ran = provenance.ran(attempt)
     if ran is None:
         when = "It is captured once its ranks have started." if attempt.is_alive else "Its launcher left none."
         raise Problem(404, f"Attempt {number} of #{job_id} has no captured environment. {when}")

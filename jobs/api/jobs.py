@@ -9,7 +9,18 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints, field_validator
 
-from jobs.api.asking import BODY, KEY_HEADER, AskedSweep, asked, asked_either, job_of, key_of
+from jobs.api.request import (
+    BODY,
+    KEY_HEADER,
+    NOT_YOURS,
+    SUBMISSION,
+    TYPES,
+    AskedSweep,
+    asked,
+    asked_either,
+    job_of,
+    key_of,
+)
 from jobs.api.shapes import (
     Attempts,
     AttemptShape,
@@ -28,16 +39,17 @@ from jobs.api.shapes import (
     job_detail,
     job_shape,
 )
+from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.models import Attempt, Event, Job
-from jobs.search import DEFAULT_SORT, SORTS, STATE_WORDS, Search
 from jobs.spec import JobSpec, write_toml
-from jobs.submitting import again
+from jobs.submitting import clone
 from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
-from portal.api import ApiRequest, Cursor, Limit, Text, answer, bad_field
-from portal.asked import plain
-from portal.paging import BadCursor, Order, Row, page
-from portal.problems import Problem
+from portal.http.api import ApiRequest, Cursor, Limit, Text, WantedPage, among, answer, bad_field
+from portal.http.openapi import described
+from portal.http.paging import Order, Row, page
+from portal.http.problems import Problem
+from portal.untrusted import plain
 
 router = Router(tags=["jobs"])
 spec_router = Router(tags=["jobs"])
@@ -46,11 +58,13 @@ TagName = Annotated[str, StringConstraints(pattern=r"^[\w.:/+-]{1,64}$")]
 LongText = Annotated[str, StringConstraints(max_length=20_000, pattern=r"^[^\x00]*$")]
 
 
-class Wanted(Schema):
+class WantedJobs(Schema):
     """Filters of the list; repeat `state`, `project` and `tag` for several."""
 
     q: Text = Field("", description="Words that must all be found: in the name, or as number, tag, project or person.")
-    state: list[str] = Field([], description=f"Any of {', '.join(STATE_WORDS)}.")
+    state: Annotated[list[str], among(STATE_WORDS, "a state")] = Field(
+        [], description=f"Any of {', '.join(STATE_WORDS)}."
+    )
     project: list[Text] = []
     owner: Text = ""
     kind: Text = ""
@@ -59,24 +73,11 @@ class Wanted(Schema):
     created_before: datetime | None = None
     parent: int | None = Field(None, ge=1, lt=2**63)
     sweep: int | None = Field(None, ge=1, lt=2**63, description="Jobs of this sweep.")
-    sort: str = Field(DEFAULT_SORT, description=f"One of {', '.join(SORTS)}.", json_schema_extra={"enum": list(SORTS)})
+    sort: Annotated[str, among(SORTS, "an order")] = Field(
+        DEFAULT_SORT, description=f"One of {', '.join(SORTS)}.", json_schema_extra={"enum": list(SORTS)}
+    )
     limit: Limit
     cursor: Cursor
-
-    @field_validator("state")
-    @classmethod
-    def _known_states(cls, states: list[str]) -> list[str]:
-        for state in states:
-            if state not in STATE_WORDS:
-                raise ValueError(f"{state[:40]!r} is not a state. Take one of {', '.join(STATE_WORDS)}.")
-        return states
-
-    @field_validator("sort")
-    @classmethod
-    def _known_sort(cls, sort: str) -> str:
-        if sort not in SORTS:
-            raise ValueError(f"{sort[:40]!r} is not an order. Take one of {', '.join(SORTS)}.")
-        return sort
 
     @field_validator("created_after", "created_before")
     @classmethod
@@ -99,11 +100,6 @@ class Wanted(Schema):
             sweep=self.sweep,
             sort=self.sort,
         )
-
-
-class WantedPage(Schema):
-    limit: Limit
-    cursor: Cursor
 
 
 class WantedEvents(WantedPage):
@@ -130,7 +126,10 @@ class Pinning(Schema):
 
 
 class Resumption(Schema):
-    """From where: neither means the newest checkpoint on the line of the last attempt."""
+    """The checkpoint that a job goes on from, and how far it runs.
+
+    Without `step` it goes on from the newest checkpoint on the line of the last attempt.
+    """
 
     model_config = {"extra": "forbid", "strict": True}
     step: int | None = Field(default=None, ge=0, lt=2**63, description="Step of a committed checkpoint.")
@@ -138,16 +137,23 @@ class Resumption(Schema):
 
 
 @router.get("", response=Jobs, summary="Jobs you can see")
-def jobs(request: ApiRequest, wanted: Query[Wanted]) -> HttpResponse:
-    try:
-        found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit, without=("spec",))
-    except BadCursor as error:
-        raise bad_field("cursor", str(error)) from error
+def jobs(request: ApiRequest, wanted: Query[WantedJobs]) -> HttpResponse:
+    """Newest first unless `sort` says otherwise, a page at a time: `next` is the `cursor` of the page after."""
+    found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit, without=("spec",))
     return answer({"items": [job_shape(job) for job in found.items], "next": found.next})
 
 
-@router.post("", response={200: JobShape, 201: JobShape}, summary="Submit a job", openapi_extra={**BODY, **KEY_HEADER})
+@router.post(
+    "",
+    response={200: JobShape, 201: JobShape},
+    summary="Submit a job",
+    openapi_extra=described(SUBMISSION),
+)
 def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]]:
+    """A spec as JSON, as TOML text, or as a form with a script's packed folder. It answers as soon as the job is kept;
+    the scheduler gets it within seconds. 200: the same Idempotency-Key and body came before, and this is the job of
+    then.
+    """
     key = key_of(request)
     wanted = asked(request)
     parent = None if wanted.parent is None else _parent(request, wanted.parent)
@@ -158,9 +164,17 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
     return Status(201 if created else 200, job_shape(job_of(request, job.pk)))
 
 
-@router.post("/check", response=Check, summary="Check a spec without submitting it", openapi_extra=BODY)
+@router.post(
+    "/check",
+    response=Check,
+    summary="Check a spec without submitting it",
+    openapi_extra=described(BODY, errors={415: TYPES}),
+)
 def check(request: ApiRequest) -> dict[str, Any]:
-    """Of a specification with [sweep] it answers for the first of its jobs: all ask for the same."""
+    """Tells what stops a specification, and what it would do.
+
+    Of one with [sweep] it answers for the first of its jobs, as all ask for the same.
+    """
     wanted = asked_either(request)
     if isinstance(wanted, AskedSweep):
         spec, findings = wanted.spec.first, sweep_run(request.auth, wanted.spec)
@@ -175,11 +189,23 @@ def check(request: ApiRequest) -> dict[str, Any]:
 
 @router.get("/{int:job_id}", response=JobDetail, summary="One job")
 def job(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    """All that Vigil knows of it: its spec, its latest attempt, how far it is and the newest values."""
     return job_detail(job_of(request, job_id))
 
 
-@router.patch("/{int:job_id}", response=JobDetail, summary="Change a job's name, tags or notes")
+@router.patch(
+    "/{int:job_id}",
+    response=JobDetail,
+    summary="Change a job's name, tags or notes",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            409: "The job has just been deleted.",
+        }
+    ),
+)
 def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]:
+    """What is left out stays as it is."""
     found = job_of(request, job_id, "change")
     asked_for = changes.model_dump(exclude_unset=True)
     for name, value in asked_for.items():
@@ -189,15 +215,37 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
     return job_detail(job_of(request, job_id))
 
 
-@router.delete("/{int:job_id}", response={204: None}, summary="Delete an ended job with all its data")
+@router.delete(
+    "/{int:job_id}",
+    response={204: None},
+    summary="Delete an ended job with all its data",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            409: "It has not ended: cancel it first.",
+        }
+    ),
+)
 def delete(request: ApiRequest, job_id: int) -> Status[None]:
+    """Its run directory goes, too, with logs and checkpoints. There is no way back."""
     found = job_of(request, job_id, "change", doing="deleted")
     lifecycle.delete(request.auth, found)
     return Status(204, None)
 
 
-@router.post("/{int:job_id}/cancel", response={202: JobShape}, summary="Cancel a job; its last checkpoint is kept")
+@router.post(
+    "/{int:job_id}/cancel",
+    response={202: JobShape},
+    summary="Cancel a job; its last checkpoint is kept",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            409: "It has already ended.",
+        }
+    ),
+)
 def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
+    """Its ranks save a last checkpoint and stop; `state` follows within seconds."""
     found = job_of(request, job_id, "change", doing="cancelled")
     lifecycle.cancel(request.auth, found)
     return Status(202, job_shape(job_of(request, job_id)))
@@ -207,38 +255,62 @@ def cancel(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
     "/{int:job_id}/resume",
     response={201: AttemptShape},
     summary="Resume a job that has ended",
-    openapi_extra=KEY_HEADER,
+    openapi_extra=described(
+        KEY_HEADER,
+        errors={
+            403: NOT_YOURS,
+            409: "It has not ended, or has nothing to go on from.",
+        },
+    ),
 )
 def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -> Status[dict[str, Any]]:
+    """Starts a new attempt of the job, from the newest checkpoint or from `step`."""
     found = job_of(request, job_id, "change", doing="resumed")
     wanted = wanted or Resumption()
     attempt = lifecycle.resume(request.auth, found, step=wanted.step, steps=wanted.steps, key=key_of(request))
     return Status(201, attempt_shape(attempt))
 
 
-@router.get("/{int:job_id}/spec", response=SpecShape, summary="The spec, to read, to clone or to submit again")
+@router.get(
+    "/{int:job_id}/spec",
+    response=SpecShape,
+    summary="The spec, to read, to clone or to submit again",
+    openapi_extra=described(errors={409: "`pinned`: its code has not been fetched yet, or came from no repository."}),
+)
 def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[str, Any]:
+    """Answers the spec as it was written, comments included, and as JSON with every default."""
     found = job_of(request, job_id)
     if not wanted.pinned:
         return {"spec": found.spec, "spec_toml": found.spec_toml, "parent": found.parent_id}
-    text = again.pinned_toml(found)
+    text = clone.pinned_toml(found)
     return {"spec": JobSpec.parse_toml(text).model_dump(mode="json"), "spec_toml": text, "parent": found.parent_id}
 
 
 @router.get("/{int:job_id}/attempts", response=Attempts, summary="Its attempts, oldest first")
 def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
+    """Each submission to the scheduler is one; restarts in place stay within theirs."""
     found = Attempt.objects.filter(job=job_of(request, job_id))
     return _page(found, Order("number"), wanted, attempt_detail)
 
 
 @router.get("/{int:job_id}/checkpoints", response=Checkpoints, summary="Its checkpoints, newest step first")
 def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
+    """Answers the checkpoints on disk and those that were, with what became of each."""
     found = job_of(request, job_id).checkpoints.select_related("attempt")
     return _page(found, Order("step", descending=True), wanted, checkpoint_shape)
 
 
 @router.patch(
-    "/{int:job_id}/checkpoints/{str:name}", response=CheckpointShape, summary="Pin a checkpoint, or no longer"
+    "/{int:job_id}/checkpoints/{str:name}",
+    response=CheckpointShape,
+    summary="Pin a checkpoint, or no longer",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            404: "There is no such job that you can see, or it has no such checkpoint.",
+            409: "It is gone already.",
+        }
+    ),
 )
 def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[str, Any]:
     """`name` is as the list says, such as step-400; step-400.g2 is always the one that generation 2 wrote.
@@ -255,6 +327,7 @@ def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[st
 
 @router.get("/{int:job_id}/events", response=Events, summary="What happened, in the order in which Vigil learned of it")
 def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dict[str, Any]:
+    """Phases, checkpoints, warnings, restarts: what ranks, launchers and Vigil itself told of it."""
     found = Event.objects.filter(attempt__job=job_of(request, job_id)).select_related("attempt")
     if wanted.kind:
         found = found.filter(kind=wanted.kind)
@@ -265,16 +338,14 @@ def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dic
 
 @spec_router.get("/schema", response=dict[str, Any], summary="JSON Schema of a job's spec")
 def spec_schema(request: ApiRequest) -> dict[str, Any]:
+    """Tells editors and generators what a spec may hold, with each field's meaning."""
     return JobSpec.model_json_schema()
 
 
 def _page(
     rows: QuerySet[Row], order: Order, wanted: WantedPage, shape: Callable[[Row], dict[str, Any]]
 ) -> dict[str, Any]:
-    try:
-        part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
-    except BadCursor as error:
-        raise bad_field("cursor", str(error)) from error
+    part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
     return {"items": [shape(row) for row in part.items], "next": part.next}
 
 

@@ -6,19 +6,21 @@ from django.http import StreamingHttpResponse
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from jobs.api.asking import job_of
+from jobs.api.request import job_of
 from jobs.disk import logs
 from jobs.models import Attempt, Job
-from portal.api import ApiRequest, Text, stream
-from portal.problems import Problem
+from portal.http.api import ApiRequest, Text, stream
+from portal.http.openapi import described
+from portal.http.problems import Problem
 
 router = Router(tags=["logs"])
 TEXT = {"type": "string"}
+NO_LOG = "There is no such job that you can see, or no such log of it yet."
 Rank = int | Literal["batch"]
 
 
 class WantedFile(Schema):
-    """Which log."""
+    """The log that is meant, by attempt, rank and incarnation."""
 
     attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
     rank: Rank = Field(0, description="Negative: the launcher of node −rank−1. `batch`: the batch script's output.")
@@ -26,7 +28,7 @@ class WantedFile(Schema):
 
 
 class WantedLog(WantedFile):
-    """Which log, and which part of it: the last lines, unless `after` or `before` says where."""
+    """A log and the part of it that is wanted: the last lines, unless `after` or `before` says where."""
 
     after: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines from there on.")
     before: int | None = Field(None, ge=0, lt=2**62, description="An offset: lines that end there.")
@@ -38,13 +40,13 @@ class WantedAttempt(Schema):
     attempt: int | None = Field(None, ge=1, lt=2**31, description="Its number; default: the latest.")
 
 
-class LineShape(Schema):
+class LogLineShape(Schema):
     offset: int
     text: str
 
 
 class LogPage(Schema):
-    items: list[LineShape]
+    items: list[LogLineShape]
     start: int = Field(description="`before` this is what comes before.")
     end: int = Field(description="`after` this is what follows, also what is written later.")
     size: int = Field(description="Bytes of the whole log.")
@@ -63,8 +65,16 @@ class LogFiles(Schema):
     next: str | None = None
 
 
-@router.get("/{int:job_id}/logs", response=LogPage, summary="Lines of a log")
+@router.get(
+    "/{int:job_id}/logs",
+    response=LogPage,
+    summary="Lines of a log",
+    openapi_extra=described(errors={404: NO_LOG}),
+)
 def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[str, Any]:
+    """The last ones, or those after or before an offset: `end` of one answer is `after` of the next, so that a log can
+    be followed.
+    """
     job = job_of(request, job_id)
     attempt = _attempt(job, wanted.attempt)
     rank = _rank(wanted.rank)
@@ -88,8 +98,14 @@ def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[st
     }
 
 
-@router.get("/{int:job_id}/logs/files", response=LogFiles, summary="The logs that there are")
+@router.get(
+    "/{int:job_id}/logs/files",
+    response=LogFiles,
+    summary="The logs that there are",
+    openapi_extra=described(errors={404: NO_LOG}),
+)
 def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dict[str, Any]:
+    """One for each rank and incarnation, the launchers' and the batch script's."""
     found = logs.available(_attempt(job_of(request, job_id), wanted.attempt))
     items = [
         {"rank": "batch" if log.rank is None else log.rank, "incarnation": log.incarnation, "bytes": log.bytes}
@@ -101,7 +117,10 @@ def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dic
 @router.get(
     "/{int:job_id}/logs/file",
     summary="A whole log as a file",
-    openapi_extra={"responses": {200: {"description": "As written", "content": {"text/plain": {"schema": TEXT}}}}},
+    openapi_extra=described(
+        {"responses": {200: {"description": "As written", "content": {"text/plain": {"schema": TEXT}}}}},
+        errors={404: NO_LOG},
+    ),
 )
 def file(request: ApiRequest, job_id: int, wanted: Query[WantedFile]) -> StreamingHttpResponse:
     """All of it as it is now, terminal colours included."""

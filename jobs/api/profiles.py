@@ -7,20 +7,21 @@ from django.http import StreamingHttpResponse
 from ninja import Router, Schema, Status
 from pydantic import Field
 
-from jobs.api.asking import job_of
+from jobs.api.request import NOT_YOURS, job_of
 from jobs.disk import profiles as files
 from jobs.models import Attempt
 from jobs.profiles import profiles
 from jobs.submitting import profiling
-from portal.api import ApiRequest, stream
-from portal.problems import Problem
+from portal.http.api import ApiRequest, stream
+from portal.http.openapi import described
+from portal.http.problems import Problem
 
 router = Router(tags=["profiles"])
 GZIP = {"type": "string", "format": "binary"}
 
 
 class Asking(Schema):
-    """Which steps: the next ones."""
+    """The next steps of a rank, to be recorded."""
 
     model_config = {"extra": "forbid", "strict": True}
     steps: int = Field(profiling.STEPS, ge=1, le=profiling.MOST_STEPS)
@@ -50,7 +51,18 @@ class Profiles(Schema):
     next: str | None = None
 
 
-@router.post("/{int:job_id}/profile", response={202: Asked}, summary="Profile the next steps of a running job")
+@router.post(
+    "/{int:job_id}/profile",
+    response={202: Asked},
+    summary="Profile the next steps of a running job",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            404: "There is no such job that you can see, or nothing of it to profile yet.",
+            409: "It is not running, or it is a program of its own.",
+        }
+    ),
+)
 def ask(request: ApiRequest, job_id: int, wanted: Asking | None = None) -> Status[dict[str, Any]]:
     """torch.profiler records them on one rank; the trace then is in the list of profiles."""
     job = job_of(request, job_id, "change", doing="profiled")
@@ -60,6 +72,7 @@ def ask(request: ApiRequest, job_id: int, wanted: Asking | None = None) -> Statu
 
 @router.get("/{int:job_id}/profiles", response=Profiles, summary="Its profiles, newest first")
 def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    """Answers, too, those that were asked for and are not written yet, and those that went wrong, with why."""
     job = job_of(request, job_id)
     return {"items": profiles(job.attempts.all())}
 
@@ -67,9 +80,10 @@ def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
 @router.get(
     "/{int:job_id}/profiles/{int:number}/{str:name}",
     summary="A trace, as chrome://tracing and ui.perfetto.dev open it",
-    openapi_extra={
-        "responses": {200: {"description": "As written", "content": {"application/gzip": {"schema": GZIP}}}}
-    },
+    openapi_extra=described(
+        {"responses": {200: {"description": "As written", "content": {"application/gzip": {"schema": GZIP}}}}},
+        errors={404: "There is no such job that you can see, or no such attempt or trace."},
+    ),
 )
 def file(request: ApiRequest, job_id: int, number: int, name: str) -> StreamingHttpResponse:
     """`number` is the attempt's."""

@@ -1,17 +1,16 @@
 """REST: the scheduler's queue, with Vigil's own jobs in it."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from ninja import Query, Router, Schema
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from jobs.queue import STATES, Entry, QueueSearch, described, unseen
-from nodes import inventory
+from jobs.listing.queue import STATES, Entry, QueueSearch, described, unseen
 from nodes.api import ReadingShape
+from nodes.cluster import sync
 from nodes.models import Reading
-from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
-from portal.paging import BadCursor
+from portal.http.api import ApiRequest, Cursor, Limit, Text, among
 
 router = Router(tags=["cluster"])
 
@@ -74,36 +73,26 @@ class WantedQueue(Schema):
     """Filters of the queue; repeat `state` for several."""
 
     q: Text = Field("", description="Words in the name, or a scheduler's id, a person, an account.")
-    state: list[str] = Field([], description=f"Any of {', '.join(STATES)}.")
+    state: Annotated[list[str], among(STATES, "a state")] = Field([], description=f"Any of {', '.join(STATES)}.")
     partition: Text = ""
     user: Text = Field("", description="A Unix user.")
     mine: bool = False
     limit: Limit
     cursor: Cursor
 
-    @field_validator("state")
-    @classmethod
-    def _known_states(cls, states: list[str]) -> list[str]:
-        for state in states:
-            if state not in STATES:
-                raise ValueError(f"{state[:40]!r} is not a state. Take one of {', '.join(STATES)}.")
-        return states
-
 
 @router.get("/queue", response=Queue, summary="The scheduler's queue: your own first, then by priority")
 def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
+    """Answers the queue as the scheduler last told it, everybody's jobs included where the site lets them be seen."""
     search = QueueSearch(
         text=wanted.q, states=wanted.state, partition=wanted.partition, user=wanted.user, mine=wanted.mine
     )
-    try:
-        found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
-    except BadCursor as error:
-        raise bad_field("cursor", str(error)) from error
+    found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
     return {
         "items": [queued_shape(entry) for entry in described(request.auth, found.items)],
         "next": found.next,
         "counts": search.counts(request.auth),
-        "reading": inventory.readings()[Reading.Part.QUEUE],
+        "reading": sync.readings()[Reading.Part.QUEUE],
         "unseen": unseen(request.auth),
     }
 

@@ -18,8 +18,9 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
 from jobs.intake import reports, wire
-from portal import problems
-from portal.problems import Problem
+from portal.http import problems
+from portal.http.openapi import described
+from portal.http.problems import Problem
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -104,15 +105,25 @@ _TAKEN = {
     auth=None,
     throttle=[],
     summary="Take what an attempt's ranks report",
-    openapi_extra={
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _POST}}},
-        "responses": {200: {"description": "Taken.", "content": {"application/json": {"schema": _TAKEN}}}},
-        "security": [{"Bearer": []}],
-    },
+    openapi_extra=described(
+        {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _POST}}},
+            "responses": {200: {"description": "Taken.", "content": {"application/json": {"schema": _TAKEN}}}},
+            "security": [{"Bearer": []}],
+        },
+        errors={
+            401: "The attempt has ended, or the token is another's.",
+            413: "It is larger than one post may be: send less at once.",
+            415: "It is packed otherwise than with gzip.",
+            422: "It is no report, or holds what one may not. `errors` names where.",
+        },
+    ),
 )
 def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
-    """For trainers: the bearer is the attempt's own token. A stream whose `first` is not what Vigil expects next is
-    left alone, the others of the same post are taken; obey the answered numbers even when they are lower."""
+    """Takes what trainers report: the bearer is the attempt's own token. A stream whose `first` is not what Vigil
+    expects next is left alone, the others of the same post are taken; obey the answered numbers even when they are
+    lower.
+    """
     chunks = iter(lambda: request.read(65_536), b"")
     return _answer(
         attempt_id, request.headers.get("Authorization", ""), request.headers.get("Content-Encoding", ""), chunks
@@ -197,6 +208,7 @@ async def _read(receive: Receive) -> list[bytes] | None:
 
 async def _respond(send: Send, response: HttpResponse) -> None:
     headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
+    headers.append((b"cache-control", problems.PRIVATE.encode()))
     headers.append((b"content-length", str(len(response.content)).encode()))
     if response.status_code == 413:
         headers.append((b"connection", b"close"))  # the rest of the body is not worth reading

@@ -9,11 +9,11 @@ from ninja import Query, Router, Schema
 from numpy.typing import NDArray
 from pydantic import Field
 
-from jobs.api.asking import job_of
+from jobs.api.request import job_of
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job
-from portal.api import ApiRequest, Text, answer, bad_field, stream
-from portal.series import banding, read, store
+from portal.http.api import ApiRequest, Text, answer, bad_field, stream
+from portal.series import bands_read, read, store
 from portal.series.read import Curve
 from portal.series.store import Owner
 
@@ -80,11 +80,16 @@ class Names(Schema):
 
 @router.get("/{int:job_id}/series/names", response=Names, summary="Which series there are")
 def names(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    """Names to ask /series for."""
     return {"items": store.names(list(_owners(job_of(request, job_id))))}
 
 
 @router.get("/{int:job_id}/series", response=Lines, summary="Curves, no longer than a chart needs")
 def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> HttpResponse:
+    """Answers the line of record of one rank over all attempts; with `band`, bands across ranks.
+
+    Each is about `points` long: what is longer comes as min, max and mean of stretches, so that no spike is lost.
+    """
     job = job_of(request, job_id)
     _check(wanted)
     # Read before the points are: what comes in between is in a later frame, and perhaps here too; never in neither.
@@ -104,6 +109,7 @@ def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> Htt
     },
 )
 def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> StreamingHttpResponse:
+    """Nothing is left out or averaged. Values that are not finite are NaN, Infinity and -Infinity."""
     job = job_of(request, job_id)
     _check(wanted)
     owners = _owners(job)
@@ -153,7 +159,7 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
 
 
 def _bands(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterator[dict[str, Any]]:
-    band = banding.band(list(owners), name, start=wanted.start, end=wanted.end, points=wanted.points)
+    band = bands_read.band(list(owners), name, start=wanted.start, end=wanted.end, points=wanted.points)
     columns = {key: _short(getattr(band, key), wanted.digits) for key in ("min", "median", "max")}
     exact = {key: getattr(band, key).tolist() for key in ("step", "worst_rank")}
     yield {"name": name, "rank": None, **exact, **columns, "gaps": band.gaps}

@@ -70,7 +70,7 @@ class ProgressShape(Schema):
 
 
 class PlaceShape(Schema):
-    """Of a job in a sweep."""
+    """A job's place in its sweep."""
 
     id: int = Field(description="The sweep's.")
     index: int = Field(description="Its place, from 0.")

@@ -8,11 +8,13 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from jobs.api.asking import BODY, KEY_HEADER, asked_sweep, key_of, sweep_of
+from jobs.api.request import NOT_YOURS, SUBMISSION, asked_sweep, key_of, sweep_of
 from jobs.models import Sweep
+from jobs.models.sweep import standing
 from jobs.submitting import sweeps as lifecycle
-from portal.api import ApiRequest, Cursor, Limit, Text, bad_field
-from portal.paging import BadCursor, Order, page
+from portal.http.api import ApiRequest, Cursor, Limit, Text
+from portal.http.openapi import described
+from portal.http.paging import Order, page
 
 router = Router(tags=["sweeps"])
 
@@ -40,7 +42,7 @@ class Sweeps(Schema):
     next: str | None
 
 
-class Wanted(Schema):
+class WantedSweeps(Schema):
     project: list[Text] = []
     owner: Text = ""
     limit: Limit
@@ -48,7 +50,10 @@ class Wanted(Schema):
 
 
 @router.post(
-    "", response={200: SweepDetail, 201: SweepDetail}, summary="Submit a sweep", openapi_extra={**BODY, **KEY_HEADER}
+    "",
+    response={200: SweepDetail, 201: SweepDetail},
+    summary="Submit a sweep",
+    openapi_extra=described(SUBMISSION),
 )
 def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]]:
     """A job for each combination of the values under [sweep.over]; under Slurm they are one array."""
@@ -60,33 +65,45 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
 
 
 @router.get("", response=Sweeps, summary="Sweeps you can see, newest first")
-def sweeps(request: ApiRequest, wanted: Query[Wanted]) -> dict[str, Any]:
+def sweeps(request: ApiRequest, wanted: Query[WantedSweeps]) -> dict[str, Any]:
+    """Each with how many of its jobs are in which state."""
     rows = Sweep.objects.visible_to(request.auth).select_related("project", "owner")
     rows = rows.filter(project__slug__in=wanted.project) if wanted.project else rows
     rows = rows.filter(owner__username=wanted.owner) if wanted.owner else rows
-    try:
-        found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
-    except BadCursor as error:
-        raise bad_field("cursor", str(error)) from error
-    return {"items": [sweep_shape(sweep) for sweep in found.items], "next": found.next}
+    found = page(rows, Order("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    stand = standing(found.items)
+    return {"items": [_shape(sweep, *stand[sweep.pk]) for sweep in found.items], "next": found.next}
 
 
 @router.get("/{int:sweep_id}", response=SweepDetail, summary="One sweep")
 def sweep(request: ApiRequest, sweep_id: int) -> dict[str, Any]:
+    """Answers its spec, too, as it was written. Its jobs: GET /api/v1/jobs?sweep=ID."""
     return sweep_detail(sweep_of(request, sweep_id))
 
 
 @router.post(
-    "/{int:sweep_id}/cancel", response={202: SweepShape}, summary="Cancel all jobs of a sweep that have not ended"
+    "/{int:sweep_id}/cancel",
+    response={202: SweepShape},
+    summary="Cancel all jobs of a sweep that have not ended",
+    openapi_extra=described(
+        errors={
+            403: NOT_YOURS,
+            409: "All of its jobs have already ended.",
+        }
+    ),
 )
 def cancel(request: ApiRequest, sweep_id: int) -> Status[dict[str, Any]]:
+    """Has its running jobs save a last checkpoint and stop, and its waiting ones leave the queue."""
     found = sweep_of(request, sweep_id, "change", doing="cancelled")
     lifecycle.cancel(request.auth, found)
     return Status(202, sweep_shape(found))
 
 
 def sweep_shape(sweep: Sweep) -> dict[str, Any]:
-    counts = sweep.counts()
+    return _shape(sweep, sweep.counts(), sweep.is_over())
+
+
+def _shape(sweep: Sweep, counts: dict[str, int], is_over: bool) -> dict[str, Any]:
     return {
         "id": sweep.pk,
         "name": sweep.name,
@@ -96,7 +113,7 @@ def sweep_shape(sweep: Sweep) -> dict[str, Any]:
         "at_once": sweep.at_once,
         "counts": counts,
         "jobs": sum(counts.values()),
-        "over": sweep.is_over(),
+        "over": is_over,
         "created_at": sweep.created_at,
         "url": f"{settings.VIGIL_PUBLIC_URL}/sweeps/{sweep.pk}",
     }

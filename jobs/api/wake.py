@@ -8,6 +8,7 @@ from pydantic import Field
 
 from jobs import tasks
 from jobs.following import wake
+from portal.http.openapi import described
 
 router = Router(tags=["scheduler"])
 
@@ -22,10 +23,18 @@ class Woken(Schema):
     throttle=[],
     response={202: Woken},
     summary="Have Vigil look at the scheduler at once",
-    openapi_extra={"security": [{"Bearer": []}]},
+    openapi_extra=described(
+        {"security": [{"Bearer": []}]},
+        errors={
+            401: "This is not what VIGIL_PUSH_SECRET says.",
+            404: "VIGIL_PUSH_SECRET is not set: nobody may wake it.",
+            429: "Too many wrong secrets within a minute.",
+        },
+    ),
 )
 def wake_follower(request: HttpRequest) -> Status[dict[str, bool]]:
-    """For the scheduler's hooks: the bearer is VIGIL_PUSH_SECRET. Asking often costs nothing: of many, one look comes
-    of them. Nothing in the request is read, so nothing false can be told by it."""
+    """Takes the call of the scheduler's hooks: the bearer is VIGIL_PUSH_SECRET. Asking often costs nothing:
+    of many, one look comes of them. Nothing in the request is read, so nothing false can be told by it.
+    """
     wake.admit(request.headers.get("Authorization", ""))
     return Status(202, {"woken": wake.ask(tasks.wake)})

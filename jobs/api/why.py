@@ -8,10 +8,10 @@ from django.conf import settings
 from ninja import Router, Schema
 from pydantic import Field
 
-from jobs.api.asking import job_of
+from jobs.api.request import job_of
 from jobs.why import pending
 from jobs.why.variants import Variant, as_options
-from portal.api import ApiRequest
+from portal.http.api import ApiRequest
 
 router = Router(tags=["jobs"])
 
@@ -30,7 +30,7 @@ class BlockShape(Schema):
     is_final: bool = Field(description="Waiting will not help against it.")
 
 
-class LineShape(Schema):
+class AheadShape(Schema):
     jobs: int
     gpus: int
     named: list[str] = Field(description="Those of them that you may see, five at most.")
@@ -54,7 +54,7 @@ class WhyShape(Schema):
     starts_at: datetime | None = Field(description="The scheduler's own estimate.")
     never: bool = Field(description="As it is, it cannot start, however long it waits.")
     blocks: list[BlockShape]
-    ahead: LineShape
+    ahead: AheadShape
     variants: list[VariantShape] = Field(description="The same request otherwise, best first; five at most.")
     told_at: datetime | None = Field(description="As of when: the scheduler's last word on nodes and queue.")
     stale: str = Field(description="Why the scheduler has not been heard since, if so.")
@@ -62,7 +62,10 @@ class WhyShape(Schema):
 
 @router.get("/{int:job_id}/why", response=WhyShape, summary="Why it waits, and what would start now")
 def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
-    """As the scheduler last told, a few seconds ago: it is not asked. Of a job that does not wait, it says so."""
+    """Tells why the job waits by what the scheduler last told, a few seconds ago: it is not asked.
+
+    Of a job that does not wait, it says so.
+    """
     told = pending.why(request.auth, job_of(request, job_id))
     found = told.why
     return {

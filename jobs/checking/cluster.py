@@ -34,7 +34,7 @@ def nodes(site: Site) -> Iterator[Finding]:
 
 
 def partitions(site: Site) -> Iterator[Finding]:
-    """Since v0.0.40 slurmrestd tells them only while slurmdbd is up."""
+    """Whether the partitions are told: since v0.0.40 slurmrestd does so only while slurmdbd is up."""
     try:
         found = site.partitions
     except SchedulerError as error:

@@ -15,7 +15,7 @@ LEAST_JOB_AGE_S = 120
 
 
 def look(site: Site) -> Iterator[Finding]:
-    """By scontrol here, else as a job's node told it."""
+    """Looks at slurm.conf as scontrol here tells it, or else as a job's node told it."""
     try:
         conf = site.conf
     except SchedulerError as error:
@@ -122,6 +122,6 @@ FACTS: tuple[Callable[[Conf], Finding], ...] = (
 
 
 def _seconds(value: str) -> int | None:
-    """Of "60 sec"."""
+    """The seconds in a value such as "60 sec"; None where it begins with no number."""
     found = re.match(r"\d+", value)
     return int(found[0]) if found else None

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from jobs.checking.site import Site, Who
-from nodes import inventory
+from nodes.cluster import sync
 from portal.access import can
 from portal.models import Project, User
 
@@ -16,9 +16,9 @@ from portal.models import Project, User
 def site() -> Site:
     """Nothing is asked of the network."""
     found = settings_only()
-    found.open = inventory.scheduler
+    found.open = sync.scheduler
     try:
-        found.user = found.user or inventory.speaker()
+        found.user = found.user or sync.speaker()
         users = list(User.objects.filter(is_active=True).exclude(slurm_user=None).exclude(slurm_user="").order_by("pk"))
         projects = list(Project.objects.order_by("pk"))
         people = [who for user in users for who in _places(user, projects)]
@@ -33,7 +33,7 @@ def site() -> Site:
 
 
 def settings_only() -> Site:
-    """For start-up: without people, and without the scheduler."""
+    """The site as a start looks at it: without people, and without the scheduler."""
     return Site(
         home=Path(settings.VIGIL_HOME),
         runs=Path(settings.VIGIL_RUNS),
@@ -49,7 +49,7 @@ def settings_only() -> Site:
 
 
 def _places(user: User, projects: list[Project]) -> list[Who]:
-    """Where this person may submit to; of their own projects first."""
+    """The places that this person may submit to: one for each of their projects that lets them."""
     mine = set(Project.objects.filter(memberships__user=user).values_list("pk", flat=True))
     places = [project for project in projects if project.pk in mine and can(user, "submit", project)]
     return [Who(user.username, str(user.slurm_user), project.slug, project.slurm_account) for project in places]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jobs.checking.finding import Finding, bad, of_error, ok, skip, warn
 from jobs.checking.site import Site, Who
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm_http import NoAnswer
+from nodes.schedulers.slurm.http import NoAnswer
 
 MOST = 200  # people whose tokens are tried
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import shutil
@@ -13,7 +12,8 @@ from pathlib import Path
 from jobs.checking.finding import Finding, bad, ok, warn
 from jobs.checking.site import Site
 from jobs.disk import sharing
-from portal.file_systems import NETWORK_FILE_SYSTEMS, file_system
+from jobs.disk.access import group_name, user_name
+from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
 
 LITTLE = 50 * 1024**3
 GIB = 1024**3
@@ -44,14 +44,18 @@ def there(site: Site) -> Iterator[Finding]:
 def mode(site: Site) -> Iterator[Finding]:
     title, root = "Its mode", site.runs
     found = root.stat()
-    bits, group = stat.S_IMODE(found.st_mode), _group(found.st_gid)
-    seen = f"{bits:04o}, of {_user(found.st_uid)} and group {group}"
+    bits, group = stat.S_IMODE(found.st_mode), group_name(found.st_gid)
+    seen = f"{bits:04o}, of {user_name(found.st_uid)} and group {group}"
     if bits & stat.S_IRWXO:
         yield bad(title, f"{seen}: everybody may look into it", f"chmod 2710 {root}")
     elif not bits & stat.S_IXGRP:
         yield bad(title, f"{seen}: nobody's job can go through it", f"chmod 2710 {root}")
     elif found.st_uid != os.geteuid():
-        yield warn(title, f"{seen}: it is not the worker's", f"chown {_user(os.geteuid())} {root}; chmod 2710 {root}")
+        yield warn(
+            title,
+            f"{seen}: it is not the worker's",
+            f"chown {user_name(os.geteuid())} {root}; chmod 2710 {root}",
+        )
     elif bits != 0o2710:
         yield warn(title, f"{seen}, not 2710", f"chmod 2710 {root}")
     else:
@@ -59,7 +63,7 @@ def mode(site: Site) -> Iterator[Finding]:
 
 
 def group(site: Site) -> Iterator[Finding]:
-    """Those whose jobs run go through the root by its group."""
+    """Whether people's Unix users are in the root's group, by which they go through it."""
     title, gid = "Its group", site.runs.stat().st_gid
     outside = []
     for user in sorted({who.slurm_user for who in site.people or ()}):
@@ -70,12 +74,11 @@ def group(site: Site) -> Iterator[Finding]:
         if entry.pw_uid != os.geteuid() and gid not in os.getgrouplist(user, entry.pw_gid):
             outside.append(user)
     if outside:
-        remedy = (
-            f"usermod -aG {_group(gid)} {outside[0]}, here and on the nodes; or chgrp it to a group that all are in."
-        )
-        yield bad(title, f"{', '.join(outside[:10])}: not in {_group(gid)}, so their jobs cannot enter", remedy)
+        add = f"usermod -aG {group_name(gid)} {outside[0]}, here and on the nodes"
+        remedy = f"{add}; or chgrp it to a group that all are in."
+        yield bad(title, f"{', '.join(outside[:10])}: not in {group_name(gid)}, so their jobs cannot enter", remedy)
     else:
-        yield ok(title, f"{_group(gid)}: all whose jobs run are in it")
+        yield ok(title, f"{group_name(gid)}: all whose jobs run are in it")
 
 
 def ways(site: Site) -> Iterator[Finding]:
@@ -120,17 +123,3 @@ def code(site: Site) -> Iterator[Finding]:
             "Nodes need Vigil and its Python at the same path: put both on the shared file system, or copy them there."
         )
         yield warn("Vigil's own folder", f"{seen}: a local disk", remedy)
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)

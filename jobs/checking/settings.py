@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm_tokens import TOO_OPEN, KeyFile
+from nodes.schedulers.slurm.tokens import TOO_OPEN, KeyFile
 
 
 def look(site: Site) -> Iterator[Finding]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
 from nodes.schedulers.cluster import Accounts, Partition
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_commands import run
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
-from nodes.schedulers.slurm_tokens import Broker, KeyFile, Tokens
-from nodes.schedulers.slurm_words import at, mapping, objects, text, words
+from nodes.schedulers.slurm.commands import run
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
+from nodes.schedulers.slurm.tokens import Broker, KeyFile, Tokens
+from nodes.schedulers.slurm.values import at, mapping, objects, text, words
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Site:
 
     @cached_property
     def admin_level(self) -> str:
-        """Of our Slurm user in the accounts: none, operator, administrator; "" where they know no such user."""
+        """The accounts' level of our Slurm user: none, operator, administrator; "" where they know no such user."""
         answer = self.rest.http.get(f"user/{self.user}", service="slurmdb") or {}
         found = next((one for one in objects(answer.get("users")) if text(one.get("name")) == self.user), None)
         return "" if found is None else (words(found.get("administrator_level")) or ("None",))[0].lower()

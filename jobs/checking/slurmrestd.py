@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from jobs.checking.finding import Finding, bad, of_error, ok, warn
 from jobs.checking.site import Site
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm_http import NoAnswer, SlurmError
-from nodes.schedulers.slurm_tokens import Tokens
-from nodes.schedulers.slurm_versions import NOTHING_LACKING
+from nodes.schedulers.slurm.http import NoAnswer, SlurmError
+from nodes.schedulers.slurm.tokens import Tokens
+from nodes.schedulers.slurm.versions import NOTHING_LACKING
 
 APART_S = 30  # clocks
 FAR_APART_S = 300  # a token is good for 900 s
@@ -39,7 +39,7 @@ def reach(site: Site) -> Iterator[Finding]:
 
 
 def believed(site: Site) -> Iterator[Finding]:
-    """By a question that only somebody who is believed gets answered: a ping is answered to everybody."""
+    """Asks what only somebody who is believed gets answered: a ping is answered to everybody."""
     title = f"Slurm believes {site.user}"
     try:
         site.rest.clock()

@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Wishes:
-    """Which partitions (empty: all), as whom (empty: somebody who may), and for how long to wait for each, seconds."""
+    """The partitions to try (empty: all), as whom (empty: somebody who may), and the seconds to wait for each."""
 
     partitions: tuple[str, ...] = ()
     user: str = ""
@@ -102,7 +102,7 @@ def _on(site: Site, partition: Partition, wishes: Wishes, tell: Tell, kept: list
 
 
 def _candidates(site: Site, partition: Partition, user: str) -> Iterator[Who]:
-    """Those who may use it; other Unix users than our own first, as the run directory is shared with them."""
+    """Finds who may use it; other Unix users than our own first, as the run directory is shared with them."""
     people = list(site.people or ())
     ours = Who(site.user, site.user, NO_PROJECT)
     if user:
@@ -189,7 +189,7 @@ def _submission(spec: JobSpec, who: Who, root: Path, limit_s: int) -> Submission
 def _wait(
     site: Site, trial: Trial, wishes: Wishes, tell: Tell, title: str
 ) -> Generator[Finding, None, JobStatus | None]:
-    """Until it has ended; and returns its status then. One that takes too long is cancelled, and says why."""
+    """Waits until it has ended, and returns its status then. One that takes too long is cancelled, and says why."""
     began, since, said = time.monotonic(), time.monotonic(), ""
     status = JobStatus(scheduler_id=trial.scheduler_id, state="unknown")
     # A job that has begun has as long again: a first import of torch over NFS takes its time.

@@ -45,6 +45,16 @@ mkdir -p "$told" && rm -f "$told/asked" "$told/code" "$told/failed"
 
 fail() {{ printf '%s\\n' "$*" | tee "$told/failed" >&2; exit 2; }}
 
+# What is there and closed to this user is another thing than what is not there: somebody else has to set it right.
+barred() {{
+    local at who shown='%A, of %U and the group %G'
+    case $1 in */*) at=$(readlink -m -- "$1") who=$(id -un) ;; *) return ;; esac
+    [ ! -f "$at" ] || [ -x "$at" ] || fail "$who may not run $at: it is $(stat -c "$shown" -- "$at"). Open it to them."
+    while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname -- "$at"); done
+    [ ! -d "$at" ] || [ -x "$at" ] ||
+        fail "$who may not enter $at, so $1 cannot be run: it is $(stat -c "$shown" -- "$at"). Open it to them."
+}}
+
 asked= ended=
 pass_on() {{
     asked=$1
@@ -97,6 +107,7 @@ if type conda >/dev/null 2>&1; then
 elif [ -x "$conda/bin/python" ]; then
     export CONDA_PREFIX=$conda PATH=$conda/bin:$PATH
 else
+    barred "$conda/bin/python"
     fail "environment.conda: no conda on this node, and $conda is no folder of an environment. Give its folder."
 fi
 set -u
@@ -112,7 +123,10 @@ export VIGIL_PASS_ON
 """
 _PYTHON = """
 [ ! -d "$python" ] || python=$python/bin/python
-type -P -- "$python" >/dev/null || fail "$python is no interpreter on this node. Say another under [environment]."
+type -P -- "$python" >/dev/null || {
+    barred "$python"
+    fail "$python is no interpreter on this node. Say another under [environment]."
+}
 """
 _LINE = re.compile(r"[\x21-\x7e]*\Z")
 
@@ -192,7 +206,7 @@ class Batch:
         return "".join(parts)
 
     def _options(self) -> list[str]:
-        """Of srun."""
+        """The options of srun: an elastic job outlives a lost node, and pyxis is told of the container."""
         found = ["--no-kill"] if self.elastic else []
         if self.container and self.engine == "pyxis":
             found.append(_quoted(f"--container-image={self.container}"))

@@ -31,7 +31,7 @@ def of_project(project: Project) -> Environment:
 
 
 def variables(environment: Environment) -> dict[str, str]:
-    """For every rank: what the site says of its network, then what people say."""
+    """The variables of every rank: what the site says of its network, then what people say."""
     network = {
         "NCCL_SOCKET_IFNAME": settings.VIGIL_NCCL_INTERFACE,
         "GLOO_SOCKET_IFNAME": settings.VIGIL_GLOO_INTERFACE,
@@ -69,7 +69,7 @@ def misfits(environment: Environment) -> list[Problem]:
 
 
 def _mounts(environment: Environment) -> list[str]:
-    """Where the run is and where Vigil is, at the same path inside; then what people say."""
+    """The folders inside a container: the run's and Vigil's at the same paths, then what people say."""
     ours = [str(runs_root()), str(START.parent.parent)]
     if odd := next((path for path in ours if set(path) & set(":,")), None):
         raise SpecError.at("environment.container", f"{odd} cannot be mounted: its path has a colon or a comma.")

@@ -1,4 +1,4 @@
-"""Where an attempt's files lie in its job's run directory, and the last words that it left there."""
+"""The places of an attempt's files in its job's run directory, and the last words that it left there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_folder(attempt: Attempt) -> str:
 
 
 def _folders(root: Path, number: int) -> Iterator[str]:
-    """Where a launcher may have made its folder: under the number that it was told, else among the newest."""
+    """The folders that a launcher may have made: that of the number which it was told, then the newest others."""
     told = f"attempt-{number}"
     yield told
     names = (name for name in rundir.names_under(root, "job") if _FOLDER.match(name) and name != told)
@@ -49,6 +49,19 @@ def result_of(attempt: Attempt) -> dict[str, Any] | None:
     if root is None or not folder:
         return None
     return rundir.read_json_under(root, f"job/{folder}/result.json", limit=65_536)
+
+
+def has_begun(attempt: Attempt) -> bool:
+    """Whether its batch script has run, or its command reported: each leaves something before it does anything."""
+    if attempt.last_report_at is not None or find_folder(attempt):
+        return True
+    if (root := root_of(attempt)) is None:
+        return False
+    try:
+        with rundir.folder_under(root, f"job/told/{attempt.scheduler_id}.{attempt.scheduler_restart_count}"):
+            return True
+    except OSError:
+        return False
 
 
 def age_of_result(attempt: Attempt) -> float | None:

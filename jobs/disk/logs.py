@@ -37,7 +37,7 @@ class LogFile:
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     offset: int  # of its first byte
     text: str
 
@@ -46,7 +46,7 @@ class Line:
 class LogPage:
     """Lines in order. `start` and `end` are cursors: `before=start` is what came before, `after=end` what follows."""
 
-    lines: list[Line]
+    lines: list[LogLine]
     start: int
     end: int
     size: int  # of the whole log, in bytes
@@ -177,14 +177,14 @@ def _newest(attempt: Attempt, rank: int) -> int:
 
 
 def _batch(attempt: Attempt) -> str:
-    """Where the scheduler puts the batch script's output; a requeued attempt goes on in its first one's file."""
+    """The file of the batch script's output; a requeued attempt goes on in its first one's file."""
     same = Attempt.objects.filter(job_id=attempt.job_id, scheduler_id=attempt.scheduler_id).exclude(scheduler_id="")
     first = same.order_by("number").values_list("number", flat=True).first()
     return f"job/batch.{first or attempt.number}.log"
 
 
 def name_of(rank: int | None) -> str:
-    """Whose log it is, as a sentence begins with it."""
+    """Names the writer of a log, as a sentence begins with it."""
     if rank is None:
         return "The batch script"
     return f"Rank {rank}" if rank >= 0 else f"The launcher of node {-1 - rank}"
@@ -231,7 +231,7 @@ def _backwards(descriptor: int, size: int, before: int, limit: int) -> LogPage:
 def _search(descriptor: int, size: int, after: int, limit: int, wanted: str) -> LogPage:
     """Lines from a cursor on that hold a text, in any case; looks through a bounded part, `end` says how far it got."""
     start = at = min(max(0, after), size)
-    found: list[Line] = []
+    found: list[LogLine] = []
     while at < size and at - start < SEARCH_BYTES and len(found) < limit:
         data = os.pread(descriptor, PAGE_BYTES, at)
         if not data:
@@ -248,9 +248,9 @@ def _search(descriptor: int, size: int, after: int, limit: int, wanted: str) -> 
     return LogPage(found, start, at, size)
 
 
-def _lines(data: bytes, start: int, limit: int, *, take_rest: bool) -> tuple[list[Line], int]:
+def _lines(data: bytes, start: int, limit: int, *, take_rest: bool) -> tuple[list[LogLine], int]:
     """Lines of a piece that begins at a line's beginning, and the offset after the last one taken."""
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     at = 0
     while at < len(data) and len(lines) < limit:
         end = data.find(b"\n", at)
@@ -258,6 +258,6 @@ def _lines(data: bytes, start: int, limit: int, *, take_rest: bool) -> tuple[lis
             break
         stop = len(data) if end < 0 else end
         text = data[at : min(stop, at + LINE_BYTES)].decode("utf-8", "replace").rstrip("\r")
-        lines.append(Line(start + at, text))
+        lines.append(LogLine(start + at, text))
         at = stop + (end >= 0)
     return lines, start + at

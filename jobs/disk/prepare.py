@@ -14,52 +14,79 @@ from typing import Any
 import tomlkit
 from django.utils import timezone
 
-from jobs import checkpoints, reliability
-from jobs.disk import environments, pins, rundir, sharing, upload
+from jobs import checkpoints, reliability, suspects
+from jobs.disk import environments, pins, rundir, sharing, trust, upload
 from jobs.disk.batch import array_text
 from jobs.models import Attempt, Job, Sweep
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
-from nodes import inventory
+from nodes.cluster import sync
 from nodes.schedulers.base import Submission
 
 
 def prepare(attempt: Attempt) -> Path:
-    """Everything that the batch script needs, before the scheduler is asked. May be repeated for the same attempt."""
+    """Everything that the batch script needs, before the scheduler is asked. May be repeated for the same attempt.
+
+    Whoever's job it is is asked after anew: trust may have been withdrawn since it was submitted.
+    """
     job = attempt.job
-    rundir.open_root()
-    if not job.directory:
-        _make_directory(job)
-    root = rundir.path_of(job.directory)
-    if not (root / "job").is_dir():
-        raise OSError(errno.ENOTCONN, "The run directory is not there: mount its file system", str(root))
-    sharing.share(root, inventory.unix_user(attempt.scheduler_user))
-    spec = _rewound(JobSpec.parse(job.spec), attempt.rewinds)
-    environment = environments.of(spec, job.project)
-    batch = environments.batch(spec, environment, root, lead=grace_of(attempt))
-    portal = root / "portal"
-    (portal / "cancelled").unlink(missing_ok=True)
-    rundir.write(portal / "spec.toml", job.spec_toml)
-    hours = reliability.hours_between_failures(spec.resources.max_nodes)
-    rundir.write(portal / "run.toml", run_toml(spec, environments.variables(environment), mtbf_hours=hours))
-    rundir.write(portal / "batch.sh", batch.text(), mode=0o750)
-    resume = attempt.resume_from.name if attempt.resume_from is not None else None
-    is_chosen = attempt.origin == Attempt.Origin.RESUMED or _is_rewind(attempt)
-    chosen = resume if is_chosen else None
-    rundir.write(portal / "attempt.json", json.dumps({"number": attempt.number, "resume": chosen}))
+    trust.check(job.owner, JobSpec.parse(job.spec))
+    root = _directory_of(job)
+    sharing.share(root, sync.unix_user(attempt.scheduler_user))
+    spec = _rewound(_spec_of(attempt), attempt.rewinds)
+    texts = {
+        "spec.toml": job.spec_toml,
+        **_environment_texts(attempt, spec, root),
+        "attempt.json": json.dumps({"number": attempt.number, "resume": _chosen_start(attempt)}),
+    }
+    (root / "portal" / "cancelled").unlink(missing_ok=True)
+    for name, text in texts.items():
+        rundir.write(root / "portal" / name, text, mode=0o750 if name.endswith(".sh") else 0o640)
     pins.write(job)
     if spec.script is not None and spec.script.directory:
         _unpack_code(job, root)
     return root
 
 
+def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str, str]:
+    """What the launcher reads and what the scheduler starts, by the file's name: both are of one environment."""
+    environment = environments.of(spec, attempt.job.project)
+    run = run_toml(
+        spec,
+        environments.variables(environment),
+        mtbf_hours=reliability.hours_between_failures(spec.resources.max_nodes),
+        data_roots=trust.roots_of(attempt.job.owner),
+    )
+    batch = environments.batch(spec, environment, root, lead=grace_of(attempt))
+    return {"run.toml": run, "batch.sh": batch.text()}
+
+
+def _chosen_start(attempt: Attempt) -> str | None:
+    """The checkpoint that it has to start from; None: the newest that its launchers find."""
+    is_chosen = attempt.origin == Attempt.Origin.RESUMED or _is_rewind(attempt)
+    return attempt.resume_from.name if is_chosen and attempt.resume_from is not None else None
+
+
 def _is_rewind(attempt: Attempt) -> bool:
-    """Whether it starts further back than from the newest: the one before it has diverged."""
-    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1, cause="diverged")
+    """Whether it may start further back than from the newest: by what the one before it ended."""
+    causes = ("diverged", suspects.CAUSE)
+    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1, cause__in=causes)
     return attempt.origin == Attempt.Origin.RESTARTED and before.exists()
 
 
+def _spec_of(attempt: Attempt) -> JobSpec:
+    """What was asked for, less the nodes that this attempt is kept from."""
+    spec = JobSpec.parse(attempt.job.spec)
+    asked = spec.resources.exclude_nodes
+    more = [node for node in suspects.kept_from(attempt.job_id, before=attempt.number) if node not in asked]
+    if not more:
+        return spec
+    return spec.model_copy(
+        update={"resources": spec.resources.model_copy(update={"exclude_nodes": [*asked, *more]})},
+    )
+
+
 def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:
-    """With half the learning rate for each time that the job was set back."""
+    """Halves the learning rate for each time that the job was set back."""
     if not rewinds or spec.run is None:
         return spec
     return spec.model_copy(
@@ -69,7 +96,7 @@ def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:
 
 def submission(attempt: Attempt, root: Path) -> Submission:
     """The request to the scheduler."""
-    job, resources = attempt.job, JobSpec.parse(attempt.job.spec).resources
+    job, resources = attempt.job, _spec_of(attempt).resources
     begin = resources.begin_at
     return Submission(
         key=attempt.key,
@@ -111,12 +138,21 @@ def array_submission(sweep: Sweep, attempts: Sequence[Attempt]) -> Submission:
 
 
 def grace_of(attempt: Attempt) -> int:
-    """Seconds that stopping may take: twice the last measured write and half a minute (PROTOCOLS §2)."""
+    """Seconds that stopping may take: twice the last measured write and half a minute (protocols.md §2)."""
     return STOP_SECONDS + math.ceil(2 * (checkpoints.last_write_seconds(attempt.job_id) or 0.0))
 
 
-def run_toml(spec: JobSpec, variables: dict[str, str], *, mtbf_hours: float | None = None) -> str:
-    """What the launcher and the trainer read; `python -m training run.toml` runs it without any portal."""
+def run_toml(
+    spec: JobSpec,
+    variables: dict[str, str],
+    *,
+    mtbf_hours: float | None = None,
+    data_roots: Sequence[str] | None = None,
+) -> str:
+    """What the launcher and the trainer read; `python -m training run.toml` runs it without any portal.
+
+    `data_roots`: the folders that alone it may read of what it names; None: any.
+    """
     resources = spec.resources
     document: dict[str, Any] = {
         "name": spec.name,
@@ -134,6 +170,8 @@ def run_toml(spec: JobSpec, variables: dict[str, str], *, mtbf_hours: float | No
     }
     if mtbf_hours is not None:
         document["launch"]["mtbf_hours"] = round(mtbf_hours, 3)
+    if data_roots is not None:
+        document["launch"]["data_roots"] = list(data_roots)
     if variables:
         document["environment"] = {"env": variables}
     if spec.run is not None:
@@ -141,6 +179,17 @@ def run_toml(spec: JobSpec, variables: dict[str, str], *, mtbf_hours: float | No
     if spec.script is not None:
         document["script"] = spec.script.model_dump(mode="json", exclude={"directory"})
     return tomlkit.dumps(document)
+
+
+def _directory_of(job: Job) -> Path:
+    """The job's run directory, made if it has none yet; OSError if its file system is not there."""
+    rundir.open_root()
+    if not job.directory:
+        _make_directory(job)
+    root = rundir.path_of(job.directory)
+    if not (root / "job").is_dir():
+        raise OSError(errno.ENOTCONN, "The run directory is not there: mount its file system", str(root))
+    return root
 
 
 def _make_directory(job: Job) -> None:

@@ -48,7 +48,7 @@ def download(attempt: Attempt, name: str) -> Download:
 
 
 def _pieces(descriptor: int) -> Iterator[bytes]:
-    """As much as there was at the first look."""
+    """Yields the file in pieces, as much of it as there was at the first look."""
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0 and (piece := file.read(min(PIECE_BYTES, left))):

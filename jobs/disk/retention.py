@@ -82,7 +82,7 @@ def _long_ended(project: Project, ended_before: datetime) -> QuerySet[Job]:
 
 def _thin_out(job_id: int, ended_before: datetime) -> int:
     """Remove a job's checkpoints but those that must stay. Under the lock that resuming takes: nobody starts from one
-    that goes. Folders are renamed first: what goes wrong then leaves a row whose folder the next round finds gone."""
+    that goes. Folders are renamed first: what goes wrong then leaves a row whose folder the next go finds gone."""
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("project").filter(pk=job_id).first()
         if job is None or not _is_over(job, ended_before):

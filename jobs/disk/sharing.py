@@ -31,7 +31,10 @@ _OWNER, _USER, _GROUP_OWNER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x1
 
 @dataclass(frozen=True)
 class Acl:
-    """Who may do what, in bits (4 read, 2 write, 1 enter or run); users and groups by number. `mask`: None for none."""
+    """An access list: who may do what, in bits (4 read, 2 write, 1 enter or run).
+
+    Users and groups are by number. `mask`: None for none.
+    """
 
     owner: int = EVERYTHING
     group: int = 0
@@ -101,6 +104,11 @@ def mode_of(descriptor: int, mode: int) -> int:
     Its group bits are those of the list that it was born with, which gives the group nothing; without one: as it is.
     """
     return mode | (mode & 0o500) >> 3 if _get(descriptor, ACCESS) else mode
+
+
+def read(folder: Path) -> bytes:
+    """Its access list as the kernel keeps it; b"" where its mode alone counts."""
+    return _get(folder, ACCESS)
 
 
 def pack(acl: Acl) -> bytes:

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import io
 import os
-import re
 import secrets
 import shutil
 import tarfile
@@ -23,6 +22,7 @@ from jobs.disk import sharing
 from jobs.disk.rundir import FOLDER, open_root, runs_root
 from jobs.errors import Problem, Refused
 from jobs.models import Attempt
+from portal import untrusted
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000
@@ -30,7 +30,6 @@ MAX_MEMBERS = 20_000
 UPLOADS = ".uploads"
 STAGING = "unpacking-"
 DIRTY = "VIGIL.dirty"  # `vigil submit` says so where the files differ from the commit that it names
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def about(name: str) -> Sent:
     listed = "".join(f"{name}\0{found[name]}\0" for name in sorted(found))
     digest = hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
     commit = said.get("comment", "")
-    return Sent(digest, commit, DIRTY in said) if _COMMIT.fullmatch(commit) else Sent(digest, "", False)
+    return Sent(digest, commit, DIRTY in said) if untrusted.COMMIT.fullmatch(commit) else Sent(digest, "", False)
 
 
 class _Bad(Exception):

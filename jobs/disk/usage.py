@@ -10,18 +10,18 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import BigIntegerField, Count, F, Min, OuterRef, Q, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce
+from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
-from jobs.disk import rundir
-from jobs.models import Attempt, Checkpoint, Job
+from jobs.disk import rundir, sums
+from jobs.models import Attempt, DiskSum, Job
 from portal.models import Membership, Project, User
 
 logger = logging.getLogger(__name__)
 
 AGAIN_AFTER = timedelta(minutes=15)  # while a job runs
-BUDGET_S = 10.0  # of one round; the worker is niced, and others wait for it
+LOOK_BACK = timedelta(days=7)  # for changes after a job was measured: far longer than they ever wait for their turn
+BUDGET_S = 10.0  # of one go; the worker is niced, and others wait for it
 MOST_ENTRIES = 1_000_000
 DEEPEST = 32
 _BLOCK = 512  # what st_blocks counts in, on every system
@@ -39,7 +39,7 @@ class Size:
 
 
 def measure_due(budget_s: float = BUDGET_S) -> int:
-    """Measure what may have changed, longest ago first, for so long; answers how many jobs that were."""
+    """Measure what may have changed, longest ago first, for so long; answers how many jobs that were. Then add up."""
     deadline = time.monotonic() + budget_s
     measured = 0
     for job in due().only("directory").order_by(F("disk_measured_at").asc(nulls_first=True), "pk")[:1000]:
@@ -47,17 +47,19 @@ def measure_due(budget_s: float = BUDGET_S) -> int:
             break
         measure(job, budget_s)
         measured += 1
+    sums.keep()
     return measured
 
 
 def due() -> QuerySet[Job]:
     """Never measured; running, and measured a while ago; or something ended, closed or was removed since."""
-    since = F("job__disk_measured_at")
-    changed = Attempt.objects.filter(Q(ended_at__gte=since) | Q(closed_at__gte=since) | Q(spools_removed_at__gte=since))
     running = Attempt.objects.alive().filter(job__disk_measured_at__lt=timezone.now() - AGAIN_AFTER)
-    return Job.objects.filter(
-        Q(disk_measured_at=None) | Q(pk__in=running.values("job")) | Q(pk__in=changed.values("job"))
-    )
+    found = Q(disk_measured_at=None) | Q(pk__in=running.values("job"))
+    for change in ("ended_at", "closed_at", "spools_removed_at"):
+        # By its own index, and of late: what every attempt there ever was says is not asked each minute.
+        lately = Attempt.objects.filter(**{f"{change}__gte": timezone.now() - LOOK_BACK})
+        found |= Q(pk__in=lately.filter(**{f"{change}__gte": F("job__disk_measured_at")}).values("job"))
+    return Job.objects.filter(found)
 
 
 def measure(job: Job, budget_s: float = BUDGET_S) -> None:
@@ -139,20 +141,34 @@ class Use:
     project: Project
     jobs: int
     bytes: int
-    checkpoint_bytes: int
+    checkpoint_bytes: int  # as their trainers told, of jobs that `bytes` has
     unmeasured: int  # jobs that no look has counted yet
     partial: int  # jobs of which there is more than was counted
     oldest_job_at: datetime | None
     measured_at: datetime | None  # the oldest look that is in the sum
+
+    @classmethod
+    def of(cls, project: Project, one: DiskSum | None) -> Use:
+        if one is None:
+            return cls(project, 0, 0, 0, 0, 0, None, None)
+        return cls(
+            project, one.jobs, one.bytes, one.checkpoint_bytes, one.unmeasured, one.partial, one.oldest_job_at,
+            one.measured_at,
+        )  # fmt: skip
 
     @property
     def keep_checkpoints_days(self) -> int | None:
         return self.project.keep_checkpoints_days
 
     @property
-    def other_bytes(self) -> int:
-        """Logs, code, results, and what no trainer told of."""
-        return max(0, self.bytes - self.checkpoint_bytes)
+    def is_told_more(self) -> bool:
+        """Trainers told of more than lies there: the two sums are of different moments, and not to be compared."""
+        return self.checkpoint_bytes > self.bytes
+
+    @property
+    def other_bytes(self) -> int | None:
+        """Logs, code, results, and what no trainer told of; None where the sums cannot say."""
+        return None if self.is_told_more else self.bytes - self.checkpoint_bytes
 
 
 def may_see(user: User) -> bool:
@@ -160,7 +176,7 @@ def may_see(user: User) -> bool:
 
 
 def projects_of(user: User) -> QuerySet[Project]:
-    """Those whose disk use is this person's business: all for sysadmins, else those that they lead."""
+    """The projects whose disk use is this person's business: all for sysadmins, else those that they lead."""
     if user.is_sysadmin:
         return Project.objects.all()
     led = user.memberships.filter(role=Membership.Role.LEAD).values("project")
@@ -169,24 +185,19 @@ def projects_of(user: User) -> QuerySet[Project]:
 
 def use_of(user: User) -> list[Use]:
     """Each such project's use, the largest first."""
-    kept = Checkpoint.objects.exclude(state=Checkpoint.State.PRUNED).filter(job__project=OuterRef("pk"))
-    held = kept.order_by().values("job__project").annotate(sum=Sum("bytes")).values("sum")
-    rows = projects_of(user).annotate(
-        n=Count("jobs"),
-        used=Coalesce(Sum("jobs__disk_bytes"), 0, output_field=BigIntegerField()),
-        held=Coalesce(Subquery(held), 0, output_field=BigIntegerField()),
-        unmeasured=Count("jobs", filter=Q(jobs__disk_measured_at=None)),
-        partial=Count("jobs", filter=Q(jobs__disk_is_partial=True)),
-        oldest=Min("jobs__created_at"),
-        measured=Min("jobs__disk_measured_at"),
-    )
-    return [
-        Use(row, row.n, row.used, row.held, row.unmeasured, row.partial, row.oldest, row.measured)
-        for row in rows.order_by("-used", "slug")
-    ]
+    projects = list(projects_of(user))
+    added_up = sums.of(projects)
+    uses = [Use.of(project, added_up.get(project.pk)) for project in projects]
+    return sorted(uses, key=lambda use: (-use.bytes, use.project.slug))
 
 
 def largest(user: User, most: int = 20) -> list[Job]:
-    """The jobs that take most in these projects."""
-    found = Job.objects.filter(project__in=projects_of(user), disk_bytes__gt=0).with_latest_attempt()
-    return list(found.order_by("-disk_bytes", "-pk")[:most])
+    """The jobs that take most in these projects: the first of an index, or the first of each project's."""
+    there = Job.objects.filter(disk_bytes__gt=0).order_by("-disk_bytes", "-pk")
+    if not user.is_sysadmin:
+        each = (there.filter(project=project).values_list("disk_bytes", "pk") for project in projects_of(user))
+        found = sorted((row for rows in each for row in rows.order_by("-disk_bytes")[:most]), reverse=True)
+        there = there.filter(pk__in=[pk for _, pk in found[:most]])
+    keys = list(there.values_list("pk", flat=True)[:most])
+    rows = Job.objects.with_latest_attempt().defer("spec", "spec_toml", "notes").in_bulk(keys)
+    return [rows[key] for key in keys if key in rows]

@@ -23,8 +23,8 @@ from jobs.disk import tokens
 from jobs.disk.prepare import array_submission, prepare
 from jobs.errors import JobError
 from jobs.following import handover, strays
+from jobs.following.cause import Ended
 from jobs.following.handover import PASSING, RETRY
-from jobs.following.restart import Ended
 from jobs.models import Attempt, Predecessor, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.schedulers.base import Scheduler, SchedulerError
@@ -147,7 +147,7 @@ def _not_taken(sweep: Sweep, rows: list[Attempt], claim: datetime, error: Schedu
 
 
 def _as_refusal(error: JobError | OSError) -> SchedulerError:
-    """As a project's environment that somebody has spoilt since, or a file system that is full."""
+    """Tells an error as a refusal: of a project's environment that somebody has spoilt, say, or a full file system."""
     if isinstance(error, OSError):
         problem = f"The run directory cannot be written: {error}"
         return SchedulerError(problem, permanent=error.errno not in PASSING)

@@ -14,11 +14,11 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.following import ending
-from jobs.following.restart import Ended
-from jobs.following.round import Round, logger
+from jobs.following.cause import Ended
+from jobs.following.tick import TickContext, logger
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.spec import limit_of
-from nodes import inventory
+from nodes.cluster import sync
 from nodes.models import QueuedJob, Reading
 from nodes.schedulers.base import UNKNOWN, JobStatus
 
@@ -26,28 +26,28 @@ UNHEARD_FOR = timedelta(seconds=5)  # before a scheduler that does not know it i
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def confirm(turn: Round, attempt: Attempt, status: JobStatus | None) -> bool:
+def confirm(tick: TickContext, attempt: Attempt, status: JobStatus | None) -> bool:
     """Whether the scheduler says that it is this person's. If it says otherwise the attempt has ended."""
     if status is None:
-        _not_there(turn, attempt)
+        _not_there(tick, attempt)
         return False
     if not status.user and status.state == UNKNOWN:
         return False  # not told yet
     if status.user != attempt.scheduler_user:
-        refuse(turn, attempt)
+        refuse(tick, attempt)
         return False
     if is_vigils(status):
-        refuse(turn, attempt, f"{attempt.scheduler_id} is a job of Vigil's own, which is followed already.")
+        refuse(tick, attempt, f"{attempt.scheduler_id} is a job of Vigil's own, which is followed already.")
         return False
     count = max(status.restart_count, attempt.scheduler_restart_count)  # its own script may know of a requeue first
     submitted = datetime.fromtimestamp(status.submitted_at, UTC) if status.submitted_at else timezone.now()
-    with turn.held.writing():
+    with tick.held.writing():
         rows = Attempt.objects.filter(pk=attempt.pk, ended_at=None)
         rows.update(submitted_at=submitted, scheduler_restart_count=count, unknown_since=None)
         live.announce(attempt.pk)
     attempt.submitted_at, attempt.scheduler_restart_count, attempt.unknown_since = submitted, count, None
     logger.info("attempt %s: %s is %s's, attached", attempt.pk, attempt.scheduler_id, attempt.scheduler_user)
-    inventory.hurry(Reading.Part.QUEUE)  # for what it asks for
+    sync.hurry(Reading.Part.QUEUE)  # for what it asks for
     return True
 
 
@@ -59,23 +59,23 @@ def is_vigils(status: JobStatus) -> bool:
     return bool(status.keys) and any(rows.filter(key__in=status.keys).exists() for rows in _KEYED)
 
 
-def refuse(turn: Round, attempt: Attempt, reason: str = "") -> None:
+def refuse(tick: TickContext, attempt: Attempt, reason: str = "") -> None:
     """The end of a claim that does not hold: nothing of that job is told, and no report is taken any more."""
     now = timezone.now()
     reason = reason or f"Slurm has no job {attempt.scheduler_id} of yours. `squeue --me` lists them."
     closed: dict[str, Any] = {"decided_at": now, "closed_at": now, "token_digest": "", "slurm_steps_at": now}
-    with turn.held.writing():
+    with tick.held.writing():
         ending.end(attempt, Ended("failed"), cause="rejected", reason=reason, **closed)
 
 
-def describe(turn: Round) -> None:
+def describe(tick: TickContext) -> None:
     """Write into their specs what Slurm says that they ask for, once the queue has told it."""
     untold = Attempt.objects.alive().confirmed().filter(job__kind=Job.ATTACHED, job__spec__resources__isnull=True)
     waiting = {attempt.scheduler_id: attempt for attempt in untold.select_related("job")[:200]}
     for row in QueuedJob.objects.filter(scheduler_id__in=waiting, is_made_up=False):
         attempt = waiting[row.scheduler_id]
         if row.user == attempt.scheduler_user:
-            with turn.held.writing():
+            with tick.held.writing():
                 _describe(attempt.job, row)
                 live.announce(attempt.pk)
 
@@ -104,12 +104,12 @@ def resources_of(row: QueuedJob) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value not in ("", None)}
 
 
-def _not_there(turn: Round, attempt: Attempt) -> None:
+def _not_there(tick: TickContext, attempt: Attempt) -> None:
     now = timezone.now()
     if attempt.unknown_since is None:
-        turn.note(attempt, unknown_since=now)
+        tick.note(attempt, unknown_since=now)
     elif now - attempt.unknown_since > UNHEARD_FOR:
-        refuse(turn, attempt)
+        refuse(tick, attempt)
 
 
 def _describe(job: Job, row: QueuedJob) -> None:

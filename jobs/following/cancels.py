@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.disk import folders, rundir
 from jobs.disk.prepare import grace_of
-from jobs.following.round import Round, logger
+from jobs.following.tick import TickContext, logger
 from jobs.models import Attempt, Job
 from jobs.models.attempt import AttemptQuerySet
 from jobs.spec import STOP_SECONDS
@@ -23,17 +23,17 @@ BUDGET_S = 2.0  # a tick: a scheduler that lets every call time out must not hol
 AT_ONCE = 200
 
 
-def advance(turn: Round) -> None:
+def advance(tick: TickContext) -> None:
     """Take each one that is due one step further, as far as the budget reaches; in any order, so that none starves."""
     until = time.monotonic() + BUDGET_S
     for attempt in _due(timezone.now()).with_job().order_by("?")[:AT_ONCE]:
         if time.monotonic() > until:
             return
-        turn.live_through(partial(_advance, turn, attempt), f"attempt {attempt.pk}")
+        tick.live_through(partial(_advance, tick, attempt), f"attempt {attempt.pk}")
 
 
 def _due(now: datetime) -> AttemptQuerySet:
-    """Those about which something may be to be done: most wait for their launchers to stop, or for Slurm to kill."""
+    """Picks the cancelled ones that may need something: most wait for their launchers to stop, or for Slurm to kill."""
     waits = Q(state=Attempt.State.PENDING) | Q(job__kind=Job.ATTACHED)
     shortest = now - timedelta(seconds=STOP_SECONDS) - LAUNCHER_WAIT
     due = (
@@ -45,24 +45,24 @@ def _due(now: datetime) -> AttemptQuerySet:
     return Attempt.objects.alive().confirmed().exclude(scheduler_id="").exclude(cancel_asked_at=None).filter(due)
 
 
-def _advance(turn: Round, attempt: Attempt) -> None:
+def _advance(tick: TickContext, attempt: Attempt) -> None:
     now = timezone.now()
     if attempt.state == Attempt.State.PENDING or attempt.job.is_attached:  # nobody there knows USR1: as scancel does it
         if attempt.cancel_killed_at is None or now - attempt.cancel_killed_at > KILL_AGAIN:
-            _kill(turn, attempt, now)
+            _kill(tick, attempt, now)
     elif attempt.cancel_signalled_at is None:
         root = folders.root_of(attempt)
         if root is not None:  # batch.sh does not ask to be requeued, the launcher says why it stopped
             _tell(attempt, root, now)
         # Not TERM: Slurm gives that to the srun in the script as well, which then kills its tasks at once.
-        turn.scheduler.signal(attempt.scheduler_id, "USR1", user=attempt.scheduler_user)
-        turn.note(attempt, cancel_signalled_at=now)
+        tick.scheduler.signal(attempt.scheduler_id, "USR1", user=attempt.scheduler_user)
+        tick.note(attempt, cancel_signalled_at=now)
     elif attempt.cancel_killed_at is None:
         grace = timedelta(seconds=grace_of(attempt)) + LAUNCHER_WAIT
         if now - attempt.cancel_signalled_at > grace:
-            _kill(turn, attempt, now)
+            _kill(tick, attempt, now)
     elif now - attempt.cancel_killed_at > KILL_AGAIN:
-        _kill(turn, attempt, now)
+        _kill(tick, attempt, now)
 
 
 def _tell(attempt: Attempt, root: Path, now: datetime) -> None:
@@ -73,6 +73,6 @@ def _tell(attempt: Attempt, root: Path, now: datetime) -> None:
         logger.warning("attempt %s: its run directory is not told that it is cancelled: %s", attempt.pk, error)
 
 
-def _kill(turn: Round, attempt: Attempt, now: datetime) -> None:
-    turn.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
-    turn.note(attempt, cancel_killed_at=now)
+def _kill(tick: TickContext, attempt: Attempt, now: datetime) -> None:
+    tick.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
+    tick.note(attempt, cancel_killed_at=now)

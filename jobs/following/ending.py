@@ -21,7 +21,9 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.disk import folders, rundir
-from jobs.following.restart import NUMERICS, WORDS, Ended, cause_of, decide, next_attempt, numerics_of
+from jobs.following.cause import NUMERICS, WORDS, Ended, cause_of, numerics_of
+from jobs.following.next_attempt import next_attempt
+from jobs.following.policy import decide
 from jobs.intake import reports
 from jobs.models import Attempt, Stream
 
@@ -130,7 +132,7 @@ def _note(attempt: Attempt, **changes: datetime) -> None:
 
 
 def is_collecting_due(attempt: Attempt) -> bool:
-    """Until one came to its end, then twice a minute: to find that nothing came costs a look through every spool."""
+    """Whether to look for late reports: until one look is through, then twice a minute, as each reads all spools."""
     assert attempt.ended_at is not None
     since = (timezone.now() - attempt.ended_at).total_seconds()
     return attempt.collected_at is None or since < 10 or since % 30 < 3

@@ -19,12 +19,23 @@ from django.db.models import Q
 
 from jobs import lease
 from jobs.disk import folders, pins, rundir, tokens
-from jobs.following import after, arrays, attached, cancels, ending, handover, outlived, steps, strays
+from jobs.following import (
+    arrays,
+    attached,
+    cancels,
+    dependencies,
+    ending,
+    handover,
+    leftover_allocations,
+    steps,
+    strays,
+)
+from jobs.following.idle import has_orders, is_idle
 from jobs.following.poll import Poll
-from jobs.following.round import Round, logger
+from jobs.following.tick import TickContext, logger
 from jobs.lease import LeaseLost
 from jobs.models import Attempt, Job
-from nodes import inventory, orders
+from nodes.cluster import drain, sync
 from nodes.schedulers.base import Scheduler, SchedulerError
 
 FOLDERS_S = 1.0  # a tick's budget for each part that may have much to do, so that none keeps the others waiting
@@ -34,13 +45,18 @@ SETTLE_S = 2.5
 COLLECT_S = 1.0  # of that, for one attempt
 
 
+def is_needed() -> bool:
+    """Whether a tick would find anything to do. Where not, nothing is locked or asked."""
+    return not is_idle() or has_orders() or sync.is_due()
+
+
 def tick(scheduler: Scheduler | None = None) -> bool:
-    """One round, if nobody else is at it; whether it was us."""
+    """One tick, if nobody else is at it; whether it was us."""
     held = lease.take("follow")
     if held is None:
         return False
     try:
-        Tick(held, scheduler or inventory.scheduler()).run()
+        Tick(held, scheduler or sync.scheduler()).run()
     except SchedulerError as error:  # it cannot even be opened: the settings name one that is not there
         logger.warning("nothing is followed: %s", error)
     except LeaseLost:
@@ -50,10 +66,13 @@ def tick(scheduler: Scheduler | None = None) -> bool:
     return True
 
 
-class Tick(Round):
-    """One round of the follower, under its lease."""
+class Tick(TickContext):
+    """One tick of the follower, under its lease."""
 
     def run(self) -> None:
+        if is_idle():
+            self.live_through(self.look_at_cluster, "look_at_cluster")
+            return
         ask = (self.poll, self.find_folders, self.cancel, self.give_back)
         for part in (*ask, self.submit, self.settle, self.submit, self.ask_for_steps, self.look_at_nodes, pins.repair):
             self.live_through(part, part.__name__)
@@ -83,7 +102,7 @@ class Tick(Round):
 
     def give_back(self) -> None:
         if self.away is None:
-            outlived.give_back(self)
+            leftover_allocations.give_back(self)
 
     def leave_token(self, attempt: Attempt) -> None:
         root = folders.root_of(attempt)
@@ -105,7 +124,7 @@ class Tick(Round):
 
     def submit(self) -> None:
         until = time.monotonic() + SUBMIT_S
-        self.live_through(after.look, "jobs that wait for others")
+        self.live_through(dependencies.look, "jobs that wait for others")
         if self.away is not None:
             return
         for attempt_id in handover.due(arrays=self.scheduler.has_arrays):
@@ -126,13 +145,17 @@ class Tick(Round):
 
     def look_at_nodes(self) -> None:
         if self.away is not None:  # said where people look, without asking once more
-            orders.put_off(self.away)
-            inventory.miss(self.away)
+            drain.put_off(self.away)
+            sync.miss(self.away)
             return
-        orders.carry_out(self.scheduler)
-        if inventory.is_due():
-            inventory.sync(self.scheduler)
+        if self.look_at_cluster():
             attached.describe(self)
+
+    def look_at_cluster(self) -> bool:
+        """Whether anything of it was read anew."""
+        if has_orders():
+            drain.carry_out(self.scheduler)
+        return sync.sync(self.scheduler)
 
     def _settle(self, attempt: Attempt, until: float) -> None:
         if ending.is_collecting_due(attempt):

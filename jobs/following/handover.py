@@ -22,11 +22,11 @@ from jobs import live
 from jobs.disk import tokens
 from jobs.disk.prepare import prepare, submission
 from jobs.errors import JobError
-from jobs.following import after, strays, turns
+from jobs.following import dependencies, strays, sweep_limit
+from jobs.following.cause import Ended
 from jobs.following.ending import end
-from jobs.following.restart import Ended
 from jobs.models import Attempt, Job, Predecessor, Sweep
-from nodes import inventory
+from nodes.cluster import sync
 from nodes.schedulers.base import ENDED, JobStatus, Scheduler, SchedulerError, Submission
 from portal.models import User
 
@@ -44,10 +44,10 @@ PASSING = {
 def due(*, arrays: bool = False) -> list[int]:
     """Attempts that no scheduler has yet: new ones, and those whose submission did not come to an end.
 
-    `arrays`: without those that are handed over together (arrays). Else a sweep's wait here for their turn.
+    `arrays`: without those that are handed over together (arrays). Else a sweep's wait here for their tick.
     """
     together = Q(number=1, job__sweep__isnull=False) & ~Q(cancel_asked_at__isnull=False, submitting_at=None)
-    apart = ~together if arrays else ~Q(pk__in=turns.held())
+    apart = ~together if arrays else ~Q(pk__in=sweep_limit.held())
     return list(
         Attempt.objects.filter(apart, ended_at=None, scheduler_id="")
         .exclude(cancel_asked_at=None, job__in=Predecessor.objects.filter(met=False).values("job"))
@@ -76,13 +76,13 @@ def hand_over(attempt_id: int, scheduler: Scheduler | None = None) -> None:
     attempt = Attempt.objects.select_related("job__project", "job__owner", "resume_from").filter(pk=attempt_id).first()
     if attempt is None or attempt.scheduler_id or attempt.ended_at is not None:
         return
-    if attempt.cancel_asked_at is None and after.is_waiting(attempt.job_id):
+    if attempt.cancel_asked_at is None and dependencies.is_waiting(attempt.job_id):
         return
     claim = _claim(attempt)
     if claim is None:
         return
     try:
-        source = scheduler or inventory.scheduler()
+        source = scheduler or sync.scheduler()
         scheduler_id = _ask(attempt, claim, source)
     except SchedulerError as error:
         not_taken(attempt, claim, error)
@@ -119,14 +119,14 @@ def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
 
 
 def check_owner(owner: User) -> None:
-    """That somebody is there in whose name it starts: a deactivated account starts nothing more."""
+    """Refuses a job of a deactivated account: nothing is started in that name any more."""
     if not owner.is_active:
         message = f"The account of {owner} is deactivated, and nothing is started in that name any more."
         raise SchedulerError(f"{message} Somebody else may clone it.", permanent=True)
 
 
 def _check_grace(asked: Submission) -> None:
-    """That there is time to stop in good order: known only once checkpoints of this job were measured."""
+    """Refuses a time limit too short to stop within: known only once checkpoints of this job were measured."""
     if asked.grace_s >= asked.time_limit_s:
         needs = f"Stopping with a last checkpoint takes {asked.grace_s} s by the last one's measure"
         message = f"{needs}, the time limit is {asked.time_limit_s} s. Submit it with a longer resources.time_limit."
@@ -148,7 +148,7 @@ def under(claim: datetime) -> Q:
 
 
 def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
-    """Not while the scheduler still has an earlier attempt of this job alive or requeued (PROTOCOLS §1)."""
+    """False while the scheduler still has an earlier attempt of this job alive or requeued (protocols.md §1)."""
     before = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).exclude(scheduler_id="")
     ids = sorted(set(before.values_list("scheduler_id", flat=True)))
     # UNKNOWN is as good as alive: nothing is started beside what the scheduler cannot tell of just now.

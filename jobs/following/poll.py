@@ -19,8 +19,10 @@ from django.utils import timezone
 from jobs import live
 from jobs.disk import folders
 from jobs.following import attached, ending, handover
-from jobs.following.restart import Ended, next_attempt
-from jobs.following.round import Round
+from jobs.following.cause import Ended
+from jobs.following.next_attempt import next_attempt
+from jobs.following.tick import TickContext
+from jobs.following.unlaunched import unlaunched_of
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 
@@ -88,8 +90,8 @@ class Known(NamedTuple):
 class Poll:
     """One look at everything that has not ended."""
 
-    def __init__(self, turn: Round) -> None:
-        self.round, self.held, self.scheduler = turn, turn.held, turn.scheduler
+    def __init__(self, tick: TickContext) -> None:
+        self.tick, self.held, self.scheduler = tick, tick.held, tick.scheduler
 
     def run(self) -> None:
         following = Attempt.objects.alive().exclude(scheduler_id="").order_by("id")
@@ -100,18 +102,18 @@ class Poll:
         try:
             told = self.scheduler.status(sorted({one.scheduler_id for one in known}))
         except SchedulerError as error:
-            self.round.away = error
+            self.tick.away = error
             raise
         until = time.monotonic() + APPLY_S
         for attempt in self._whole(self._changed(known, told)):
             if time.monotonic() > until:
                 return
             status = told.get(attempt.scheduler_id)
-            self.round.live_through(partial(self.apply, attempt, status), f"attempt {attempt.pk}")
+            self.tick.live_through(partial(self.apply, attempt, status), f"attempt {attempt.pk}")
 
     def apply(self, attempt: Attempt, status: JobStatus | None) -> None:
         """Bring one attempt in step with what the scheduler says of it."""
-        if attempt.is_unconfirmed and not attached.confirm(self.round, attempt, status):
+        if attempt.is_unconfirmed and not attached.confirm(self.tick, attempt, status):
             return
         if status is None:
             self.miss(attempt)
@@ -120,34 +122,40 @@ class Poll:
             self._lose(attempt, f"The scheduler's job {attempt.scheduler_id} is another one: it counts anew.")
             return
         if attempt.unknown_since is not None:
-            self.round.note(attempt, unknown_since=None)
+            self.tick.note(attempt, unknown_since=None)
         if status.state == UNKNOWN:
             self.wonder(attempt)
             return
         if attempt.untold_since is not None:
-            self.round.note(attempt, untold_since=None)
+            self.tick.note(attempt, untold_since=None)
         if status.restart_count > attempt.scheduler_restart_count:
+            # It may have been requeued more than once between two ticks: each start gets its attempt, one by one.
             following = self.requeued(attempt, status)
             if following is not None:
                 self.apply(following, status)
         elif status.state in Attempt.ALIVE:
             self._move(attempt, status)
         else:
+            # It may have started and ended between two ticks, so nodes and start are told first. The state is left to
+            # the end's one update, with ended_at and the cause: nobody reads one without the others.
             self._move(attempt, status, keep_state=True)
+            result = folders.result_of(attempt)
+            unlaunched = None if result else unlaunched_of(attempt, status)
             ended = Ended(
                 status.state,
                 status.exit_code,
                 status.signal,
-                folders.result_of(attempt),
+                result,
                 cancelled=attempt.cancel_asked_at is not None,
+                unlaunched=unlaunched.cause if unlaunched else "",
             )
-            self._end(attempt, ended, reason=status.reason, at=status.ended_at)
+            self._end(attempt, ended, reason=unlaunched.reason if unlaunched else status.reason, at=status.ended_at)
 
     def miss(self, attempt: Attempt) -> None:
         """The scheduler's answer is without this job: believed once that has lasted."""
         now = timezone.now()
         if attempt.unknown_since is None:
-            self.round.note(attempt, unknown_since=now)
+            self.tick.note(attempt, unknown_since=now)
         elif now - attempt.unknown_since > MISSING_FOR:
             try:  # should it live on unseen: nothing is started beside it. Of what is not ours nothing would be
                 if not attempt.job.is_attached:
@@ -173,7 +181,7 @@ class Poll:
         reason = f"The scheduler has not been able to tell its state since {since}"
         reason += "." if attempt.job.is_attached else ", and its launcher has not ended it."
         if attempt.reason != reason:
-            self.round.note(attempt, reason=reason)
+            self.tick.note(attempt, reason=reason)
 
     def requeued(self, attempt: Attempt, status: JobStatus) -> Attempt | None:
         """The scheduler has started the same job anew: this attempt has ended, and there is a next one."""
@@ -220,6 +228,7 @@ class Poll:
                     found[3].append(one.pk)
             elif not one.is_as(status):
                 found[0 if status.state in ENDED else 1].append(one.pk)
+        # Where the accounts are away these may be thousands at once. No page shows them yet, so none is announced.
         for part in _parts(first_untold, AT_ONCE):
             with self.held.writing():
                 Attempt.objects.alive().filter(pk__in=part).update(untold_since=now)
@@ -227,7 +236,7 @@ class Poll:
         return [*found[0], *found[1], *found[2], *(found[3][start:] + found[3][:start])[:UNTOLD_AT_ONCE]]
 
     def _whole(self, ids: Sequence[int]) -> Iterator[Attempt]:
-        """These rows as they are now, in this order."""
+        """Reads these rows as they are now, in this order."""
         rows = Attempt.objects.alive().with_job().select_related("cancel_asked_by")
         for part in _parts(ids, 50):
             found = rows.in_bulk(part)
@@ -262,7 +271,7 @@ class Poll:
 
 
 def _jobs_of_keys(known: Sequence[Known], told: Mapping[str, JobStatus]) -> dict[str, int]:
-    """Whose keys the scheduler names that are not the attempt's own: a requeued job keeps its first attempt's."""
+    """The jobs whose keys the scheduler names for other attempts: a requeued job keeps its first attempt's key."""
     foreign: set[str] = set()
     for one in known:
         status = told.get(one.scheduler_id)

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs import live
-from jobs.following.round import Round
+from jobs.following.tick import TickContext
 from jobs.models import Attempt
 from nodes.schedulers.base import ENDED, SchedulerError, SlurmStep
 
@@ -26,7 +26,7 @@ MOST = 40  # steps kept: a script may call srun in a loop
 _silent_until = 0.0
 
 
-def ask(turn: Round) -> None:
+def ask(tick: TickContext) -> None:
     """Ask for those of attempts that have just ended, and keep them once all have."""
     global _silent_until
     if time.monotonic() < _silent_until:
@@ -37,27 +37,27 @@ def ask(turn: Round) -> None:
         if time.monotonic() > until:
             return
         try:
-            told = turn.scheduler.steps(attempt.scheduler_id, attempt.scheduler_restart_count)
+            told = tick.scheduler.steps(attempt.scheduler_id, attempt.scheduler_restart_count)
         except SchedulerError:
             _silent_until = time.monotonic() + PAUSE_S
             raise
-        _keep(turn, attempt, told)
+        _keep(tick, attempt, told)
 
 
-def _keep(turn: Round, attempt: Attempt, told: tuple[SlurmStep, ...]) -> None:
+def _keep(tick: TickContext, attempt: Attempt, told: tuple[SlurmStep, ...]) -> None:
     assert attempt.ended_at is not None
     now = timezone.now()
     is_whole = bool(told) and all(step.state in ENDED for step in told)
     if not is_whole and now - attempt.ended_at < WAIT:
         return
-    with turn.held.writing():
+    with tick.held.writing():
         Attempt.objects.filter(pk=attempt.pk).update(slurm_steps=kept(told), slurm_steps_at=now)
         if told:
             live.announce(attempt.pk)
 
 
 def kept(told: Iterable[SlurmStep]) -> list[dict[str, Any]]:
-    """As rows keep them: those that went wrong before the others, where there are too many."""
+    """Slurm's steps as rows keep them: where there are too many, those that went wrong before the others."""
     steps = list(told)
     if len(steps) > MOST:
         steps = sorted(steps, key=lambda step: step.state == "completed")[:MOST]

@@ -15,7 +15,7 @@ from typing import Any
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs.following.round import Round
+from jobs.following.tick import TickContext
 from jobs.models import Attempt, Stray, Sweep
 from nodes.schedulers.base import ENDED, JobStatus, Scheduler, SchedulerError
 
@@ -52,7 +52,7 @@ def _called(attempt: Attempt, sweep: Sweep | None) -> dict[str, Any]:
     return {"key": attempt.key} if sweep is None else {"key": sweep.key, "task": attempt.job.sweep_index}
 
 
-def pursue(turn: Round) -> None:
+def pursue(tick: TickContext) -> None:
     """Go on with each that is due, the longest untried first, as far as the budget reaches."""
     until, now = time.monotonic() + BUDGET_S, timezone.now()
     due = Q(tried_at=None) | Q(scheduler_id="", tried_at__lt=now - LOOK_AGAIN) | ~Q(scheduler_id="")
@@ -60,15 +60,15 @@ def pursue(turn: Round) -> None:
     if not rows:
         return
     ids = sorted({stray.scheduler_id for stray in rows if stray.scheduler_id})
-    told = turn.scheduler.status(ids) if ids else {}
+    told = tick.scheduler.status(ids) if ids else {}
     for stray in rows:
         if time.monotonic() > until:
             return
         if stray.scheduler_id:
             status = told.get(stray.scheduler_id)
-            turn.live_through(partial(_end, stray, status, turn.scheduler, now), str(stray))
+            tick.live_through(partial(_end, stray, status, tick.scheduler, now), str(stray))
         else:
-            turn.live_through(partial(_look, stray, turn.scheduler, now), str(stray))
+            tick.live_through(partial(_look, stray, tick.scheduler, now), str(stray))
 
 
 def _end(stray: Stray, status: JobStatus | None, scheduler: Scheduler, now: datetime) -> None:

@@ -18,8 +18,8 @@ from django.conf import settings
 from django.core.cache import cache
 
 from jobs import live
-from jobs.tasks import queue
-from portal.problems import Problem
+from jobs.queueing import queue
+from portal.http.problems import Problem
 
 logger = logging.getLogger(__name__)
 

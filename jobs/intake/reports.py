@@ -1,4 +1,4 @@
-"""Taking in what trainers report: exactly once, whichever door it comes by and however often (PROTOCOLS §3)."""
+"""Taking in what trainers report: exactly once, whichever door it comes by and however often (protocols.md §3)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from jobs.intake import wire
 from jobs.intake.standing import Standing
 from jobs.intake.wire import Malformed, Part, Post
 from jobs.models import Attempt, Event, Stream
+from portal.http.problems import Problem
 from portal.models import digest
-from portal.problems import Problem
 from portal.series import store
 from portal.series.store import Fresh, Owner
-from training import spool
+from training.reporting import spool
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ SERIES = 1_000  # of an attempt
 STREAMS = 50_000
 EVENTS = 50_000
 QUIET = timedelta(minutes=10)
-_AT_ONCE = 64  # batches taken at once; a batch has at most POINTS_A_BATCH of training.spool_lines points
+_AT_ONCE = 64  # batches taken at once; a batch has at most POINTS_A_BATCH of training.reporting.lines points
 
 _ADVANCE = (
     "UPDATE jobs_stream SET next_seq = %s, ended = %s, quarantined = quarantined + %s WHERE id = %s AND next_seq = %s"
@@ -56,12 +56,12 @@ class Answer(msgspec.Struct):
 
 
 def owner_of(attempt_id: int) -> Owner:
-    """Whose series an attempt's are."""
+    """The owner under which an attempt's series are kept."""
     return ("attempt", attempt_id)
 
 
 def quiet(owners: Set[Owner]) -> set[Owner]:
-    """Those whose attempts are closed, or have long not reported by the portal's own clock."""
+    """The owners whose attempts are closed, or have long not reported by the portal's own clock."""
     ids = {number for kind, number in owners if kind == "attempt"}
     heard = Q(last_report_at__gt=timezone.now() - QUIET)
     talking = set(Attempt.objects.open().filter(heard, pk__in=ids).values_list("pk", flat=True))

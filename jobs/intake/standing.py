@@ -1,4 +1,4 @@
-"""Where an attempt stands by what its ranks tell: step, steps, phase, incarnation and rank 0's newest values."""
+"""How far an attempt is, by what its ranks tell: step, steps, phase, incarnation and rank 0's newest values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.models import Attempt
-from training.spool_lines import STEP_LIMIT
+from portal import untrusted
 
 LATEST = 64  # series kept for lists
 FADE_SECONDS = 60.0  # how fast the pace forgets
@@ -20,7 +20,7 @@ FADE_SECONDS = 60.0  # how fast the pace forgets
 
 @dataclass
 class Standing:
-    """Only the newest incarnation moves it: a superseded rank's late words change nothing."""
+    """How far an attempt is. Only the newest incarnation moves it: a superseded rank's late words change nothing."""
 
     step: int | None
     steps: int | None
@@ -68,11 +68,11 @@ class Standing:
             return
         if kind == "phase" and isinstance(phase := data.get("phase"), str):
             self.phase = phase[:32]
-        if kind in {"run.started", "progress"} and (steps := _whole(data.get("steps"))) is not None:
+        if kind in {"run.started", "progress"} and (steps := untrusted.count(data.get("steps"))) is not None:
             self.steps = steps
         if kind == "phase" and self.step is None:
             return  # before it has begun it counts from 0, wherever it will go on from
-        step = _whole(data.get("start_step" if kind == "run.started" else "step"))
+        step = untrusted.count(data.get("start_step" if kind == "run.started" else "step"))
         if kind in {"run.started", "progress", "phase", "run.completed"} and step is not None:
             self._reach(step)
 
@@ -91,7 +91,3 @@ def plain(value: float) -> float | str:
     if np.isfinite(value):
         return value
     return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < STEP_LIMIT else None

@@ -18,7 +18,7 @@ from jobs import lease
 from jobs.disk import folders
 from jobs.intake import reports
 from jobs.models import Attempt, Stream
-from training import spool
+from training.reporting import spool
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,10 @@ class Watched:
         self.names = [*there, *self.names]
 
     def _size(self, folder: int, name: str) -> tuple[int, int]:
-        """By opening it: over NFS stat may tell what was so half a minute ago, but who opens a file is told what its
-        writer had written when it last closed or flushed it. One segment further a look at most: any number may be
-        there, and whoever reads the stream goes on to its end by itself."""
+        """Tells its size by opening it: over NFS stat may tell what was so half a minute ago, but who opens a file is
+        told what its writer had written when it last closed or flushed it. One segment further a look at most: any
+        number may be there, and whoever reads the stream goes on to its end by itself.
+        """
         segment, _ = self.sizes.get(name, (0, 0))
         size = _bytes(folder, name, segment)
         if size > spool.SEGMENT_BYTES // 2 and (more := _bytes(folder, name, segment + 1)) >= 0:
@@ -101,7 +102,7 @@ def _tailed() -> Iterator[Attempt]:
 
 
 def _look(attempts: list[Attempt]) -> None:
-    """In turns, so that one with much to read does not keep the others waiting; who came last comes first next time."""
+    """Reads them in turns, so that one with much to read keeps none waiting; who came last comes first next time."""
     until = time.monotonic() + BUDGET_S
     for gone in _watched.keys() - {attempt.pk for attempt in attempts}:
         del _watched[gone]

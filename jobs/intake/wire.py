@@ -1,4 +1,4 @@
-"""Report posts as shippers send them (PROTOCOLS §3), from bytes to clean columns.
+"""Report posts as shippers send them (protocols.md §3), from bytes to clean columns.
 
 A frame that is malformed is refused whole (`Malformed`): nobody can say what it meant. In a well-formed frame a batch
 with bad content (a value that is no number, a name that is no name) is quarantined: it is dropped and counted, and
@@ -19,8 +19,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from training import spool_lines
-from training.spool_lines import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
+from training.reporting import lines
+from training.reporting.lines import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
 
 COMPRESSED_BYTES = 1024 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
@@ -115,7 +115,7 @@ class _RawColumns(msgspec.Struct):
 
 
 class _RawFrame(msgspec.Struct):
-    """The same frame with its content left unread, to find out which batches are to blame."""
+    """A frame with its content left unread, to find out which batches are to blame."""
 
     version: Literal[1]
     streams: list[Part]
@@ -187,7 +187,7 @@ def parse(body: bytes) -> Post:
     return Post(frame.streams, series, events, bad)
 
 
-def of_spool(header: spool_lines.Header, batches: Sequence[spool_lines.Batch], *, end: bool) -> Post:
+def of_spool(header: lines.Header, batches: Sequence[lines.Batch], *, end: bool) -> Post:
     """The post that a shipper would send of these consecutive batches of one stream."""
     bad: dict[Batch, str] = {}
     part = Part(
@@ -306,12 +306,12 @@ def _event(index: int, raw: msgspec.Raw, streams: list[Part], bad: dict[Batch, s
 
 
 def _mended(text: bytes) -> bytes:
-    """The same JSON with U+FFFD for halves of surrogate pairs: what an undecodable file name in an error becomes."""
+    """Writes U+FFFD for halves of surrogate pairs in JSON: an undecodable file name in an error becomes such halves."""
     return _ESCAPE.sub(lambda match: b"\\ufffd" if match[2] else match[0], text)
 
 
 def without_nul(value: Any, *, room: int = DEPTH) -> Any:
-    """The same JSON value with U+FFFD for NUL, which PostgreSQL cannot keep; a log line may well have one.
+    """Puts U+FFFD for NUL in a JSON value, as PostgreSQL cannot keep NUL; a log line may well have one.
 
     RecursionError where it is nested more than `room` deep: who reads it later may stand on a deeper stack than we do.
     """

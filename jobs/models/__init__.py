@@ -2,8 +2,22 @@
 
 from jobs.models.attempt import Attempt, Event, Stream
 from jobs.models.checkpoint import Checkpoint
+from jobs.models.disk import DiskSum
 from jobs.models.job import Job, Predecessor, Tag
+from jobs.models.listing import Listing
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
 
-__all__ = ["Attempt", "Checkpoint", "Event", "Job", "Predecessor", "Stray", "Stream", "Sweep", "Tag"]
+__all__ = [
+    "Attempt",
+    "Checkpoint",
+    "DiskSum",
+    "Event",
+    "Job",
+    "Listing",
+    "Predecessor",
+    "Stray",
+    "Stream",
+    "Sweep",
+    "Tag",
+]

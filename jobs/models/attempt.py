@@ -18,7 +18,7 @@ def _new_key() -> str:
 
 class AttemptQuerySet(models.QuerySet["Attempt"]):
     def alive(self) -> Self:
-        """Not ended yet, as far as we know: what the follower asks the scheduler about."""
+        """Those that have not ended as far as we know: what the follower asks the scheduler about."""
         return self.filter(ended_at=None)
 
     def open(self) -> Self:
@@ -26,11 +26,11 @@ class AttemptQuerySet(models.QuerySet["Attempt"]):
         return self.filter(closed_at=None)
 
     def confirmed(self) -> Self:
-        """Without those that somebody says are theirs, and the scheduler has not said so yet."""
+        """Leaves out those that somebody says are theirs, and the scheduler has not said so yet."""
         return self.exclude(job__kind=Job.ATTACHED, submitted_at=None)
 
     def with_job(self) -> Self:
-        """With the job, but for its long texts: they may be 20 KB each, and are read when somebody asks."""
+        """Joins the job without its long texts: they may be 20 KB each, and are read when somebody asks."""
         return self.select_related("job").defer("job__spec", "job__spec_toml", "job__notes")
 
     def for_reports(self) -> Self:
@@ -98,7 +98,7 @@ class Attempt(models.Model):
     cause = models.CharField(
         max_length=32,
         blank=True,
-        help_text="Why it ended, in one word of jobs.following.restart: completed, stopped, exception …",
+        help_text="Why it ended, in one word: completed, stopped, exception …",
     )
     failure = models.JSONField(
         default=dict,
@@ -161,6 +161,11 @@ class Attempt(models.Model):
             models.Index(fields=["ended_at", "state"], name="attempts_by_end"),
             # Of all that ever were, the few that every tick looks through.
             models.Index(fields=["id"], condition=models.Q(closed_at=None), name="attempts_open"),
+            models.Index(fields=["ended_at"], condition=models.Q(slurm_steps_at=None), name="attempts_without_steps"),
+            models.Index(fields=["started_at"], name="attempts_by_start"),
+            models.Index(fields=["closed_at"], name="attempts_by_close"),
+            models.Index(fields=["spools_removed_at"], name="attempts_by_removal"),
+            models.Index(fields=["closed_at"], condition=models.Q(spools_removed_at=None), name="attempts_with_spools"),
         )
 
     def __str__(self) -> str:

@@ -16,15 +16,15 @@ _EXACT = re.compile(r"step-(?P<step>\d{1,15})\.g(?P<generation>\d{1,9})", re.ASC
 
 class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
     def resumable(self) -> Self:
-        """Those to start from: committed, and not found corrupt."""
+        """The ones to start from: committed, and not found corrupt."""
         return self.filter(state__in=Checkpoint.RESUMABLE)
 
     def pinned(self) -> Self:
-        """Those that nothing may remove: a pin on one that is gone means nothing."""
+        """The ones that nothing may remove: a pin on one that is gone means nothing."""
         return self.filter(pinned=True).exclude(state=Checkpoint.State.PRUNED)
 
     def called(self, name: str) -> Self:
-        """By its folder's name; one that is there first, the newest of them. step-<n>.g<generation> is always exact."""
+        """Finds it by its folder's name; what is there first, then the newest. step-<n>.g<generation> is exact."""
         known = Q(name=name)
         if exact := _EXACT.fullmatch(name):
             known |= Q(step=int(exact["step"]), generation=int(exact["generation"]))
@@ -33,7 +33,7 @@ class CheckpointQuerySet(models.QuerySet["Checkpoint"]):
 
 
 class Checkpoint(models.Model):
-    """Saved state at a step; `parent_step` makes the line of descent (PROTOCOLS §4)."""
+    """Saved state at a step; `parent_step` makes the line of descent (protocols.md §4)."""
 
     class State(models.TextChoices):
         COMMITTED = "committed"
@@ -68,6 +68,10 @@ class Checkpoint(models.Model):
     class Meta:
         ordering = ("-step", "-generation")
         constraints = (models.UniqueConstraint(fields=["job", "step", "generation"], name="one_row_a_checkpoint"),)
+        indexes = (
+            models.Index(fields=["state", "created_at"], name="checkpoints_by_state"),
+            models.Index(fields=["state", "-id"], name="checkpoints_newest_of_state"),
+        )
 
     def __str__(self) -> str:
         return f"step {self.step}"

@@ -51,7 +51,14 @@ class Job(models.Model):
 
     class Meta:
         ordering = ("-id",)
-        indexes = (models.Index(fields=["project", "-id"], name="jobs_of_project"),)
+        indexes = (
+            models.Index(fields=["project", "-id"], name="jobs_of_project"),
+            models.Index(fields=["-disk_bytes", "-id"], name="jobs_by_disk"),
+            models.Index(
+                fields=["project", "disk_bytes", "disk_measured_at", "disk_is_partial", "created_at"],
+                name="jobs_disk_use",
+            ),
+        )
 
     def __str__(self) -> str:
         return f"#{self.pk} {self.name}"

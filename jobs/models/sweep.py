@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any, Self
 
 from django.conf import settings
@@ -14,6 +15,9 @@ from portal.models import Project, User
 
 def _new_key() -> str:
     return secrets.token_hex(8)
+
+
+_GOES_ON = Q(latest__ended_at=None) | Q(latest__decided_at=None)
 
 
 class SweepQuerySet(models.QuerySet["Sweep"]):
@@ -65,4 +69,15 @@ class Sweep(models.Model):
 
     def is_over(self) -> bool:
         """Whether all of its jobs have ended, and Vigil starts none of them anew."""
-        return not self.jobs.filter(Q(latest__ended_at=None) | Q(latest__decided_at=None)).exists()
+        return not self.jobs.filter(_GOES_ON).exists()
+
+
+def standing(sweeps: Iterable[Sweep]) -> dict[int, tuple[dict[str, int], bool]]:
+    """By number, what `counts` and `is_over` say of each, in one query."""
+    found: dict[int, tuple[dict[str, int], bool]] = {sweep.pk: ({}, True) for sweep in sweeps}
+    jobs = Sweep.jobs.rel.related_model._default_manager.filter(sweep__in=list(found)).order_by()
+    rows = jobs.values_list("sweep", "latest__state")
+    for number, state, count, going in rows.annotate(count=Count("pk"), going=Count("pk", filter=_GOES_ON)):
+        counts, is_over = found[number]
+        found[number] = (counts | ({state: count} if state else {}), is_over and not going)
+    return found

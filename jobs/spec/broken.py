@@ -34,7 +34,7 @@ def explain(text: str, error: Exception) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """As tomllib counts them: other ends of line than these are no ends to it."""
+    """The lines of a text as tomllib counts them: other ends of line than these are no ends to it."""
     return text.replace("\r\n", "\n").split("\n")
 
 
@@ -120,7 +120,7 @@ def _no_equals(line: str) -> str:
 
 
 def _twice(lines: list[str], number: int, line: str, said: str) -> str:
-    """Where it was given before, if it is written the same there."""
+    """Says what is given twice, and where before, if it is written the same there."""
     if _TABLE.match(line):
         name = line.split("#")[0].strip()
         first = next((n for n, other in enumerate(lines[: number - 1], 1) if other.split("#")[0].strip() == name), None)

@@ -99,7 +99,7 @@ class Environment(Part):
             raise SpecError(Problem(p.field, p.message) for p in problems_of(error, cls, data)) from None
 
     def over(self, beneath: Environment) -> Environment:
-        """This one where it says something, else what is beneath it.
+        """Lays this one over another: what it says counts, and else what is beneath it.
 
         Where the interpreter comes from is one thing: a container here takes no Python from beneath. Mounts add up,
         variables, too; modules are as the nearest says.

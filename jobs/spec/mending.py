@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from jobs.errors import Problem
 from jobs.spec.wording import is_known, problems_of
-from training import choices
+from training.config import choices
 
 if TYPE_CHECKING:
     from jobs.spec import JobSpec
@@ -48,7 +48,7 @@ def mended(model: type[JobSpec], data: dict[str, Any], problems: list[Problem]) 
 
 
 def standing(model: type[JobSpec], problems: Iterable[Problem], broken: list[Problem]) -> list[Problem]:
-    """Those that would be there whatever stood in the broken fields."""
+    """The problems that would be there whatever stood in the broken fields."""
     fields = {_field(problem) for problem in broken}
     # What an unknown key was meant for is not known either: its whole table may be meant.
     fields |= {field.rpartition(".")[0] for field in fields if not _is_option(field) and not is_known(model, field)}

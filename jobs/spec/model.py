@@ -15,7 +15,8 @@ from jobs.spec.mending import mended, standing
 from jobs.spec.part import Part
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
-from training.config import RunConfig
+from training.config.run_config import RunConfig
+from training.planning import checking
 
 MAX_DEPTH = 8  # tables in tables
 
@@ -204,7 +205,7 @@ class JobSpec(Part):
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> JobSpec:
-        """From plain values (JSON, TOML, a form), or SpecError with every problem found."""
+        """Reads plain values (JSON, TOML, a form), or raises SpecError with every problem found."""
         if data.get("kind") == "federated":
             raise SpecError.at("kind", "federated jobs are not here yet. Take distributed or script.")
         if data.get("kind") == "attached":
@@ -229,11 +230,11 @@ class JobSpec(Part):
 
     @classmethod
     def parse_toml(cls, text: str) -> JobSpec:
-        """From TOML as a person writes it."""
+        """Reads TOML as a person writes it."""
         return cls.parse(read_toml(text))
 
     def settled(self, *, now: datetime, zone: tzinfo) -> JobSpec:
-        """As it is kept once it is submitted: with the moment that "+2h" means now."""
+        """The specification as it is kept once it is submitted: with the moment that "+2h" means now."""
         if not self.resources.begin:
             return self
         begin = slurm.absolute(self.resources.begin, now=now, zone=zone)
@@ -255,10 +256,11 @@ class JobSpec(Part):
             return [Problem("script", "[script] is for kind = script. Take it out, or change the kind.")]
         assert self.run is not None
         full = self.resources.local_world_size * self.resources.max_nodes
-        if (found := list(self.run.check(full))) or full == self.world_size:
-            return [Problem(f"run.{p.field}", p.message) for p in found]
-        # On fewer nodes the shares of a batch may be uneven, and accumulate; the mesh has to fit them all the same.
-        return [Problem(f"run.{p.field}", p.message) for p in self.run.check(self.world_size, lacking=True)]
+        found = list(checking.problems(self.run, full))
+        if not found and full != self.world_size:
+            # On fewer nodes the shares of a batch may be uneven, and accumulate; the mesh has to fit them all the same.
+            found = list(checking.problems(self.run, self.world_size, lacking=True))
+        return [Problem(f"run.{p.field}", p.message) for p in found]
 
 
 def _nul(place: str, value: object, depth: int = 0) -> Iterator[Problem]:

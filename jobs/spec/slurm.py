@@ -97,7 +97,7 @@ def begin(value: str) -> str:
 
 
 def absolute(value: str, *, now: datetime, zone: tzinfo) -> str:
-    """The same moment for good: with its offset, to the second. A time without one is the site's."""
+    """Tells a moment for good: with its offset, to the second. A time without one is the site's."""
     if match := _AFTER.match(value):
         parts = re.findall(r"(\d+)([dhms])", match[1])
         moment = now + timedelta(seconds=sum(int(number) * UNITS[unit] for number, unit in parts))

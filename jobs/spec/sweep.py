@@ -80,12 +80,16 @@ class SweepSpec:
 
     @property
     def first(self) -> JobSpec:
-        """Of all the same: what the scheduler is asked for, the project, the kind."""
+        """The first job's specification; all have its project and kind, and ask the scheduler for the same."""
         return self.points[0].spec
+
+    @property
+    def others(self) -> list[JobSpec]:
+        return [point.spec for point in self.points[1:]]
 
     @classmethod
     def parse(cls, data: dict[str, Any], text: str | None = None) -> SweepSpec:
-        """From plain values and the text they come from, or SpecError that names path and value."""
+        """Reads plain values and the text they come from, or raises SpecError that names path and value."""
         found = _table(data)
         base = {name: value for name, value in data.items() if name != TABLE}
         combinations = [

@@ -26,7 +26,7 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def set_values(text: str, values: dict[str, Any]) -> str:
-    """The same text with some values changed ({"run.steps": 400}); comments and order stay."""
+    """Changes some values of a text ({"run.steps": 400}); comments and order stay."""
     read_toml(text)  # says what is wrong in our words, and bounds what tomlkit is given
     document = tomlkit.parse(text)
     for path, value in values.items():

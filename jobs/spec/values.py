@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from pathlib import PurePosixPath
 
-STOP_SECONDS = 30  # what stopping needs at least, before a write of this job was measured (PROTOCOLS §2)
+STOP_SECONDS = 30  # what stopping needs at least, before a write of this job was measured (protocols.md §2)
 _LIMIT = re.compile(r"(?:(?P<days>\d{1,3})-)?(?P<hours>\d{1,4}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)\Z")
 _NODES = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")

@@ -7,8 +7,8 @@ from typing import Any
 import tomlkit
 
 from jobs.spec.model import JobSpec, Script
-from training.choices import CHOSEN
-from training.config import RunConfig
+from training.config.choices import CHOSEN
+from training.config.run_config import RunConfig
 
 
 def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from django.conf import settings
 from django.utils import timezone
 
-from jobs.disk import environments, upload
+from jobs.disk import environments, trust, upload
 from jobs.errors import Problem, Refused, SpecError
-from jobs.following import after
+from jobs.following import dependencies
 from jobs.spec import JobSpec
 from jobs.spec.slurm import AHEAD
-from jobs.submitting import named
+from jobs.submitting import allowed, names
 from jobs.submitting.room import misfits
 from portal.access import can
 from portal.models import Project, User
@@ -20,20 +21,32 @@ from portal.models import Project, User
 LATE = timedelta(minutes=10)  # a moment that passed while somebody wrote the rest
 
 
-def check(user: User, spec: JobSpec, *, code: bytes | None, dry: bool = False) -> Project:
-    """The project to submit to, if nothing stops this person and this spec. `dry`: without looking into the code."""
+def check(
+    user: User, spec: JobSpec, *, code: bytes | None, alike: Sequence[JobSpec] = (), dry: bool = False
+) -> Project:
+    """The project to submit to, if nothing stops this person and this spec.
+
+    `alike`: the others of a sweep. `dry`: without looking into the code.
+    """
     project = project_of(user, spec)
-    check_trust(user, spec.kind)
+    trust.check_program(user, spec)
     check_slurm_user(user)
-    if problems := [*([] if dry and code is not None else _code_problems(spec, code)), *beside(user, spec, project)]:
+    code_problems = [] if dry and code is not None else _code_problems(spec, code)
+    if problems := [*code_problems, *beside(user, spec, project, alike=alike)]:
         raise SpecError(problems)
     return project
 
 
-def beside(user: User, spec: JobSpec, project: Project | None) -> list[Problem]:
-    """What the specification itself cannot know: what there is, what it waits for, what the site runs jobs with."""
-    found = [*misfits(spec), *named.problems(spec), *_begin_problems(spec), *after.problems(user, spec.after)]
+def beside(user: User, spec: JobSpec, project: Project | None, *, alike: Sequence[JobSpec] = ()) -> list[Problem]:
+    """What the specification itself cannot know: what there is, what it waits for, what the site runs jobs with.
+
+    `alike`: the others of a sweep, which ask the scheduler for the same and differ in what they train.
+    """
+    found = list(dict.fromkeys(problem for one in (spec, *alike) for problem in trust.problems(user, one)))
+    found += [*misfits(spec), *names.problems(spec), *_begin_problems(spec), *dependencies.problems(user, spec.after)]
     if project is not None:
+        told = {problem.field for problem in found}
+        found += [one for one in allowed.problems(user, spec, project, many=1 + len(alike)) if one.field not in told]
         try:
             found += environments.misfits(environments.of(spec, project))
         except SpecError as error:
@@ -51,17 +64,6 @@ def project_of(user: User, spec: JobSpec) -> Project:
     raise SpecError.at("project", f'"{spec.project}" is not a project of yours. {remedy}')
 
 
-def check_trust(user: User, kind: str) -> None:
-    """The local scheduler runs everything as one Unix user: other people's code needs somebody's decision."""
-    if settings.VIGIL_SCHEDULER != "local" or kind != "script" or user.is_sysadmin:
-        return
-    if settings.VIGIL_LOCAL_TRUST != "everyone" and not settings.VIGIL_LOCAL_USER:
-        raise Refused(
-            "Not submitted: jobs run as the portal's own Unix user here, so programs are taken from sysadmins only.",
-            "A sysadmin can set VIGIL_LOCAL_USER to another Unix user for jobs, or VIGIL_LOCAL_TRUST=everyone.",
-        )
-
-
 def check_slurm_user(user: User, *, doing: str = "submitted") -> None:
     """Slurm runs a job as its owner's own Unix user: whoever has none cannot submit."""
     if settings.VIGIL_SCHEDULER == "slurm" and not user.slurm_user:
@@ -72,7 +74,7 @@ def check_slurm_user(user: User, *, doing: str = "submitted") -> None:
 
 
 def _begin_problems(spec: JobSpec) -> list[Problem]:
-    """Of a moment: a job of yesterday was meant for another day, and "+2h" is told from now."""
+    """The problems with `begin`: a job of yesterday was meant for another day, and "+2h" is told from now."""
     now = timezone.now()
     moment = spec.settled(now=now, zone=timezone.get_default_timezone()).resources.begin_at
     if moment is not None and moment < now - LATE:

@@ -17,10 +17,11 @@ from django.utils import timezone
 from jobs import tasks
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.following.attached import name_of, resources_of
-from jobs.following.restart import next_attempt
+from jobs.following.next_attempt import next_attempt
 from jobs.models import Attempt, Job, Tag
+from jobs.queueing import queue
 from jobs.submitting.admission import check_slurm_user
-from jobs.submitting.once import durable
+from jobs.submitting.idempotency import durable
 from nodes.models import QueuedJob
 from portal.access import can
 from portal.models import Project, User
@@ -76,7 +77,7 @@ def attach(user: User, claim: Claim) -> Attached:
             return Attached(known, created=False)
         _refuse_vigils(user, claim)
         attempt = _create(user, _project(user, claim.project), claim, row)
-        transaction.on_commit(lambda: tasks.queue(tasks.follow))
+        transaction.on_commit(lambda: queue(tasks.follow))
     return Attached(attempt, created=True)
 
 

@@ -6,11 +6,12 @@ Nodes are those that the last tick wrote down: no scheduler is asked inside a re
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from django.db.models import Max
+from django.utils import timezone
 
 from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
@@ -21,11 +22,14 @@ from jobs.why.explain import Waiting, Why, explain
 from jobs.why.pending import names
 from jobs.why.requests import request_of
 from jobs.why.variants import as_options
-from nodes import cluster
-from nodes.capacity import Cluster, is_in_service
-from portal import words
+from nodes.cluster import read
+from nodes.scheduling.capacity import Cluster, is_in_service
+from portal import formatting
 from portal.models import Project, User
-from training import choices
+from training.config import choices
+
+NEWEST = 200
+"""Jobs of a project among which one alike is looked for."""
 
 
 @dataclass(frozen=True)
@@ -37,25 +41,27 @@ class Finding:
     text: str
 
 
-def dry_run(user: User, spec: JobSpec) -> list[Finding]:
-    """What stops this spec, and what it would do."""
+def dry_run(user: User, spec: JobSpec, *, alike: Sequence[JobSpec] = ()) -> list[Finding]:
+    """What stops this spec, and what it would do. `alike`: the others of a sweep."""
+    spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
+    code = b"" if spec.script and spec.script.directory else None
     try:
-        project = check(user, spec, code=b"" if spec.script and spec.script.directory else None, dry=True)
+        project = check(user, spec, code=code, alike=alike, dry=True)
     except JobError as error:
         return [Finding("error", "Specification", str(error))]
     return [_specification(spec), *_start(user, spec, project), *_data(spec), *_disk(spec)]
 
 
 def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
-    """The same of a sweep: what its jobs are, then what the first of them would do."""
-    found = dry_run(user, sweep.first)
+    """What stops this sweep, what its jobs are, then what the first of them would do."""
+    found = dry_run(user, sweep.first, alike=sweep.others)
     if any(finding.level == "error" for finding in found):
         return found
     many, turns = len(sweep.points), sweep.at_once
     over = " × ".join(f"{len(values)} of {path}" for path, values in sweep.over.items())
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
     return [
-        Finding("ok", "Sweep", f"{words.plural(many, 'job')}: {over}{at_once}. Each is told like the first."),
+        Finding("ok", "Sweep", f"{formatting.plural(many, 'job')}: {over}{at_once}. Each is told like the first."),
         *found,
     ]
 
@@ -71,15 +77,14 @@ def _specification(spec: JobSpec) -> Finding:
 
 def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
     """Whether it would start now, or what it would wait for: as `why` tells it of a job that waits."""
-    there = cluster.read()
+    there = read.read()
     if not any(is_in_service(node.state) for node in there.nodes):
         yield Finding(
             "info", "Start", "The scheduler has not told of its nodes yet; it does within seconds of starting."
         )
         return
     if spec.resources.begin_at or spec.after:
-        first = "its time to begin has come" if spec.resources.begin_at else "the jobs before it have completed"
-        yield Finding("info", "Start", f"Waits until {first}.")
+        yield Finding("info", "Start", f"Waits until {_first(spec)}.")
         return
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
     found = explain(Waiting(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
@@ -90,8 +95,17 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
         return
     waits = " ".join(block.text for block in found.blocks[:2])
     if unknown:
-        waits += f" {words.plural(unknown, 'job')} {'is' if unknown == 1 else 'are'} just being submitted before it."
+        waits += (
+            f" {formatting.plural(unknown, 'job')} {'is' if unknown == 1 else 'are'} just being submitted before it."
+        )
     yield Finding("warn", "Start", f"Waits. {waits.strip()}{_instead(found)}")
+
+
+def _first(spec: JobSpec) -> str:
+    """What has to come before it looks for room at all."""
+    begin = spec.resources.begin_at
+    until = [formatting.clock(begin, timezone.now())] if begin else []
+    return formatting.listed([*until, *(["the jobs before it have completed"] if spec.after else [])])
 
 
 def _not_queued(there: Cluster) -> int:
@@ -158,14 +172,16 @@ def _disk(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _checkpoint_bytes(spec: JobSpec) -> int | None:
-    """The largest checkpoint of the newest job with the same recipe and options."""
-    alike = Job.objects.filter(kind=spec.kind, project__slug=spec.project)
+    """The largest checkpoint of the newest job with the same recipe and options, among its project's newest ones."""
+    project = Project.objects.filter(slug=spec.project).first()  # by its number there is an index in this order
+    newest = Job.objects.filter(project=project).order_by("-id").values_list("pk", flat=True)[:NEWEST]
+    alike = Job.objects.filter(pk__in=list(newest), kind=spec.kind)
     if spec.run is not None:
         alike = alike.filter(spec__run__recipe=spec.run.recipe)
         for table, options in spec.run.options.items():
             alike = alike.filter(**{f"spec__run__{table}": options})
-    newest = alike.filter(checkpoints__isnull=False).order_by("-id").first()
-    if newest is None:
+    like = alike.filter(checkpoints__isnull=False).order_by("-id").values_list("pk", flat=True).first()
+    if like is None:
         return None
-    found: int | None = Checkpoint.objects.filter(job=newest).aggregate(most=Max("bytes"))["most"]
+    found: int | None = Checkpoint.objects.filter(job=like).aggregate(most=Max("bytes"))["most"]
     return found

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from jobs.errors import Problem
 from jobs.spec import JobSpec
-from nodes import features
-from nodes.capacity import Room
 from nodes.models import Node, Partition
+from nodes.scheduling import features
+from nodes.scheduling.capacity import Room
 
 MOST_NAMED = 12
 
@@ -41,11 +41,13 @@ def misfits(spec: JobSpec) -> list[Problem]:
 def _eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | None]:
     """Nodes of the partition, GPU type and features that are asked for; or which of these leaves none.
 
-    An unknown partition is told elsewhere (named): then no node is eligible, and nothing is said here.
+    An unknown partition or type is told elsewhere (named): then no node is eligible, and nothing is said here.
     """
     asked = spec.resources
     found = _in_partition(asked.partition, nodes)
     if asked.gpu_type and asked.gpus_per_node and found:
+        if asked.gpu_type.lower() not in {node.gpu_type.lower() for node in nodes}:
+            return [], None  # told as an unknown name
         types = sorted({node.gpu_type for node in found if node.gpu_type})
         found = [node for node in found if node.gpu_type.lower() == asked.gpu_type.lower()]
         if not found and types:
@@ -63,7 +65,7 @@ def _eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | N
 
 
 def _in_partition(name: str, nodes: list[Node]) -> list[Node]:
-    """Those of the partition that is asked for, else of the default one; all where none is known to be that."""
+    """The nodes of the partition that is asked for, else of the default one; all where none is known to be that."""
     default = Partition.objects.told().filter(is_default=True)
     names = set(name.split(",") if name else default.values_list("name", flat=True))
     return [node for node in nodes if not names.isdisjoint(node.partitions)] if names else nodes

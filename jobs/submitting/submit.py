@@ -8,20 +8,21 @@ from __future__ import annotations
 from contextlib import ExitStack
 from hashlib import sha256
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from jobs import checkpoints, tasks
-from jobs.disk import pins, upload
+from jobs.disk import pins, trust
 from jobs.disk.trash import discarded
 from jobs.errors import Conflict, Refused, SpecError
-from jobs.following import after
-from jobs.following.restart import next_attempt
+from jobs.following import dependencies
+from jobs.following.next_attempt import next_attempt
 from jobs.models import Attempt, Checkpoint, Job, Sweep, Tag
+from jobs.queueing import queue
 from jobs.spec import JobSpec, set_values
-from jobs.submitting.admission import check, check_trust
-from jobs.submitting.once import answered, durable, remember
+from jobs.submitting.admission import check
+from jobs.submitting.idempotency import answered, durable, make_once, remember
 from portal.access import can, note_if_sysadmin
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
@@ -45,25 +46,14 @@ def submit(
     spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
     project = check(user, spec, code=code)
     body = sha256(b"\0".join([spec_toml.encode(), str(parent and parent.pk).encode(), code or b""])).hexdigest()
-    with durable():
-        if (earlier := answered(user, "jobs", key, body)) is not None:
-            return Job.objects.get(pk=earlier), False
-        kept = upload.keep(code) if code is not None else ""
-        try:
-            with transaction.atomic():
-                job = _create(user, project, spec, spec_toml, parent)
-                attempt = _first_attempt(job, kept, reason=after.wait(job, spec.after))
-                remember(user, "jobs", key, body, job.pk)
-                transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
-        except IntegrityError:
-            upload.forget(kept)
-            if (earlier := answered(user, "jobs", key, body)) is None:
-                raise
-            return Job.objects.get(pk=earlier), False
-        except BaseException:
-            upload.forget(kept)
-            raise
-    return job, True
+
+    def make(kept: str) -> Job:
+        job = _create(user, project, spec, spec_toml, parent)
+        attempt = _first_attempt(job, kept, reason=dependencies.wait(job, spec.after))
+        transaction.on_commit(lambda: queue(tasks.submit, attempt.pk))
+        return job
+
+    return make_once(Job, user, route="jobs", key=key, body=body, code=code, make=make)
 
 
 def resume(
@@ -83,7 +73,7 @@ def resume(
     _may_change(user, job)
     if job.is_attached:
         raise Conflict(f"Not resumed. sbatch started #{job.pk}, not Vigil: hand its script to sbatch once more.")
-    check_trust(user, job.kind)
+    trust.check(user, JobSpec.parse(job.spec))
     route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps} {generation or ''}".rstrip().encode()).hexdigest()
     with durable():
         if (earlier := answered(user, route, key, body)) is not None:
@@ -101,7 +91,7 @@ def resume(
             attempt = next_attempt(last, Attempt.Origin.RESUMED, resume_from=start)
             remember(user, route, key, body, attempt.pk)
             note_if_sysadmin(user, "job.resumed", job)
-            transaction.on_commit(lambda: tasks.queue(tasks.submit, attempt.pk))
+            transaction.on_commit(lambda: queue(tasks.submit, attempt.pk))
     return attempt
 
 
@@ -143,7 +133,7 @@ def cancel(user: User, job: Job) -> None:
             asked = job.attempts.filter(cancel_asked_at=None).filter(Q(ended_at=None) | Q(decided_at=None))
             if asked.update(cancel_asked_at=timezone.now(), cancel_asked_by=user):
                 note_if_sysadmin(user, "job.cancelled", job)
-                transaction.on_commit(lambda: tasks.queue(tasks.follow))
+                transaction.on_commit(lambda: queue(tasks.follow))
                 return
         latest = job.attempts.order_by("-number").first()
         if latest is None or latest.ended_at is not None:
@@ -174,7 +164,7 @@ def delete(user: User, job: Job) -> None:
             Sweep.objects.filter(pk=sweep_id).delete()
         # Renamed within the transaction: if either fails, nothing is deleted; the bytes go later (tasks.empty_trash).
         undo.enter_context(discarded(directory))
-        transaction.on_commit(lambda: tasks.queue(tasks.empty_trash))
+        transaction.on_commit(lambda: queue(tasks.empty_trash))
 
 
 def _may_change(user: User, job: Job) -> None:

@@ -1,29 +1,27 @@
 """What people ask of sweeps: submit and cancel. Each job of one is a job like any other.
 
-The follower acts (jobs.following: arrays, turns). No scheduler is asked here: these functions run inside web requests.
+The follower acts (jobs.following: arrays, sweep_limit). None is asked here, inside web requests.
 """
 
 from __future__ import annotations
 
 from hashlib import sha256
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
 
 from jobs import tasks
-from jobs.disk import upload
 from jobs.errors import Conflict, Refused
-from jobs.following import after
+from jobs.following import dependencies
 from jobs.models import Attempt, Job, Sweep, Tag
+from jobs.queueing import queue
 from jobs.spec import JobSpec, SweepSpec
 from jobs.submitting.admission import check
-from jobs.submitting.once import answered, durable, remember
+from jobs.submitting.idempotency import durable, make_once
 from jobs.submitting.submit import CANCEL_TRIES
 from portal.access import can, note_if_sysadmin
 from portal.models import Project, User
-
-ROUTE = "sweeps"  # of idempotency keys
 
 
 def submit(
@@ -36,27 +34,16 @@ def submit(
     """
     now, zone = timezone.now(), timezone.get_default_timezone()
     specs = [point.spec.settled(now=now, zone=zone) for point in spec.points]
-    project = check(user, specs[0], code=code)  # the others ask for the same
+    project = check(user, specs[0], code=code, alike=specs[1:])
     body = sha256(b"\0".join([spec_toml.encode(), code or b""])).hexdigest()
-    with durable():
-        if (earlier := answered(user, ROUTE, key, body)) is not None:
-            return Sweep.objects.get(pk=earlier), False
-        kept = upload.keep(code) if code is not None else ""
-        try:
-            with transaction.atomic():
-                sweep = _create(user, project, spec, spec_toml, kept)
-                _create_jobs(sweep, spec, specs)
-                remember(user, ROUTE, key, body, sweep.pk)
-                transaction.on_commit(lambda: tasks.queue(tasks.follow))
-        except IntegrityError:
-            upload.forget(kept)
-            if (earlier := answered(user, ROUTE, key, body)) is None:
-                raise
-            return Sweep.objects.get(pk=earlier), False
-        except BaseException:
-            upload.forget(kept)
-            raise
-    return sweep, True
+
+    def make(kept: str) -> Sweep:
+        sweep = _create(user, project, spec, spec_toml, kept)
+        _create_jobs(sweep, spec, specs)
+        transaction.on_commit(lambda: queue(tasks.follow))
+        return sweep
+
+    return make_once(Sweep, user, route="sweeps", key=key, body=body, code=code, make=make)
 
 
 def cancel(user: User, sweep: Sweep) -> int:
@@ -73,7 +60,7 @@ def cancel(user: User, sweep: Sweep) -> int:
                 if not found:
                     break
                 asked += found
-                transaction.on_commit(lambda: tasks.queue(tasks.follow))
+                transaction.on_commit(lambda: queue(tasks.follow))
         if asked:
             note_if_sysadmin(user, "sweep.cancelled", sweep)
         elif sweep.is_over():
@@ -97,7 +84,7 @@ def _create(user: User, project: Project, spec: SweepSpec, spec_toml: str, kept:
 
 
 def _create_jobs(sweep: Sweep, spec: SweepSpec, specs: list[JobSpec]) -> None:
-    """In a few queries, however many they are."""
+    """Makes them in a few queries, however many they are."""
     jobs = Job.objects.bulk_create(
         [
             Job(
@@ -117,7 +104,7 @@ def _create_jobs(sweep: Sweep, spec: SweepSpec, specs: list[JobSpec]) -> None:
         batch_size=100,
     )
     Tag.objects.bulk_create([Tag(job=job, name=tag) for job in jobs for tag in spec.first.tags], batch_size=500)
-    reasons = [after.wait(job, spec.first.after) for job in jobs] if spec.first.after else [""] * len(jobs)
+    reasons = [dependencies.wait(job, spec.first.after) for job in jobs] if spec.first.after else [""] * len(jobs)
     Attempt.objects.bulk_create(
         [
             Attempt(job=job, number=1, reason=reason, steps=(job.spec.get("run") or {}).get("steps"))

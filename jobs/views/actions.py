@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from typing import cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -15,18 +14,17 @@ from django.views.decorators.http import require_POST
 
 from jobs.errors import JobError
 from jobs.models import Job
+from jobs.presenting.form_sections import EditForm
 from jobs.submitting import submit
-from jobs.views.forms import EditForm
-from portal import words
-from portal.access import can
-from portal.asked import whole
-from portal.models import User
+from portal import formatting
+from portal.access import can, user_of
+from portal.untrusted import whole
 
 MOST_AT_ONCE = 100
 
 
 def _job(request: HttpRequest, job_id: int) -> Job:
-    return get_object_or_404(Job.objects.visible_to(cast(User, request.user)).with_latest_attempt(), pk=job_id)
+    return get_object_or_404(Job.objects.visible_to(user_of(request)).with_latest_attempt(), pk=job_id)
 
 
 @login_required
@@ -34,7 +32,7 @@ def _job(request: HttpRequest, job_id: int) -> Job:
 def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
     job = _job(request, job_id)
     try:
-        submit.cancel(cast(User, request.user), job)
+        submit.cancel(user_of(request), job)
     except JobError as error:
         messages.error(request, str(error))
     else:
@@ -46,10 +44,10 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def cancel_several(request: HttpRequest) -> HttpResponse:
-    """Those chosen in the list."""
+    """Cancels the jobs that are chosen in the list."""
     asked = [whole(number) for number in request.POST.getlist("job")[:MOST_AT_ONCE]]
     chosen = [number for number in asked if number is not None]
-    user, done = cast(User, request.user), 0
+    user, done = user_of(request), 0
     for job in Job.objects.visible_to(user).with_latest_attempt().filter(pk__in=chosen):
         try:
             submit.cancel(user, job)
@@ -57,7 +55,9 @@ def cancel_several(request: HttpRequest) -> HttpResponse:
         except JobError as error:
             messages.error(request, str(error))
     if done:
-        messages.success(request, f"Cancelling {words.plural(done, 'job')}. The ranks save a last checkpoint and stop.")
+        messages.success(
+            request, f"Cancelling {formatting.plural(done, 'job')}. The ranks save a last checkpoint and stop."
+        )
     return redirect(_safe(request) or reverse("jobs"))
 
 
@@ -70,13 +70,13 @@ def resume(request: HttpRequest, job_id: int) -> HttpResponse:
     if (chosen := whole(request.POST.get("checkpoint"))) is not None:
         checkpoint = get_object_or_404(job.checkpoints, pk=chosen)
         step, generation = checkpoint.step, checkpoint.generation
-    user, key = cast(User, request.user), request.POST.get("key") or uuid.uuid4().hex
+    user, key = user_of(request), request.POST.get("key") or uuid.uuid4().hex
     try:
         attempt = submit.resume(user, job, step=step, generation=generation, steps=steps, key=key)
     except JobError as error:
         messages.error(request, str(error))
         return _back(request, job)
-    start = f" from step {words.count(attempt.resume_from.step)}" if attempt.resume_from else " from the beginning"
+    start = f" from step {formatting.count(attempt.resume_from.step)}" if attempt.resume_from else " from the beginning"
     messages.success(request, f"Attempt {attempt.number} is queued and starts{start}.")
     return redirect("job", job_id=job.pk)
 
@@ -85,7 +85,7 @@ def resume(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_POST
 def pin(request: HttpRequest, job_id: int, checkpoint_id: int) -> HttpResponse:
     """Pin a checkpoint, or no longer: htmx swaps its button for one that says what is true now."""
-    user, job = cast(User, request.user), _job(request, job_id)
+    user, job = user_of(request), _job(request, job_id)
     checkpoint = get_object_or_404(job.checkpoints, pk=checkpoint_id)
     problem = ""
     try:
@@ -112,7 +112,7 @@ def edit(request: HttpRequest, job_id: int) -> HttpResponse:
             messages.error(request, f"Not changed. {field.capitalize()}: {' '.join(str(p) for p in problems)}")
         return _back(request, job)
     try:
-        submit.change(cast(User, request.user), job, **form.cleaned_data)
+        submit.change(user_of(request), job, **form.cleaned_data)
     except JobError as error:
         messages.error(request, str(error))
     else:
@@ -125,7 +125,7 @@ def edit(request: HttpRequest, job_id: int) -> HttpResponse:
 def delete(request: HttpRequest, job_id: int) -> HttpResponse:
     job = _job(request, job_id)
     try:
-        submit.delete(cast(User, request.user), job)
+        submit.delete(user_of(request), job)
     except JobError as error:
         messages.error(request, str(error))
         return _back(request, job)
@@ -140,7 +140,7 @@ def _typed(text: str | None) -> int | None:
 
 
 def _safe(request: HttpRequest) -> str:
-    """Where the person came from, if that is here."""
+    """The page that the person came from, if it is one of ours."""
     back = request.POST.get("back") or request.META.get("HTTP_REFERER", "")
     ours = url_has_allowed_host_and_scheme(back, {request.get_host()}, require_https=request.is_secure())
     return back if ours else ""

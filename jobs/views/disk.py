@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from typing import cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -13,15 +12,15 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from jobs.disk import retention, rundir, usage
-from portal import words
-from portal.access import can
-from portal.models import Project, User
+from portal import formatting
+from portal.access import can, user_of
+from portal.models import Project
 
 
 @login_required
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
-    user = cast(User, request.user)
+    user = user_of(request)
     if not usage.may_see(user):
         raise PermissionDenied("Leads of a project and sysadmins see this. Ask one of them.")
     uses = usage.use_of(user)
@@ -41,7 +40,7 @@ def page(request: HttpRequest) -> HttpResponse:
 @require_POST
 def keep(request: HttpRequest, slug: str) -> HttpResponse:
     """How long a project keeps checkpoints; an empty field is for ever."""
-    user = cast(User, request.user)
+    user = user_of(request)
     project = get_object_or_404(Project.objects.visible_to(user), slug=slug)
     if not can(user, "manage", project):
         raise PermissionDenied(f"{slug} is for its leads to change. Ask one of them.")
@@ -51,7 +50,9 @@ def keep(request: HttpRequest, slug: str) -> HttpResponse:
     else:
         retention.set_keep(user, project, int(days) if days else None)
         told = (
-            f"for {words.plural(int(days), 'day')} after a job’s end; then the last one stays" if days else "for ever"
+            f"for {formatting.plural(int(days), 'day')} after a job’s end; then the last one stays"
+            if days
+            else "for ever"
         )
         messages.success(request, f"{slug} keeps checkpoints {told}.")
     return redirect("disk")
@@ -64,13 +65,20 @@ def say(uses: list[usage.Use]) -> tuple[str, str]:
         return "Run directories are being measured.", "Their sizes come within minutes."
     if not most.bytes:
         return "No run directory takes disk yet.", ""
-    jobs = words.plural(most.jobs, "job")
-    held, everything = words.disk(most.bytes), words.disk(sum(use.bytes for use in uses))
+    jobs = formatting.plural(most.jobs, "job")
+    held, everything = formatting.disk(most.bytes), formatting.disk(sum(use.bytes for use in uses))
     held = held if len(uses) == 1 else f"all {held}" if held == everything else f"{held} of {everything}"
-    share_held = most.checkpoint_bytes / most.bytes
-    part = "All" if share_held > 0.9995 else words.percent(share_held) if share_held else "None"
-    rest = f"{part} of that is checkpoints."
-    return f"{most.project.slug} holds {held} in {jobs}.", rest
+    return f"{most.project.slug} holds {held} in {jobs}.", _checkpoints(most)
+
+
+def _checkpoints(use: usage.Use) -> str:
+    """How much of what lies there is checkpoints, where that can be said."""
+    if use.is_told_more:
+        told = formatting.disk(use.checkpoint_bytes)
+        return f"Its trainers told of {told} in checkpoints, more than was found when it was measured."
+    share = use.checkpoint_bytes / use.bytes
+    part = "All" if share > 0.9995 else formatting.percent(share) if share else "None"
+    return f"{part} of that is checkpoints."
 
 
 def _free() -> int | None:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 from urllib.parse import urlencode
 
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils.safestring import SafeString
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from jobs.disk import logs
 from jobs.errors import LogError
 from jobs.models import Attempt, Job
-from jobs.views import ansi
-from jobs.views.detail import page_of
-from portal.api import stream
-from portal.asked import plain, whole
-from portal.models import User
+from jobs.presenting import ansi
+from jobs.views.job import page_of
+from portal.access import user_of
+from portal.http.api import stream
+from portal.untrusted import plain, whole
 
 PAGE = 400
 MOST = 1_000
@@ -28,8 +26,8 @@ BATCH = "batch"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which log, as the address says it."""
+class WantedLog:
+    """A log, as the address names it."""
 
     attempt: Attempt
     rank: int | None  # None: the batch script's own output
@@ -42,7 +40,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Shown:
+class DrawnLine:
     """A line as it is drawn."""
 
     offset: int
@@ -87,12 +85,11 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
     return render(request, "jobs/logs.html", context)
 
 
-@never_cache
 @login_required
 @require_safe
 def lines(request: HttpRequest, job_id: int) -> HttpResponse:
     """More lines as list items, with the cursors in headers; or with `tail` the last few as a whole list."""
-    jobs = Job.objects.visible_to(cast(User, request.user)).select_related("latest")
+    jobs = Job.objects.visible_to(user_of(request)).select_related("latest")
     job = get_object_or_404(jobs, pk=job_id)
     wanted = _wanted(request, job)
     tail = _number(request, "tail")
@@ -111,12 +108,11 @@ def lines(request: HttpRequest, job_id: int) -> HttpResponse:
     return response
 
 
-@never_cache
 @login_required
 @require_safe
 def download(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
     """The whole log that the address names, as a file."""
-    job = get_object_or_404(Job.objects.visible_to(cast(User, request.user)).select_related("latest"), pk=job_id)
+    job = get_object_or_404(Job.objects.visible_to(user_of(request)).select_related("latest"), pk=job_id)
     wanted = _wanted(request, job)
     try:
         kept = logs.download(job, wanted.attempt, wanted.rank, wanted.incarnation)
@@ -127,7 +123,9 @@ def download(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
     return response
 
 
-def _read(job: Job, wanted: Wanted, *, after: int | None = None, before: int | None = None, limit: int) -> logs.LogPage:
+def _read(
+    job: Job, wanted: WantedLog, *, after: int | None = None, before: int | None = None, limit: int
+) -> logs.LogPage:
     return logs.read(
         job,
         wanted.attempt,
@@ -140,11 +138,11 @@ def _read(job: Job, wanted: Wanted, *, after: int | None = None, before: int | N
     )
 
 
-def _shown(part: logs.LogPage, wanted: Wanted) -> list[Shown]:
-    return [Shown(line.offset, ansi.spans(line.text, wanted.search), ansi.level(line.text)) for line in part.lines]
+def _shown(part: logs.LogPage, wanted: WantedLog) -> list[DrawnLine]:
+    return [DrawnLine(line.offset, ansi.spans(line.text, wanted.search), ansi.level(line.text)) for line in part.lines]
 
 
-def _wanted(request: HttpRequest, job: Job) -> Wanted:
+def _wanted(request: HttpRequest, job: Job) -> WantedLog:
     """The log that the address names; another attempt's or nobody's is 404."""
     number = _number(request, "attempt")
     attempt = job.attempts.filter(number=number).first() if number is not None else job.latest
@@ -157,21 +155,21 @@ def _wanted(request: HttpRequest, job: Job) -> Wanted:
         rank = -size if rank_text.startswith("-") else size
     else:
         raise Http404(f"There is no rank {rank_text}.")
-    return Wanted(attempt, rank, _number(request, "incarnation"), plain(request.GET.get("q", ""))[:200])
+    return WantedLog(attempt, rank, _number(request, "incarnation"), plain(request.GET.get("q", ""))[:200])
 
 
-def _whose(wanted: Wanted) -> str:
+def _whose(wanted: WantedLog) -> str:
     name = logs.name_of(wanted.rank)
     return name[:1].lower() + name[1:]
 
 
-def _address(wanted: Wanted) -> str:
+def _address(wanted: WantedLog) -> str:
     """The parameters that name this log, whatever becomes the newest later."""
     named = {"attempt": wanted.attempt.number, "rank": wanted.name, "incarnation": wanted.incarnation}
     return urlencode({name: value for name, value in named.items() if value is not None})
 
 
-def _choices(files: list[logs.LogFile], wanted: Wanted) -> list[Choice]:
+def _choices(files: list[logs.LogFile], wanted: WantedLog) -> list[Choice]:
     """Every rank once, then launchers, then the batch script; the wanted one also where it has no file yet."""
     found: dict[str, str] = {}
     for log in files:

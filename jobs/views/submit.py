@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from functools import partial
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -20,19 +21,19 @@ from django.views.decorators.http import require_http_methods, require_POST
 from jobs.disk.upload import MAX_BYTES as MAX_CODE
 from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job
+from jobs.presenting import form_sections
+from jobs.presenting.form_fields import Section
+from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
 from jobs.spec.mending import mended, standing
 from jobs.spec.model import Resources
-from jobs.submitting import named, sweeps
-from jobs.submitting import submit as jobs_submit
+from jobs.submitting import names, submit, sweeps
 from jobs.submitting.admission import beside, project_of
 from jobs.submitting.dryrun import Finding, dry_run, sweep_run
-from jobs.views import forms
-from jobs.views.fields import Section
-from jobs.views.lines import line_of, locate
-from portal import words
-from portal.asked import whole
+from portal import formatting
+from portal.access import user_of
 from portal.models import Project, User
+from portal.untrusted import whole
 
 ASKED = frozenset(Resources.model_fields)  # what a link may fill in
 START = """\
@@ -78,7 +79,7 @@ class Draft:
     @property
     def elsewhere(self) -> list[dict[str, object]]:
         """Problems that no field of the form can show."""
-        shown = {f.path for section in forms.sections(self.data, self.problems) for f in section.all}
+        shown = {f.path for section in form_sections.sections(self.data, self.problems) for f in section.all}
         return [mark for mark in self.marks if mark["field"] not in shown]
 
     @property
@@ -87,7 +88,7 @@ class Draft:
         if not any(problem.field for problem in self.problems):
             return []
         wrong = {problem.field for problem in self.problems}
-        drawn = [f for section in forms.sections(self.data, self.problems) for f in section.all]
+        drawn = [f for section in form_sections.sections(self.data, self.problems) for f in section.all]
         named = [(f.title, f.id) for f in drawn if f.path in wrong]
         return named + [(str(mark["field"] or "the specification"), "marks") for mark in self.elsewhere]
 
@@ -95,19 +96,21 @@ class Draft:
     def say(self) -> tuple[str, str]:
         """The sentence: what stops it, then what it would do. `fixes` come between."""
         if doubts := [finding for finding in self.findings if finding.level == "error"]:
-            lead = "One thing looks wrong." if len(doubts) == 1 else f"{words.count(len(doubts))} things look wrong."
+            lead = (
+                "One thing looks wrong." if len(doubts) == 1 else f"{formatting.count(len(doubts))} things look wrong."
+            )
             return lead, doubts[0].text
         many = len(self.problems)
         if not many:
             return "Ready to submit.", self.outlook
         if many > 1:
-            return f"{words.count(many)} things to fix:", ""
+            return f"{formatting.count(many)} things to fix:", ""
         only = self.problems[0]
         return ("One thing to fix:", only.message) if only.field else (only.message, "")
 
     @property
     def outlook(self) -> str:
-        """When it would start: the dry run's finding of that name."""
+        """Answers when it would start: the dry run's finding of that name."""
         return next((_CODE.sub("", finding.text) for finding in self.findings if finding.title == "Start"), "")
 
 
@@ -124,37 +127,37 @@ def draft(user: User, text: str) -> Draft:
     except SpecError as error:
         rest, _ = mended(JobSpec, data, error.problems)
         more = standing(JobSpec, _beside(user, rest), error.problems) if rest is not None else []
-        return Draft(text, data, None, [forms.placed(problem) for problem in (*error.problems, *more)], [])
+        return Draft(text, data, None, [form_sections.placed(problem) for problem in (*error.problems, *more)], [])
     if problems := _beside(user, spec):
         return Draft(text, data, None, problems, [])
     return Draft(text, data, spec, [], dry_run(user, spec))
 
 
 def _sweep_draft(user: User, text: str, data: dict[str, Any]) -> Draft:
-    """Of a text with [sweep]: what is wrong with a combination names path and value; the form shows all the rest."""
+    """The draft of a text with [sweep]: a combination's problem names path and value; the form shows all the rest."""
     try:
         sweep = SweepSpec.parse(data, text)
     except SpecError as error:
         return Draft(text, data, None, error.problems, [])
-    if problems := _beside(user, sweep.first):
+    if problems := _beside(user, sweep.first, sweep.others):
         return Draft(text, data, None, problems, [])
     return Draft(text, data, sweep, [], sweep_run(user, sweep))
 
 
-def _beside(user: User, spec: JobSpec) -> list[Problem]:
+def _beside(user: User, spec: JobSpec, alike: Sequence[JobSpec] = ()) -> list[Problem]:
     """What the specification itself cannot know: whose project it is, and what there is."""
     try:
         project = project_of(user, spec)
     except SpecError as error:
-        return [*error.problems, *beside(user, spec, None)]
-    return beside(user, spec, project)
+        return [*error.problems, *beside(user, spec, None, alike=alike)]
+    return beside(user, spec, project, alike=alike)
 
 
 @login_required
 @require_http_methods(["GET", "POST"])
 def page(request: HttpRequest) -> HttpResponse:
     """The page; POST submits, or without script only checks (`do=check`)."""
-    user = cast(User, request.user)
+    user = user_of(request)
     parent = _parent(request, user)
     if request.method == "GET":
         text = _changed(_first_text(user, parent), request.GET.getlist("set"))
@@ -168,7 +171,7 @@ def page(request: HttpRequest) -> HttpResponse:
                 sweep, _ = sweeps.submit(user, drafted.spec, spec_toml=text, key=key, code=_code(request))
                 messages.success(request, f"Submitted sweep {sweep.pk} {sweep.name}.")
                 return redirect("sweep", sweep_id=sweep.pk)
-            job, _ = jobs_submit.submit(
+            job, _ = submit.submit(
                 user,
                 drafted.spec,
                 spec_toml=text,
@@ -190,7 +193,7 @@ def page(request: HttpRequest) -> HttpResponse:
 @require_POST
 def sync(request: HttpRequest) -> HttpResponse:
     """One side was edited: the other side, the errors, the sentence and the dry run, for htmx to swap in."""
-    user = cast(User, request.user)
+    user = user_of(request)
     text = _posted_text(request)
     drafted = draft(user, text)
     side = "toml" if request.POST.get("side") == "toml" else "form"
@@ -215,7 +218,7 @@ def _posted_text(request: HttpRequest) -> str:
     if request.POST.get("side") == "toml":
         return text
     try:
-        return forms.merged(text, request.POST.dict())
+        return form_sections.merged(text, request.POST.dict())
     except SpecError:
         return text
 
@@ -270,15 +273,15 @@ def _next_name(parent: Job) -> str:
     stem, dash, number = parent.name.rpartition("-")
     if not (dash and number.isdigit() and len(number) < 4):
         stem, number = parent.name[:59], "1"
-    named = Job.objects.filter(project=parent.project_id, name__startswith=f"{stem}-")
-    taken = set(named.values_list("name", flat=True))
-    names = (f"{stem}-{n}" for n in count(int(number) + 1))
-    return next(name for name in names if name not in taken)
+    alike = Job.objects.filter(project=parent.project_id, name__startswith=f"{stem}-")
+    taken = set(alike.values_list("name", flat=True))
+    others = (f"{stem}-{n}" for n in count(int(number) + 1))
+    return next(name for name in others if name not in taken)
 
 
 def _sections(user: User, drafted: Draft) -> list[Section]:
     projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
-    return forms.sections(drafted.data, drafted.problems, projects, known=partial(named.known, user))
+    return form_sections.sections(drafted.data, drafted.problems, projects, known=partial(names.known, user))
 
 
 def _context(user: User, drafted: Draft, parent: Job | None) -> dict[str, Any]:
@@ -296,7 +299,7 @@ def _context(user: User, drafted: Draft, parent: Job | None) -> dict[str, Any]:
 
 
 def _render(request: HttpRequest, drafted: Draft, parent: Job | None, status: int = 200) -> HttpResponse:
-    return render(request, "jobs/submit.html", _context(cast(User, request.user), drafted, parent), status=status)
+    return render(request, "jobs/submit.html", _context(user_of(request), drafted, parent), status=status)
 
 
 def _changes(before: str, after: str) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from django.contrib import messages
@@ -18,11 +18,10 @@ from django.views.decorators.http import require_POST, require_safe
 from jobs.errors import JobError
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job, Sweep
+from jobs.presenting.header import number
 from jobs.submitting import sweeps
-from jobs.views.life import number
-from portal import words
-from portal.access import can
-from portal.models import User
+from portal import formatting
+from portal.access import can, user_of
 from portal.series.read import curve
 
 MOST_ROWS = 200
@@ -48,7 +47,6 @@ class Row:
     paths: list[str]
     metrics: list[str]
     is_best: bool = False
-    is_drawn: bool = False
 
     @property
     def attempt(self) -> Attempt:
@@ -65,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     job: Job
     points: str
     is_best: bool
@@ -75,7 +73,7 @@ class Line:
 class Drawing:
     """The losses over steps; `low` and `high` are the ends of its axis."""
 
-    lines: list[Line]
+    lines: list[Polyline]
     low: float
     high: float
     last_step: int
@@ -86,7 +84,7 @@ class Drawing:
 @require_safe
 def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
     """The whole page, or for htmx what changes of it."""
-    user = cast(User, request.user)
+    user = user_of(request)
     sweep = get_object_or_404(Sweep.objects.visible_to(user).select_related("project", "owner"), pk=sweep_id)
     jobs = list(sweep.jobs.select_related("latest").defer("spec", "spec_toml", "notes").order_by("sweep_index"))
     paths, metrics = list(sweep.over), metrics_of(job.latest.latest for job in jobs if job.latest)
@@ -129,14 +127,16 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def cancel(request: HttpRequest, sweep_id: int) -> HttpResponse:
-    user = cast(User, request.user)
+    user = user_of(request)
     sweep = get_object_or_404(Sweep.objects.visible_to(user).select_related("project", "owner"), pk=sweep_id)
     try:
         done = sweeps.cancel(user, sweep)
     except JobError as error:
         messages.error(request, str(error))
     else:
-        messages.success(request, f"Cancelling {words.plural(done, 'job')}. The ranks save a last checkpoint and stop.")
+        messages.success(
+            request, f"Cancelling {formatting.plural(done, 'job')}. The ranks save a last checkpoint and stop."
+        )
     return redirect("sweep", sweep_id=sweep.pk)
 
 
@@ -147,7 +147,7 @@ def metrics_of(latest: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _best(rows: list[Row], metric: str) -> Row | None:
-    """By the newest value; none where nothing is told yet."""
+    """The job that leads by its newest value; none while nothing is told."""
     told = [
         (value, row)
         for row in rows
@@ -158,7 +158,7 @@ def _best(rows: list[Row], metric: str) -> Row | None:
 
 
 def _sorted(rows: list[Row], sort: str, paths: list[str], metrics: list[str]) -> list[Row]:
-    """As the address asks: by value, metric, state or step; what is not there goes last."""
+    """Sorts the rows as the address asks: by job, value, metric, state or step; what is not there goes last."""
     name = sort.removeprefix("-")
     keys: dict[str, Callable[[Row], Any]] = {
         "job": lambda row: row.job.sweep_index,
@@ -192,15 +192,15 @@ def _said(value: Any) -> str:
 
 
 def _say(many: int, counts: dict[str, int], best: Row | None, metrics: list[str], *, over: bool) -> tuple[str, str]:
-    """Where it stands, and which is ahead."""
+    """Says how far the sweep is, and which of its jobs is ahead."""
     ended = sum(count for state, count in counts.items() if state not in Attempt.ALIVE)
     bad = sum(count for state, count in counts.items() if state in Attempt.ENDED_BADLY)
     lead = (
-        f"All {words.plural(many, 'job')} have ended."
+        f"All {formatting.plural(many, 'job')} have ended."
         if over
-        else f"{words.count(ended)} of {words.plural(many, 'job')} have ended."
+        else f"{formatting.count(ended)} of {formatting.plural(many, 'job')} have ended."
     )
-    rest = [f"{words.count(bad)} ended badly."] if bad else []
+    rest = [f"{formatting.count(bad)} ended badly."] if bad else []
     if best is not None:
         with_it = ", ".join(
             f"{path.rpartition('.')[2]} {value}" for path, value in zip(best.paths, best.values, strict=True)
@@ -227,7 +227,7 @@ def _drawing(rows: list[Row], best: Row | None) -> Drawing | None:
         x = (step - first) / ((last - first) or 1.0) * WIDTH
         y = HEIGHT - 2 - np.clip((value - low) / ((high - low) or 1.0), 0, 1) * (HEIGHT - 4)
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-        lines.append(Line(row.job, points, row is best))
+        lines.append(Polyline(row.job, points, row is best))
     return Drawing(lines, low, high, int(last), len(told) - len(chosen))
 
 

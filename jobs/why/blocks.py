@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from typing import Literal
 
 from jobs.why.limits import Check
-from nodes.capacity import Cluster, Fit, Request, Seat
 from nodes.schedulers.cluster import QueuedJob
-from portal import words
+from nodes.scheduling.capacity import Cluster, Fit, Request, Seat
+from portal import formatting
 
 Kind = Literal["limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"]
 
@@ -31,20 +32,12 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """Who is ahead of it and waits for room, too. `named`: what the reader may know of them, five at most."""
+class QueueAhead:
+    """The jobs ahead of it that wait for room, too. `named`: what the reader may know of them, five at most."""
 
     jobs: int
     gpus: int
     named: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Window:
-    """Until when free nodes are nobody else's, and whether there is room but for those ahead."""
-
-    until: float
-    has_room: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +48,13 @@ class Facts:
     fit: Fit
     seats: Sequence[Seat]
     checks: Sequence[Check]
-    ahead: Line
-    window: Window | None = None
+    ahead: QueueAhead
+    free_until: float = inf  # when somebody ahead is planned to start where this could
     own: QueuedJob | None = None
     names: Mapping[str, str]
     you: str = ""
     held_by_vigil: bool = False
+    scheduler_id: str = ""
 
 
 def word_of(reason: str) -> str:
@@ -74,4 +68,4 @@ def are(number: int) -> str:
 
 def clock(seconds: float, now: float) -> str:
     """A moment as people write it."""
-    return words.clock(datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(now, UTC))
+    return formatting.clock(datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(now, UTC))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import inf
 
 from jobs.why.blocks import Block, Facts, are, clock
-from nodes.capacity import WINDOW, Request
 from nodes.schedulers.cluster import HOLDING
-from portal import words
+from nodes.scheduling.capacity import WINDOW, Request
+from portal import formatting
 
 
 def blocks(facts: Facts, *, said: bool) -> Iterator[Block]:
@@ -44,9 +44,8 @@ def _nodes(facts: Facts, *, said: bool) -> Block:
     has = "none has" if not have else "1 has" if have == 1 else f"{have} have"
     missing = set(request.required_nodes) - set(fit.nodes)
     if have >= request.min_nodes and missing:
-        text = (
-            f"It asks for {words.listed(sorted(request.required_nodes))}; {words.listed(sorted(missing))} has no room."
-        )
+        asked, full = (formatting.listed(sorted(names)) for names in (request.required_nodes, missing))
+        text = f"It asks for {asked}; {full} has no room."
     elif have >= request.min_nodes:
         text = f"It asks for nodes with {request.constraint}; those with room do not make that up."
     else:
@@ -62,7 +61,7 @@ def _of_nodes(request: Request, text: str, *, have: int, said: bool, final: bool
 
 def told(facts: Facts) -> str:
     """Why not the others, grouped: "2 are drained, 1 is down, 5 have fewer than 8 free GPUs"."""
-    return ", ".join(f"{words.count(number)} {_why(facts, why, number)}" for why, number in facts.fit.others)
+    return ", ".join(f"{formatting.count(number)} {_why(facts, why, number)}" for why, number in facts.fit.others)
 
 
 def _why(facts: Facts, why: str, number: int) -> str:
@@ -71,7 +70,7 @@ def _why(facts: Facts, why: str, number: int) -> str:
     if what in {"room", "small"}:
         free = " free" if what == "room" else ""
         if short == "memory":
-            return f"{has} less than {words.memory(request.memory_mib * 1024**2)} of{free} memory"
+            return f"{has} less than {formatting.memory(request.memory_mib * 1024**2)} of{free} memory"
         many, unit = (request.gpus, "GPU") if short == "gpus" else (request.cpus, "CPU")
         if many == 1:
             return f"{has} no{free} {unit}"
@@ -95,8 +94,8 @@ def _fragments(facts: Facts) -> Block | None:
     for free, nodes in sorted(by_free.items(), reverse=True):
         if 0 < free < request.gpus:
             each = " each" if nodes > 1 else ""
-            many = f"{words.plural(nodes, 'node')} {'have' if nodes > 1 else 'has'}" if not shapes else f"{nodes}"
-            shapes.append(f"{many} {words.plural(free, 'free GPU') if not shapes else free}{each}")
+            many = f"{formatting.plural(nodes, 'node')} {'have' if nodes > 1 else 'has'}" if not shapes else f"{nodes}"
+            shapes.append(f"{many} {formatting.plural(free, 'free GPU') if not shapes else free}{each}")
     has = f"none has {request.gpus}" if not whole else f"only {whole} {'has' if whole == 1 else 'have'} {request.gpus}"
     text = f"{total} GPUs are free, but spread out: {', '.join(shapes)}, {has}."
     return Block(kind="fragmentation", text=text, amount="gres/gpu", limit=total, asked=want)
@@ -108,10 +107,10 @@ def _taken(facts: Facts) -> Block:
     first = next((seat for seat in facts.seats if seat.until == until), None)
     name = first.taken_by if first else ""
     nodes = dict(facts.fit.others).get(WINDOW, 0)
-    who = words.plural(nodes, "node")
+    who = formatting.plural(nodes, "node")
     text = (
-        f"Reservation {name} takes {who} at {clock(until, now)}, {words.duration(until - now)} from now;"
-        f" this asks for {words.duration(facts.request.time_limit_s)}."
+        f"Reservation {name} takes {who} at {clock(until, now)}, {formatting.duration(until - now)} from now;"
+        f" this asks for {formatting.duration(facts.request.time_limit_s)}."
     )
     seconds = int(until - now)
     return Block(
@@ -131,16 +130,16 @@ def _one_machine(facts: Facts) -> Iterator[Block]:
             continue
         final = want > there
         holders = _holders(facts, unit)
-        text = f"It needs {words.plural(want, unit)}, {free} {are(free)} free{'; ' + holders if holders else ''}."
+        text = f"It needs {formatting.plural(want, unit)}, {free} {are(free)} free{'; ' + holders if holders else ''}."
         if final:
-            text = f"It needs {words.plural(want, unit)}, this machine has {there}. It never starts as it is."
+            text = f"It needs {formatting.plural(want, unit)}, this machine has {there}. It never starts as it is."
         yield Block(
             kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, asked=want, is_said=True,
             is_final=final,
         )  # fmt: skip
     memory = request.memory_mib * request.min_nodes
     if memory > seat.room.memory_mib > 0 or (memory and not seat.room.memory_mib and seat.node.memory_mib):
-        want_text, free_text = (words.memory(mib * 1024**2) for mib in (memory, seat.room.memory_mib))
+        want_text, free_text = (formatting.memory(mib * 1024**2) for mib in (memory, seat.room.memory_mib))
         text = f"It needs {want_text} of memory, {free_text} are free."
         yield Block(
             kind="nodes", text=text, amount="mem", limit=seat.node.memory_mib, asked=memory, is_said=True,
@@ -149,7 +148,7 @@ def _one_machine(facts: Facts) -> Iterator[Block]:
 
 
 def _holders(facts: Facts, unit: str) -> str:
-    """Who has them: jobs that the reader may see by number, the rest together."""
+    """Names who has them: jobs that the reader may see by number, the rest together."""
     named: list[str] = []
     rest = 0
     for job in facts.cluster.queue:
@@ -167,9 +166,9 @@ def _size(request: Request, *, free: bool) -> str:
     """ "4 nodes with 8 free h100 GPUs each"."""
     word = "free " if free else ""
     kind = f"{request.gpu_type} " if request.gpu_type else ""
-    what = [words.plural(request.gpus, f"{word}{kind}GPU")] if request.gpus else []
-    what += [words.plural(request.cpus, f"{word}CPU")]
-    what += [f"{words.memory(request.memory_mib * 1024**2)} of {word}memory"] if request.memory_mib else []
+    what = [formatting.plural(request.gpus, f"{word}{kind}GPU")] if request.gpus else []
+    what += [formatting.plural(request.cpus, f"{word}CPU")]
+    what += [f"{formatting.memory(request.memory_mib * 1024**2)} of {word}memory"] if request.memory_mib else []
     each = " each" if request.min_nodes > 1 else ""
     more = f" and {request.constraint}" if request.constraint else ""
-    return f"{words.plural(request.min_nodes, 'node')} with {words.listed(what)}{each}{more}"
+    return f"{formatting.plural(request.min_nodes, 'node')} with {formatting.listed(what)}{each}{more}"

@@ -14,14 +14,14 @@ from typing import Literal
 
 from jobs.spec import JobSpec
 from jobs.why import limits, stuck
-from jobs.why.blocks import Block, Facts, Line, Window, word_of
+from jobs.why.blocks import Block, Facts, QueueAhead, word_of
 from jobs.why.limits import Usage
 from jobs.why.reasons import explained
 from jobs.why.variants import Outcome, Variant, propose
-from nodes.ahead import Ahead, after, held_back
-from nodes.capacity import Cluster, Request, Seat, look, starts, survey
 from nodes.schedulers.cluster import QueuedJob
-from portal import words
+from nodes.scheduling.backfill import Ahead, after, held_back
+from nodes.scheduling.capacity import Cluster, Request, Seat, look, starts, survey
+from portal import formatting
 
 # Slurm's words for one that waits for its turn; every other keeps a job from starting whatever is free.
 IN_TURN = frozenset({"", "None", "Resources", "Priority"})
@@ -49,7 +49,7 @@ class Why:
     meaning: str
     starts_at: float | None
     blocks: tuple[Block, ...]
-    ahead: Line
+    ahead: QueueAhead
     never: bool  # as it is, it cannot start, however long it waits
     starts_on: tuple[str, ...]  # nodes with room for it, if nothing is in its way
     variants: tuple[Variant, ...]
@@ -77,11 +77,12 @@ def explain(waiting: Waiting, cluster: Cluster) -> Why:
             seats=board.seats,
             checks=board.checks(request),
             ahead=ahead,
-            window=_window(board, request),
+            free_until=min((seat.until for seat in board.open(request, held=True)), default=inf),
             own=own,
             names=waiting.names,
             you=waiting.you,
             held_by_vigil=waiting.held_by_vigil,
+            scheduler_id=waiting.scheduler_id,
         )
     )
     variants: tuple[Variant, ...] = ()
@@ -130,16 +131,12 @@ def _turn(job: QueuedJob) -> tuple[float, float, float]:
     return -job.priority, job.submitted_at or 0.0, float(number) if number.isdecimal() else inf
 
 
-def _line(jobs: Iterable[QueuedJob], names: Mapping[str, str]) -> Line:
+def _line(jobs: Iterable[QueuedJob], names: Mapping[str, str]) -> QueueAhead:
     jobs = list(jobs)
     named = tuple(names[job.scheduler_id] for job in jobs if job.scheduler_id in names)
-    return Line(jobs=sum(job.tasks for job in jobs), gpus=sum(job.gpus * job.tasks for job in jobs), named=named[:5])
-
-
-def _window(board: _Board, request: Request) -> Window | None:
-    """When somebody ahead is planned to start where this could, if that is the only thing in its way."""
-    until = min((seat.until for seat in board.open(request, held=True)), default=inf)
-    return Window(until, board.fits_but_for_others(request)) if board.line else None
+    return QueueAhead(
+        jobs=sum(job.tasks for job in jobs), gpus=sum(job.gpus * job.tasks for job in jobs), named=named[:5]
+    )
 
 
 class _Board:
@@ -164,7 +161,7 @@ class _Board:
         return Outcome("")
 
     def nodes(self, request: Request) -> tuple[str, ...]:
-        """Where it would start now, once those ahead have; of more than it needs, all. Empty: nowhere."""
+        """The nodes where it would start now, once those ahead have; of more than it needs, all. Empty: nowhere."""
         if not starts(request, self.open(request, held=True), self.cluster):
             return ()
         return look(request, self.open(request, held=True), self.cluster).nodes
@@ -213,9 +210,9 @@ def _tasks(line: Iterable[QueuedJob]) -> Iterator[QueuedJob]:
 
 def _where(names: tuple[str, ...]) -> str:
     if len(names) <= 3:
-        return f"There is room on {words.listed(list(names))}."
-    return f"{words.plural(len(names), 'node')} have room for it."
+        return f"There is room on {formatting.listed(list(names))}."
+    return f"{formatting.plural(len(names), 'node')} have room for it."
 
 
 def _jobs(number: int) -> str:
-    return words.plural(number, "job")
+    return formatting.plural(number, "job")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from nodes.capacity import Cluster, Request
 from nodes.schedulers.cluster import HOLDING, Association, Limits, Qos, QueuedJob
-from portal import words
+from nodes.scheduling.capacity import Cluster, Request
+from portal import formatting
 
 Scope = Literal["job", "node", "user", "account", "group", "time", "minutes"]
 JOBS = "jobs"  # beside TRES: how many jobs
@@ -45,13 +45,14 @@ class Check:
 
 @dataclass(frozen=True)
 class _Source:
-    """Who limits: a QOS, or an account's or person's association (`user`)."""
+    """One who sets limits: a QOS, or an account's or person's association (`user`)."""
 
     name: str
     prefix: str  # of Slurm's word
     limits: Limits
     key: str
     user: str = ""
+    partition: str = ""  # of an association that holds there alone
 
 
 def checks(request: Request, cluster: Cluster, usage: Usage) -> list[Check]:
@@ -66,13 +67,39 @@ def checks(request: Request, cluster: Cluster, usage: Usage) -> list[Check]:
     return found
 
 
+def submit_check(request: Request, cluster: Cluster, *, unseen: int = 0, many: int = 1) -> Check | None:
+    """How many jobs a person may have waiting and running: Slurm refuses one more, so it counts before a submission.
+
+    The first to limit it counts alone. `unseen`: theirs that the queue does not have yet; `many` are asked for now.
+    """
+    source = next((one for one in _sources(request, cluster) if _limits_submitted(one)), None)
+    if source is None or not request.user:
+        return None
+    theirs = [job for job in cluster.queue if job.user == request.user]
+    through = {p.name: p.qos for p in cluster.partitions if p.qos}
+    if source.prefix == "QOS":
+        mine = [job for job in theirs if source.key in {job.qos, through.get(job.partition, "")}]
+    else:
+        mine = [job for job in theirs if job.account == source.key and source.partition in {"", job.partition}]
+    return Check(
+        word=f"{source.prefix}MaxSubmitJob{'PerUser' if source.prefix == 'QOS' else ''}", source=source.name,
+        scope="user", tres=JOBS, limit=source.limits.user_submitted or 0, asked=many, whose=request.user,
+        used=sum(job.tasks for job in mine) + unseen,
+    )  # fmt: skip
+
+
+def _limits_submitted(source: _Source) -> bool:
+    """Whether it limits submissions. Of accounts only a person's own does: what others hand down stands there, too."""
+    return source.limits.user_submitted is not None and (source.prefix == "QOS" or bool(source.user))
+
+
 def amount(tres: str, number: int) -> str:
     """ "2 GPUs", "64 GiB of memory", "4 h"."""
     if tres == "time":
-        return words.duration(number)
+        return formatting.duration(number)
     if tres == "mem":
-        return f"{words.memory(number * 1024**2)} of memory"
-    return words.plural(number, _unit(tres))
+        return f"{formatting.memory(number * 1024**2)} of memory"
+    return formatting.plural(number, _unit(tres))
 
 
 def sentence(check: Check, *, you: str = "") -> str:
@@ -89,7 +116,9 @@ def sentence(check: Check, *, you: str = "") -> str:
         case "node":
             return f"{check.source} lets one job use {limit} on each node; {asks}."
         case "minutes":
-            return f"{check.source} may use {words.count(check.limit)} {_unit(check.tres)}-minutes; they are used up."
+            return (
+                f"{check.source} may use {formatting.count(check.limit)} {_unit(check.tres)}-minutes; they are used up."
+            )
         case "user":
             whom = f"lets {who}" if check.source.startswith("Account") else "lets each person"
         case "account":
@@ -98,7 +127,7 @@ def sentence(check: Check, *, you: str = "") -> str:
             whom, uses = "lets everybody in it together", f"{_bare(check.tres, check.used)} in use"
     if check.tres == JOBS:
         runs = f"{who} run{'' if who == 'you' else 's'}" if check.scope != "group" else "there run"
-        return f"{check.source} {whom} run {limit} at once; {runs} {words.count(check.used)}."
+        return f"{check.source} {whom} run {limit} at once; {runs} {formatting.count(check.used)}."
     return f"{check.source} {whom} use {limit} at once; {uses}, {asks}."
 
 
@@ -194,7 +223,7 @@ def qos_of(request: Request, cluster: Cluster) -> str:
 
 
 def _sources(request: Request, cluster: Cluster) -> Iterator[_Source]:
-    """Who may limit the request, in the order in which they count."""
+    """Lists who may limit the request, in the order in which they count."""
     known: Mapping[str, Qos] = {qos.name: qos for qos in cluster.qos}
     partition, own = cluster.partition(request.partition), qos_of(request, cluster)
     names = [partition.qos if partition else "", own]
@@ -207,7 +236,10 @@ def _sources(request: Request, cluster: Cluster) -> Iterator[_Source]:
 
 
 def _of_association(association: Association) -> _Source:
-    return _Source(f"Account {association.account}", "Assoc", association.limits, association.account, association.user)
+    name = f"Account {association.account}"
+    return _Source(
+        name, "Assoc", association.limits, association.account, association.user, association.partition
+    )  # fmt: skip
 
 
 def _associations(request: Request, cluster: Cluster) -> Iterator[Association]:
@@ -316,4 +348,4 @@ def _unit(tres: str) -> str:
 
 def _bare(tres: str, number: int) -> str:
     """The number without its unit, where the limit beside it says the unit."""
-    return amount(tres, number).removesuffix(" of memory") if tres in {"time", "mem"} else words.count(number)
+    return amount(tres, number).removesuffix(" of memory") if tres in {"time", "mem"} else formatting.count(number)

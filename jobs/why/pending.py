@@ -17,10 +17,10 @@ from jobs.why.explain import Waiting, Why, explain
 from jobs.why.reasons import explained, reason_of
 from jobs.why.requests import request_of, request_outside
 from jobs.why.variants import Variant, as_options
-from nodes import cluster, inventory
-from nodes.capacity import Request
+from nodes.cluster import read, sync
 from nodes.models import Reading
-from portal import words
+from nodes.scheduling.capacity import Request
+from portal import formatting
 from portal.models import User
 
 
@@ -64,7 +64,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
     asked = _asked(job, attempt)
     if asked is None:
         return Told(job, attempt, explained(attempt.reason) or "It is in the queue.", now=now)
-    there = cluster.read(now)
+    there = read.read(now)
     spec, request = asked
     found = explain(
         Waiting(
@@ -109,21 +109,21 @@ def form_url(job_id: int, variant: Variant) -> str:
 
 
 def _readings() -> tuple[datetime | None, str]:
-    """When nodes and queue were last read, the older of both, and what has failed since."""
-    readings = inventory.readings()
+    """The time at which nodes and queue were last read, the older of both, and what has failed since."""
+    readings = sync.readings()
     parts = [readings[Reading.Part.NODES.value], readings[Reading.Part.QUEUE.value]]
-    read = [reading.read_at for reading in parts]
-    return min((at for at in read if at), default=None), next((part.error for part in parts if part.error), "")
+    times = [reading.read_at for reading in parts]
+    return min((at for at in times if at), default=None), next((part.error for part in parts if part.error), "")
 
 
 def _not_waiting(attempt: Attempt, now: datetime) -> str:
-    where = f" on {words.listed([*attempt.nodes][:3])}" if attempt.nodes else ""
+    where = f" on {formatting.listed([*attempt.nodes][:3])}" if attempt.nodes else ""
     if attempt.is_alive:
-        state = "running" if attempt.state == Attempt.State.RUNNING else words.word(attempt.state)
-        since = f" since {words.clock(attempt.started_at, now)}" if attempt.started_at else ""
+        state = "running" if attempt.state == Attempt.State.RUNNING else formatting.word(attempt.state)
+        since = f" since {formatting.clock(attempt.started_at, now)}" if attempt.started_at else ""
         return f"It does not wait: it is {state}{since}{where}."
-    at = f" at {words.clock(attempt.ended_at, now)}" if attempt.ended_at else ""
-    ended = f"It does not wait: it ended as {words.word(attempt.state)}{at}."
+    at = f" at {formatting.clock(attempt.ended_at, now)}" if attempt.ended_at else ""
+    ended = f"It does not wait: it ended as {formatting.word(attempt.state)}{at}."
     return f"{ended} {_ending(attempt)}".strip()
 
 

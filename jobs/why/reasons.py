@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from jobs.following.restart import NUMERICS
+from jobs.following.cause import NUMERICS
 
 if TYPE_CHECKING:
     from jobs.models import Attempt
@@ -18,7 +18,7 @@ MEANINGS = {
     "Requeued": "it is back in the queue and starts again.",
     "Dependency": "another job has to end before it.",
     "DependencyNeverSatisfied": "the job before it did not end as it had to. It never starts: cancel it.",
-    "BeginTime": "its time to start has not come. After a requeue that takes about two minutes.",
+    "BeginTime": "its time to start has not come.",
     "Reservation": "the reservation that it asks for has not begun.",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved.",
     "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained or reserved.",
@@ -27,8 +27,8 @@ MEANINGS = {
     "PartitionInactive": "its partition is closed. A Slurm administrator opens it.",
     "PartitionTimeLimit": "its time limit is longer than the partition allows. Cancel it and ask for less.",
     "PartitionNodeLimit": "it asks for more nodes than the partition gives to a job. Cancel it and ask for fewer.",
-    "JobHeldUser": "somebody holds it. It starts once they release it.",
-    "JobHeldAdmin": "a Slurm administrator holds it. Ask them to release it.",
+    "JobHeldUser": "somebody holds it. scontrol release, by its owner, lets it start.",
+    "JobHeldAdmin": "a Slurm administrator holds it. Ask them for scontrol release.",
     "JobArrayTaskLimit": "as many of its sweep or array run as may at once.",
     "JobLaunchFailure": "it could not be launched and is held. Ask a Slurm administrator.",
     "Licenses": "the licenses that it needs are in use.",

@@ -1,4 +1,4 @@
-"""What a spec asks of a scheduler, as nodes/capacity.py looks at it. Pure."""
+"""What a spec asks of a scheduler, as nodes/scheduling/capacity.py looks at it. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.spec import JobSpec, seconds_of
-from nodes.capacity import Request
+from nodes.scheduling.capacity import Request
 
 
 def request_of(spec: JobSpec, *, user: str = "", account: str = "") -> Request:
-    """The allocation that the spec asks for. `user`, `account`: the scheduler's names of who asks."""
-    asked = spec.resources
+    """The allocation that a settled spec asks for. `user`, `account`: the scheduler's names of who asks."""
+    asked, begin = spec.resources, spec.resources.begin_at
     return Request(
         min_nodes=asked.min_nodes,
         max_nodes=asked.max_nodes,
@@ -29,6 +29,7 @@ def request_of(spec: JobSpec, *, user: str = "", account: str = "") -> Request:
         user=user,
         account=account,
         qos=asked.qos,
+        begin_at=begin.timestamp() if begin else None,
     )
 
 

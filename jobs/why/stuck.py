@@ -9,8 +9,9 @@ from math import inf
 from jobs.why import crowded, limits
 from jobs.why.blocks import Block, Facts, Kind, clock, word_of
 from jobs.why.reasons import explained
-from nodes.capacity import Cluster, Request, may_use
-from portal import words
+from nodes.schedulers.cluster import Reservation
+from nodes.scheduling.capacity import Cluster, Request, may_use
+from portal import formatting
 
 # What kind of thing Slurm's word means, the first pattern that fits.
 KINDS: dict[str, Kind] = {
@@ -24,6 +25,12 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 # Nothing that is asked for differently helps against these.
 UNCHANGEABLE = frozenset({"dependency", "held"})
+BEGIN = "BeginTime"
+REQUEUE = "After a requeue that takes about two minutes."
+# A QOS may let its jobs past what the partition allows, by these flags.
+BEYOND = {"PARTITION_TIME_LIMIT": "time", "PARTITION_MAXIMUM_NODE": "at most", "PARTITION_MINIMUM_NODE": "at least"}
+# A reservation that comes again, or whose jobs may go on after it, is not over for good.
+NOT_BOUND = frozenset({"FLEX", "HOURLY", "DAILY", "WEEKLY", "WEEKDAY", "WEEKEND"})
 
 
 def blocks(facts: Facts) -> list[Block]:
@@ -33,6 +40,7 @@ def blocks(facts: Facts) -> list[Block]:
         text = facts.reason or "Vigil has not handed it to the scheduler yet; it does within seconds."
         return [Block(kind=kind, text=text, is_said=True)]
     found = [
+        *_begin(facts),
         *_closed(facts),
         *_limits(facts),
         *_reservation(facts),
@@ -45,13 +53,14 @@ def blocks(facts: Facts) -> list[Block]:
 
 
 def may_change(found: Sequence[Block]) -> bool:
-    """Whether asking differently could help: not while somebody holds it, or another job must end first."""
-    return not any(block.kind in UNCHANGEABLE and block.is_said for block in found)
+    """Whether asking differently could help: not while somebody holds it, another job must end first, or it is to
+    begin later."""
+    return not any((block.kind in UNCHANGEABLE or block.name == BEGIN) and block.is_said for block in found)
 
 
 def closed_partition(request: Request, cluster: Cluster) -> bool:
     """Whether a partition would not take the request as it is."""
-    return next(_of_partition(request, cluster), None) is not None
+    return next(of_partition(request, cluster), None) is not None
 
 
 def kind_of(reason: str) -> Kind | None:
@@ -67,38 +76,57 @@ def _said(facts: Facts) -> Block | None:
     text = explained(facts.reason)
     if kind == "dependency" and facts.own and facts.own.dependency:
         text = f"{text} Slurm writes it as {facts.own.dependency}."
-    if word == "BeginTime" and facts.own and facts.own.starts_at:
-        text = f"It is to start at {clock(facts.own.starts_at, facts.cluster.now)}, not before."
+    if word == BEGIN and facts.own:
+        text = f"{text} {REQUEUE}" if facts.own.restart_count else _not_before(facts.own.starts_at, facts) or text
+    if word.startswith("JobHeld") and facts.scheduler_id:
+        text = text.replace("scontrol release", f"scontrol release {facts.scheduler_id}")
     final = "never starts" in text or "Cancel it" in text
     return Block(kind=kind, text=text, name=word, is_said=True, is_final=final)
 
 
+def _begin(facts: Facts) -> Iterator[Block]:
+    """Tells that it asked to begin later: whatever the scheduler says meanwhile, nothing starts it sooner."""
+    begin = facts.request.begin_at
+    if begin and begin > facts.cluster.now:
+        yield Block(kind="time", text=_not_before(begin, facts), name=BEGIN, is_said=True)
+
+
+def _not_before(begin: float | None, facts: Facts) -> str:
+    now = facts.cluster.now
+    if not begin or begin <= now:
+        return ""
+    return f"It is to begin at {clock(begin, now)}, {formatting.duration(begin - now)} from now, and not before."
+
+
 def _closed(facts: Facts) -> Iterator[Block]:
-    for block in _of_partition(facts.request, facts.cluster):
+    for block in of_partition(facts.request, facts.cluster):
         said = block.name and word_of(facts.reason) == block.name
         yield Block(**{**vars(block), "is_said": bool(said)})
 
 
-def _of_partition(request: Request, cluster: Cluster) -> Iterator[Block]:
+def of_partition(request: Request, cluster: Cluster) -> Iterator[Block]:
     """What the partition does not take; `name` is Slurm's word for it."""
     partition = cluster.partition(request.partition)
     if partition is None or "," in request.partition:
         return
+    beyond = _beyond(request, cluster)
     where = f"Partition {partition.name}"
     if partition.state not in {"up", ""}:
         word = {"down": "PartitionDown", "drain": "PartitionDown", "inactive": "PartitionInactive"}.get(partition.state)
         text = f"{where} is {partition.state} and starts nothing. A Slurm administrator opens it."
         yield Block(kind="partition", text=text, name=word or "PartitionDown")
-    if partition.max_time_s is not None and request.time_limit_s > partition.max_time_s:
-        most, wants = words.duration(partition.max_time_s), words.duration(request.time_limit_s)
+    if "time" not in beyond and partition.max_time_s is not None and request.time_limit_s > partition.max_time_s:
+        most, wants = formatting.duration(partition.max_time_s), formatting.duration(request.time_limit_s)
         yield Block(
             kind="time", text=f"{where} lets a job run for {most}; this asks for {wants}.", name="PartitionTimeLimit",
             amount="seconds", limit=partition.max_time_s, asked=request.time_limit_s, is_final=True,
         )  # fmt: skip
     for bound, limit in (("at most", partition.max_nodes), ("at least", partition.min_nodes)):
+        if bound in beyond:
+            continue
         over = limit is not None and (request.min_nodes > limit if bound == "at most" else request.max_nodes < limit)
         if over and limit is not None:
-            text = f"{where} gives a job {bound} {words.plural(limit, 'node')}; this asks for {request.min_nodes}."
+            text = f"{where} gives a job {bound} {formatting.plural(limit, 'node')}; this asks for {request.min_nodes}."
             yield Block(
                 kind="partition", text=text, name="PartitionNodeLimit", amount="nodes", limit=limit,
                 asked=request.min_nodes, is_final=True,
@@ -109,9 +137,16 @@ def _of_partition(request: Request, cluster: Cluster) -> Iterator[Block]:
         ("QOS", qos, partition.allowed_qos, partition.denied_qos, "QOSNotAllowed"),
     ):
         if name and ((allowed and name not in allowed) or name in denied):
-            takes = f"It takes {words.listed(list(allowed[:5]))}." if allowed else ""
+            takes = f"It takes {formatting.listed(list(allowed[:5]))}." if allowed else ""
             text = f"{where} does not take {what} {name}. {takes}".strip()
             yield Block(kind="partition", text=text, name=word, is_final=True)
+
+
+def _beyond(request: Request, cluster: Cluster) -> set[str]:
+    """The limits of the partition that the job's QOS sets aside."""
+    name = limits.qos_of(request, cluster)
+    flags = next((set(qos.flags) for qos in cluster.qos if qos.name == name), set())
+    return {BEYOND[flag] for flag in flags & BEYOND.keys()}
 
 
 def _limits(facts: Facts) -> Iterator[Block]:
@@ -140,46 +175,69 @@ def _limits(facts: Facts) -> Iterator[Block]:
 
 def _reservation(facts: Facts) -> Iterator[Block]:
     """The reservation that it asks for."""
-    request, now = facts.request, facts.cluster.now
+    said = word_of(facts.reason).startswith("Reservation")
+    for block in of_reservation(facts.request, facts.cluster):
+        yield Block(**{**vars(block), "is_said": said})
+
+
+def of_reservation(request: Request, cluster: Cluster) -> Iterator[Block]:
+    """Why the request cannot start inside the reservation that it names, or not yet."""
     if not request.reservation:
         return
-    said = word_of(facts.reason).startswith("Reservation")
     names = request.reservation.split(",")
-    own = next((r for r in facts.cluster.reservations if r.name in names), None)
+    own = next((r for r in cluster.reservations if r.name in names), None)
     if own is None:
         text = f"Reservation {request.reservation} is not there, or not any more. Cancel it and submit it without."
-        yield Block(kind="reservation", text=text, name=request.reservation, is_said=said, is_final=True)
-    elif not may_use(own, user=request.user, account=limits.account_of(request, facts.cluster)):
+        yield Block(kind="reservation", text=text, name=request.reservation, is_final=True)
+        return
+    accounts = limits.Usage(cluster).line(limits.account_of(request, cluster))
+    if not any(may_use(own, user=request.user, account=account) for account in accounts):
         text = f"Reservation {own.name} is for others. Cancel it and submit it without."
-        yield Block(kind="reservation", text=text, name=own.name, is_said=said, is_final=True)
-    elif own.starts_at and own.starts_at > now:
-        text = f"Reservation {own.name} begins at {clock(own.starts_at, now)}."
-        yield Block(kind="reservation", text=text, name=own.name, is_said=said)
-    elif own.ends_at and now + request.time_limit_s > own.ends_at:
-        left = words.duration(own.ends_at - now)
-        text = f"Reservation {own.name} ends in {left}; this asks for {words.duration(request.time_limit_s)}."
-        yield Block(kind="time", text=text, name=own.name, is_said=said)
+        yield Block(kind="reservation", text=text, name=own.name, is_final=True)
+        return
+    if own.starts_at and own.starts_at > cluster.now:
+        text = f"Reservation {own.name} begins at {clock(own.starts_at, cluster.now)}."
+        yield Block(kind="reservation", text=text, name=own.name)
+    yield from _too_late(request, own, cluster.now)
+
+
+def _too_late(request: Request, own: Reservation, now: float) -> Iterator[Block]:
+    """Tells that it could not be over before the reservation is, even if it started as soon as it may."""
+    start = max(now, own.starts_at or 0.0, request.begin_at or 0.0)
+    if not own.ends_at or start + request.time_limit_s <= own.ends_at or NOT_BOUND & set(own.flags):
+        return
+    wants, left = formatting.duration(request.time_limit_s), own.ends_at - start
+    if left <= 0:
+        text = f"Reservation {own.name} is over at {clock(own.ends_at, now)}, before this may begin."
+    elif start > now:
+        text = f"Reservation {own.name} has {formatting.duration(left)} for this; it asks for {wants}."
+    else:
+        text = f"Reservation {own.name} ends in {formatting.duration(left)}; this asks for {wants}."
+    seconds = max(0, int(left))
+    yield Block(
+        kind="time", text=text, name=own.name, amount="seconds", limit=seconds, asked=request.time_limit_s,
+        is_final=True,
+    )  # fmt: skip
 
 
 def _priority(facts: Facts) -> Iterator[Block]:
-    """Who gets what is free before it."""
+    """Tells who gets what is free before it."""
     ahead, said = facts.ahead, word_of(facts.reason) == "Priority"
     if not ahead.jobs:
         if said:
             text = "Jobs ahead of it start first; which ones, the scheduler has not told yet."
             yield Block(kind="priority", text=text, is_said=True)
         return
-    gpus = f", for {words.plural(ahead.gpus, 'GPU')} in all" if ahead.gpus else ""
+    gpus = f", for {formatting.plural(ahead.gpus, 'GPU')} in all" if ahead.gpus else ""
     waits = "waits" if ahead.jobs == 1 else "wait"
     order = "before it" if facts.cluster.is_one_machine else "with a higher priority"
-    text = f"{words.plural(ahead.jobs, 'job')} {waits} {order}{gpus}"
-    text += f": {words.listed(list(ahead.named))}" if len(ahead.named) == ahead.jobs else ""
+    text = f"{formatting.plural(ahead.jobs, 'job')} {waits} {order}{gpus}"
+    text += f": {formatting.listed(list(ahead.named))}" if len(ahead.named) == ahead.jobs else ""
     if facts.fit.starts:
         room = "There is room for it, but"
-        window = facts.window
         until = (
-            f"; it may go first only if it is over by {clock(window.until, facts.cluster.now)}"
-            if (window and facts.cluster.now < window.until < inf)
+            f"; it may go first only if it is over by {clock(facts.free_until, facts.cluster.now)}"
+            if facts.cluster.now < facts.free_until < inf
             else ""
         )
         text = f"{room} {text[:1].lower()}{text[1:]}{until}"

@@ -1,4 +1,4 @@
-"""The same request in other shapes that could start sooner: other nodes, another type of GPU, less time, fewer GPUs.
+"""Variants of a request that could start sooner: other nodes, another type of GPU, less time, fewer GPUs.
 
 Pure. A variant is proposed only if the specification allows it and there is room: now, or but for those ahead.
 """
@@ -13,8 +13,9 @@ from typing import Any
 
 from jobs.errors import SpecError
 from jobs.spec import JobSpec, limit_of
-from nodes.capacity import Cluster, Request, of_partition
-from portal import words
+from nodes.scheduling.capacity import Cluster, Request, of_partition
+from portal import formatting
+from training.planning import checking
 
 MOST = 5
 ALIKE = 2  # of a kind that start now
@@ -35,7 +36,7 @@ class Variant:
 
 
 def as_options(changes: dict[str, Any]) -> list[str]:
-    """As `vigil submit --set` takes them: resources.nodes=2."""
+    """The changes as `vigil submit --set` takes them: resources.nodes=2."""
     return [f"{path}={value}" for path, value in changes.items()]
 
 
@@ -59,7 +60,7 @@ class _Idea:
 def propose(
     spec: JobSpec, request: Request, cluster: Cluster, attempt: Callable[[Request], Outcome], ends: list[float]
 ) -> tuple[Variant, ...]:
-    """At most MOST, best first. `ends`: moments before which it would have to be over to slip in."""
+    """Proposes at most MOST, best first. `ends`: moments before which it would have to be over to slip in."""
     limits = sorted({_rounded(end - cluster.now - MARGIN_S) for end in ends}, reverse=True)
     times = [limit for limit in limits if LEAST_TIME_S <= limit < request.time_limit_s][:3]
     tried: list[tuple[_Idea, Outcome]] = []
@@ -84,7 +85,7 @@ def _shorter(
             outcome = attempt(request)
             if outcome.room != "now":
                 continue
-            less = f"{words.duration(limit)} instead of {words.duration(idea.request.time_limit_s)}"
+            less = f"{formatting.duration(limit)} instead of {formatting.duration(idea.request.time_limit_s)}"
             text = f"{idea.text}, {less}" if idea.text else f"A time limit of {less}"
             changes = {**idea.changes, "resources.time_limit": limit_of(limit)}
             yield _Idea(idea.tier, idea.cost + 0.5, text, changes, request), outcome
@@ -101,7 +102,7 @@ def _ideas(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]
 
 
 def _shapes(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]:
-    """As many ranks on more or fewer nodes."""
+    """Spreads the same number of ranks over more or fewer nodes."""
     ranks, largest = spec.world_size, _largest(spec, cluster)
     for local in range(1, min(ranks, largest) + 1):
         if ranks % local or local == spec.resources.local_world_size:
@@ -122,7 +123,7 @@ def _fewer_nodes(spec: JobSpec, request: Request) -> Iterator[_Idea]:
 
 
 def _fewer_ranks(spec: JobSpec, request: Request) -> Iterator[_Idea]:
-    """On each node."""
+    """Takes fewer ranks on each node."""
     local, nodes = spec.resources.local_world_size, request.min_nodes
     for fewer in range(local - 1, 0, -1):
         if _divides(spec, nodes * fewer):
@@ -130,7 +131,7 @@ def _fewer_ranks(spec: JobSpec, request: Request) -> Iterator[_Idea]:
 
 
 def _shaped(spec: JobSpec, request: Request, nodes: int, local: int, *, tier: int, cost: float) -> _Idea:
-    """So many nodes with so many ranks each; memory goes with the ranks."""
+    """Asks for so many nodes with so many ranks each; memory goes with the ranks."""
     asked = spec.resources
     unit = "GPU" if asked.gpus_per_node else "rank"
     changes: dict[str, Any] = {}
@@ -158,7 +159,7 @@ def _shaped(spec: JobSpec, request: Request, nodes: int, local: int, *, tier: in
 
 def _shape_text(nodes: int, local: int, unit: str) -> str:
     each = " each" if nodes > 1 else ""
-    return f"{words.plural(nodes, 'node')} with {words.plural(local, unit)}{each}"
+    return f"{formatting.plural(nodes, 'node')} with {formatting.plural(local, unit)}{each}"
 
 
 def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea]:
@@ -176,12 +177,12 @@ def _elsewhere(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_I
         other = replace(request, partition=partition.name)
         text = f"Partition {partition.name} instead of {request.partition or now_in.name}"
         kinds = {n.gpu_type for n in of_partition(partition.name, cluster) if n.gpu_type} if request.gpus else set()
-        text += f", with {words.listed(sorted(kinds))} GPUs" if kinds else ""
+        text += f", with {formatting.listed(sorted(kinds))} GPUs" if kinds else ""
         yield _Idea(OTHER, 0, text, {"resources.partition": partition.name}, other)
 
 
 def _allowed(spec: JobSpec, found: list[tuple[_Idea, Outcome]]) -> Iterator[tuple[_Idea, Outcome]]:
-    """Those that the specification allows, few of a kind: so that none crowds out another."""
+    """Picks those that the specification allows, few of a kind, so that none crowds out another."""
     plain = spec.model_dump(mode="json")
     chosen: Counter[tuple[str, int]] = Counter()
     for idea, outcome in found:
@@ -214,7 +215,7 @@ def _is_allowed(plain: dict[str, Any], changes: dict[str, Any]) -> bool:
 
 def _divides(spec: JobSpec, ranks: int) -> bool:
     """Whether the run can be shared out among so many ranks."""
-    return spec.run is None or next(iter(spec.run.check(ranks)), None) is None
+    return spec.run is None or checking.can_work(spec.run, ranks)
 
 
 def _largest(spec: JobSpec, cluster: Cluster) -> int:

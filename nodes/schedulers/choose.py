@@ -1,4 +1,4 @@
-"""Which scheduler: by its name in the settings, which come in as plain values (no Django here)."""
+"""The scheduler that the settings name; they come in as plain values (no Django here)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodes.schedulers.base import Scheduler, SchedulerError
-from nodes.schedulers.local import LocalScheduler
-from nodes.schedulers.machine import Gpu, find_gpus
+from nodes.schedulers.local.machine import Gpu, find_gpus
+from nodes.schedulers.local.scheduler import LocalScheduler
 
 NAMES = ("local", "slurm")
 
@@ -50,10 +50,10 @@ def unknown(name: str) -> str:
 def _slurm(settings: SchedulerSettings) -> Scheduler:
     """Nothing is asked yet, and the key is not opened: a web process may hold one of these and never use it."""
     # Not at the top: httpx takes a tenth of a second that a start without Slurm would feel.
-    from nodes.schedulers.slurm import Slurm
-    from nodes.schedulers.slurm_http import SlurmHttp
-    from nodes.schedulers.slurm_rest import SlurmRest
-    from nodes.schedulers.slurm_tokens import Broker, KeyFile, Tokens
+    from nodes.schedulers.slurm.http import SlurmHttp
+    from nodes.schedulers.slurm.rest import SlurmRest
+    from nodes.schedulers.slurm.scheduler import Slurm
+    from nodes.schedulers.slurm.tokens import Broker, KeyFile, Tokens
 
     if not settings.slurm_url:
         message = "VIGIL_SLURM_URL is not set. Write http://host:6820 or unix:/path, where slurmrestd listens."

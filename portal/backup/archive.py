@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any, Literal
 
 import msgspec
 
-from portal.preflight import Refused
+from portal.run.preflight import Refused
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from portal.backup import archive, files, sqlite
 from portal.backup.archive import Kind, Manifest
-from portal.preflight import BASE_DIR, Refused
+from portal.run.preflight import BASE_DIR, Refused
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def give_to_owner(path: Path, home: Path) -> None:
 
 
 def give_home_to_owner(settings: ModuleType) -> None:
-    """So is what only had to be there: or the portal, which does not run as root, would not start any more."""
+    """Gives the home's owner what root made there: or the portal, which does not run as root, would not start again."""
     home: Path = settings.VIGIL_HOME
     for path in (home / "up.lock", home / "secret_key", home / "runs"):
         with contextlib.suppress(OSError):

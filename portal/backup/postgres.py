@@ -19,7 +19,7 @@ from psycopg import sql
 
 from portal.backup.archive import Progress
 from portal.backup.sqlite import by_app
-from portal.preflight import Refused
+from portal.run.preflight import Refused
 
 ASIDE = "before_restore_"  # begins the names of schemas that hold what was there before a restore
 _GET = "install postgresql-client-{0}, or put the folder of its programs first on PATH"
@@ -150,17 +150,25 @@ def restore(server: Server, dumped: Path, stamp: str, progress: Progress) -> str
 
 
 def _moves(server: Server, stamp: str) -> tuple[str, str]:
-    """A schema for what is there, and the SQL that moves it there: at once, however much it is."""
+    """A schema for what is there, and the SQL that moves it there: at once, however much it is.
+
+    The functions of triggers go along: the dump brings its own, of the same names.
+    """
     rows = server.ask(
         "SELECT relkind, relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE nspname = current_schema() AND relkind IN ('r', 'p', 'v', 'm', 'S') AND NOT EXISTS"
         # A serial's sequence goes along with its table.
         " (SELECT 1 FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('a', 'i', 'e')) ORDER BY relname"
     )
+    rows += server.ask(
+        "SELECT 'f', p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
+        " WHERE nspname = current_schema() AND prorettype = 'trigger'::regtype AND NOT EXISTS"
+        " (SELECT 1 FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e') ORDER BY proname"
+    )
     if not rows:
         return "", ""
     schema = f"{ASIDE}{stamp}".lower()
-    kinds = {"v": "VIEW", "m": "MATERIALIZED VIEW", "S": "SEQUENCE"}
+    kinds = {"v": "VIEW", "m": "MATERIALIZED VIEW", "S": "SEQUENCE", "f": "FUNCTION"}
     lines = [sql.SQL("CREATE SCHEMA {};").format(sql.Identifier(schema))]
     for kind, name in rows:
         move = sql.SQL(f"ALTER {kinds.get(kind, 'TABLE')} {{}} SET SCHEMA {{}};")

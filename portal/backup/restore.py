@@ -20,7 +20,7 @@ from urllib.parse import quote
 from portal.backup import archive, files, postgres, sqlite
 from portal.backup.archive import Manifest
 from portal.backup.make import give_to_owner, kind_of, our_version
-from portal.preflight import BASE_DIR, Refused, note_owner, one_a_home
+from portal.run.preflight import BASE_DIR, Refused, note_owner, one_a_home
 
 STOP_IT = "stop it first, `vigil up` gives the home back when it has stopped."
 NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
@@ -52,8 +52,11 @@ def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restore
 def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Restored:
     manifest, home = reader.manifest, settings.VIGIL_HOME
     _refuse_other_kind(settings, manifest)
-    _refuse_newer(manifest, reader.path)
-    place = _Sqlite(settings) if manifest.database == "sqlite" else _Postgres(settings, manifest)
+    known = _known_migrations()
+    _refuse_newer(manifest, reader.path, known)
+    is_behind = _unknown(known, manifest.migrations)
+    sqlite_or_postgres = _Sqlite if manifest.database == "sqlite" else _Postgres
+    place = sqlite_or_postgres(settings, manifest, is_behind=is_behind)
     with place:
         if (there := place.there()) and not force:
             raise Refused(f"{there} already: with --force it is kept aside under another name.")
@@ -78,10 +81,10 @@ def _refuse_other_kind(settings: ModuleType, manifest: Manifest) -> None:
 # What is newer than us
 
 
-def _refuse_newer(manifest: Manifest, path: Path) -> None:
+def _refuse_newer(manifest: Manifest, path: Path, known: Mapping[str, list[str]]) -> None:
     """A database from the future has tables that this code does not know."""
     theirs, ours = _numbers(manifest.vigil), _numbers(our_version())
-    if theirs > ours or (theirs == ours and _unknown(manifest.migrations, _known_migrations())):
+    if theirs > ours or (theirs == ours and _unknown(manifest.migrations, known)):
         versions = f"a newer Vigil ({manifest.vigil}) than this one ({our_version()})"
         raise Refused(f"{path} was made by {versions}: upgrade this one first.")
 
@@ -91,6 +94,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _unknown(applied: Mapping[str, list[str]], known: Mapping[str, list[str]]) -> bool:
+    """Whether a migration of the first is not among the second's."""
     return any(set(names) - set(known.get(app, ())) for app, names in applied.items())
 
 
@@ -120,7 +124,8 @@ def _migrate(environment: Mapping[str, str]) -> None:
 class _Sqlite:
     """The backup is migrated before it takes the old one's place: what fails, fails beside it."""
 
-    def __init__(self, settings: ModuleType) -> None:
+    def __init__(self, settings: ModuleType, manifest: Manifest, *, is_behind: bool) -> None:
+        self.is_behind = is_behind
         self.home: Path = settings.VIGIL_HOME
         # Resolved: a link to a larger disk stays one, and it is there that the new database belongs.
         self.database = Path(settings.DATABASES["default"]["NAME"]).resolve()
@@ -136,7 +141,8 @@ class _Sqlite:
 
     def take(self, folder: Path, stamp: str) -> list[str]:
         staged = folder / archive.DATABASES["sqlite"]
-        _migrate({"DATABASE_URL": f"sqlite://{quote(str(staged))}"})
+        if self.is_behind:
+            _migrate({"DATABASE_URL": f"sqlite://{quote(str(staged))}"})
         sqlite.fold_log(staged)
         if self.database.parent.stat().st_dev != folder.stat().st_dev:
             staged = sqlite.beside(staged, self.database)
@@ -151,8 +157,8 @@ class _Sqlite:
 class _Postgres:
     """The backup goes in by one transaction, in which the old tables also move aside; migrations follow."""
 
-    def __init__(self, settings: ModuleType, manifest: Manifest) -> None:
-        self.settings, self.manifest = settings, manifest
+    def __init__(self, settings: ModuleType, manifest: Manifest, *, is_behind: bool) -> None:
+        self.settings, self.manifest, self.is_behind = settings, manifest, is_behind
 
     def __enter__(self) -> Self:
         postgres.refuse_version(self.manifest.dump_version)
@@ -175,6 +181,8 @@ class _Postgres:
         return [f"the schema {schema} of the database"] if schema else []
 
     def after(self) -> None:
+        if not self.is_behind:
+            return
         try:
             _migrate({})
         except Refused as error:

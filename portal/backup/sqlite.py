@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from portal.backup import files
 from portal.backup.archive import Progress, room_for
-from portal.preflight import Refused
+from portal.run.preflight import Refused
 
 PAGES = 2_000  # copied at a time
 
@@ -36,7 +36,7 @@ def copy(database: Path, target: Path, progress: Progress) -> None:
 
 
 def migrations(database: Path) -> dict[str, list[str]]:
-    """Which migrations are applied, by app."""
+    """The migrations that are applied, by app."""
     with closing(_open(database)) as connection:
         return by_app(connection.execute("SELECT app, name FROM django_migrations ORDER BY id").fetchall())
 
@@ -49,7 +49,7 @@ def by_app(rows: list[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _open(database: Path) -> sqlite3.Connection:
-    """Without ever making one."""
+    """Opens a database that is there; never makes one."""
     return sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=20, isolation_level=None)
 
 

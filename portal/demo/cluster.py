@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nodes import rows
+from nodes.cluster import rows
 from nodes.models import Fact, Node, Partition, QueuedJob
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus
@@ -49,7 +49,7 @@ def make(nodes: tuple[tuple[str, str, int, str], ...]) -> None:
 
 
 def _new(model: type[Fact], key: str, made: Sequence[rows.Told]) -> list[rows.Told]:
-    """Without those whose names the scheduler uses for something real."""
+    """Leaves out those whose names the scheduler uses for something real."""
     real = set(model._default_manager.filter(is_made_up=False).values_list(key, flat=True))
     return [one for one in made if getattr(one, key) not in real]
 

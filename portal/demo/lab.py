@@ -17,8 +17,8 @@ from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
 from portal.demo import cluster
-from portal.demo.stories import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
-from portal.demo.telling import tell
+from portal.demo.reports import tell
+from portal.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.models import Membership, Project, User
 
 TAG = "demo"  # on everything that was made up
@@ -74,7 +74,7 @@ def _tell_job(story: Story, owner: User) -> None:
 
 
 def _ago(chapter: Try) -> datetime:
-    """When the attempt was submitted."""
+    """The time at which the attempt was submitted."""
     return timezone.now() - timedelta(hours=chapter.hours_ago)
 
 

@@ -65,7 +65,7 @@ class Summary:
 
 
 def summarise(step: Integers, value: Floats) -> Summary:
-    """Of at least one point; steps in any order."""
+    """Sums up at least one point; steps in any order."""
     finite = value[np.isfinite(value)]
     low, high, total = None, None, 0.0
     if len(finite):

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import Count, Max, Min, Q, Sum
 
 from portal.models import Chunk, Series
-from portal.series import banding, store
+from portal.series import bands_read, store
 from portal.series.codec import POINTS, Points, decode_loose, encode_loose, encode_merged, summarise
 from portal.series.rows import merge
 from portal.series.store import Fresh, Owner
@@ -128,20 +128,20 @@ def _store_bands(ripe: _Ripe, rows: Sequence[_Row]) -> None:
     series = Series.objects.get(pk=ripe.series_id)
     if series.column or not spans:
         return
-    made = banding.make(ripe.series_id, ripe.incarnation, spans, None)
+    made = bands_read.make(ripe.series_id, ripe.incarnation, spans, None)
     if made is None:
         return
     owner = (series.owner_kind, series.owner_id)
     with transaction.atomic():
-        for column in banding.COLUMNS:
+        for column in bands_read.COLUMNS:
             ids = store.declare(owner, [series.name], column=column)
-            points = banding.column_of(made, column)
+            points = bands_read.column_of(made, column)
             runs = _runs(0, points)
             store.append(ids, [Fresh(series.name, ripe.incarnation, runs, points.step, points.value)])
 
 
 def _plan(gathered: Sequence[_Row], loose: Sequence[_Row], *, is_idle: bool) -> tuple[list[_Plan], bool]:
-    """Which rows to swap in this round, and whether that is all. Both are in order of id.
+    """Plans which rows to swap in this round, and tells whether that is all. Both are in order of id.
 
     Always the oldest loose rows go, and only where no rank has two gathered rows: so that whatever is gathered is
     older than what is loose, and of two gathered rows the one with the lower id is the older.

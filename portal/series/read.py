@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from portal.models import Chunk
 from portal.series import rows as chunk_rows
 from portal.series.codec import POINTS, Floats, Integers, Points
-from portal.series.outline import Outline, concatenate, of_points, of_rows, thin
+from portal.series.envelope import Outline, concatenate, of_points, of_rows, thin
 from portal.series.rows import LAST_STEP, Moved
 from portal.series.store import Owner
 
@@ -102,14 +102,18 @@ def ids_of(owners: Sequence[Owner], name: str, column: str = "") -> dict[int, in
     places = {owner: place for place, owner in enumerate(owners)}
     if not places:
         return {}
-    # By hand: building this query costs the ORM more than the database needs to answer it.
-    marks = ", ".join(["(%s, %s)"] * len(places))
-    query = (
-        "SELECT id, owner_kind, owner_id FROM portal_series"
-        f' WHERE "column" = %s AND name = %s AND (owner_kind, owner_id) IN (VALUES {marks})'
-    )
+    numbers: dict[str, list[int]] = {}
+    for kind, number in places:
+        numbers.setdefault(kind, []).append(number)
+    # By hand: building this query costs the ORM more than the database needs to answer it. By kind, and not as pairs:
+    # for a list of pairs SQLite reads through every series that there is.
+    kinds = " OR ".join(f"owner_kind = %s AND owner_id IN ({', '.join(['%s'] * len(of))})" for of in numbers.values())
+    query = f'SELECT id, owner_kind, owner_id FROM portal_series WHERE "column" = %s AND name = %s AND ({kinds})'
+    parameters: list[str | int] = [column, name]
+    for kind, of in numbers.items():
+        parameters += [kind, *of]
     with connection.cursor() as cursor:
-        cursor.execute(query, [column, name, *(part for owner in places for part in owner)])
+        cursor.execute(query, parameters)
         return {series_id: places[kind, number] for series_id, kind, number in cursor.fetchall()}
 
 
@@ -163,7 +167,7 @@ class Reading:
         return self._whole(exact, source)
 
     def superseded(self) -> list[tuple[int, int]]:
-        """Where the reach of a source meets that of a newer one, within the range; stretches that touch are one."""
+        """The stretches in which a source meets a newer one, within the range; those that touch are one."""
         n = len(self.sources)
         if n < 2:
             return []
@@ -198,7 +202,7 @@ class Reading:
         return points, source
 
     def outline(self) -> Outline:
-        """From the rows alone where one chunk is all there is for its steps; elsewhere from the points."""
+        """The curve's outline, by the rows alone where one chunk is all there is for its steps, else by the points."""
         rows, kept = self.rows, ~_superseded(self.rows, self.source)
         alone = kept & _alone(rows, kept) & (rows["kind"] == Chunk.Kind.MERGED)
         alone &= (rows["first_step"] >= self.start) & (rows["last_step"] <= self.end)

@@ -1,4 +1,4 @@
-"""How Vigil writes numbers, times and states in pages (a builtin: needs no load). The rules are portal.words'."""
+"""How Vigil writes numbers, times and states in pages (a builtin: needs no load). The rules are portal.formatting'."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from django.utils import timezone
 from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from portal import words
+from portal import formatting
 
 register = template.Library()
 
 for _name in ("count", "loss", "measure", "percent", "share", "disk", "memory", "duration", "word", "family", "exact"):
-    register.filter(_name, getattr(words, _name))
+    register.filter(_name, getattr(formatting, _name))
 
 
 @register.filter
 def plural(number: int, forms: str) -> str:
     """`{{ n|plural:"job" }}`, `{{ n|plural:"entry,entries" }}`."""
     one, _, many = forms.partition(",")
-    return words.plural(number, one, many)
+    return formatting.plural(number, one, many)
 
 
 @register.filter
@@ -39,11 +39,11 @@ def code(text: str) -> SafeString:
 
 def _time(then: datetime | None, text: str, live: str = "") -> str | SafeString:
     if then is None:
-        return words.MISSING
+        return formatting.MISSING
     return format_html(
         '<time datetime="{}" title="{}"{}>{}</time>',
-        words.machine(then),
-        words.exact(then),
+        formatting.machine(then),
+        formatting.exact(then),
         format_html(' data-time="{}"', live) if live else "",
         text,
     )
@@ -52,28 +52,28 @@ def _time(then: datetime | None, text: str, live: str = "") -> str | SafeString:
 @register.filter
 def ago(then: datetime | None) -> str:
     """How long ago, kept true by the page's one timer."""
-    return _time(then, words.ago(then) if then else "", "ago")
+    return _time(then, formatting.ago(then) if then else "", "ago")
 
 
 @register.filter
 def until(then: datetime | None) -> str:
-    return _time(then, words.until(then) if then else "", "until")
+    return _time(then, formatting.until(then) if then else "", "until")
 
 
 @register.filter
 def clock(then: datetime | None) -> str:
-    return _time(then, words.clock(then) if then else "")
+    return _time(then, formatting.clock(then) if then else "")
 
 
 @register.filter
 def day(then: datetime | None) -> str:
-    return _time(then, words.date(then) if then else "")
+    return _time(then, formatting.date(then) if then else "")
 
 
 @register.filter
 def elapsed(then: datetime | None) -> str:
     """How long since, as a duration that goes on."""
-    return _time(then, words.duration((timezone.now() - then).total_seconds()) if then else "", "elapsed")
+    return _time(then, formatting.duration((timezone.now() - then).total_seconds()) if then else "", "elapsed")
 
 
 @register.simple_tag
@@ -85,7 +85,7 @@ def icon(name: str) -> SafeString:
 @register.simple_tag
 def glyph(state: str) -> SafeString:
     """A state's glyph alone, where its word stands in the sentence beside it."""
-    name = words.family(state)
+    name = formatting.family(state)
     return format_html('<svg class="glyph" data-state="{}" aria-hidden="true"><use href="#s-{}"/></svg>', name, name)
 
 
@@ -95,9 +95,9 @@ def state(name: str, *, pill: bool = False, quiet: bool = False) -> SafeString:
     return format_html(
         '<span class="state{}" data-state="{}">{}{}</span>',
         " pill" if pill else "",
-        words.family(name),
+        formatting.family(name),
         glyph(name),
-        format_html('<span class="sr">{}</span>', words.word(name)) if quiet else words.word(name),
+        format_html('<span class="sr">{}</span>', formatting.word(name)) if quiet else formatting.word(name),
     )
 
 

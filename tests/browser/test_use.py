@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import APIResponse, Route, expect
 
-from portal import words
+from portal import formatting
 from tests.browser.conftest import Watched
 from tests.stack import REPOSITORY, Stack
 
@@ -44,10 +44,10 @@ def test_script_and_server_write_numbers_alike(lab_up: Stack, browse: Browse) ->
         [address, values, seconds],
     )
     assert told == [
-        [words.measure(v) for v in values],
-        [words.loss(v) for v in values],
-        [words.duration(s) for s in seconds],
-        [words.share(f) for f in (0, 0.689, 0.999, 1)],
+        [formatting.measure(v) for v in values],
+        [formatting.loss(v) for v in values],
+        [formatting.duration(s) for s in seconds],
+        [formatting.share(f) for f in (0, 0.689, 0.999, 1)],
     ]
 
 

@@ -22,8 +22,8 @@ from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, SweepSpec, write_toml
 from jobs.submitting import sweeps
 from jobs.submitting.submit import cancel, resume, submit
-from nodes.schedulers import slots
-from nodes.schedulers.local import LocalScheduler
+from nodes.schedulers.local import slots
+from nodes.schedulers.local.scheduler import LocalScheduler
 from portal.models import User
 from tests.lab import a_project, sysadmin
 from tests.waiting import until

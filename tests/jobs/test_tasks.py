@@ -9,6 +9,7 @@ from kombu.exceptions import OperationalError
 
 from jobs import tasks
 from jobs.following import follow
+from jobs.queueing import queue
 from portal.celery import app
 from portal.models import Lease
 from portal.ticks import SCHEDULE
@@ -33,7 +34,7 @@ def test_a_broker_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, capl
         raise OperationalError("connection refused")
 
     monkeypatch.setattr(tasks.submit, "apply_async", refuse)
-    tasks.queue(tasks.submit, 1)
+    queue(tasks.submit, 1)
     assert "the next tick finds it: jobs.tasks.submit(1,)" in caplog.text
 
 

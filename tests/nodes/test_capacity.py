@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodes import features
-from nodes.ahead import after, held_back
-from nodes.capacity import Cluster, Request, Room, closed, fits_now, is_in_service, look, starts, survey
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import Partition, QueuedJob, Reservation
+from nodes.scheduling import features
+from nodes.scheduling.backfill import after, held_back
+from nodes.scheduling.capacity import Cluster, Fit, Request, Room, closed, is_in_service, look, starts, survey
 
 NOW = 1_000_000.0
 GOOD = ("idle", "mixed", "allocated", "planned", "idle~")
 BAD = ("down*", "drained", "draining", "idle+drain", "mixed@", "completing", "fail", "maint")
+
+
+def fits_now(request: Request, where: Cluster) -> Fit:
+    return look(request, survey(request, where), where)
 
 
 def node(name: str, **facts: Any) -> NodeStatus:
@@ -146,6 +150,7 @@ def oracle(request: Request, where: Cluster) -> bool:
 
 @settings(max_examples=600)
 @given(clusters(), requests())
+@pytest.mark.long
 def test_starts_exactly_where_some_choice_of_nodes_would_do(where: Cluster, request: Request) -> None:
     fit = fits_now(request, where)
     assert fit.starts == oracle(request, where) == starts(request, survey(request, where), where)
@@ -155,6 +160,7 @@ def test_starts_exactly_where_some_choice_of_nodes_would_do(where: Cluster, requ
 
 @settings(max_examples=150)
 @given(clusters(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 8), st.integers(1, 32)), max_size=6))
+@pytest.mark.long
 def test_jobs_ahead_never_take_more_than_there_is(where: Cluster, asked: list[tuple[int, int, int]]) -> None:
     ahead = [
         QueuedJob(

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from nodes.schedulers import processes, shim, slots
 from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 from nodes.schedulers.choose import SchedulerSettings, open_scheduler
-from nodes.schedulers.local import LocalScheduler
-from nodes.schedulers.machine import Gpu
+from nodes.schedulers.local import processes, shim, slots
+from nodes.schedulers.local.machine import Gpu
+from nodes.schedulers.local.scheduler import LocalScheduler
 from tests.nodes.scheduler_contract import ENDED, SchedulerContract
 from tests.waiting import until
 
@@ -119,7 +119,7 @@ class TestLocal(SchedulerContract):
         asked = self.submission(work, "sleep 0.2; exit 9")
         program = (
             "import sys; from pathlib import Path; from nodes.schedulers.base import Submission;"
-            "from nodes.schedulers.local import LocalScheduler;"
+            "from nodes.schedulers.local.scheduler import LocalScheduler;"
             f"print(LocalScheduler(Path({str(root)!r}), cpus=2, gpus=[]).submit(Submission("
             f"key={asked.key!r}, name='x', user='', script={asked.script!r}, directory={asked.directory!r},"
             f" output={asked.output!r}, time_limit_s=60, grace_s=5)))"

@@ -15,7 +15,7 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from portal import accounts
+from portal.accounts import actions
 from portal.models import AuditEntry, LoginLink, Membership, Project, User
 from tests import lab
 
@@ -101,7 +101,7 @@ def test_the_dismissed_cannot_sign_in():
 
 def test_link_shows_a_button_and_is_spent_by_pressing_it():
     user = lab.person("mira")
-    path = path_of(accounts.make_link(user))
+    path = path_of(actions.make_link(user))
     first, second = Client(), Client()
     for _ in range(3):  # previews and scanners only look
         page = first.get(path)
@@ -118,7 +118,7 @@ def test_link_shows_a_button_and_is_spent_by_pressing_it():
 def test_link_lets_the_password_be_set_once_without_the_old():
     user = lab.person("mira")
     client = Client()
-    client.post(path_of(accounts.make_link(user)))
+    client.post(path_of(actions.make_link(user)))
     fields = {"new_password1": "short", "new_password2": "short"}
     refused = client.post("/accounts/password/new/", fields)
     assert refused.status_code == 422
@@ -132,7 +132,7 @@ def test_link_lets_the_password_be_set_once_without_the_old():
 
 def test_link_dies_after_an_hour_and_when_another_is_made():
     user = lab.person("mira")
-    old, new = path_of(accounts.make_link(user)), path_of(accounts.make_link(user))
+    old, new = path_of(actions.make_link(user)), path_of(actions.make_link(user))
     assert Client().post(old).status_code == 410
     LoginLink.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
     assert Client().post(new).status_code == 410
@@ -140,13 +140,13 @@ def test_link_dies_after_an_hour_and_when_another_is_made():
 
 def test_link_of_the_dismissed_is_dead():
     user = lab.person("mira")
-    path = path_of(accounts.make_link(user))
+    path = path_of(actions.make_link(user))
     User.objects.update(is_active=False)
     assert Client().post(path).status_code == 410
 
 
 def test_a_link_is_kept_as_a_digest_only():
-    url = accounts.make_link(lab.person("mira"))
+    url = actions.make_link(lab.person("mira"))
     assert LoginLink.objects.get().digest not in url
 
 
@@ -194,7 +194,7 @@ def test_a_login_link_of_a_portal_that_was_never_started(monkeypatch):
 
 
 def test_first_start_makes_what_is_missing_and_no_more(home):
-    url = accounts.first_start()
+    url = actions.first_start()
     user = User.objects.get()
     assert user.is_sysadmin
     assert Membership.objects.get(user=user).role == "lead"
@@ -207,20 +207,20 @@ def test_first_start_makes_what_is_missing_and_no_more(home):
     answer = Client(headers={"Authorization": f"Bearer {known['token']}"}).get("/api/v1/me").json()
     assert answer == {"username": user.username, "sysadmin": True, "slurm_user": None, "token_scope": "admin"}
 
-    again = accounts.first_start()
+    again = actions.first_start()
     assert again not in (None, url), "nobody has signed in: a fresh link at each start"
     assert tomllib.loads(path.read_text()) == known
     Client().post(path_of(again))
-    assert accounts.first_start() is None
+    assert actions.first_start() is None
     assert User.objects.count() == Project.objects.count() == 1
 
 
 def test_first_start_mends_the_cli_token(home, settings):
-    accounts.first_start()
+    actions.first_start()
     user = User.objects.get()
     user.tokens.update(expires_at=timezone.now())
     settings.VIGIL_PUBLIC_URL = "http://127.0.0.1:8123"
-    accounts.first_start()
+    actions.first_start()
     known = tomllib.loads((home / "cli.toml").read_text())
     assert known["url"] == "http://127.0.0.1:8123"
     assert user.tokens.alive().count() == 1
@@ -229,7 +229,7 @@ def test_first_start_mends_the_cli_token(home, settings):
 
 def test_first_start_leaves_an_established_lab_alone(home):
     sam = lab.sysadmin("sam")
-    assert accounts.first_start() is None, "sam has a password"
+    assert actions.first_start() is None, "sam has a password"
     assert User.objects.get() == sam
     assert Project.objects.filter(slug="default").exists()
 
@@ -237,7 +237,7 @@ def test_first_start_leaves_an_established_lab_alone(home):
 @pytest.mark.parametrize(("name", "becomes"), [("root", "admin"), ("mira", "mira"), ("what ever", "admin")])
 def test_the_first_sysadmin_is_named_as_who_starts(home, monkeypatch, name, becomes):
     monkeypatch.setattr("getpass.getuser", lambda: name)
-    accounts.first_start()
+    actions.first_start()
     assert User.objects.get().username == becomes
 
 
@@ -262,7 +262,7 @@ def test_errors_have_the_strict_policy_too(monkeypatch):
     def fail(*args):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(accounts, "tokens_of", fail)
+    monkeypatch.setattr(actions, "tokens_of", fail)
     answer = client.get("/me/")
     assert answer.status_code == 500
     assert "unsafe" not in answer.headers["Content-Security-Policy"]

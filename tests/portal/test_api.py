@@ -6,9 +6,11 @@ import json
 import pytest
 from django.db import OperationalError
 from django.test import Client
+from ninja import Schema
 
 from nodes.models import Node
-from portal import limits, people
+from portal.accounts import api
+from portal.http import limits
 from tests import lab
 from tests.lab import send
 
@@ -40,7 +42,7 @@ def is_problem(answer, status: int) -> dict:
         ("get", "/api/v1/jobs/1/nowhere", None, 404),
         ("get", "/api/v1/jobs/99999999999999999999999", None, 404),
         ("get", "/api/v1/nodes/none", None, 404),
-        ("get", "/api/", None, 404),
+        ("get", "/api/nowhere/", None, 404),
         ("delete", "/api/v1/me", None, 405),
         ("put", "/api/v1/jobs", {}, 405),
         ("post", "/api/v1/tokens", {"name": 5}, 422),
@@ -81,7 +83,7 @@ def test_a_fault_of_ours_is_told_without_its_insides(mira, monkeypatch):
     def fail(*args):
         raise RuntimeError("password=hunter2")
 
-    monkeypatch.setattr(people.accounts, "tokens_of", fail)
+    monkeypatch.setattr(api.actions, "tokens_of", fail)
     assert "hunter2" not in str(is_problem(client.get("/api/v1/tokens"), 500))
 
 
@@ -89,7 +91,7 @@ def test_a_busy_database_asks_to_come_again(mira, monkeypatch):
     def fail(*args):
         raise OperationalError("database is locked")
 
-    monkeypatch.setattr(people.accounts, "tokens_of", fail)
+    monkeypatch.setattr(api.actions, "tokens_of", fail)
     answer = lab.bearer(mira).get("/api/v1/tokens")
     is_problem(answer, 503)
     assert answer.headers["Retry-After"] == "5"
@@ -154,10 +156,46 @@ def test_schema_is_openapi_3_1_with_problem_documents():
         "spec/schema",
     ):
         assert f"/api/v1/{path}" in schema["paths"], path
-    for path, operations in schema["paths"].items():
-        for operation in operations.values():
-            assert "application/problem+json" in operation["responses"]["4XX"]["content"], path
-            assert operation["summary"]
+
+
+def test_no_two_shapes_have_one_name():
+    """The schema has them by their names: of two, one would be described as the other."""
+    Client().get("/api/openapi.json")  # all addresses are known, so all shapes are
+    names = [f"{shape.__module__}.{shape.__name__}" for shape in shapes_below(Schema)]
+    own = [name.rpartition(".")[2] for name in names if name.startswith(("jobs.", "nodes.", "portal."))]
+    assert sorted(own) == sorted(set(own))
+
+
+def shapes_below(shape):
+    return {one for child in shape.__subclasses__() for one in (child, *shapes_below(child))}
+
+
+def every_operation():
+    for path, operations in Client().get("/api/openapi.json").json()["paths"].items():
+        for method, operation in operations.items():
+            yield method, path, operation
+
+
+def test_every_operation_says_what_it_does_and_how_it_fails():
+    for method, path, operation in every_operation():
+        assert operation["summary"], (method, path)
+        assert len(operation["description"]) > 20, (method, path)
+        errors = {status: answer for status, answer in operation["responses"].items() if int(status) >= 400}
+        assert {"401", "500", "503"} <= set(errors), (method, path)
+        if method != "get" and {"Session": []} in operation["security"]:
+            assert "403" in errors, (method, path)
+        for status, answer in errors.items():
+            assert answer["description"], (method, path, status)
+            schema = answer["content"]["application/problem+json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/ProblemDocument"}
+
+
+def test_what_an_error_means_is_said_where_it_happens():
+    told = {(method, path): operation["responses"] for method, path, operation in every_operation()}
+    assert told["delete", "/api/v1/jobs/{job_id}"]["409"]["description"] == "It has not ended: cancel it first."
+    assert "Retry-After" in told["get", "/api/v1/jobs"]["429"]["headers"]
+    assert "415" in told["post", "/api/v1/jobs"]
+    assert "422" not in told["get", "/api/v1/jobs/{job_id}"], "it takes nothing that could be wrong"
 
 
 def test_me_projects_and_nodes(mira):

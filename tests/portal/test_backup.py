@@ -167,7 +167,7 @@ def test_kill_leaves_the_old_or_the_new(make_stack: MakeStack, made: Path, after
         connection.execute("UPDATE portal_project SET title = 'old'")
         connection.commit()
     process = subprocess.Popen(
-        [sys.executable, "-m", "portal.cli", "restore", str(made), "--force"],
+        [sys.executable, "-m", "portal.cli.main", "restore", str(made), "--force"],
         cwd=REPOSITORY, env=stack.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
@@ -228,6 +228,23 @@ def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -
     (stack.home / "vigil.sqlite3").touch()
     assert "was never started" in one_line(stack.vigil("backup", str(tmp_path / "empty")))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["vigil.tar.gz"]
+
+
+@pytest.mark.slow
+def test_backup_of_the_code_before_is_migrated(make_stack: MakeStack, tmp_path: Path) -> None:
+    stack, other, path = make_stack(), make_stack(fresh=True), tmp_path / "vigil.tar.gz"
+    environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+    subprocess.run(
+        [sys.executable, "manage.py", "migrate", "jobs", "0007"], cwd=REPOSITORY, env=environment, check=True
+    )
+    done = stack.vigil("backup", str(path))
+    assert done.returncode == 0, done.stderr
+    done = other.vigil("restore", str(path))
+    assert done.returncode == 0, done.stderr
+    before, after = (sqlite.migrations(home / "vigil.sqlite3")["jobs"] for home in (stack.home, other.home))
+    assert before[-1].startswith("0007")
+    assert after[: len(before)] == before
+    assert after[len(before)].startswith("0008")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from portal.backup import archive
-from portal.preflight import Refused
+from portal.run.preflight import Refused
 from tests.archives import packed, unpacked
 
 

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from portal.models import Series
-from portal.series import banding, compact, store
+from portal.series import bands_read, compact, store
 from tests.portal.series import LATER, OWNER, everybody, finite, nobody, ramp, small, write
 
 pytestmark = pytest.mark.django_db
 
 
 def band_now(now: float | None = 1e9, **options: Any) -> dict[int, tuple[float, float, float, int]]:
-    band = banding.band([OWNER, LATER], "loss", now=now, **options)
+    band = bands_read.band([OWNER, LATER], "loss", now=now, **options)
     columns = zip(band.min.tolist(), band.median.tolist(), band.max.tolist(), band.worst_rank.tolist(), strict=True)
     return dict(zip(band.step.tolist(), columns, strict=True))
 
@@ -66,11 +66,11 @@ def test_a_band_from_afar() -> None:
     write("loss", *(ramp(0, 1024 * 20, rank=rank) for rank in range(3)))
     compact.compact(quiet=everybody)
     compact.compact(quiet=everybody)  # the bands themselves
-    band = banding.band([OWNER], "loss", points=10)
+    band = bands_read.band([OWNER], "loss", points=10)
     assert len(band.step) == 10
     np.testing.assert_allclose(band.min, np.arange(10) * 204.8)
     np.testing.assert_allclose(band.max, np.arange(10) * 204.8 + 204.7 + 2)
-    near = banding.band([OWNER], "loss", points=10, end=99)
+    near = bands_read.band([OWNER], "loss", points=10, end=99)
     assert near.worst_rank.tolist() == [2] * 10
 
 
@@ -107,12 +107,14 @@ histories = st.lists(
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(histories)
+@pytest.mark.long
 def test_bands_are_those_of_the_points_whenever_compacted(monkeypatch: pytest.MonkeyPatch, history: list[Any]) -> None:
     small(monkeypatch)
     check_bands(history)
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.long
 def test_bands_of_long_histories(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Many doubled steps in rows of few and many ranks: the order of words must outlive every round of a compaction."""
     small(monkeypatch)

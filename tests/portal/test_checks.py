@@ -10,7 +10,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from portal import checks
+from portal.site import checks
 
 
 def ids(found: list[Any]) -> list[str]:
@@ -94,6 +94,18 @@ def test_plain_http_off_loopback_is_refused(settings: Any, url: str, loopback: b
     assert ids(checks.people_can_sign_in(None)) == expected
 
 
+@pytest.mark.parametrize(
+    ("named", "there", "expected"), [(False, False, ["vigil.W003"]), (False, True, []), (True, False, [])]
+)
+def test_torch_is_missed_where_jobs_would_run(
+    monkeypatch: pytest.MonkeyPatch, named: bool, there: bool, expected: list[str]
+) -> None:
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: object() if there else None)
+    if named:
+        monkeypatch.setenv("VIGIL_JOB_PYTHON", "/another/container/bin/python")
+    assert ids(checks.trainer_is_there(None)) == expected
+
+
 def test_redis_that_does_not_answer_is_named(settings: Any, tmp_path: Path) -> None:
     settings.REDIS_URL = f"unix://{tmp_path}/redis.sock"
     assert ids(checks.redis_answers(None)) == ["vigil.E004"]
@@ -103,3 +115,13 @@ def test_prepare_stops_at_an_error_before_it_touches_anything(settings: Any) -> 
     settings.VIGIL_PUBLIC_URL, settings.ON_LOOPBACK = "http://vigil.lab.example", False
     with pytest.raises(CommandError, match="VIGIL_BEHIND_PROXY"):
         call_command("prepare")
+
+
+def test_a_home_that_is_open_to_others_is_told(settings: Any, tmp_path: Path) -> None:
+    settings.VIGIL_HOME = tmp_path
+    tmp_path.chmod(0o700)
+    assert not checks.home_is_closed(None)
+    tmp_path.chmod(0o711)
+    assert ids(checks.home_is_closed(None)) == ["vigil.W007"]
+    settings.VIGIL_LOCAL_USER = "nobody"
+    assert ids(checks.home_is_closed(None)) == ["vigil.E007"]

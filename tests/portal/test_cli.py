@@ -12,8 +12,9 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from portal import client, watch
-from portal.cli import main
+from portal.cli import portal as client
+from portal.cli import watch
+from portal.cli.main import main
 from tests.repositories import git, write
 
 JOB = {
@@ -238,8 +239,8 @@ def test_on_a_terminal_one_line_is_redrawn():
     screen.show(DONE)
     text = screen.out.getvalue()
     assert text.count("\r\x1b[2K") == 2
-    assert "██████░░░░░░░░░░░░░░░░░░" in text
-    assert "1:15 left" in text
+    assert "████░░░░░░░░░░░░ running" in text
+    assert "1 min 15 s left" in text
     assert "\n" not in text
 
 
@@ -343,7 +344,7 @@ def test_metrics(portal):
     end = {"name": "loss", "step": [2000], "value": [2.25], "gaps": [], "count": 1, "last_step": 2000}
     portal.answers["GET", "jobs/7/series"] = [{"items": [thinned]}, {"items": [end]}]
     head, line = vigil("metrics", "7").stdout.splitlines()
-    assert line.split() == ["loss", "2.25", "1–2,000", "2,000"]
+    assert line.split() == ["loss", "2.250", "1–2,000", "2,000"]
     assert (portal.asked[-1].url.params["from"], portal.asked[-1].url.params["to"]) == ("2000", "2000")
     portal.answers["GET", "jobs/7/series"] = {"items": [thinned]}
     assert json.loads(vigil("metrics", "7", "--json").stdout)["items"][0]["step"] == [1, 1001]
@@ -360,7 +361,7 @@ def test_metrics_of_each_life(portal):
     last = {**two, "step": [9], "value": [None], "gaps": [[9, 9, "NaN"]]}
     portal.answers["GET", "jobs/7/series"] = [{"items": [one, two]}, {"items": ends}, {"items": [last]}]
     lines = vigil("metrics", "7", "--all").stdout.splitlines()
-    assert lines[1].split() == ["loss", "2.5", "1–3", "3", "1", "0"]
+    assert lines[1].split() == ["loss", "2.500", "1–3", "3", "1", "0"]
     assert lines[2].split() == ["loss", "NaN", "3–9", "2", "1", "1"]
 
 
@@ -389,9 +390,9 @@ def test_help_comes_at_once_and_imports_nothing_heavy():
     times = []
     for _ in range(3):
         before = spent()
-        subprocess.run([sys.executable, "-m", "portal.cli", "--help"], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "portal.cli.main", "--help"], check=True, capture_output=True)
         times.append(spent() - before)
     assert min(times) < 0.2
-    code = "import sys, portal.cli; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    code = "import sys, portal.cli.main; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"django", "celery", "channels", "torch", "pydantic", "httpx", "numpy"} & set(loaded)

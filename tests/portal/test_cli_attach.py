@@ -104,7 +104,7 @@ class Runs:
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         self.started.append(
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "portal.cli", "attach", *words],
+                [sys.executable, "-P", "-m", "portal.cli.main", "attach", *words],
                 cwd=self.folder,
                 env={**self.environment, **environment},
                 text=True,
@@ -215,7 +215,7 @@ def test_the_next_start_is_an_incarnation_and_finds_the_checkpoint(portal: Porta
 
 def test_in_a_run_that_is_followed_it_only_runs_the_command(portal: Portal, runs: Runs) -> None:
     """A job of Vigil's own, or one attached further out; but not a job submitted from within such a one."""
-    inner = [sys.executable, "-P", "-m", "portal.cli", "attach", "--", "true"]
+    inner = [sys.executable, "-P", "-m", "portal.cli.main", "attach", "--", "true"]
     assert runs.run("--", *inner).returncode == 0
     assert len(portal.attached) == 1
     assert runs.run("--", "env", "SLURM_JOB_ID=12346", *inner).returncode == 0

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from portal import ordering
+from portal.cli import drain
 from tests.portal.test_cli import nowhere, portal, problem, vigil  # noqa: F401
 
 READING = {"read_at": "2026-01-31T12:00:00Z", "error": "", "failing_since": None}
@@ -28,7 +28,7 @@ QUEUED = {
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(ordering, "LOOK_S", 0)
+    monkeypatch.setattr(drain, "LOOK_S", 0)
 
 
 def test_nodes_and_one(portal):  # noqa: F811
@@ -77,7 +77,7 @@ def test_undrain_that_is_refused(portal):  # noqa: F811
 
 
 def test_an_order_that_takes_longer(portal, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(ordering, "WAIT_S", 0)
+    monkeypatch.setattr(drain, "WAIT_S", 0)
     portal.answers["POST", "nodes/dgx-01/drain"] = ORDER
     assert "goes on trying" in vigil("drain", "dgx-01", "--reason", "fan", status=1).stderr
     portal.answers["POST", "nodes/dgx-01/drain"] = problem(403, "Only sysadmins drain nodes. Ask one of them.")

@@ -5,12 +5,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from portal import cli
+from portal.cli import main
 
 
 def test_becomes_the_trainers_command(monkeypatch: pytest.MonkeyPatch):
     asked = []
-    monkeypatch.setattr(cli.os, "execv", lambda program, words: asked.append((program, words)))
-    CliRunner().invoke(cli.main, ["compare", "run.toml", "--with", "a=dtype=bf16", "--help"])
+    monkeypatch.setattr(main.os, "execv", lambda program, words: asked.append((program, words)))
+    CliRunner().invoke(main.main, ["compare", "run.toml", "--with", "a=dtype=bf16", "--help"])
     words = [sys.executable, "-P", "-m", "training", "compare", "run.toml", "--with", "a=dtype=bf16", "--help"]
     assert asked == [(sys.executable, words)]

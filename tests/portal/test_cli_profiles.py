@@ -2,7 +2,7 @@
 
 import json
 
-from portal import profile_commands
+from portal.cli import profiles
 from tests.portal.test_cli import JOB, portal, problem, vigil  # noqa: F401
 
 NAME = "step-90-94.rank0.abc123.json.gz"
@@ -25,7 +25,7 @@ def test_asks(portal):  # noqa: F811
 
 def test_waits_and_fetches(portal, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(profile_commands, "LOOK_S", 0.0)
+    monkeypatch.setattr(profiles, "LOOK_S", 0.0)
     portal.answers["POST", "jobs/7/profile"] = {"id": "abc123"}
     portal.answers["GET", "jobs/7/profiles"] = [
         {"items": [], "next": None},
@@ -49,8 +49,8 @@ def test_lists(portal, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     portal.answers["GET", "jobs/7/profiles"] = {"items": [SAVED, WAITS], "next": None}
     head, first, second = vigil("profiles", "7").output.splitlines()
-    assert head.split() == ["ATTEMPT", "RANK", "STEPS", "BYTES", "NAME"]
-    assert first.split() == ["2", "0", "90-94", "504,344", NAME]
+    assert head.split() == ["ATTEMPT", "RANK", "STEPS", "SIZE", "NAME"]
+    assert first.split() == ["2", "0", "90-94", "504", "kB", NAME]
     assert "asked for, not written yet" in second
     portal.answers["GET", f"jobs/7/profiles/2/{NAME}"] = {"traceEvents": []}
     assert vigil("profiles", "7", "--fetch", NAME).output == f"job-7.2-{NAME}\n"
@@ -62,4 +62,4 @@ def test_goodput_is_among_a_jobs_facts(portal):  # noqa: F811
     assert "goodput" not in vigil("job", "7").output
     told = {"fraction": 0.969, "useful_seconds": 3600.0, "wall_seconds": 3715.0}
     portal.answers["GET", "jobs/7"] = {**JOB, "goodput": told}
-    assert "96.9 %: 1:00:00 of steps in 1:01:55" in vigil("job", "7").output
+    assert "96.9 %: 1 h of steps in 1 h 02 min" in vigil("job", "7").output

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from portal import sweep_commands
+from portal.cli import sweeps
 from tests.portal.test_cli import JOB, nowhere, portal, vigil  # noqa: F401
 
 SWEEP = {
@@ -30,7 +30,7 @@ def answers(nowhere, portal, monkeypatch):  # noqa: F811
     portal.answers["GET", "sweeps"] = {"items": [SWEEP], "next": None}
     portal.answers["GET", "jobs"] = {"items": JOBS, "next": None}
     portal.answers["POST", "sweeps/3/cancel"] = SWEEP
-    monkeypatch.setattr(sweep_commands.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: None)
 
 
 def test_submit_prints_its_jobs(portal, spec):  # noqa: F811

@@ -156,6 +156,14 @@ def test_free_slots_leave_out_drained_nodes(mira: User) -> None:
     assert 'aria-label="dgx-08: 3 of 8 GPUs free"' in html
 
 
+def test_a_node_of_cpus_is_a_bar_and_no_row_of_gpus(mira: User) -> None:
+    Node.objects.create(name="vm", state="mixed", cpus=12, cpus_used=3)
+    html = home(mira).replace("\N{NO-BREAK SPACE}", " ")
+    assert '<progress value="3" max="12" data-state="running" aria-label="CPUs in use on vm">' in html
+    assert "9 CPUs free" in html
+    assert "freebox" not in html, "neither in the drawing nor in its key"
+
+
 def test_the_number_of_queries_does_not_grow(
     mira: User, project: Project, django_assert_max_num_queries: object
 ) -> None:

@@ -7,11 +7,11 @@ import pytest
 from django.core.management import call_command
 
 from jobs.models import Attempt, Checkpoint, Job
-from nodes import inventory
+from nodes.cluster import sync
 from nodes.models import Node
-from portal import accounts
+from portal.accounts import actions
 from portal.demo import lab
-from portal.demo.stories import LIVE, NODES, STORIES
+from portal.demo.scenarios import LIVE, NODES, STORIES
 from portal.models import Chunk, User
 from tests.jobs.schedulers import Told
 
@@ -21,19 +21,21 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def made(settings: Any, tmp_path: Path) -> list[str]:
     settings.VIGIL_RUNS = tmp_path
-    accounts.first_start()
+    actions.first_start()
     return lab.make()
 
 
+@pytest.mark.long
 def test_is_made_once(made: list[str]) -> None:
     assert len(made) == len(STORIES) + len(LIVE)
     chunks, users = Chunk.objects.count(), User.objects.count()
     call_command("demo")
     assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(made), chunks, users)
-    inventory.read(Told(machines=[]))
+    sync.read(Told(machines=[]))
     assert Node.objects.count() == len(NODES), "its nodes outlive what the scheduler says"
 
 
+@pytest.mark.long
 def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
     past = Attempt.objects.filter(job__name__in=[story.name for story in STORIES])
     assert past.count() == sum(len(story.tries) for story in STORIES)

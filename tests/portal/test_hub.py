@@ -14,8 +14,8 @@ from websockets.asyncio.client import connect
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
+from portal.http.sockets import writer_of
 from portal.hub import QUEUE, Hub, Item, frame
-from portal.sockets import writer_of
 from tests.redis import Server, redis_up
 
 

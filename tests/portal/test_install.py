@@ -1,15 +1,32 @@
 """docker/install.sh: a missing prerequisite is one sentence with its remedy; what is up to date is left alone."""
 
 import hashlib
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
+import sys
+import threading
 import tomllib
+import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.stack import REPOSITORY
+
+_there = importlib.util.spec_from_file_location("progress", REPOSITORY / "docker/progress.py")
+assert _there is not None
+assert _there.loader is not None
+progress = importlib.util.module_from_spec(_there)
+_there.loader.exec_module(progress)
+_line = re.search(r"^torch=torch==(\S+)$", (REPOSITORY / "docker/install.sh").read_text(), re.MULTILINE)
+assert _line is not None
+VERSION = _line[1]
+HAS_DRIVER = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def install(venv: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -59,23 +76,219 @@ def test_failing_step_shows_the_end_of_its_log(tmp_path: Path) -> None:
     assert str(tmp_path / "install.log") in refused.stderr
 
 
+def ready_but_for_torch(venv: Path, pip: str = "") -> None:
+    """An environment that lacks torch alone; its Python is this one, with `pip` before it where that is given."""
+    (venv / "bin").mkdir(parents=True)
+    script(venv / "bin" / "python", f'{pip}\nexec {sys.executable} "$@"')
+    for name, text in stamps(venv).items():
+        if name != "torch":
+            (venv / f".vigil-{name}").write_text(text)
+
+
+def stamps(venv: Path) -> dict[str, str]:
+    def digest(name: str) -> str:
+        return hashlib.sha256((REPOSITORY / name).read_bytes()).hexdigest()
+
+    return {
+        "place": str(venv),
+        "run": digest("requirements.lock"),
+        "torch": f"torch=={VERSION}",
+        "project": f"{REPOSITORY} {digest('pyproject.toml')}",
+    }
+
+
+def wheel(folder: Path, version: str) -> Path:
+    """A torch of that version with nothing in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"torch-{version}-py3-none-any.whl"
+    info = f"torch-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+    return path
+
+
+class Indexes:
+    """Package indexes on 127.0.0.1, a folder each; what was asked of which."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.asked = root, []
+        outer = self
+
+        class Handler(SimpleHTTPRequestHandler):
+            def __init__(self, *rest: object) -> None:
+                super().__init__(*rest, directory=str(outer.root))  # type: ignore[arg-type]
+
+            def log_message(self, form: str, *rest: object) -> None:
+                outer.asked.append(self.path)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/{name}"
+
+    def add(self, name: str, version: str) -> None:
+        wheel(self.root / name / "torch", version)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def indexes(tmp_path: Path) -> Iterator[Indexes]:
+    """The ordinary one with torch as it comes with CUDA, PyTorch's own of CPU builds, and an old one."""
+    served = Indexes(tmp_path / "served")
+    served.add("ordinary", VERSION)
+    served.add("cpu", f"{VERSION}+cpu")
+    served.add("old", "1.0+cpu")
+    yield served
+    served.close()
+
+
+def clean(**environment: str) -> dict[str, str]:
+    return {
+        **dict.fromkeys((name for name in os.environ if name.startswith("PIP_")), ""),
+        "no_proxy": "*",
+        **environment,
+    }
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="this machine has an NVIDIA driver")
+def test_without_a_driver_pip_brings_the_cpu_build(tmp_path: Path, indexes: Indexes) -> None:
+    ready_but_for_torch(tmp_path / "venv")
+    environment = clean(
+        PIP_CONFIG_FILE=os.devnull,
+        PIP_INDEX_URL=indexes.url("ordinary"),
+        PIP_CACHE_DIR=str(tmp_path / "cache"),
+        PIP_TARGET=str(tmp_path / "site"),
+        TORCH_CPU_INDEX=indexes.url("cpu"),
+    )
+    done = install(tmp_path / "venv", **environment)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "site").glob("*.dist-info")] == [f"torch-{VERSION}+cpu.dist-info"]
+    assert "the CPU build, as there is no NVIDIA driver here" in done.stdout
+
+
+def chosen(tmp_path: Path, *, at_hand: bool = False, **environment: str) -> tuple[list[str], str]:
+    """What pip is asked to install, and what is said; pip itself is a stand-in that only notes it."""
+    asked = tmp_path / "asked"
+    pip = f"""case "$*" in
+    *" --dry-run "*) exit {int(not at_hand)};;
+    "-m pip"*" install "*) shift 5; echo "$*" >>{asked}; exit;;
+    "-m pip"*) exit;;
+esac"""
+    ready_but_for_torch(tmp_path / "venv", pip)
+    done = install(tmp_path / "venv", **clean(**environment))
+    assert done.returncode == 0, done.stderr
+    return asked.read_text().splitlines(), done.stdout
+
+
+@pytest.mark.parametrize("by", ["nvidia-smi", "VIGIL_TORCH"])
+def test_with_a_driver_or_told_so_the_ordinary_index_is_taken(tmp_path: Path, indexes: Indexes, by: str) -> None:
+    script(tmp_path / "nvidia-smi", "exit 0")
+    more = {"VIGIL_TORCH": "cuda"} if by == "VIGIL_TORCH" else {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    asked, said = chosen(tmp_path, TORCH_CPU_INDEX=indexes.url("cpu"), **more)
+    assert asked == [f"torch=={VERSION}"]
+    assert "with CUDA" in said
+    assert indexes.asked == []
+
+
+@pytest.mark.parametrize("lacks", ["answers nothing", "has no such torch"])
+def test_without_an_answer_of_the_cpu_index_the_ordinary_one_is_taken_and_said(
+    tmp_path: Path, indexes: Indexes, lacks: str
+) -> None:
+    index = "http://127.0.0.1:1/cpu" if lacks == "answers nothing" else indexes.url("old")
+    asked, said = chosen(tmp_path, VIGIL_TORCH="cpu", TORCH_CPU_INDEX=index)
+    assert asked == [f"torch=={VERSION}"]
+    assert f"({index}) does not answer, or lacks torch=={VERSION}: taking the ordinary index." in said
+
+
+def test_a_wheel_at_hand_comes_before_any_index(tmp_path: Path, indexes: Indexes) -> None:
+    asked, said = chosen(tmp_path, at_hand=True, TORCH_CPU_INDEX=indexes.url("cpu"))
+    assert asked == [f"--no-index --no-deps torch=={VERSION}", f"torch=={VERSION}"]
+    assert "from the wheel that pip has at hand" in said
+    assert indexes.asked == []
+
+
+def test_torch_pip_args_win(tmp_path: Path, indexes: Indexes) -> None:
+    asked, _ = chosen(
+        tmp_path, at_hand=True, TORCH_PIP_ARGS="--index-url http://mine", TORCH_CPU_INDEX=indexes.url("cpu")
+    )
+    assert asked == [f"--index-url http://mine torch=={VERSION}"]
+    assert indexes.asked == []
+
+
+FETCHING = """
+import os, pathlib, sys, time
+folder = pathlib.Path(os.environ["TMPDIR"], "pip-unpack-x")
+folder.mkdir()
+print("  Downloading http://index/torch-2.0%2Bcpu-cp311-linux.whl (200.0 MB)", flush=True)
+with open(folder / "torch-2.0+cpu-cp311-linux.whl", "wb") as file:
+    file.truncate(50_000_000)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+def fetching(tmp_path: Path) -> list[str]:
+    (tmp_path / "log").write_text("Downloading what-was-before-1.0-py3.whl (9.0 GB)\n")
+    told = [sys.executable, str(REPOSITORY / "docker/progress.py"), str(tmp_path / "log")]
+    return [*told, sys.executable, "-c", FETCHING, str(tmp_path / "enough")]
+
+
+def test_long_downloads_tell_how_far_they_are_in_a_log(tmp_path: Path) -> None:
+    environment = {**os.environ, "VIGIL_PROGRESS_EVERY": "0"}
+    with subprocess.Popen(fetching(tmp_path), env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "  torch-2.0+cpu: 50 MB of 200 MB\n"
+        (tmp_path / "enough").touch()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_on_a_terminal_one_line_is_written_anew_and_cleared(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(fetching(tmp_path), stdout=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"50 MB of 200 MB" not in seen:
+        seen += os.read(ours, 1000)
+    (tmp_path / "enough").touch()
+    assert process.wait(30) == 0
+    seen += os.read(ours, 1000)
+    os.close(ours)
+    assert b"\n" not in seen
+    assert seen.endswith(b"\r\x1b[K")
+
+
+def test_speed_and_seconds_left_are_of_the_last_seconds(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "pip-unpack-x"
+    log.touch()
+    folder.mkdir()
+    downloads = progress.Downloads(log, tmp_path)
+    assert downloads.line(0.0) == ""
+    log.write_text("Downloading a-1.0-py3.whl (2.0 GB)\n")
+    for second, size in ((1.0, 0), (5.0, 40_000_000), (9.0, 80_000_000)):
+        with open(folder / "a-1.0-py3.whl", "wb") as file:
+            file.truncate(size)
+        told = downloads.line(second)
+    assert told == "a-1.0: 80 MB of 2.0 GB, 8.9 MB/s, about 4 min left"
+    log.write_text(log.read_text() + "Downloading b-1.0-py3.whl (20.1 kB)\n")
+    assert downloads.line(9.5) == "80 MB downloaded, now b-1.0"
+    log.write_text(log.read_text() + "Installing collected packages: a\n")
+    assert downloads.line(10.0) == "80 MB downloaded, unpacking"
+
+
 def test_nothing_is_done_when_everything_is_there(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
     script(venv / "bin" / "python", 'test "$1" = -c')  # anything but a look whether it works fails
-
-    def digest(name: str) -> str:
-        return hashlib.sha256((REPOSITORY / name).read_bytes()).hexdigest()
-
-    torch = re.search(r"^torch=(\S+)$", (REPOSITORY / "docker/install.sh").read_text(), re.MULTILINE)
-    assert torch
-    stamps = {
-        "place": str(venv),
-        "run": digest("requirements.lock"),
-        "torch": torch[1],
-        "project": f"{REPOSITORY} {digest('pyproject.toml')}",
-    }
-    for name, text in stamps.items():
+    for name, text in stamps(venv).items():
         (venv / f".vigil-{name}").write_text(text)
     done = install(venv)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -88,7 +301,7 @@ def test_locks_have_hashes_and_no_torch(name: str) -> None:
     text = (REPOSITORY / name).read_text()
     names = re.findall(r"^([a-z0-9._-]+)==", text, re.MULTILINE)
     assert len(names) > 30
-    assert not {name for name in names if name in {"torch", "triton"} or name.startswith("nvidia")}
+    assert not {name for name in names if name in {"torch", "triton"} or name.startswith("nvidia")} - {"nvidia-ml-py"}
     assert text.count("--hash=sha256:") >= len(names)
 
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from portal.supervise import die_with
+from portal.run.child import die_with
 from tests.stack import REPOSITORY, Stack, wait_for
 
 pytestmark = [

@@ -3,6 +3,7 @@
 import pytest
 from django.test import Client
 
+from portal.http import signposts
 from tests import lab
 
 pytestmark = pytest.mark.django_db
@@ -18,6 +19,10 @@ pytestmark = pytest.mark.django_db
         ("/me", "/me/"),
         ("/accounts/login?next=/jobs", "/accounts/login/?next=/jobs"),
         ("/admin?x=1", "/admin/?x=1"),
+        ("/nodes/", "/nodes"),
+        ("/sweeps/", "/sweeps"),
+        ("/api/v1/jobs/?state=failed&q=%2F", "/api/v1/jobs?state=failed&q=%2F"),
+        ("/api/v1/jobs/7/logs/", "/api/v1/jobs/7/logs"),
     ],
 )
 def test_who_reads_is_sent_on(asked, there):
@@ -34,7 +39,7 @@ def test_the_address_works_then():
 @pytest.mark.parametrize(
     "path",
     ["/nowhere/", "/jobs//", "//evil.example/", "//evil.example", "//jobs/", "/\\evil.example/", "/\t/evil.example/",
-     "/api", "/api/v1/nothing/", "/api/v1/jobs/"],
+     "/api/v1/nothing/", "/api/v1/jobs//", "/api//evil.example/", "/api/nothing/"],
 )  # fmt: skip
 def test_nothing_else_is_sent_anywhere(path):
     answer = Client().get("/", PATH_INFO=path)  # as it is: the client would take "//…" for another site itself
@@ -46,3 +51,53 @@ def test_whoever_posts_is_not_sent_on():
     browser = lab.signed_in(lab.person("mira", lab.a_project()))
     for path in ("/submit/", "/me", "/jobs/cancel/"):
         assert browser.post(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("typed", "there"),
+    [
+        *((path, "/accounts/login/") for path in ("/login", "/login/", "/signin", "/signin/")),
+        *((path, "/accounts/logout/") for path in ("/logout", "/logout/")),
+        *((path, "/api/docs") for path in ("/docs", "/docs/", "/api", "/api/", "/api/docs/", "/api/v1", "/api/v1/")),
+        ("/register", "/accounts/signup/"),
+        ("/login?next=/jobs%3Fq%3Dx", "/accounts/login/?next=/jobs%3Fq%3Dx"),
+        ("/profile", "/me/"),
+        ("/dashboard", "/"),
+        ("/job/7?rank=1", "/jobs/7?rank=1"),
+        ("/node/dgx-01", "/nodes/dgx-01"),
+        ("/openapi.json", "/api/openapi.json"),
+    ],
+)
+def test_what_people_type_leads_somewhere(typed, there):
+    for ask in (Client().get, Client().head):
+        answer = ask(typed)
+        assert (answer.status_code, answer.headers["Location"]) == (302, there)
+
+
+def test_nothing_is_taken_where_people_are_sent_on():
+    browser = lab.signed_in(lab.person("mira", lab.a_project()))
+    for path in ("/login", "/logout", "/jobs/new"):
+        assert browser.post(path).status_code == 405
+    assert browser.get("/me/").status_code == 200, "still signed in"
+
+
+def test_every_lead_arrives():
+    browser = lab.signed_in(lab.sysadmin())
+    for path in (path for paths in signposts.LEADS.values() for path in paths):
+        assert browser.get(f"/{path}", follow=True).status_code == 200, path
+
+
+@pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
+def test_what_is_sent_to_an_endpoint_with_a_slash_is_told_the_right_one(method):
+    client = lab.bearer(lab.person("mira", lab.a_project()), enforce_csrf_checks=True)
+    answer = getattr(client, method)("/api/v1/jobs/", data="{}", content_type="application/json")
+    assert answer.status_code == 404
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["type"] == "urn:vigil:problem:slash"
+    assert f"{method.upper()} /api/v1/jobs." in answer.json()["detail"]
+
+
+def test_below_api_every_refusal_is_a_problem_document():
+    for path, status in (("/api", 405), ("/api/", 405), ("/api/v1", 405), ("/api/nowhere", 404)):
+        answer = Client(enforce_csrf_checks=True).post(path)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (status, "application/problem+json")

@@ -9,7 +9,7 @@ import pytest
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from portal.middleware import StaticFiles
+from portal.http.middleware import StaticFiles
 
 
 @pytest.fixture

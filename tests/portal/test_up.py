@@ -7,20 +7,33 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from portal import preflight, redis_server, supervise
+from portal.run import child as supervise
+from portal.run import preflight, redis
 from tests.stack import NAMES, REPOSITORY, Stack, wait_for
 
 MakeStack = Callable[..., Stack]
 
 
+@pytest.fixture(scope="module")
+def kept_up(prepared_home: Path) -> Iterator[Stack]:
+    """One that tests break as it mends by itself."""
+    stack = Stack(prepared_home)
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.close()
+
+
 @pytest.mark.slow
-def test_starts_serves_and_stops_within_five_seconds(make_stack: MakeStack) -> None:
+def test_starts_serves_stops_within_five_seconds_and_starts_again(make_stack: MakeStack) -> None:
     stack = make_stack(fresh=True)
     stack.start()
     assert "Sign in: http://" in stack.said()
@@ -34,23 +47,16 @@ def test_starts_serves_and_stops_within_five_seconds(make_stack: MakeStack) -> N
     assert stack.process.returncode == 0
     assert stack.processes() == []
 
-
-@pytest.mark.slow
-def test_second_start_is_quick_and_keeps_the_port(make_stack: MakeStack) -> None:
-    stack = make_stack()
-    stack.start()
     url, secret = stack.url, (stack.home / "secret_key").read_text()
-    stack.stop()
     stack.start()
-    assert "Preparing" not in stack.said()
+    assert "Preparing" not in stack.said(), "the second start is quick"
     assert stack.url == url
     assert (stack.home / "secret_key").read_text() == secret
 
 
 @pytest.mark.slow
-def test_every_child_is_restarted(make_stack: MakeStack) -> None:
-    stack = make_stack()
-    stack.start()
+def test_every_child_is_restarted(kept_up: Stack) -> None:
+    stack = kept_up
     for name in NAMES:
         old = stack.kill(name)
         assert stack.wait_for_new(name, old) != old
@@ -73,13 +79,12 @@ def test_killed_supervisor_leaves_no_process_and_can_start_again(make_stack: Mak
 
 
 @pytest.mark.slow
-def test_workers_take_tasks_again_after_redis_died(make_stack: MakeStack) -> None:
-    stack = make_stack()
-    stack.start()
+def test_workers_take_tasks_again_after_redis_died(kept_up: Stack) -> None:
+    stack = kept_up
     old = stack.kill("redis")
     stack.wait_for_new("redis", old)
-    path = redis_server.socket_path(stack.home / "redis")
-    wait_for(lambda: redis_server.answers(path), "Redis")
+    path = redis.socket_path(stack.home / "redis")
+    wait_for(lambda: redis.answers(path), "Redis")
     for queue in ("follow", "work"):
         # A message that names no task is still taken and thrown away, with a word in the log.
         send = f"import portal.celery as c; c.app.send_task('no.such.task.{queue}', queue={queue!r})"
@@ -89,9 +94,8 @@ def test_workers_take_tasks_again_after_redis_died(make_stack: MakeStack) -> Non
 
 
 @pytest.mark.slow
-def test_one_a_home(make_stack: MakeStack) -> None:
-    stack = make_stack()
-    stack.start()
+def test_one_a_home(kept_up: Stack) -> None:
+    stack = kept_up
     second = _up(stack, "--port", "0")
     assert second.returncode == 1
     assert f"already running from {stack.home} (process {stack.pid('up')}, {stack.url})" in second.stderr
@@ -184,20 +188,20 @@ def test_home_whose_lock_is_somebody_elses_is_one_sentence(make_stack: MakeStack
 
 def test_no_redis_and_no_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(redis_server.NoRedis, match="apt-get install redis-server"):
-        redis_server.find_server()
+    monkeypatch.setattr(redis.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(redis.NoRedis, match="apt-get install redis-server"):
+        redis.find_server()
 
 
 def test_bundled_redis_is_found_when_none_is_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert subprocess.run([redis_server.find_server(), "--version"], capture_output=True, check=True).stdout
+    assert subprocess.run([redis.find_server(), "--version"], capture_output=True, check=True).stdout
 
 
 def test_long_home_is_refused(tmp_path: object) -> None:
     home = preflight.Path(str(tmp_path)) / ("d" * 100)
-    with pytest.raises(redis_server.NoRedis, match="shorter VIGIL_HOME"):
-        redis_server.command("redis-server", home)
+    with pytest.raises(redis.NoRedis, match="shorter VIGIL_HOME"):
+        redis.command("redis-server", home)
 
 
 def test_child_that_will_not_end_is_killed_in_time(tmp_path: object) -> None:

@@ -38,7 +38,7 @@ def test_charts_are_live_without_a_post(make_stack: Callable[..., Stack]) -> Non
             def job() -> dict[str, Any]:
                 return dict(client.get(f"/api/v1/jobs/{job_id}").json())
 
-            ended = wait_for(lambda: job() if job()["over"] else None, "the job to end", 120.0, every_s=0.5)
+            ended = wait_for(lambda: job() if job()["over"] else None, "the job to end", 120.0)
             assert ended is not None
             assert (ended["state"], ended["progress"]["step"]) == ("completed", 600)
             socket.close()

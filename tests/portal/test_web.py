@@ -18,9 +18,10 @@ def test_what_serves_people_does_not_know_where_slurm_s_key_is(
         setattr(settings, name, value)
     served: list[str] = []
 
-    def serve(*_: object, **__: object) -> None:
+    def serve(server: uvicorn.Server) -> None:
         served.extend(os.environ.get(name, "") + getattr(settings, name) for name in secrets)
+        server.started = True
 
-    monkeypatch.setattr(uvicorn, "run", serve)
+    monkeypatch.setattr(uvicorn.Server, "run", serve)
     web.main(["--port", "0"])
     assert served == ["", ""]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from portal.supervise import die_with
+from portal.run.child import die_with
 from tests.slurm import config, release
 from tests.slurm.config import Layout
 from tests.slurm.people import ALICE, BOB, PORTAL, People

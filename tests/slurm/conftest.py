@@ -1,4 +1,4 @@
-"""These tests start whole Slurms: `make test-slurm` runs them, `make test` leaves them out.
+"""These tests start whole Slurms: `make test-slurm` and `.ci/run` run them, `make test` leaves them out.
 
 TEST_SLURM=1 runs each test on both releases, TEST_SLURM=24.11 on that one alone.
 """
@@ -19,18 +19,19 @@ from tests.slurm.release import RELEASES
 CHOSEN = os.environ.get("TEST_SLURM", "")
 NAMES = [CHOSEN] if CHOSEN not in ("", "1") else [release.name for release in RELEASES]
 
-LIVES = re.compile(r"/test_(attach|end_to_end|push)\.py::")
+SHARES = {"end to end": re.compile(r"/test_end_to_end\.py::"), "lives": re.compile(r"/test_(attach|push)\.py::")}
 
 collect_ignore_glob = [] if CHOSEN else ["test_*.py"]
 
 
 class ByRelease(LoadScopeScheduling):  # type: ignore[misc]
-    """Two shares of each release, a cluster for each: whole lives of jobs, which mostly wait, and all else."""
+    """Three shares of each release, a cluster for each: two of whole lives of jobs, which mostly wait, and all else."""
 
     def _split_scope(self, nodeid: str) -> str:
         parameters = re.split(r"[\[\]-]", nodeid)
         release = next((name for name in NAMES if name in parameters), nodeid)
-        return f"{release} {'lives' if LIVES.search(nodeid) else 'all else'}"
+        share = next((name for name, files in SHARES.items() if files.search(nodeid)), "all else")
+        return f"{release} {share}"
 
 
 # Instead of marks for `--dist loadgroup`: xdist 3.8 cannot tell them to its controller from pytest 9.2 on.

@@ -85,7 +85,10 @@ class Portal(Stack):
 
     def as_person(self, name: str) -> Person:
         headers = {"Authorization": f"Bearer {self.secret_of(name)}"}
-        return Person(self, httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, trust_env=False))
+        return Person(
+            self,
+            httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, trust_env=False, verify=False),
+        )
 
 
 class Person:
@@ -116,7 +119,7 @@ class Person:
             return found if found["state"] in wanted else None
 
         try:
-            found = wait_for(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout_s, every_s=0.2)
+            found = wait_for(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout_s)
         except AssertionError as error:
             told = json.dumps(self.job(job_id), indent=1)
             raise AssertionError(f"{error}; it is {told}\n{self.said(job_id)}") from None
@@ -138,7 +141,7 @@ class Person:
             assert found["state"] not in ENDED, f"it has ended: {found}"
             return found if (found["progress"]["step"] or 0) >= step else None
 
-        found = wait_for(look, f"step {step} of job {job_id}", timeout_s, every_s=0.1)
+        found = wait_for(look, f"step {step} of job {job_id}", timeout_s)
         assert found is not None
         return found
 

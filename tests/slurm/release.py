@@ -1,6 +1,7 @@
 """Where a private Slurm comes from: Debian's packages of one release, unpacked under var/slurm and never installed.
 
     python -m tests.slurm.release [22.05 …]     makes them ready; nothing to do where they are
+    python -m tests.slurm.release --turn        names the one whose turn it is: `.ci/run` tests on one, and alternates
 
 Nothing of the machine changes: the daemons find themselves in a room (tests/slurm/room.py) where the unpacked
 folder is /usr. Packages come from the mirror that this machine's apt uses, with its signatures checked.
@@ -40,7 +41,7 @@ BASE = (
 LIBRARIES = ("libc6", "libc-bin", "libexpat1", "libgomp1", "libpython3-stdlib", "libstdc++6")
 # Depended on, never used here, and a third of the whole.
 UNUSED = re.compile(r"(perl|perl-base|perl-modules-.*|libperl5.*|systemd|udev|dbus.*|debconf|adduser|libx11-data)$")
-LAYOUT = 1  # raise it when what is made of the packages changes
+LAYOUT = 2
 NOT_UNPACKED = ("doc", "info", "locale", "man", "lintian", "bash-completion", "icons")
 
 
@@ -84,6 +85,9 @@ class Release:
 
 RELEASES = (Release("22.05", "bookworm", 12), Release("24.11", "trixie", 13))
 
+# Debian 13 has a libmariadb3 (11.8.9) that refuses each result of slurmdbd. This one has the same ABI.
+OLDER_CLIENT = "bookworm"
+
 
 def find(name: str) -> Release:
     """The release of that name, unpacked."""
@@ -95,6 +99,23 @@ def find(name: str) -> Release:
     if not releases[name].is_ready:
         raise NoSlurm(f"Slurm {name} is not unpacked: .venv/bin/python -m tests.slurm.release")
     return releases[name]
+
+
+def whose_turn() -> Release:
+    """One release a landing, the next one after the next commit; by days where the history was not fetched."""
+    is_shallow = _git("rev-parse", "--is-shallow-repository") != "false"
+    count = (
+        int(_git("log", "-1", "--format=%ct") or 0) // 86_400
+        if is_shallow
+        else int(_git("rev-list", "--count", "HEAD"))
+    )
+    return RELEASES[count % len(RELEASES)]
+
+
+def _git(*words: str) -> str:
+    """What it says; nothing where there is no repository."""
+    asked = subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    return asked.stdout.strip()
 
 
 def prepare(release: Release) -> None:
@@ -133,6 +154,9 @@ def _unpack(release: Release, aside: Path) -> None:
         (root / name).symlink_to(f"usr/{name}")
     with Apt(aside / "apt", release.suite) as apt:
         _extract(apt.download((*SLURM, *BASE, *LIBRARIES)), root)
+    if release.suite != OLDER_CLIENT:
+        with Apt(aside / "older", OLDER_CLIENT) as apt:
+            _extract(apt.alone("libmariadb3"), root)
     if _debian() > release.debian:
         # This machine's Python was built for its own C library, which runs older programs as well.
         with Apt(aside / "newer", _os_release()["VERSION_CODENAME"]) as apt:
@@ -165,6 +189,11 @@ class Apt:
         plan = self._run("install", "--simulate", "--no-install-recommends", *packages)
         names = [line.split()[1] for line in plan.splitlines() if line.startswith("Inst ")]
         self._run("download", *(name for name in names if not UNUSED.match(name)))
+        return list((self.folder / "archives").glob("*.deb"))
+
+    def alone(self, package: str) -> list[Path]:
+        """One package without what it depends on."""
+        self._run("download", package)
         return list((self.folder / "archives").glob("*.deb"))
 
     def _run(self, *words: str) -> str:
@@ -250,6 +279,9 @@ def _recipe() -> str:
 
 
 def main(names: Sequence[str] = ()) -> int:
+    if "--turn" in names:
+        print(whose_turn())
+        return 0
     chosen = names or [release.name for release in RELEASES]
     if os.geteuid() != 0:
         raise NoSlurm("a private Slurm needs root: sudo make test-slurm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tests.slurm.people import ALICE, BOB
 from tests.slurm.portal import Person, Portal
 from tests.stack import REPOSITORY, wait_for
 
-VIGIL = f"{sys.executable} -P -m portal.cli"
+VIGIL = f"{sys.executable} -P -m portal.cli.main"
 # Logs until it is told to go, from the step after the checkpoint that it finds.
 TRAIN = """\
 import os, pathlib, time, vigil_report
@@ -77,8 +78,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(portal: Portal, slurm: Cluster, request: pytest.FixtureRequest) -> Iterator[Desk]:
-    made = Desk(portal, slurm, slurm.layout.scratch / f"desk-{abs(hash(request.node.nodeid))}")
+def desk(portal: Portal, slurm: Cluster) -> Iterator[Desk]:
+    made = Desk(portal, slurm, slurm.layout.scratch / f"desk-{secrets.token_hex(6)}")
     yield made
     slurm.run("scancel", f"--user={ALICE}")
 
@@ -148,7 +149,7 @@ def test_a_job_that_runs_or_waits_is_attached_by_its_number(desk: Desk, alice: P
         assert desk.vigil("attach", slurm_id).stdout.split("#")[1].split()[0] == str(job_id), "the same again"
         alice.wait(job_id, state)
     assert "BeginTime" in wait_for(lambda: alice.job(job_id)["reason"], "the reason")
-    assert "start" in alice.client.get(f"/jobs/{job_id}/why").json()["text"]
+    assert "begin" in alice.client.get(f"/jobs/{job_id}/why").json()["text"]
     alice.cancel(job_id)
     assert alice.wait(job_id)["state"] == "cancelled"
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError, Submission
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
-from nodes.schedulers.slurm_tokens import KeyFile
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
+from nodes.schedulers.slurm.tokens import KeyFile
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL
 from tests.waiting import until
@@ -67,7 +67,7 @@ class Followed:
 
     def reason(self, job: str) -> str:
         """As the queue tells it, which is read anew every 15 seconds."""
-        self.slurm._memory.listed_at = float("-inf")
+        self.slurm._cache.listed_at = float("-inf")
         return next((row.reason for row in self.slurm.queue() if row.scheduler_id == job), "")
 
     def control(self, *words: str) -> None:
@@ -135,6 +135,19 @@ def test_behind_our_back(followed: Followed) -> None:
     followed.control("release", second)
     status = followed.wait(second, "running")
     assert (status.restart_count, status.before) == (1, "")
+
+
+def test_a_hold_and_its_release_are_seen_at_the_next_look(followed: Followed) -> None:
+    """Slurm's short list calls it pending all the while."""
+    job = followed.submit(begin_at=time.time() + 3600)
+    until(lambda: followed.status(job).reason == "BeginTime", seconds=PATIENCE_S)
+    for command, said in (("hold", "JobHeldAdmin"), ("release", "BeginTime"), ("uhold", "JobHeldUser")):
+        followed.control(command, job)
+        reasons = []
+        for _ in range(2):
+            time.sleep(2)  # as the follower's ticks are apart
+            reasons.append(followed.status(job).reason)
+        assert said in reasons, reasons
 
 
 def test_somebody_else_s_job(followed: Followed) -> None:

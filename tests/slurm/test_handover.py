@@ -17,10 +17,10 @@ from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.spec import SweepSpec
 from jobs.submitting import sweeps
 from jobs.submitting.submit import cancel
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
-from nodes.schedulers.slurm_tokens import KeyFile
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
+from nodes.schedulers.slurm.tokens import KeyFile
 from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
 from tests.lab import person

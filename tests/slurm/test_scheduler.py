@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
-from nodes.schedulers.slurm_tokens import KeyFile
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
+from nodes.schedulers.slurm.tokens import KeyFile
 from tests.nodes.scheduler_contract import SchedulerContract
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, PORTAL, People

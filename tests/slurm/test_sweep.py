@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nodes.schedulers.base import SchedulerError, Submission
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
-from nodes.schedulers.slurm_tokens import KeyFile
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
+from nodes.schedulers.slurm.tokens import KeyFile
 from tests.jobs.asking import packed
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, PORTAL
@@ -76,7 +76,7 @@ def counts(person: Person, sweep_id: int) -> dict[str, int]:
 
 
 def wait_for_end(person: Person, sweep_id: int, timeout_s: float = 180) -> dict[str, int]:
-    wait_for(lambda: person.client.get(f"/sweeps/{sweep_id}").json()["over"], "the sweep's end", timeout_s, every_s=0.5)
+    wait_for(lambda: person.client.get(f"/sweeps/{sweep_id}").json()["over"], "the sweep's end", timeout_s)
     return counts(person, sweep_id)
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from training.launch import __main__ as entry
 from training.launch import environment, members
-from training.launch.environment import Command
+from training.launch.environment import RankCommand
 from training.launch.plan import Plan
 
 FAKE = Path(__file__).with_name("fake_rank.py")
 
 
-def fake(plan: Plan) -> Command:
-    return Command((sys.executable, "-P", str(FAKE), sys.argv[2]), plan.job_dir)
+def fake(plan: Plan) -> RankCommand:
+    return RankCommand((sys.executable, "-P", str(FAKE), sys.argv[2]), plan.job_dir)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import vigil_report
 from training.attempt import hang
 from training.attempt.heartbeat import Heartbeat
-from training.report import Reporter
+from training.reporting.reporter import Reporter
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 INCARNATION = int(os.environ["VIGIL_INCARNATION"])
@@ -96,10 +97,16 @@ def meet(step: int) -> None:
     temporary.write_text(f"{step} {os.getpid()}")
     temporary.rename(mine)
     for rank in range(WORLD):
-        while (place := where_is(rank)) is None or place[0] < step:
-            if place is not None and not alive(place[1]):
-                raise RuntimeError("[pair.cc:544] Connection closed by peer [127.0.0.1]:4242")
-            time.sleep(0.002)
+        wait_for(rank, lambda rank=rank: (place := where_is(rank)) is not None and place[0] >= step)  # type: ignore[misc]
+
+
+def wait_for(rank: int, has_done: Callable[[], bool]) -> None:
+    """Until this rank has done something, or has gone without doing it: one that ended well did it first."""
+    while not has_done():
+        is_gone = (place := where_is(rank)) is not None and not alive(place[1])
+        if is_gone and not has_done():
+            raise RuntimeError("[pair.cc:544] Connection closed by peer [127.0.0.1]:4242")
+        time.sleep(0.002)
 
 
 def where_is(rank: int) -> tuple[int, int] | None:
@@ -125,11 +132,7 @@ def decide(step: int) -> bool:
         asked = [(ATTEMPT / name).exists() for name in ("stop-requested", f"regroup-{INCARNATION}")]
         temporary.write_text(str(any(asked)))
         temporary.rename(word)
-    while not word.exists():
-        time.sleep(0.001)
-        place = where_is(0)
-        if place and not alive(place[1]):
-            raise RuntimeError("[pair.cc:544] Connection closed by peer [127.0.0.1]:4242")
+    wait_for(0, word.exists)
     return word.read_text() == "True"
 
 

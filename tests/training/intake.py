@@ -1,4 +1,4 @@
-"""A tiny real HTTP server that takes report posts by the rules of PROTOCOLS §3, and can be made to misbehave."""
+"""A tiny real HTTP server that takes report posts by the rules of protocols.md §3, and can be made to misbehave."""
 
 from __future__ import annotations
 

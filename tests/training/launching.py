@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 
 from tests.waiting import until
-from training.spool import read_spool
+from training.reporting.spool import read_spool
 
 HERE = Path(__file__).parent
 ENDLESS = 100_000  # steps: as long as nobody ends it
-KILLS = int(os.environ.get("TEST_KILLS", "3"))  # of each kind, all in one job; `make soak` takes more
+KILLS = int(os.environ.get("TEST_KILLS", "1"))  # of each kind, all in one job; test-all and soak take more
 
 
 def accident(rank: int, step: object, do: str, **more: Any) -> dict[str, Any]:

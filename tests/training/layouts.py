@@ -44,12 +44,13 @@ def rank(folder: Path, world: int, rank: int, acts: list[tuple[str, str, str]]) 
 def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, Any]:
     import torch
 
-    from training import distributed, manifest
+    from training import manifest
     from training.checkpoint.cadence import Cadence, Mtbf
     from training.checkpoint.pruning import Keep
     from training.checkpoint.saving import Checkpoints
     from training.checkpoint.writing import Facts
-    from training.report import NullReporter
+    from training.reporting.reporter import NullReporter
+    from training.runtime import distributed
 
     checkpoints = Checkpoints(
         job,

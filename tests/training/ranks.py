@@ -229,7 +229,7 @@ def add_choices(folder: Path) -> None:
 
 
 def end_saves_between_steps() -> None:
-    from training.distributed import Agreed
+    from training.runtime.distributed import Agreed
     from training.trainer import Trainer
 
     one_step = Trainer._one_step

@@ -14,7 +14,7 @@ import torch
 from bench import gpu, gpu_rows
 from bench.__main__ import NOT_MEASURED
 from bench.gpu_rows import Row
-from training.distributed import World
+from training.runtime.distributed import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +28,7 @@ def bench(*arguments: str, code: int = 0) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_tiny_runs_every_row_and_claims_nothing():
     said, told = bench("--tiny")
     assert "TINY, on a CPU" in said

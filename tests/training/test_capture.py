@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -16,11 +15,11 @@ import pytest
 
 from tests.training.launching import Run
 from tests.waiting import PATIENCE_S, until
-from training.config import RunConfig
-from training.launch import capturing, resources
+from training.config.run_config import RunConfig
+from training.launch import capturing
 from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
-from training.launch.environment import Command
+from training.launch.environment import RankCommand
 from training.launch.plan import Plan, Script, read_plan
 from training.provenance import capture, machine
 
@@ -76,7 +75,7 @@ def test_an_attempt_that_fails_at_once_still_tells_what_it_ran_with(run: Run) ->
     assert told["kernel"].startswith("Linux ")
     assert told["variables"] == ["ALPHA", "MY_TOKEN"]
     assert "hush" not in json.dumps(told)
-    assert not {"gpus", "driver", "cuda"} & set(told) or resources.open_nvml(), "nothing is invented"
+    assert {"gpus", "driver", "cuda"} & set(told) <= set(machine.gpus(None)), "nothing is invented"
     assert (run.attempt() / "logs" / "capture.log").read_text() == ""
     run.assert_nothing_left()
 
@@ -181,7 +180,7 @@ def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypat
     (folder / "logs").mkdir(parents=True)
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     (tmp_path / "python").chmod(0o755)
-    command = Command((str(tmp_path / "python"),), folder)
+    command = RankCommand((str(tmp_path / "python"),), folder)
     beside = Capturing(_plan(tmp_path), Attempt(folder, 1), command)
     beside.begin()
     beside.tend()
@@ -194,65 +193,3 @@ def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypat
     assert beside.pid is None
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert not (folder / "environment.json").exists()
-
-
-class _Nvml:
-    """NVIDIA's library as far as we ask it: two GPUs."""
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 2
-        return 0
-
-    def nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> int:
-        text.value = b"570.86.15"
-        return 0
-
-    def nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> int:
-        number._obj.value = 12080
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
-        handle._obj.value = index.value + 1
-        return 0 if index.value < 2 else 6
-
-    def nvmlDeviceGetName(self, handle: ctypes.c_void_p, text: Any, size: Any) -> int:
-        text.value = f"NVIDIA H100 {handle.value}".encode()
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.total, memory._obj.used = 80 * 2**30, 30 * 2**30
-        return 0 if handle.value == 1 else 3
-
-    def nvmlDeviceGetUtilizationRates(self, handle: ctypes.c_void_p, use: Any) -> int:
-        use._obj.gpu = 90
-        return 0 if handle.value == 1 else 3
-
-    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, power: Any) -> int:
-        return 3
-
-
-@pytest.mark.parametrize(
-    ("visible", "names"), [(None, ["NVIDIA H100 1", "NVIDIA H100 2"]), ("1", ["NVIDIA H100 2"]), ("", None)]
-)
-def test_gpus_are_those_that_ranks_see(
-    visible: str | None, names: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (machine, resources):
-        monkeypatch.setattr(module, "open_nvml", _Nvml)
-    told = machine.gpus(visible)
-    assert (told["driver"], told["cuda"]) == ("570.86.15", "12.8")
-    assert [gpu["name"] for gpu in told.get("gpus", [])] == (names or [])
-    if visible is None:
-        assert [gpu.get("memory_gib") for gpu in told["gpus"]] == [80.0, None]
-
-
-@pytest.mark.parametrize(
-    ("visible", "told"), [("0,1", {"gpu_percent": 90.0, "gpu_memory_gib": 30.0}), ("1", {})], ids=["one", "none"]
-)
-def test_what_a_gpu_does_not_tell_is_no_zero(
-    visible: str, told: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slice of a GPU (MIG) knows neither its use nor its power."""
-    monkeypatch.setattr(resources, "open_nvml", _Nvml)
-    found = resources.Meter(gpus=len(visible.split(",")), visible=visible).look([])
-    assert {name: value for name, value in found.items() if name.startswith("gpu")} == told

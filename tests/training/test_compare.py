@@ -23,7 +23,7 @@ from training.compare import asked, command, picture, running
 from training.compare.results import Comparison, Result
 from training.compare.running import Run, toml
 from training.compare.table import table
-from training.config import parse
+from training.config.run_config import parse
 from training.launch.attempt import Attempt
 from training.launch.stop import Signals
 

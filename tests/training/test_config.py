@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from training import choices, config, run_file
-from training.choices import ChoiceError
-from training.config import ConfigError, RunConfig
-from training.shape import Misfit
+from training.config import choices, run_config, run_file
+from training.config.choices import ChoiceError
+from training.config.run_config import ConfigError, RunConfig
+from training.config.shape import Misfit
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_defaults_are_written_out_and_read_back() -> None:
-    found = config.parse({})
+    found = run_config.parse({})
     assert found.recipe == "language"
     assert found.options["language"]["preset"] == "tiny"
     assert found.options["language"]["layers"] is None
     assert "layers" not in found.model_dump()["language"], "TOML has no word for nothing"
-    assert config.parse(found.model_dump()) == found
+    assert run_config.parse(found.model_dump()) == found
     assert "options" not in found.model_dump()
     assert found.model_dump()["language"]["dropout"] == 0.0
 
@@ -60,13 +60,13 @@ def test_the_examples_are_runnable_job_specs(name: str) -> None:
 )
 def test_what_is_wrong_is_named(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.parse(table)
+        run_config.parse(table)
     assert message in str(caught.value)
 
 
 def test_all_that_is_wrong_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        config.parse({"language": {"layers": 0, "widht": 3}, "warmup_steps": 3})
+        run_config.parse({"language": {"layers": 0, "widht": 3}, "warmup_steps": 3})
     assert [problem.field for problem in caught.value.problems] == ["run.language.layers", "run.language.widht"]
 
 
@@ -80,35 +80,46 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
         ),
         ({"global_batch": 32}, 3, "32 does not divide over 3 ranks. Nearest that do: 30 or 33."),
         ({"global_batch": 3}, 4, "3 does not divide over 4 ranks. The nearest that does: 4."),
-        ({"global_batch": 4, "micro_batch": 3}, 1, "4 does not divide over 1 rank × micro batch 3. Nearest that do: 3"),
+        ({"global_batch": 4, "micro_batch": 3}, 1, "3 does not divide a rank's 4 samples. Nearest that do: 2 or 4."),
+        ({"global_batch": 12, "micro_batch": 4}, 2, "4 does not divide a rank's 6 samples. Nearest that do: 3 or 6."),
         ({"steps": 20, "warmup_steps": 20}, 1, "20 is not less than steps = 20"),
         ({"communication": "powersgd", "parallelism": "fsdp"}, 2, '"powersgd" is for parallelism = "ddp", where each'),
         ({"communication": "diloco", "parallelism": "zero1"}, 2, '"diloco" is for parallelism = "ddp", where each'),
         ({"communication": "bf16", "mesh": {"cp": 2}}, 4, '"bf16" is for replicas of whole models, not with mesh.cp.'),
         ({"communication": "topk", "dtype": "fp16"}, 2, 'is "fp16", and topk brings gradients of several steps'),
         ({"language": {"head_width": 9}}, 1, "head_width 9 is odd, so rotary positions have no halves to turn."),
+        ({"language": {"rope_low_freq_factor": 2}}, 1, "rope_low_freq_factor belongs to scaled positions, which need"),
+        ({"language": {"rope_factor": 8, "rope_high_freq_factor": 1}}, 1, "rope_high_freq_factor 1 must be more than"),
+        ({"language": {"max_context": 64}}, 1, "max_context 64 is less than the context, 96. Leave it out."),
         ({"communication": "local_sgd", "keep_best": 1}, 2, "100 is no multiple of local_sgd.every, 8, but keep_best"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
     table: dict[str, Any], world: int, message: str
 ) -> None:
-    (problem,) = config.parse(table).check(world)
+    (problem,) = run_config.parse(table).check(world)
     assert problem.message.startswith(message)
+
+
+def test_a_micro_batch_that_does_not_fit_is_named_itself() -> None:
+    """Where the batch divides over the ranks, another batch is no remedy."""
+    (problem,) = run_config.parse({"global_batch": 12, "micro_batch": 4}).check(2)
+    assert problem.field == "micro_batch"
+    assert not list(run_config.parse({"global_batch": 12, "micro_batch": 3}).check(2))
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (10, 2), (100, 20), (5000, 20)])
 def test_a_short_run_gets_a_short_warmup(steps: int, warmup: int) -> None:
-    assert config.parse({"steps": steps}).warmup_steps == warmup
-    assert not list(config.parse({"steps": steps}).check(1))
+    assert run_config.parse({"steps": steps}).warmup_steps == warmup
+    assert not list(run_config.parse({"steps": steps}).check(1))
 
 
 def test_bookkeeping_does_not_change_the_hash() -> None:
-    one = config.parse({"checkpoint_every": 5, "flush_seconds": 2.0})
-    assert one.hash() == config.parse({}).hash()
-    assert config.parse({"seed": 1}).hash() != one.hash()
-    assert config.parse({"language": {"shards_folder": "/scratch"}}).hash() == one.hash()
-    assert config.parse({"language": {"source": "/data"}}).hash() != one.hash()
+    one = run_config.parse({"checkpoint_every": 5, "flush_seconds": 2.0})
+    assert one.hash() == run_config.parse({}).hash()
+    assert run_config.parse({"seed": 1}).hash() != one.hash()
+    assert run_config.parse({"language": {"shards_folder": "/scratch"}}).hash() == one.hash()
+    assert run_config.parse({"language": {"source": "/data"}}).hash() != one.hash()
 
 
 def test_the_schema_offers_the_choices() -> None:
@@ -169,10 +180,10 @@ def test_options_that_break_the_rules(
 
 
 def test_configuration_and_manifests_need_no_torch() -> None:
-    code = "import sys, training.config, training.choices, training.manifest, training.__main__\n"
-    code += "training.config.parse({})\n"
-    code += "for name in training.choices.names('comm'):\n"
-    code += "    assert not list(training.config.parse({'communication': name}).check(2))\n"
+    code = "import sys, training.planning.checking, training.config.choices, training.manifest, training.__main__\n"
+    code += "training.config.run_config.parse({})\n"
+    code += "for name in training.config.choices.names('comm'):\n"
+    code += "    assert not list(training.config.run_config.parse({'communication': name}).check(2))\n"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -217,7 +228,7 @@ def test_only_the_shape_of_a_path_is_judged(source: object, message: str) -> Non
 
 def test_what_is_wrong_is_told_alike_on_every_rank() -> None:
     with pytest.raises(ConfigError) as refused:
-        config.parse({"steps": 0, "seed": "x"})
+        run_config.parse({"steps": 0, "seed": "x"})
     sent = pickle.loads(pickle.dumps(refused.value))
     assert sent.problems == refused.value.problems
     assert str(sent) == str(refused.value)

@@ -11,9 +11,10 @@ import pytest
 
 import training.parallel
 import training.recipes
-from training import choices, config, contracts
-from training.choices import ChoiceError
-from training.shape import shape_of
+from training import contracts
+from training.config import choices, run_config
+from training.config.choices import ChoiceError
+from training.config.shape import shape_of
 
 TAKES = {"recipes": contracts.recipe, "parallel": contracts.parallelism, "comm": contracts.communication}
 LEAST = """
@@ -39,7 +40,7 @@ def test_every_module_keeps_its_contract(kind: str, name: str) -> None:
 def test_what_the_least_of_recipes_is_taken_to_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _add(training.recipes, tmp_path, monkeypatch, LEAST)
     least = contracts.recipe("added_here")
-    run = config.parse({"recipe": "added_here"})
+    run = run_config.parse({"recipe": "added_here"})
     assert (least.dims(), least.knows_sizes()) == (None, True)
     assert list(least.check(run, shape_of(run, 2))) == []
     assert list(run.check(2)) == []

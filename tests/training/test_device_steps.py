@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.training.ranks import TINY, Run
+from training.config.shape import Shape
 from training.data import Task
 from training.recipes import language, vision
-from training.shape import Shape
 from training.step.clipping import GradientGuard
 from training.step.loss_scale import LossScale
 from training.step.norms import GradientNorm

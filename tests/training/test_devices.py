@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.training.ranks import Run
-from training import devices, run_file
-from training.devices import Seen, problem
+from training.config import run_file
+from training.runtime import devices
+from training.runtime.devices import Seen, problem
 
 FINE = Seen("dgx-01", "cuda", 8)
 BLIND = Seen("dgx-02", "cpu", 0, visible="")

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from tests.training.ranks import TINY, Run, fork
-from training import config
+from training.config import run_config
+from training.config.shape import Shape
 from training.data import Task
 from training.parallel import ddp
-from training.shape import Shape
+from training.step import compiled_code
 from training.step.arithmetic import MicroBatch, forward_backward, learning_rate
 from training.step.norms import GradientNorm
 from training.step.optimizer import BETAS, AdamW
@@ -91,13 +92,15 @@ def test_the_optimizer_divides_the_gradient_by_what_clips_it() -> None:
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
-    settings = config.parse({"steps": 110, "warmup_steps": 10, "learning_rate": 1.0, "min_learning_rate_ratio": 0.2})
+    settings = run_config.parse(
+        {"steps": 110, "warmup_steps": 10, "learning_rate": 1.0, "min_learning_rate_ratio": 0.2}
+    )
     rates = [learning_rate(settings, step) for step in range(111)]
     assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert max(rates) == 1.0
     assert rates[60] == pytest.approx(0.6)
     assert rates[110] == pytest.approx(0.2)
-    assert all(math.isfinite(learning_rate(config.parse({"steps": 1}), step)) for step in range(3))
+    assert all(math.isfinite(learning_rate(run_config.parse({"steps": 1}), step)) for step in range(3))
 
 
 @pytest.mark.slow
@@ -149,3 +152,31 @@ def test_no_step_waits_for_sympy(tmp_path: Path) -> None:
     assert "import time: " in before
     assert "completed at step 3" in after
     assert not [line for line in before.splitlines() if line.endswith(" sympy")]
+
+
+class TestCompiledCode:
+    """What torch.compile finds in its cache it runs."""
+
+    @pytest.fixture(autouse=True)
+    def _temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+    def kept_in(self) -> Path:
+        compiled_code.keep_apart()
+        return Path(os.environ.pop("TORCHINDUCTOR_CACHE_DIR"))
+
+    def test_it_is_kept_for_the_next_run_where_nobody_else_can_write(self) -> None:
+        place = self.kept_in()
+        assert place.stat().st_mode & 0o077 == 0
+        assert self.kept_in() == place
+
+    def test_a_folder_that_others_prepared_is_not_used(self, tmp_path: Path) -> None:
+        place = self.kept_in()
+        place.chmod(0o777)
+        assert self.kept_in() != place
+        place.rmdir()
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "theirs")
+        assert self.kept_in() != place

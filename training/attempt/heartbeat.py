@@ -1,4 +1,4 @@
-"""A rank's heartbeat: written by the training loop, never by a thread, so that a stuck loop shows (PROTOCOLS §6).
+"""A rank's heartbeat: written by the training loop, never by a thread, so that a stuck loop shows (protocols.md §6).
 
 heartbeat = Heartbeat.open(attempt_dir, rank=rank, incarnation=incarnation)
 heartbeat.beat("init")                 # just before the process group is made: 20 s limit once everybody is there

@@ -1,4 +1,4 @@
-"""The fence that keeps an older launch from writing, and where to resume (PROTOCOLS §1, §4)."""
+"""The fence that keeps an older launch from writing, and where to resume (protocols.md §1, §4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from training.manifest import AGAIN_SECONDS, committed
 
 PATIENCE_SECONDS = 5.0
-"""For a file system that just now can't give a checkpoint: to go on from an older one would throw work away."""
+"""Seconds of patience with a file system that can't give a checkpoint: to go on from an older one throws work away."""
 READ_TRIES = 3
 
 
@@ -72,14 +72,15 @@ def claim_generation(job_dir: Path, *, mine: int | None, resume: str) -> int:
 
 
 def give_up_claim(job_dir: Path, generation: int) -> None:
-    """Of an incarnation that another launcher was quicker to form, or that could not be told."""
+    """Withdraw a generation whose incarnation another launcher was quicker to form, or that could not be told."""
     with suppress(OSError):
         (job_dir / "generations" / str(generation)).unlink()
 
 
 def publish_generation(job_dir: Path, generation: int) -> None:
-    """From now on everything of an older generation stops. By every launcher that takes part, and it only ever rises:
-    one that was paused in here finds the higher marks when it goes on, before it starts anything."""
+    """Publish a generation: from now on everything of an older one stops. Every launcher that takes part does so, and
+    the number only ever rises: one that was paused in here finds the higher marks when it goes on, before it starts
+    anything."""
     marks = job_dir / "generations"
     (marks / f"{generation}.published").touch()
     while True:

@@ -25,7 +25,7 @@ class Place:
     resume: str
     """Name of a checkpoint; "": start afresh."""
     launched: bool
-    """By Vigil's launcher, which handles signals, watches the heartbeat and keeps the fence."""
+    """Whether Vigil's launcher started this, which handles signals, watches the heartbeat and keeps the fence."""
     full_world_size: int = 0
     """Ranks that an elastic run has at most; 0: it is not one. With fewer, shares may be uneven."""
 

@@ -1,4 +1,4 @@
-"""How a run is asked to stop (PROTOCOLS §2).
+"""How a run is asked to stop (protocols.md §2).
 
 Under the launcher a rank ignores TERM and USR1, which reach it when a whole process group is signalled; the launcher
 alone decides and leaves `stop-requested` in the attempt's folder. Standalone, the first Ctrl-C or TERM asks, the second

@@ -1,4 +1,4 @@
-"""How often to save: so that what the saves cost and what failures lose add up to the least (PROTOCOLS §7).
+"""How often to save: so that what the saves cost and what failures lose add up to the least (protocols.md §7).
 
 A save costs C seconds, all its consequences counted: the stall at the step's boundary, and by how much the steps during
 the write were slower than the others. A failure every τ seconds loses half an interval. Saving every T seconds then
@@ -21,18 +21,18 @@ from typing import Any, Literal
 Every = int | Literal["auto"]
 
 FIRST_SECONDS = 60.0
-"""After which the first save of a run comes that has not measured one yet."""
+"""Seconds until the first save of a run that has not measured one yet."""
 COSTS = 5
-"""Of so many last saves the median cost counts."""
+"""A save costs what the median of so many last ones did."""
 CHANGE = 2.0
 """An interval is at most so many times the one before, or that part of it."""
 WRITES = 2.0
-"""And it is at least so many times as long as the write, which would else be always under way."""
+"""An interval is at least so many times as long as the write, which would else be always under way."""
 OUTSIDE_STEPS = 101
 LEAST_OUTSIDE = 5
 """Fewer steps outside a write tell nothing about how slow those during one were."""
 ASSUMED_NODE_HOURS = 24.0
-"""Between the failures of one node, where nobody knows better. Deliberately short: it costs less to save too often."""
+"""Hours between one node's failures, where nobody knows better. Deliberately short: it costs less to save too often."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def mtbf(config_hours: float | None, portal_hours: float | None, nodes: int) -> 
 
 
 def nodes_here(environment: Mapping[str, str] = os.environ) -> int:
-    """As the launcher or torchrun tells."""
+    """The nodes of this run, as the launcher or torchrun tells; 1 where nobody does."""
     nodes = environment.get("GROUP_WORLD_SIZE", "")
     return int(nodes) if nodes.isdecimal() and int(nodes) > 0 else 1
 

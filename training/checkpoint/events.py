@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from training.manifest import CheckpointError, Manifest, Unreadable
-from training.report import AnyReporter
+from training.reporting.reporter import AnyReporter
 
 REPORT_SECONDS = 5.0
 """How long a commit waits for the metrics before it to be on disk: after a resume nobody would report them again."""

@@ -34,7 +34,7 @@ def room_for(tensor: Tensor) -> Tensor:
 
 
 def wait_for_copies() -> None:
-    """Of this thread: until then what was copied from the GPU is not all there."""
+    """Waits for the copies that this thread has begun: until then what was copied from the GPU is not all there."""
     torch.cuda.current_stream().synchronize()
 
 

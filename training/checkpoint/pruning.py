@@ -34,7 +34,7 @@ class Keep:
     last: int = 3
     """So many of the newest."""
     every: int = 0
-    """For good: of every so many steps the first, which is the multiple itself where one was saved. 0: none."""
+    """Kept for good: of every so many steps the first, which is the multiple itself where one was saved. 0: none."""
     best: int = 0
     """So many with the lowest validation loss at their very step."""
 

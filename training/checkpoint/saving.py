@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written beside training, committed by one rename, pruned, read back (PROTOCOLS §4).
+"""Checkpoints of a run: written beside training, committed by one rename, pruned, read back (protocols.md §4).
 
 A save copies the state at a step boundary (see staging), and a thread of each rank writes the copy (see writing) on a
 process group of its own: on the default group it would mix with training's collectives and hang. Only one save is in
@@ -29,11 +29,11 @@ from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import mark_damaged, mark_verified
 from training.checkpoint.pruning import Keep, delete, finish, starts
 from training.checkpoint.staging import Staging, State
-from training.checkpoint.writing import Facts, Line, Writer
-from training.distributed import World, broadcast, together
-from training.imports import without_collections
+from training.checkpoint.writing import Facts, Lineage, Writer
 from training.manifest import CheckpointError, Manifest, Unreadable
-from training.report import AnyReporter
+from training.reporting.reporter import AnyReporter
+from training.runtime.distributed import World, broadcast, together
+from training.runtime.imports import without_collections
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Save:
 
     facts: Facts
     began: float
-    """By the monotonic clock, before the copy."""
+    """When it began, before the copy, by the monotonic clock."""
     stall: float
     """Seconds that training waited for the copy."""
     thread: threading.Thread | None = None
@@ -77,7 +77,7 @@ class Checkpoints:
         self._generation, self._cadence, self._reporter = generation, cadence, reporter
         self._forget = forget
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
-        self._line = Line()
+        self._line = Lineage()
         self._writer = Writer(
             job_dir,
             world,
@@ -166,7 +166,7 @@ class Checkpoints:
         self.settle()
         began = time.monotonic()
         if self._preparing is not None:
-            self._preparing.join()
+            self._preparing.join()  # it writes zeros into the buffers, and would do so over the copy
         copy = self.staging.copy(state)
         save = self._flight = _Save(facts, began, time.monotonic() - began)
         self._cadence.note_begun()
@@ -200,8 +200,9 @@ class Checkpoints:
         save = self._flight
         if save is None or self.busy:
             return
-        self._flight = None
+        self._flight = None  # its thread has ended, so what it left is read without a lock
         if save.committed is None or save.damage is not None:
+            # Else its loss would stay among the best, which no checkpoint has, and only a better one would be kept.
             self._forget(save.facts.state)
         if save.committed is not None:
             if save.damage is None:
@@ -250,7 +251,7 @@ class Checkpoints:
             share = manifests.check(folder).share(self._world.rank, self._world.size)
             manifests.verify(folder, files=share)
         except Unreadable:
-            raise
+            raise  # nothing is known against it, and what is marked as damaged is so for good
         except CheckpointError as error:
             mark_damaged(folder, error)
             events.tell_damaged(self._reporter, start, error)

@@ -155,7 +155,7 @@ def walk(state: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Ten
 
 
 def owned(everybody: Sequence[Iterable[Piece]]) -> list[list[str]]:
-    """By rank, the names of what it writes: each piece once, by whichever of its holders has the least to write.
+    """The names of what each rank writes: each piece once, by whichever of its holders has the least to write.
 
     A function of the list alone, so that every rank comes to the same answer.
     """

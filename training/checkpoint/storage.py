@@ -18,8 +18,10 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -52,7 +54,7 @@ def write(state: State, folder: Path, group: dist.ProcessGroup | None) -> list[F
 def read(state: State, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Reads a checkpoint into the state's own tensors, however they are laid out; all ranks of the group call it."""
     try:
-        load(state, storage_reader=_Reader(folder), process_group=group)
+        load(state, storage_reader=_Reader(folder), planner=_OnlyTensors(), process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise CheckpointError(f"rank {rank}: {cause}") from error
@@ -148,6 +150,13 @@ class _Reader(FileSystemReader):
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+class _OnlyTensors(DefaultLoadPlanner):
+    """torch's planner would unpickle, with all that a pickle can do, whatever the checkpoint calls no tensor."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor in it")
 
 
 class _Digesting(FileSystem):

@@ -20,10 +20,10 @@ from training.checkpoint import events
 from training.checkpoint.committing import commit, mark_damaged, mark_verified
 from training.checkpoint.pruning import Keep, delete, pinned, prune
 from training.checkpoint.staging import State
-from training.distributed import World, together
-from training.imports import without_collections
 from training.manifest import CheckpointError, File, Manifest, Unreadable
-from training.report import AnyReporter
+from training.reporting.reporter import AnyReporter
+from training.runtime.distributed import World, together
+from training.runtime.imports import without_collections
 
 
 class _Hurried(Exception):
@@ -46,7 +46,7 @@ class Facts:
 
 
 @dataclass
-class Line:
+class Lineage:
     """The checkpoints that a run descends from, its own among them."""
 
     latest: Manifest | None = None
@@ -65,7 +65,7 @@ class Writer:
         job_dir: Path,
         world: World,
         group: dist.ProcessGroup | None,
-        line: Line,
+        line: Lineage,
         *,
         generation: int,
         keep: Keep,
@@ -79,7 +79,7 @@ class Writer:
         self._is_hurried = is_hurried
 
     def write(self, state: State, facts: Facts, *, began: float, stall: float) -> Manifest:
-        """Durably, by the time it answers; `began` by the monotonic clock. Raises what kept any rank from it."""
+        """Writes durably, by when it answers; `began`: by the monotonic clock. Raises what kept any rank from it."""
         with without_collections():
             from training.checkpoint import storage
         staging = self._staging_of(facts)

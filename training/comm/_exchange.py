@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from training.shape import Shape
+from training.config.shape import Shape
 
 State = dict[str, Any]
 """A tree of tensors, as checkpoints hold it."""
@@ -30,7 +30,7 @@ class Peers:
     group: dist.ProcessGroup | None
     """None where nothing lies along `dp`, so that there is nothing to exchange."""
     steps: int
-    """Of the whole run."""
+    """Steps of the whole run."""
     parameters: Mapping[str, nn.Parameter]
     """Those that are trained, by their names in the whole model."""
     frozen: Mapping[str, nn.Parameter] = field(default_factory=dict)
@@ -66,8 +66,9 @@ class Exchange:
         """Forgets the pass that is thrown away at every start."""
 
     def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
-        """After the optimizer's `number`-th step. `skipped`: 1 if it left the parameters alone, else 0; `frozen`: 1 if
-        they have to stay what they are, since a step that was not finite will be done again. Scalars on the device."""
+        """Follows the optimizer's `number`-th step. `skipped`: 1 if it left the parameters alone, else 0; `frozen`: 1
+        if they have to stay what they are, since a step that was not finite will be done again. Scalars on the
+        device."""
 
     def communicated(self, micro_batches: int) -> float | None:
         """Bytes that this rank has sent since it was asked last, one step of so many passes; None: not known."""
@@ -78,7 +79,7 @@ class Exchange:
         return {}
 
     def recall(self) -> None:
-        """After a checkpoint has been read into `state`."""
+        """Takes note that a checkpoint has been read into `state`."""
 
     def saved(self, model: State, optimizer: State) -> State:
         """What a checkpoint holds of this rank."""
@@ -115,7 +116,7 @@ class Hook(Exchange):
         self._sent = 0.0
 
     def names(self, bucket: GradBucket) -> list[str]:
-        """Of the parameters whose gradients lie in it, in their order."""
+        """The names of the parameters whose gradients lie in the bucket, in their order."""
         return [self._names[parameter] for parameter in bucket.parameters()]
 
     def count_all_reduce(self, sent: float) -> None:

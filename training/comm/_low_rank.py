@@ -30,7 +30,7 @@ is that one already."""
 
 @dataclass(frozen=True)
 class _Memory:
-    """By parameter: the right factors, and what was not sent yet."""
+    """The right factors, and what was not sent yet, by parameter."""
 
     factors: dict[str, Tensor]
     errors: dict[str, Tensor]
@@ -43,12 +43,12 @@ class LowRank(Hook):
         self._matrices = [name for name, parameter in peers.parameters.items() if self._is_thin(parameter)]
         self.bucket_mib = sum(parameter.nbytes for parameter in peers.parameters.values()) / MIB + 1
         self._order: list[str] = []
-        """Of the parameters in the bucket, once it has been seen."""
+        """The names of the parameters in the bucket, once it has been seen."""
         self._steps = torch.zeros((), dtype=torch.int64)
         self._ranks = torch.tensor(peers.count)
-        """That exchange, or did before the checkpoint that has been read."""
+        """Ranks that exchange, or that did before the checkpoint that has been read."""
         self._read: _Memory | None = None
-        """To read a checkpoint into; torch takes it over at the first step that compresses."""
+        """What a checkpoint is read into; torch takes it over at the first step that compresses."""
         self._before: Tensor | None = None
         """What was not sent yet when the step began; None: nothing that is compressed."""
         self._inner = self._new()

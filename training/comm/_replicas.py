@@ -33,7 +33,7 @@ class Replicas(Exchange):
         self._buffers = dict(peers.buffers)
         trained = {parameter.data_ptr() for parameter in self._own.values()}
         self._averaged = [buffer for buffer in self._buffers.values() if buffer.data_ptr() not in trained]
-        """Without those that are a parameter's second name (tied weights): they have its memory."""
+        """The buffers without those that are a parameter's second name (tied weights): they have its memory."""
         self._agreed: State = {}
         """Parameters and buffers as all replicas had them last."""
         self._velocity = {name: torch.zeros_like(part) for name, part in self._own.items()} if momentum else {}

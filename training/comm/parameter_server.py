@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from training.shape import Misfit, Shape
+from training.config.shape import Misfit, Shape
 
 if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from training.shape import Shape
+from training.config.shape import Shape
 
 if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training import choices, communication, contracts, shape
-from training.config import ConfigError, RunConfig, parse
+from training import contracts
+from training.config import choices, communication, shape
+from training.config.run_config import ConfigError, RunConfig, parse
+from training.planning import checking
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 LEAST_STEPS = 12
@@ -39,7 +41,7 @@ class Candidate:
     name: str
     config: RunConfig
     changes: str
-    """As they were written."""
+    """The changes to the run, as they were written."""
 
 
 def candidates(base: RunConfig, written: Sequence[str], *, steps: int, ranks: int) -> list[Candidate]:
@@ -74,7 +76,7 @@ def _configuration(name: str, base: RunConfig, changes: str, *, steps: int, rank
     _drop_unused(table, base, mentioned={path.partition(".")[0] for path in given})
     try:
         config = parse(table)
-        problems = [f"run.{problem.field}: {problem.message}" for problem in config.check(ranks)]
+        problems = [f"run.{problem.field}: {problem.message}" for problem in checking.problems(config, ranks)]
         problems = problems or list(_unmeasurable(config))
     except ConfigError as error:
         problems = [str(problem) for problem in error.problems]

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from training import config, run_file
 from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.compare import asked, picture
 from training.compare.asked import Candidate, Refused
 from training.compare.results import Comparison, Result
 from training.compare.running import Failed, Run, Stopped, Work, run
 from training.compare.table import seconds, size, table
+from training.config import run_config, run_file
 from training.launch.ranks import become_subreaper
 from training.launch.stop import Signals
 from training.provenance.machine import gpus, processors
@@ -33,7 +33,7 @@ EPILOG = """\
     python -m training compare run.toml --with plain=dtype=fp32 --with half=dtype=bf16 --ranks 4 --rounds 3
 """
 STOPPED = 130
-"""As a shell tells of Ctrl-C."""
+"""The exit code after Ctrl-C, as a shell tells it."""
 SAY_SECONDS = 0.5
 
 
@@ -65,7 +65,7 @@ def compare(options: argparse.Namespace) -> int:
             raise Refused([f"--ranks: {ranks} ranks need a GPU each, and here are {there}."])
         ways = asked.candidates(base.config, options.changes, steps=options.steps, ranks=ranks)
         out = _folder(options.out, options.run, base.name)
-    except (config.ConfigError, Refused, OSError) as error:
+    except (run_config.ConfigError, Refused, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     signals = Signals()
@@ -175,7 +175,7 @@ def _count(text: str) -> int:
 
 
 def _ranks_of(file: Path) -> int:
-    """Of one node, as its table says; 0 where it says nothing."""
+    """The ranks of one node, as the file says in [launch] or [resources]; 0 where it says nothing."""
     document = tomllib.loads(file.read_text(encoding="utf-8"))
     allocation = document.get("launch", document.get("resources", {}))
     found = [allocation.get(name) for name in ("gpus_per_node", "ranks_per_node") if isinstance(allocation, dict)]

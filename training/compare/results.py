@@ -34,7 +34,7 @@ class Result:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the rank that held most, in the round in which it held most."""
+        """The peak of the rank that held most, in the round in which it held most."""
         return max(max(run.peak_bytes) for run in self.runs)
 
     @property
@@ -89,7 +89,7 @@ class Comparison:
         return _difference(result.losses, self.first.losses)
 
     def told(self) -> dict[str, Any]:
-        """For compare.json."""
+        """What compare.json says."""
         return {
             "format": "vigil-compare",
             "version": 1,

@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training import communication
 from training.attempt.files import read_json
 from training.compare import rank
 from training.compare.asked import Candidate
+from training.config import communication
 from training.launch import environment
 from training.launch.attempt import Attempt, take_attempt
 from training.launch.launcher import Launcher
 from training.launch.plan import read_plan
 from training.launch.stop import Signals
-from training.report import Reporter
-from training.spool import read_spool
+from training.reporting.reporter import Reporter
+from training.reporting.spool import read_spool
 from training.weights import base
 
 WARM_STEPS = 8
@@ -60,10 +60,10 @@ class Run:
     unit: str
     units_per_step: int
     step_seconds: list[float]
-    """Of each steady step; on a GPU, and of replicas that stay apart, of a step in the mean over a block of them."""
+    """Seconds of each steady step; on a GPU, and of replicas that stay apart, of the mean step in a block of them."""
     peak_bytes: list[int]
-    """By rank: on a GPU the most that was allocated; on a CPU the most that was resident above what imports took, while
-    steps were trained."""
+    """Memory by rank: on a GPU the most that was allocated; on a CPU the most that was resident above what imports
+    took, while steps were trained."""
     losses: dict[int, float]
     """Step → mean over the ranks."""
     stall_seconds: float
@@ -71,7 +71,7 @@ class Run:
     checkpoint_bytes: int
     write_seconds: float
     sent_mib: float | None
-    """By each rank in a step; None where it is not known."""
+    """MiB that each rank sends in a step; None where it is not known."""
 
     @property
     def seconds(self) -> float:

@@ -98,7 +98,7 @@ def _failures(comparison: Comparison) -> list[str]:
 
 
 def seconds(value: float) -> str:
-    """With three figures that count."""
+    """A duration with three figures that count."""
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 

@@ -79,14 +79,14 @@ def _was_kept(place: Path, make: Callable[[Path, Tell], None], tell: Tell) -> bo
 
 
 def _wait_for_others(place: Path, tell: Tell) -> None:
-    """Until the place is whole, or nobody is making it."""
+    """Waits until the place is whole, or nobody is making it."""
     while not is_whole(place) and _is_being_made(place):
         tell()
         time.sleep(LOOK_SECONDS)
 
 
 def _is_being_made(place: Path) -> bool:
-    """By the file system's own clock; what was left by those that died is removed."""
+    """Whether somebody is making it, by the file system's own clock; what was left by those that died is removed."""
     alive = False
     now = _now(place.parent)
     for folder in place.parent.glob(f".{place.name}.*"):

@@ -23,6 +23,7 @@ from typing import IO
 
 from training.corpus.errors import DataError
 from training.corpus.tokenizer import plain
+from training.runtime import data_roots
 
 STDLIB = "stdlib"
 LEFT_OUT = frozenset(
@@ -41,9 +42,9 @@ GZ = ".gz"
 class File:
     path: str
     name: str
-    """Below the source's folder."""
+    """Its path below the source's folder."""
     size: int
-    """In bytes."""
+    """Its size in bytes."""
     changed_ns: int
 
 
@@ -75,7 +76,7 @@ class Source:
         before = 0
         for file in self.files:
             with _opened(file) as (content, read):
-                is_json = file.name.removesuffix(GZ).endswith(JSONL)
+                is_json = _unpacked(file.name).lower().endswith(JSONL)
                 texts = _json_texts(file, content, self.text_field) if is_json else self._texts(file, content)
                 try:
                     for text in texts:
@@ -101,8 +102,12 @@ class Source:
             yield text
 
 
+def library_folder() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
 def standard_library() -> Source:
-    root = Path(sysconfig.get_path("stdlib"))
+    root = library_folder()
     files = list(_walk(root, (".py",), left_out=LEFT_OUT))
     return Source(f"stdlib-{sys.version_info.major}.{sys.version_info.minor}", files, strict=False)
 
@@ -113,12 +118,12 @@ def find(path: Path, *, suffixes: tuple[str, ...], text_field: str, tell: Callab
         kind = os.stat(path).st_mode
     except OSError as error:
         raise _unreadable(path, error) from None
-    label = plain(path.name.removesuffix(GZ))
+    label = plain(_unpacked(path.name))
     if stat.S_ISDIR(kind):
         files = list(_walk(path, (*suffixes, *JSONL), tell=tell))
     elif stat.S_ISREG(kind):
         files = [_file(path, path.name)]
-        label = plain(path.name.removesuffix(GZ).rpartition(".")[0] or path.name)
+        label = plain(_unpacked(path.name).rpartition(".")[0] or path.name)
     else:
         raise DataError(f"{path} is neither a file nor a folder. Name one that holds texts.", "source")
     if not any(file.size for file in files):
@@ -143,9 +148,13 @@ def _walk(
     def refuse(error: OSError) -> None:
         raise _unreadable(error.filename, error)
 
-    endings = tuple(ending for suffix in suffixes for ending in (suffix, suffix + GZ))
+    endings = tuple(ending for suffix in suffixes for ending in (suffix.lower(), suffix.lower() + GZ))
     seen: set[tuple[int, int]] = set()
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        try:
+            data_roots.check_folder(folder)
+        except data_roots.OutsideRoots as error:
+            refuse(error)
         about = os.stat(folder)
         if (about.st_dev, about.st_ino) in seen:
             folders.clear()
@@ -155,10 +164,15 @@ def _walk(
         for number, name in enumerate(sorted(names)):
             if number % TELL_FILES == 0:
                 tell()
-            if name.endswith(endings) and not name.startswith("."):
+            if name.lower().endswith(endings) and not name.startswith("."):
                 path = os.path.join(folder, name)
                 if os.path.isfile(path):
                     yield _file(path, os.path.relpath(path, root))
+
+
+def _unpacked(name: str) -> str:
+    """A name without its .gz, which in any case means the same."""
+    return name[: -len(GZ)] if name.lower().endswith(GZ) else name
 
 
 def _file(path: str | Path, name: str) -> File:
@@ -177,10 +191,10 @@ class _opened:
 
     def __enter__(self) -> tuple[IO[bytes], Callable[[], int]]:
         try:
-            self._raw = open(self._file.path, "rb", buffering=2**20)  # noqa: SIM115
+            self._raw = data_roots.open_file(self._file.path, buffering=2**20)
         except OSError as error:
             raise _unreadable(self._file.path, error) from None
-        packed = self._file.path.endswith(GZ)
+        packed = self._file.path.lower().endswith(GZ)
         content: IO[bytes] = io.BufferedReader(gzip.GzipFile(fileobj=self._raw)) if packed else self._raw
         return content, self._raw.tell
 
@@ -242,6 +256,9 @@ def _text_of(where: str, line: bytes, text_field: str) -> str:
 
 
 def _unreadable(path: object, error: OSError) -> DataError:
+    if isinstance(error, data_roots.OutsideRoots):
+        remedy = "Copy it into one, or ask a sysadmin: VIGIL_DATA_ROOTS names them."
+        return DataError(f"{path} can't be read: {error.strerror}. {remedy}", "source")
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path} does not exist. Name a path that the nodes see, too.", "source")
     if isinstance(error, PermissionError):

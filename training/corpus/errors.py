@@ -14,5 +14,5 @@ class DataError(ValueError):
         return f"{self.option}: {self.message}" if self.option else self.message
 
     def within(self, table: str) -> DataError:
-        """The same with its option's whole path, e.g. run.language.source."""
+        """This error with its option's whole path, e.g. run.language.source."""
         return DataError(self.message, f"{table}.{self.option}") if self.option else self

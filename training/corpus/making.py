@@ -172,7 +172,7 @@ class _Making:
                 yield split, "".join(parts)
 
     def _split_of(self, text: str) -> Split:
-        """By the text alone: it stays where it is, whatever comes to the data or leaves it."""
+        """The split of a text, by that alone: it stays where it is, whatever comes to the data or leaves it."""
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"split").digest(), "big")
         return "validation" if number < self._held_out else "train"
 
@@ -186,7 +186,8 @@ class _Making:
         self._say()
 
     def _encoded(self, texts: list[str]) -> list[Tokens]:
-        """Told of meanwhile: a library may take minutes for one long text, and whoever is silent is taken for dead."""
+        """The tokens of texts, told of meanwhile: one long text may take a library minutes, and who is silent is taken
+        for dead."""
         with ThreadPoolExecutor(1) as beside:
             encoding = beside.submit(self._tokenizer.encode, texts)
             while not wait([encoding], TELL_SECONDS).done:

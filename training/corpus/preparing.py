@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,14 @@ from training.corpus.making import LAYOUT, Progress, make_shards
 from training.corpus.shards import Index, are_in, identity_of, is_whole, read_index
 from training.corpus.tokenizer import AUTO, Tokenizer, load
 from training.data import Prepared
+from training.runtime import data_roots
 
 Tell = Callable[[Progress | None], None]
 """Called every second or so while data is being made: with how far it is, where that is known."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CorpusOptions:
     """What a run asks for; the words of its options."""
 
     source: str = STDLIB
@@ -30,7 +32,9 @@ class Wanted:
     validation_percent: float = 5.0
 
 
-def prepare(folder: Path, wanted: Wanted, identity: str | None = None, tell: Tell = lambda progress: None) -> Prepared:
+def prepare(
+    folder: Path, wanted: CorpusOptions, identity: str | None = None, tell: Tell = lambda progress: None
+) -> Prepared:
     """Tokens on disk, made in `folder` on first use. `identity` asks for the very data that a checkpoint has seen."""
     if identity and is_whole(folder / identity):
         return _prepared(folder / identity, identity)
@@ -53,7 +57,7 @@ def prepare(folder: Path, wanted: Wanted, identity: str | None = None, tell: Tel
     return _prepared(folder / current, current)
 
 
-def _ready_made(shards: Path, wanted: Wanted, identity: str | None) -> Prepared:
+def _ready_made(shards: Path, wanted: CorpusOptions, identity: str | None) -> Prepared:
     index = read_index(shards)
     if wanted.tokenizer != AUTO and (asked := load(wanted.tokenizer).id).sha256 != index.tokenizer.sha256:
         message = (
@@ -82,7 +86,7 @@ def _prepared(path: Path, identity: str, index: Index | None = None) -> Prepared
     return Prepared(path, identity, vocabulary=index.tokenizer.vocabulary, facts=facts)
 
 
-def _source(wanted: Wanted, tell: Tell) -> Source:
+def _source(wanted: CorpusOptions, tell: Tell) -> Source:
     if wanted.source == STDLIB:
         return documents.standard_library()
     suffixes = tuple("." + word.lstrip("*.") for word in wanted.suffixes.replace(",", " ").split())
@@ -95,8 +99,11 @@ def _path(source: str) -> Path:
     return Path(source).expanduser()
 
 
-def _fingerprint(source: Source, tokenizer: Tokenizer, wanted: Wanted) -> str:
+def _fingerprint(source: Source, tokenizer: Tokenizer, wanted: CorpusOptions) -> str:
     about = f"{LAYOUT} {source.fingerprint()} {tokenizer.id.sha256} {wanted.validation_percent}"
+    if wanted.source != STDLIB and data_roots.are_set():
+        # Names, sizes and times can be made to match those of what others have read, and may not be read here.
+        about += f" {os.path.realpath(_path(wanted.source))}"
     return hashlib.sha256(about.encode()).hexdigest()[:10]
 
 

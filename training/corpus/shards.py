@@ -22,6 +22,7 @@ import numpy as np
 from training.corpus.errors import DataError
 from training.corpus.tokenizer import TokenizerId, Tokens, plain
 from training.data import Split
+from training.runtime import data_roots
 
 INDEX = "index.json"
 FORMAT, VERSION = "vigil-tokens", 1
@@ -67,7 +68,7 @@ class Index:
         return self.tokens * np.dtype(self.dtype).itemsize
 
     def write(self, folder: Path) -> None:
-        """Last of all, durably: a folder without it holds nothing."""
+        """Writes it last of all, durably: a folder without it holds nothing."""
         about: dict[str, object] = {
             "format": FORMAT,
             "version": VERSION,
@@ -94,7 +95,7 @@ def read_index(folder: Path) -> Index:
     """DataError if it is none of ours, or a shard is not as long as it says. No shard is read for it."""
     path = folder / INDEX
     try:
-        with open(path, "rb") as file:
+        with data_roots.open_file(path) as file:
             found = json.loads(file.read(INDEX_BYTES))
     except OSError as error:
         raise DataError(f"{path} can't be read ({error.strerror}). Name a folder of token shards.", "source") from None
@@ -137,7 +138,8 @@ def verify(folder: Path) -> Index:
 
 def identity_of(folder: Path, index: Index) -> str:
     """A name for ready-made shards, by what their index says of them."""
-    content = hashlib.sha256((folder / INDEX).read_bytes()).hexdigest()
+    with data_roots.open_file(folder / INDEX) as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
     return f"{plain(folder.name)}+{index.tokenizer.label}+{content[:10]}"
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from training.corpus.errors import DataError
+from training.runtime import data_roots
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.unsignedinteger[Any]]]
 
@@ -89,6 +90,16 @@ class HuggingFace:
         name = path.parent.name if path.name == "tokenizer.json" else path.stem
         self.id = TokenizerId(plain(name), hashlib.sha256(content).hexdigest(), max(largest, end) + 1, end)
 
+    def text_of(self, token: int) -> str | None:
+        """The text of a token as the file has it; None: the file has no such token."""
+        found: str | None = self._tokenizer.id_to_token(token)
+        return found
+
+    def number_of(self, text: str) -> int | None:
+        """The token with this text; None: the file has no such token."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
     def encode(self, texts: list[str]) -> list[Tokens]:
         try:
             found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -111,7 +122,8 @@ def plain(name: str) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with data_roots.open_file(path) as file:
+            return file.read()
     except OSError as error:
         message = f"{path} can't be read ({error.strerror}). Name a tokenizer.json that the job can read."
         raise DataError(message, "tokenizer") from None

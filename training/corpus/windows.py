@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from training.corpus.errors import DataError
 from training.corpus.shards import Index
 from training.data import Ids, Split
+from training.runtime import data_roots
 
 Windowed = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
@@ -23,7 +25,7 @@ class Windows:
         little = np.dtype(index.dtype).newbyteorder("<")
         shards = [shard for shard in index.shards(split) if shard.tokens]
         self._files = [folder / shard.file for shard in shards]
-        self._tokens = [np.memmap(file, dtype=little, mode="r") for file in self._files]
+        self._tokens = [_mapped(file, little) for file in self._files]
         self._vocabulary = index.tokenizer.vocabulary
         # A dtype that the vocabulary fills needs no look at the tokens: none can be too large.
         self._trusts = np.iinfo(index.dtype).max < self._vocabulary
@@ -56,3 +58,11 @@ class Windows:
             )
             raise DataError(message, "source")
         return rows
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
+    try:
+        with data_roots.open_file(path) as file:
+            return np.memmap(file, dtype=dtype, mode="r")
+    except data_roots.OutsideRoots as error:
+        raise DataError(f"{path} can't be read: {error.strerror}. Copy it anew.", "source") from None

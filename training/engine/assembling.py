@@ -9,22 +9,25 @@ from typing import Any
 
 import torch
 
-from training import choices, communication, contracts, shape
+from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
-from training.config import ConfigError, Problem, RunConfig
+from training.config import choices, communication, shape
+from training.config.dims import Dims
+from training.config.run_config import ConfigError, Problem, RunConfig
 from training.corpus.cache import cache_dir
 from training.data import Prepared, Task
-from training.dims import Dims
-from training.distributed import World, broadcast
 from training.engine.composing import Composed
 from training.loader import supply
 from training.loader.feeding import Feed
 from training.loader.order import Loader, Order, Share
 from training.manifest import Manifest
-from training.planning.plan import Plan, Ranks, plan
-from training.report import AnyReporter
-from training.seeds import derive_seed
+from training.planning import checking
+from training.planning.plan import plan
+from training.planning.ways import Plan, Ranks
+from training.reporting.reporter import AnyReporter
+from training.runtime.distributed import World, broadcast
+from training.runtime.seeds import derive_seed
 from training.step import meshes
 from training.step.optimizer import Optimizer
 from training.weights import origin
@@ -33,10 +36,10 @@ from training.weights.base import Base
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """One rank's."""
+    """What one rank trains with."""
 
     config: RunConfig
-    """With the axes that were chosen, where it left them open."""
+    """The configuration, with the axes that were chosen where it left them open."""
     prepared: Prepared
     task: Task
     model: Composed
@@ -125,7 +128,8 @@ def _planned(config: RunConfig, task: Task, world: World, reporter: AnyReporter,
     found: Plan | ConfigError | None = None
     if world.leads:
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-        ranks = Ranks(world.size, per_node, _memory_bytes(world.device, per_node), lacking)
+        on_cpu = world.device.type != "cuda"
+        ranks = Ranks(world.size, per_node, _memory_bytes(world.device, per_node), lacking, on_cpu)
         try:
             found = plan(config, ranks, task.dims)
             print(*found.lines(ranks), sep="\n", flush=True)
@@ -139,7 +143,7 @@ def _planned(config: RunConfig, task: Task, world: World, reporter: AnyReporter,
 
 
 def _memory_bytes(device: torch.device, per_node: int) -> int:
-    """Of one rank: its GPU's, or its part of the machine's."""
+    """The memory of one rank: its GPU's, or its part of the machine's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // per_node
@@ -149,7 +153,7 @@ def check(config: RunConfig, place: Place, world: World, start: Manifest | None)
     """A fresh run must divide evenly over its ranks; one that has lost or lacks some goes on with what it has."""
     config = origin.as_trained(config, start)
     if not _is_lacking(place, world, start):
-        problems = list(config.check(world.size))
+        problems = list(checking.problems(config, world.size))
         if problems:
             raise ConfigError(Problem(f"run.{problem.field}", problem.message) for problem in problems)
     elif config.parallelism != shape.AUTO:  # else it is planned, once the model's sizes are known
@@ -165,7 +169,7 @@ def _is_lacking(place: Place, world: World, start: Manifest | None) -> bool:
 
 
 def _check_mesh(config: RunConfig, world: World, dims: Dims | None = None) -> None:
-    """On other ranks than the run was made for only these must still fit, and nobody be without a sample."""
+    """Checks all that must fit on other ranks than the run was made for: the mesh, and a sample at least for each."""
     problems = (*shape.check(config, world.size, dims, lacking=True), *communication.check(config, world.size))
     if problems:
         raise ConfigError(Problem(f"run.{problem.field}", str(problem)) for problem in problems)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.config import ConfigError, Problem, RunConfig
+from training.config.run_config import ConfigError, Problem, RunConfig
 from training.data import Batch, Task
 
 Context = AbstractContextManager[Any]
@@ -55,7 +55,7 @@ def prepare(part: nn.Module, config: RunConfig) -> None:
 
 
 def fuse_loss(task: Task) -> Task:
-    """The same task, what follows the model compiled: logits are read as they are, never written in float32 first."""
+    """The task with what follows its model compiled: logits are read as they are, never written in float32 first."""
     inputs, loss = task.inputs, task.loss
     assert inputs is not None
     # No shape is guessed to vary: a last, smaller micro-batch is worth code of its own.
@@ -106,7 +106,7 @@ def _recompute(block: nn.Module, how: str, *, compiled: bool) -> None:
 
 
 def _updating_once(block: nn.Module, contexts: Contexts | None) -> tuple[Context, Context]:
-    """Around a block's forward and its recomputation, which would take a batch into its running means once more."""
+    """Contexts of a block's forward and its recomputation, which would take a batch into running means once more."""
     first, again = contexts() if contexts is not None else (contextlib.nullcontext(), contextlib.nullcontext())
     return first, _with_buffers_kept(block, again)
 

@@ -19,15 +19,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from training import contracts, shape
+from training import contracts
 from training.comm._exchange import Exchange, Peers
-from training.config import RunConfig
+from training.config import shape
+from training.config.run_config import RunConfig
+from training.config.shape import Shape
 from training.contracts import Parallelism
 from training.data import Batch, Task
-from training.distributed import World
 from training.engine import blocks
-from training.seeds import derive_seed
-from training.shape import Shape
+from training.runtime.distributed import World
+from training.runtime.seeds import derive_seed
 from training.step import arithmetic, meshes
 from training.step.arithmetic import MicroBatch
 from training.step.optimizer import AdamW, Optimizer, local
@@ -45,7 +46,7 @@ class Composed:
         self.mesh: DeviceMesh = meshes.make(self.shape, world.device)
         self.watch = Watch(world.device)
         self._parallelisms = {name: contracts.parallelism(name) for name in shape.applied(config, self.shape)}
-        """By name, in the order in which they are applied."""
+        """The parallelisms by name, in the order in which they are applied."""
         self._options = {name: self._options_of(name, one) for name, one in self._parallelisms.items()}
         self.parts: list[nn.Module] = [task.model]
         """The pieces of the model on this rank, under their own names: one, or the stages of a pipeline."""
@@ -123,7 +124,7 @@ class Composed:
         return {name: value for name, value in self.held().items() if name not in self._frozen}
 
     def held(self) -> dict[str, Tensor]:
-        """As `state`, with those that are not trained, too."""
+        """Parameters and buffers by their names in the whole model, those that are not trained among them."""
         return {name: value for part in self.parts for name, value in part.state_dict().items()}
 
     def buffers(self) -> list[Tensor]:
@@ -223,7 +224,7 @@ class Composed:
                     local(parameter).copy_(part_of(self._whole_parameter(name, parameter, device), parameter))
 
     def _whole_parameter(self, name: str, parameter: nn.Parameter, device: torch.device) -> Tensor:
-        """As it lies on disk, mapped and not yet read, or as the seed gives it."""
+        """The whole parameter as it lies on disk, mapped and not yet read, or as the seed gives it."""
         assert self.task.initialise is not None
         if self.task.weights is not None and (stored := self.task.weights(name)) is not None:
             return stored
@@ -293,7 +294,7 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def _lay_out_gradient(parameter: Any) -> None:
-    """As the parameter is. Tensor parallelism leaves some still to be summed, and a split embedding's whole."""
+    """Lays out a gradient as its parameter: tensor parallelism leaves some to be summed, a split embedding's whole."""
     gradient = parameter.grad
     if gradient is not None and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)

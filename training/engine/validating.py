@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from training.config import RunConfig
-from training.distributed import World, broadcast, sum_over_ranks
+from training.config.run_config import RunConfig
 from training.engine.assembling import Assembly
 from training.engine.best import BestLosses
 from training.loader.order import fixed_batch
+from training.runtime.distributed import World, broadcast, sum_over_ranks
 
 
 class Validation:

@@ -1,8 +1,10 @@
-"""Is the hardware still right? Three checks at a step's boundary, of bits that must be the same (PROTOCOLS §7).
+"""Is the hardware still right? Three checks at a step's boundary, of bits that must be the same (protocols.md §7).
 
 replica   what several ranks hold alike (parameters, buffers, the optimizer's state) has equal digests
 repeat    the same micro-batch twice gives the same loss and gradient; where determinism is bitwise
 probe     a fixed block with weights of its own gives the same on all ranks of one kind of device
+
+And one that is made by a step that was not finite: redo, which is when it is done again (training.guards.passing).
 
 A mismatch counts only if it is there the second time, too. The rank in the minority is named; of two that differ nobody
 can tell which is wrong, unless one of them also differs from itself.
@@ -20,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from training.checkpoint.staging import walk
-from training.config import RunConfig
-from training.distributed import World, gather
+from training.config.run_config import RunConfig
 from training.engine.assembling import Assembly
-from training.engine.update import Update
+from training.engine.optimizer_step import OptimizerStep
 from training.guards.digests import digests, together
+from training.runtime.distributed import World, gather
 from training.step.optimizer import gradients_of
 
-Check = Literal["replica", "repeat", "probe"]
+Check = Literal["replica", "repeat", "probe", "redo"]
 PROBE_WIDTH = 64
 
 
@@ -42,6 +44,9 @@ class Corruption:
     what: str = ""
 
     def __str__(self) -> str:
+        if self.check == "redo":
+            of = f"of ranks {_list(self.among)} cannot be told" if not self.ranks else f"is rank {self.ranks[0]}"
+            return f"{self.what}, but finite when it was done again: some hardware is wrong; which {of}"
         if self.ranks:
             who = ("rank " if len(self.ranks) == 1 else "ranks ") + _list(self.ranks)
             return f"the {self.check} check finds {who} wrong" + (f" ({self.what})" if self.what else "")
@@ -52,7 +57,7 @@ class Corruption:
 class CorruptionChecks:
     """One rank's side of them. All ranks call at the same boundaries."""
 
-    def __init__(self, config: RunConfig, world: World, assembly: Assembly, update: Update) -> None:
+    def __init__(self, config: RunConfig, world: World, assembly: Assembly, update: OptimizerStep) -> None:
         self._config, self._world, self._assembly, self._update = config, world, assembly, update
         self._probed: int | None = None
 

@@ -23,7 +23,7 @@ _SIGN, _RANGE = 1 << 63, 1 << 64
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> Tensor:
-    """Of what this rank holds of it: an int64 scalar on its device."""
+    """The digest of what this rank holds of a tensor: an int64 scalar on its device."""
     part = local(tensor.detach())
     bits = part.contiguous().reshape(-1)
     if bits.is_complex():
@@ -57,6 +57,6 @@ def together(numbers: Iterable[int]) -> int:
 
 
 def _signed(number: int) -> int:
-    """The same 64 bits, as torch writes them."""
+    """The 64 bits of a number as torch writes them, signed."""
     number %= _RANGE
     return number - _RANGE if number >= _SIGN else number

@@ -1,13 +1,13 @@
 """Watches a run's numbers: decides on the device what a step may do, and on the host whether the run goes on.
 
-    gradient norm    clipped at max(clip, μ + 4σ), a step above 20 μ skipped; 10 of 50 skipped end the run
+    gradient norm    clipped at max(clip, μ + 4σ), a step above 20 μ skipped, 10 of 50 end the run
     not finite       the step and all after it are skipped, until the host has noticed and examined it
     loss             a smoothed loss that has left its lowest for good ends the run
     bits             what ranks hold alike is compared, every so many steps
     own time         a rank that keeps the others waiting is named; the run goes on
 
 What the device decides is read with the metrics, some steps later, so no step waits; all ranks learn of it at the same
-boundary (training.distributed.Agreement) and end together, with NumericsError (docs/guards.md).
+boundary (training.runtime.distributed.Agreement) and end together, with NumericsError (docs/guards.md).
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from torch import Tensor
 
 from training.attempt.files import write_json
 from training.attempt.place import Place
-from training.communication import PLAIN
-from training.config import RunConfig
-from training.devices import node_name
-from training.distributed import World, gather
+from training.config.communication import PLAIN
+from training.config.run_config import RunConfig
 from training.engine.assembling import Assembly
-from training.engine.update import Known, Update
-from training.guards import nonfinite
+from training.engine.optimizer_step import Known, OptimizerStep
+from training.guards import nonfinite, passing
 from training.guards.corruption import Corruption, CorruptionChecks
 from training.guards.divergence import Divergence
 from training.guards.numerics import NumericsError, Trouble
 from training.guards.stragglers import WINDOW, Straggler, Stragglers
-from training.report import AnyReporter
-from training.step.clipping import GradientGuard, Guarded
+from training.metrics.bottleneck import Late
+from training.reporting.reporter import AnyReporter
+from training.runtime.devices import node_name
+from training.runtime.distributed import World, gather
+from training.step.clipping import LARGEST, LEVEL_STEPS, GradientGuard, Guarded
 from training.step.loss_scale import LossScale
 from training.step.own_time import OwnTime
 
 MOST_SKIPS, SKIP_STEPS = 10, 50
 DETAILED_RANKS = 16
-"""Of so many the dump tells all; of the others, what they had for a loss."""
+"""The dump tells all of so many ranks; of the others, what they had for a loss."""
 WRITTEN_SECONDS = 5.0
 
 
 class Guards:
-    """One rank's. Part of what a checkpoint remembers."""
+    """One rank's guards, part of what a checkpoint remembers."""
 
     def __init__(self, config: RunConfig, place: Place, world: World, reporter: AnyReporter) -> None:
         self._config, self._place, self._world, self._reporter = config, place, world, reporter
@@ -56,13 +57,15 @@ class Guards:
         self.gradient = GradientGuard(world.device, clip=config.clip, armed=config.guards, scale=self.scale)
         self.divergence = Divergence(config.warmup_steps)
         self._skips: deque[int] = deque(maxlen=MOST_SKIPS)
+        self._level_at = 0
+        """The step with which a new level of the norms was learned; 0: none was."""
         self._waiting: list[tuple[int, Guarded]] = []
         self._trouble: Trouble | None = None
         self._clean = 0
         self._step = self._consumed = 0
         self._stragglers = Stragglers(world) if config.guards and world.size > 1 else None
 
-    def equip(self, assembly: Assembly) -> Update:
+    def equip(self, assembly: Assembly) -> OptimizerStep:
         """The run's steps, guarded; to be called once."""
         self._assembly = assembly
         shape = assembly.model.shape
@@ -70,9 +73,15 @@ class Guards:
         late = assembly.config.parallelism != "fsdp" and all(shape[axis] == 1 for axis in ("pp", "shard", "cp", "tp"))
         parameters = assembly.optimizer.parameters
         self._own_time = OwnTime(self._world, parameters, exchanges_late=late) if self._stragglers else None
-        self._update = Update(self._config, assembly, self.gradient, self.scale, self._own_time)
+        self._update = OptimizerStep(self._config, assembly, self.gradient, self.scale, self._own_time)
         self._checks = CorruptionChecks(self._config, self._world, assembly, self._update)
         return self._update
+
+    @property
+    def late(self) -> Late | None:
+        """The rank that the others wait for, if one is named."""
+        named = self._stragglers.named if self._stragglers is not None else None
+        return Late(named.rank, named.factor, named.part) if named is not None else None
 
     @property
     def troubled(self) -> bool:
@@ -82,12 +91,12 @@ class Guards:
     # At every step.
 
     def begin(self, finished: int) -> None:
-        """With the step that follows so many finished ones."""
+        """Begins with the step that follows so many finished ones."""
         if self._stragglers is not None and self._own_time is not None and finished and finished % WINDOW == 0:
             self._stragglers.begin(self._own_time)
 
     def end(self, step: int, consumed: int, guarded: Guarded, *, data_seconds: float, waited: float) -> None:
-        """After it; `waited`: seconds for the other ranks. What it decided stays on the device until it is fetched."""
+        """Ends the step; `waited`: seconds for the other ranks. What was decided stays on the device until fetched."""
         self._step, self._consumed = step, consumed
         self._waiting.append((step, guarded))
         if self._stragglers is None or self._own_time is None:
@@ -100,7 +109,7 @@ class Guards:
             self._tell_straggler(straggler, step)
 
     def look(self, steps: Sequence[Known], waited: float) -> None:
-        """At a flush: the steps since the last one, and how long the device was waited for, seconds."""
+        """Looks at the steps since the last flush; `waited`: seconds that the device was waited for."""
         if self._own_time is not None:
             self._own_time.wait(waited)
             for known in steps:
@@ -109,8 +118,10 @@ class Guards:
         if not waiting:
             return
         fetched = torch.stack([value for _, guarded in waiting for value in _decided(guarded)]).tolist()
-        for known, start in zip(steps, range(0, len(fetched), 4), strict=True):
-            skipped, limit, mean, frozen = fetched[start : start + 4]
+        for known, start in zip(steps, range(0, len(fetched), 5), strict=True):
+            skipped, limit, mean, frozen, learned = fetched[start : start + 5]
+            if learned:
+                self._note_level(known, mean=mean, tell=self._config.guards and limit < LARGEST)
             self._look_at(known, skipped=bool(skipped), limit=limit, mean=mean, frozen=bool(frozen))
 
     def _look_at(self, known: Known, *, skipped: bool, limit: float, mean: float, frozen: bool) -> None:
@@ -118,7 +129,8 @@ class Guards:
             return
         step, loss, norm, *_ = known
         if frozen or (not math.isfinite(loss) and not skipped):
-            self._trouble = Trouble("nonfinite", step, f"loss {loss}, gradient norm {norm}", self._world.rank)
+            what, is_own = f"loss {loss}, gradient norm {norm}", not math.isfinite(loss)
+            self._trouble = Trouble("nonfinite", step, what, self._world.rank, is_own)
         elif skipped and math.isfinite(norm):
             self._note_skip(step, norm, limit=limit, mean=mean)
         elif skipped:
@@ -140,6 +152,19 @@ class Guards:
         if len(self._skips) == MOST_SKIPS and step - self._skips[0] < SKIP_STEPS:
             what = f"{MOST_SKIPS} of {step - self._skips[0] + 1} steps had a gradient norm above 20 times the usual"
             self._trouble = Trouble("divergence", step, what, self._world.rank)
+
+    def _note_level(self, known: Known, *, mean: float, tell: bool) -> None:
+        """The norms' level has changed: the steps that were skipped until that was sure were no spikes.
+
+        Once in SKIP_STEPS: one level after another is a run that runs away, and its skipped steps count.
+        """
+        is_first = not self._level_at or known.step - self._level_at >= SKIP_STEPS
+        self._level_at = known.step
+        if is_first:
+            while self._skips and self._skips[-1] > known.step - LEVEL_STEPS:
+                self._skips.pop()
+        if self._world.leads and tell:
+            self._reporter.event("guard.level", step=known.step, norm=known.norm, mean=mean)
 
     def _tell_straggler(self, straggler: Straggler, step: int) -> None:
         if straggler.rank == self._world.rank:  # its own stream knows its node
@@ -186,18 +211,18 @@ class Guards:
     def _stop_nonfinite(self, trouble: Trouble, troubles: Sequence[Trouble]) -> NoReturn:
         """`troubles`: what each rank has to say of that step; the one is told where it began."""
         consumed = self._consumed_before(trouble.step)
-        mine = nonfinite.examine(
-            self._assembly, self._update, rank=self._world.rank, consumed=consumed, finished=trouble.step - 1
-        )
-        everybody: list[nonfinite.Seen] = gather(self._world, mine)
+        everybody = self._redo(trouble.step, consumed)
         seen = [found for found in everybody if found.where] or everybody
         origin = nonfinite.origin(seen, self._assembly.task.model)
         trouble = next((found for found in troubles if found.rank == origin.rank), trouble)
         exchange = self._config.communication
-        sends_it = exchange != PLAIN and not self._assembly.model.exchange.is_apart
+        apart = self._assembly.model.exchange.is_apart
+        if passing.may_tell(self._config, apart=apart) and passing.did_not_recur(everybody):
+            self._stop_passing(trouble, troubles, everybody)
+        sends_it = exchange != PLAIN and not apart
         if sends_it and all(found.is_clean for found in everybody):
             trouble = replace(trouble, what=f"{trouble.what}, but finite on every rank before {exchange} exchanged it")
-        file = self._place.attempt_dir / "numerics" / f"step-{trouble.step}.json"
+        file = self._file_of(trouble.step)
         if self._world.leads:
             self._write(file, trouble, consumed, everybody, seen)
             self._reporter.event(
@@ -213,6 +238,35 @@ class Guards:
         where = f", first in {origin.where} on rank {origin.rank}" if origin.where else ""
         name = f"numerics/{file.name}"
         self._end(NumericsError("nonfinite", f"step {trouble.step:,}: {trouble.what}{where}; {name} tells more"))
+
+    def _redo(self, step: int, consumed: int) -> list[nonfinite.Seen]:
+        """What every rank sees in it."""
+        mine = nonfinite.examine(
+            self._assembly, self._update, rank=self._world.rank, consumed=consumed, finished=step - 1
+        )
+        everybody: list[nonfinite.Seen] = gather(self._world, mine)
+        if self._config.compile and all(found.is_clean for found in everybody):
+            # It was looked at uncompiled, which is other arithmetic.
+            mine.loss = nonfinite.once_more(self._assembly, self._update, consumed=consumed, finished=step - 1)
+            everybody = gather(self._world, mine)
+        return everybody
+
+    def _stop_passing(
+        self, trouble: Trouble, troubles: Sequence[Trouble], everybody: Sequence[nonfinite.Seen]
+    ) -> NoReturn:
+        """It does not come again. The checks may know whose hardware it is; else who had it may."""
+        consumed = self._consumed_before(trouble.step)
+        if self._world.leads:
+            self._write(self._file_of(trouble.step), trouble, consumed, everybody, everybody)
+        apart = self._assembly.model.exchange.is_apart
+        found = passing.judge(troubles, shares=gather(self._world, self._assembly.share.index), apart=apart)
+        checked = self._checks.run(consumed, trouble.step - 1)
+        if checked is not None and checked.ranks and not found.ranks:
+            found = replace(found, ranks=checked.ranks[:1])
+        self._stop_corrupt(found, trouble.step, intact=checked is None or checked.check != "replica")
+
+    def _file_of(self, step: int) -> Path:
+        return self._place.attempt_dir / "numerics" / f"step-{step}.json"
 
     def _write(
         self,
@@ -235,7 +289,10 @@ class Guards:
         except OSError as error:  # a full disk must not hide why the run ends
             print(f"{file} can't be written: {error}", flush=True)
 
-    def _stop_corrupt(self, found: Corruption, step: int) -> NoReturn:
+    def _stop_corrupt(self, found: Corruption, step: int, *, intact: bool = False) -> NoReturn:
+        """`intact`: the weights are right for all that is known, so the newest checkpoint is."""
+        names = gather(self._world, node_name())
+        nodes = sorted({names[rank] for rank in found.ranks or found.among})
         if self._world.leads:
             self._reporter.event(
                 "guard.corruption",
@@ -245,6 +302,9 @@ class Guards:
                 among=list(found.among)[:DETAILED_RANKS],
                 what=found.what,
                 clean_step=self._clean,
+                # Of two nodes that nobody can tell apart, neither is named.
+                node=nodes[0] if len(nodes) == 1 else None,
+                intact=intact,
             )
         since = f"; the last clean check was at step {self._clean:,}" if self._clean else ""
         self._end(NumericsError("corruption", f"at step {step:,} {found}{since}"))
@@ -266,6 +326,7 @@ class Guards:
             "gradient": self.gradient.remember(),
             "divergence": self.divergence.remember(),
             "skips": list(self._skips),
+            "level_step": self._level_at,
             "clean_step": self._clean,
         }
         return told if self.scale is None else {**told, "loss_scale": self.scale.remember()}
@@ -273,16 +334,17 @@ class Guards:
     def recall(self, told: Mapping[str, Any]) -> None:
         self.gradient.recall(_table(told, "gradient"))
         self.divergence.recall(_table(told, "divergence"))
-        skips, clean = told.get("skips"), told.get("clean_step")
+        skips, clean, level = told.get("skips"), told.get("clean_step"), told.get("level_step")
         if isinstance(skips, list):
             self._skips.extend(step for step in skips if type(step) is int)
         self._clean = clean if type(clean) is int else 0
+        self._level_at = level if type(level) is int else 0
         if self.scale is not None:
             self.scale.recall(_table(told, "loss_scale"))
 
 
 def _decided(guarded: Guarded) -> tuple[Tensor, ...]:
-    return guarded.skipped, guarded.limit, guarded.mean, guarded.frozen
+    return guarded.skipped, guarded.limit, guarded.mean, guarded.frozen, guarded.learned.float()
 
 
 def _table(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:

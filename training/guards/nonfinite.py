@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from training.engine.assembling import Assembly
-from training.engine.update import Update
+from training.engine.optimizer_step import OptimizerStep
 from training.loader.order import Loader
 from training.step.optimizer import local
 
@@ -29,7 +29,7 @@ TEXTS = 4
 
 @dataclass
 class Seen:
-    """By one rank, in the same step done once more."""
+    """What one rank saw in the same step, done once more."""
 
     rank: int
     loss: float | str = 0.0
@@ -59,7 +59,7 @@ class Seen:
         return asdict(self)
 
 
-def examine(assembly: Assembly, update: Update, *, rank: int, consumed: int, finished: int) -> Seen:
+def examine(assembly: Assembly, update: OptimizerStep, *, rank: int, consumed: int, finished: int) -> Seen:
     """The step after so many finished ones again, on all ranks at once; its gradient is thrown away."""
     seen = Seen(rank)
     seen.samples, seen.texts = _samples(assembly, consumed)
@@ -71,6 +71,14 @@ def examine(assembly: Assembly, update: Update, *, rank: int, consumed: int, fin
         seen.error = str(error)[:500]
     assembly.optimizer.zero_grad()
     return seen
+
+
+def once_more(assembly: Assembly, update: OptimizerStep, *, consumed: int, finished: int) -> float | str:
+    """The step once more as it ran, unwatched: its loss, or the word for what its gradient was if not finite."""
+    loss = update.rehearse(consumed, finished, whole=True).item()
+    norms = [known["gradient_norm"] for known in _largest(assembly)]
+    assembly.optimizer.zero_grad()
+    return next((norm for norm in norms if isinstance(norm, str)), plain(loss))
 
 
 def origin(everybody: Iterable[Seen], model: nn.Module) -> Seen:
@@ -89,12 +97,12 @@ def origin(everybody: Iterable[Seen], model: nn.Module) -> Seen:
 
 
 def plain(value: float) -> float | str:
-    """For JSON, which has no word for the others."""
+    """A number as JSON has it, which has no word for what is not finite."""
     return value if math.isfinite(value) else str(value)
 
 
 def samples(assembly: Assembly, consumed: int) -> dict[str, Any]:
-    """Which ones a step takes, on all ranks: places in the data's order, and the ids of the first."""
+    """Which samples a step takes, on all ranks: places in the data's order, and the ids of the first."""
     import numpy as np
 
     count = assembly.share.global_batch

@@ -16,10 +16,12 @@ class Trouble:
     step: int
     what: str
     rank: int
+    is_own: bool = False
+    """Its own loss was not finite; a gradient's norm is all ranks' together."""
 
 
 class NumericsError(RuntimeError):
-    """Ends the attempt: starting the ranks again from the same state would lead to the same (PROTOCOLS §1).
+    """Ends the attempt: starting the ranks again from the same state would lead to the same (protocols.md §1).
 
     The message is one line that begins with the cause, `numerics.<cause>:`, which the portal knows it by.
     """

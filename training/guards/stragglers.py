@@ -14,7 +14,7 @@ from statistics import median_low
 import torch
 import torch.distributed as dist
 
-from training.distributed import World
+from training.runtime.distributed import World
 from training.step.own_time import PARTS, OwnTime, Spent
 
 WINDOW = 20
@@ -50,6 +50,8 @@ class Stragglers:
         self._work: dist.Work | None = None
         self._table = torch.zeros(world.size, len(fields(Spent)))
         self._slow: dict[int, int] = {}
+        self.named: Straggler | None = None
+        """The slowest of the ranks that are told of and still slow, as it was in the last window."""
 
     def begin(self, own: OwnTime) -> None:
         """Tells the others of this rank's window."""
@@ -67,7 +69,7 @@ class Stragglers:
 
     def judge(self, ranks: Sequence[Spent]) -> list[Straggler]:
         """What all have told, by rank."""
-        found = []
+        found, named = [], []
         usual, step = median_low(spent.own for spent in ranks), median_low(spent.step for spent in ranks)
         for rank, spent in enumerate(ranks):
             seconds, over = spent.own, spent.own - usual
@@ -75,9 +77,11 @@ class Stragglers:
                 self._slow.pop(rank, None)
                 continue
             self._slow[rank] = self._slow.get(rank, 0) + 1
-            if self._slow[rank] == WINDOWS:
+            if self._slow[rank] >= WINDOWS:
                 factor = seconds / max(usual, 1e-9)
-                found.append(Straggler(rank, factor, _widest(ranks, spent), seconds, usual))
+                named.append(Straggler(rank, factor, _widest(ranks, spent), seconds, usual))
+                found += named[-1:] if self._slow[rank] == WINDOWS else []
+        self.named = max(named, key=lambda straggler: straggler.own_seconds, default=None)
         return found
 
 

@@ -1,4 +1,4 @@
-"""`python -P -m training.launch RUN_DIR`: one a node, started by batch.sh inside the allocation (PROTOCOLS §1)."""
+"""`python -P -m training.launch RUN_DIR`: one a node, started by batch.sh inside the allocation (protocols.md §1)."""
 
 from training.launch.stop import Signals
 
@@ -18,11 +18,11 @@ from training.launch import environment, script  # noqa: E402
 from training.launch.attempt import Attempt, take_attempt  # noqa: E402
 from training.launch.launcher import Launcher  # noqa: E402
 from training.launch.opening import open_up  # noqa: E402
+from training.launch.outcome import Outcome  # noqa: E402
 from training.launch.plan import BAD_PLAN, BadPlan, Plan, read_plan  # noqa: E402
 from training.launch.ranks import become_subreaper  # noqa: E402
 from training.launch.shipping import Shipping  # noqa: E402
-from training.launch.verdict import Verdict  # noqa: E402
-from training.report import Reporter  # noqa: E402
+from training.reporting.reporter import Reporter  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -66,7 +66,7 @@ def launch(plan: Plan, attempt: Attempt) -> int:
         reporter.event("run.failed", error=str(error), exception="BadPlan")
         reporter.close()
         if plan.is_first:
-            told = Verdict(BAD_PLAN, "failed", error=str(error)).told()
+            told = Outcome(BAD_PLAN, "failed", error=str(error)).told()
             write_json(attempt.folder / "result.json", told, durable=True)
         Shipping(plan, attempt).drain()
         return BAD_PLAN

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 
 from training.launch.attempt import Attempt
-from training.launch.environment import Command
+from training.launch.environment import RankCommand
 from training.launch.plan import Plan
 from training.launch.ranks import child_setup
 from training.launch.stop import STOP_SIGNALS
@@ -18,6 +18,8 @@ from training.launch.stop import STOP_SIGNALS
 AFTER_SECONDS = 3.0  # of the ranks' start: while they load, every core is theirs
 SECONDS = 60.0  # for it in all: on a busy node it hardly gets any time
 LAST_SECONDS = 5.0  # to finish in, once the ranks are gone: a run that failed at once is the one to know about
+GPU_SECONDS = 1.0  # of these for the GPUs, the rest being written
+KILLED_SECONDS = 1.0
 LEAST_NICE = 19
 FILE = "environment.json"
 
@@ -25,10 +27,11 @@ FILE = "environment.json"
 class Capturing:
     """`begin` once the ranks run, `finish` when they have ended; nothing that goes wrong here reaches the attempt."""
 
-    def __init__(self, plan: Plan, attempt: Attempt, command: Command) -> None:
+    def __init__(self, plan: Plan, attempt: Attempt, command: RankCommand) -> None:
         self._plan, self._attempt, self._command = plan, attempt, command
         self._process: subprocess.Popen[bytes] | None = None
         self._due = self._deadline = 0.0
+        self._killed = False
 
     @property
     def pid(self) -> int | None:
@@ -36,7 +39,7 @@ class Capturing:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def begin(self) -> None:
-        """Once an attempt, on the leading node: a little later, or with the end if that comes first."""
+        """Begin once an attempt, on the first node: a little later, or with the end if that comes first."""
         if not self._due and self._plan.is_first and not (self._attempt.folder / FILE).exists():
             self._due = time.monotonic() + AFTER_SECONDS
 
@@ -45,17 +48,24 @@ class Capturing:
             self._deadline = time.monotonic() + SECONDS
             with suppress(OSError):
                 self._start()
-        if self.pid and time.monotonic() > self._deadline:
+        if self._deadline and time.monotonic() > self._deadline and self.pid and not self._killed:
             self._kill()
 
     def finish(self) -> None:
         self.tend(at_once=True)
         if self._process is None:
             return
-        try:
-            self._process.wait(max(0.0, min(LAST_SECONDS, self._deadline - time.monotonic())))
-        except subprocess.TimeoutExpired:
+        until = min(time.monotonic() + LAST_SECONDS, self._deadline)
+        while self.pid and time.monotonic() < until:
+            if (self._attempt.folder / FILE).exists():  # all is written but the GPUs
+                until = min(until, time.monotonic() + GPU_SECONDS)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(GPU_SECONDS)
+            time.sleep(0.02)
+        if self.pid:
             self._kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_SECONDS)
 
     def _start(self) -> None:
         python, path = self._command.arguments[0], self._command.environment.get("PYTHONPATH", "")
@@ -84,9 +94,8 @@ class Capturing:
             )
 
     def _kill(self) -> None:
-        """It and the interpreter that it asks, which is in its group. One that cannot die is not waited for."""
+        """It and what it asks, which is in its group: once, and nobody waits here: it may be one that cannot die."""
         assert self._process is not None
+        self._killed = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)

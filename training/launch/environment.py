@@ -16,7 +16,7 @@ from training.launch.ranks import inherited
 
 
 @dataclass(frozen=True)
-class Command:
+class RankCommand:
     """What to start as a rank, where, and with which variables besides those that every rank gets."""
 
     arguments: tuple[str, ...]
@@ -24,7 +24,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def trainer(plan: Plan) -> Command:
+def trainer(plan: Plan) -> RankCommand:
     """Our own trainer. With -P, so that no file lying about in the working directory is imported."""
     # A checkout that was never installed is found by PYTHONPATH, and so must its ranks be.
     found = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
@@ -32,14 +32,14 @@ def trainer(plan: Plan) -> Command:
         raise BadPlan(f"The job's Python, {sys.executable}, has no torch. Install it there, or take another Python.")
     arguments = (sys.executable, "-P", "-m", "training", str(plan.run_dir / "portal" / "run.toml"))
     lean = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # looking for some reads the metadata of every package installed
-    return Command(arguments, plan.job_dir, {**lean, **plan.env, **found})
+    return RankCommand(arguments, plan.job_dir, {**lean, **plan.env, **found})
 
 
 def rank_environment(
     plan: Plan,
     attempt: Attempt,
     incarnation: Incarnation,
-    command: Command,
+    command: RankCommand,
     *,
     place: int,
     local_rank: int,
@@ -69,7 +69,7 @@ def rank_environment(
         "TORCHELASTIC_RUN_ID": f"{attempt.number}.{incarnation.generation}",
         "TORCHELASTIC_RESTART_COUNT": str(incarnation.number),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.in_place),
-        # Sharing one store between rendezvous and training made recovery hang (PROTOCOLS §6).
+        # Sharing one store between rendezvous and training made recovery hang (protocols.md §6).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # What the run was made to divide over: with fewer ranks it accumulates, or takes uneven shares.
         "VIGIL_FULL_WORLD_SIZE": str(plan.max_nodes * plan.ranks_per_node),

@@ -1,4 +1,4 @@
-"""Which rank failed first and why, among all that ended when one did (PROTOCOLS §1)."""
+"""Which rank failed first and why, among all that ended when one did (protocols.md §1)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Incarnation:
-    """As its leader formed it. Nodes are numbered by their place among the members; ranks follow from that."""
+    """One start of all ranks, as its leader formed it. Nodes are numbered by place among the members, ranks by node."""
 
     number: int
     generation: int
@@ -26,7 +26,7 @@ class Incarnation:
     host: str  # of rank 0's node, as the other nodes reach it
     port: int  # free on that node a moment ago: for scripts, which want MASTER_PORT
     members: tuple[Member, ...]  # the leader first
-    spent: Mapping[str, Any] = field(default_factory=dict)  # of the budget (verdict.Budget), for whoever leads next
+    spent: Mapping[str, Any] = field(default_factory=dict)  # of the budget (outcome.Budget), for whoever leads next
 
     @property
     def leader(self) -> Member:

@@ -1,4 +1,4 @@
-"""One node's launcher: starts, watches, stops and restarts the ranks, and says how it ended (PROTOCOLS §1, §2, §6)."""
+"""One node's launcher: starts, watches, stops and restarts the ranks, says how it ended (protocols.md §1, §2, §6)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,21 @@ from training.attempt.files import FULL, write_json
 from training.attempt.lineage import publish_generation, read_generation
 from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
-from training.launch.environment import Command, rank_environment
+from training.launch.environment import RankCommand, rank_environment
 from training.launch.failures import Failure, failure_of
+from training.launch.gpus import Gpus, named
 from training.launch.incarnation import Ending, Incarnation, Turn
 from training.launch.leading import FENCED, Leading
 from training.launch.members import Members
+from training.launch.outcome import tell_code
 from training.launch.plan import BAD_PLAN, Plan
 from training.launch.ranks import CannotStart, Rank, descendants, kill_all, reap, start
 from training.launch.resources import Meter
 from training.launch.shipping import Shipping
 from training.launch.stop import STOP_SIGNALS, Regroup, Signals, Stop
-from training.launch.verdict import tell_code
 from training.launch.watchdog import Watchdog
 from training.manifest import committed
-from training.report import Reporter
+from training.reporting.reporter import Reporter
 
 SETTLE_SECONDS = 2.0  # for the rank that really failed to show, when a peer noticed first
 LOOK_SECONDS = 0.25  # between two looks at heartbeats
@@ -46,7 +48,7 @@ class Launcher:
         plan: Plan,
         attempt: Attempt,
         *,
-        command: Command,
+        command: RankCommand,
         signals: Signals,
         reporter: Reporter,
         say: Callable[[str], None],
@@ -67,7 +69,9 @@ class Launcher:
         )
         self._shipping = Shipping(plan, attempt)
         self._capturing = Capturing(plan, attempt, command)
-        self._meter = Meter(gpus=plan.gpus_per_node, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        self._meter = Meter()
+        names = named(plan.gpus_per_node, os.environ.get("CUDA_VISIBLE_DEVICES", "")) if plan.gpus_per_node else []
+        self._gpus = Gpus(names, every=plan.sample_seconds, tell=partial(reporter.event, node=plan.node))
         # By the monotonic clock: the other may be set back, or the file server's be ahead.
         self._began = time.monotonic() - max(0.0, time.time() - (attempt.folder / "owner.json").stat().st_mtime)
         self._next_look = self._grace = 0.0
@@ -88,6 +92,7 @@ class Launcher:
             self._say(f"the launcher cannot go on: {error}")
             code = 1
         finally:
+            self._gpus.close()
             self._capturing.finish()
             kill_all([], spare=self._spared)
             self._reporter.close()
@@ -103,6 +108,7 @@ class Launcher:
             if place < 0:
                 self._say(f"incarnation {turn.number} runs without this node, which stands by")
                 continue
+            # Claimed before the turn, but published only now: who loses the race for a turn must not fence who wins it.
             self._patiently(publish_generation, self._plan.job_dir, turn.generation)
             self._patiently(self._members.tell_ended, turn.number, self._supervise(turn, place))
 
@@ -148,7 +154,7 @@ class Launcher:
         try:
             self._watch(ranks, incarnation)
         finally:
-            failures = self._failures(ranks, incarnation)
+            failures = self._failures(ranks, incarnation)  # before the kill: what we end has not failed
             kill_all(ranks, spare=self._spared)
         return failures
 
@@ -196,6 +202,7 @@ class Launcher:
         for member in incarnation.members[:DEPUTIES]:
             self._members.is_live(member)  # from now on their end is noticed at once
         while True:
+            # The end of a rank here wakes us; another launcher's word is a file, and only looking finds it.
             self._wait(ranks, 0.1 if several or settle_until else LOOK_SECONDS)
             self._keep_house(ranks)
             failures = self._failures(ranks, incarnation)
@@ -207,10 +214,12 @@ class Launcher:
             elif not broken and not (broken := self._find_fault(incarnation)):
                 continue
             if broken and broken["reason"] in {"hang", "grace"}:
+                # Each launcher for its own ranks, before it kills them: what one is stuck in is lost with it.
                 self._dump(ranks, number)
                 return
             # A lost peer is only an echo: give the rank that was lost a moment to be seen, here or on its own node.
             settle_until = settle_until or time.monotonic() + SETTLE_SECONDS
+            # Nothing is left to wait for once the cause is known: a failure of its own, another word, a dead launcher.
             roots = [failure for failure in failures if failure.kind != "lost_peer"]
             is_told = (broken and broken["reason"] != "failed") or any(
                 map(self._members.is_known_dead, incarnation.members)
@@ -241,6 +250,7 @@ class Launcher:
                 return None
         else:
             return None
+        # Read back, as only the first word is heard: another launcher may have named another reason before us.
         return self._members.broken(number)
 
     def _look_for_more(self, incarnation: Incarnation) -> None:
@@ -258,7 +268,7 @@ class Launcher:
         self._patiently(self._members.break_off, number, reason=reason, **more)
 
     def _failures(self, ranks: list[Rank], incarnation: Incarnation) -> list[Failure]:
-        """Of the ranks that have ended by themselves, those that did not end well."""
+        """The failures of the ranks here that have ended by themselves, and not well."""
         found = []
         for rank in ranks:
             ended = rank.exit or rank.poll()
@@ -303,7 +313,7 @@ class Launcher:
     @property
     def _spared(self) -> list[int]:
         """Processes of ours beside the ranks."""
-        return [pid for pid in (self._shipping.pid, self._capturing.pid) if pid is not None]
+        return [pid for pid in (self._shipping.pid, self._capturing.pid) if pid is not None] + self._gpus.pids
 
     def _keep_house(self, ranks: list[Rank] | None = None) -> None:
         self._members.refresh()
@@ -317,6 +327,8 @@ class Launcher:
             if self._members.leads(self._last):
                 self._reporter.event("stop.requested", reason=self._stop.reason, grace_seconds=self._grace)
             self._pass_on_term(ranks or [])
+        if ranks:
+            self._gpus.tend()
         if ranks and time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + self._plan.sample_seconds
             self._sample(ranks)
@@ -327,7 +339,7 @@ class Launcher:
         processes, second = descendants(spare=self._spared), int(time.monotonic() - self._began)
         if processes and second > self._sampled:
             self._sampled = second
-            self._reporter.log(second, **self._meter.look(processes))
+            self._reporter.log(second, **self._meter.look(processes), **self._gpus.look())
 
     def _pass_on_term(self, ranks: list[Rank]) -> None:
         """A script that handles TERM gets it; one that asks vigil_report.stopping() ignores it; others end by it."""
@@ -336,7 +348,7 @@ class Launcher:
                 rank.signal(signal.SIGTERM)
 
     def _wait(self, ranks: list[Rank], seconds: float) -> None:
-        """Until a rank ends, a signal arrives, or the time is over."""
+        """Wait until a rank ends, a signal arrives, or the time is over."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.wake, selectors.EVENT_READ)
             for rank in ranks:

@@ -18,28 +18,30 @@ from training.attempt.lineage import (
     raise_generation,
     read_generation,
 )
+from training.config.exit_codes import STOPPED
 from training.launch.attempt import Attempt
 from training.launch.failures import Failure, first_failure
 from training.launch.incarnation import Ending, Incarnation, Member, Turn
+from training.launch.left import Left, read_left
 from training.launch.members import Members, free_port
+from training.launch.outcome import Budget, Outcome, judge
 from training.launch.plan import Plan
 from training.launch.sizes import most_nodes
-from training.launch.stop import STOPPED, Regroup, Stop
-from training.launch.verdict import Budget, Verdict, judge
+from training.launch.stop import Regroup, Stop
 from training.launch.watchdog import Hang, behind_in_collectives
 from training.manifest import DAMAGED
-from training.report import Reporter
+from training.reporting.reporter import Reporter
 
 MEET_SECONDS = 600.0  # for as many launchers as the run needs to appear
-FENCED = Verdict(1, "fenced", error="a newer launch of this job has taken over")
+FENCED = Outcome(1, "fenced", error="a newer launch of this job has taken over")
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """An incarnation that has ended: the verdict, or None where it is to be started again."""
+    """An incarnation that has ended: the outcome, or None where it is to be started again."""
 
     number: int
-    verdict: Verdict | None
+    outcome: Outcome | None
     failures: list[Failure]
     why: str
     budget: Budget
@@ -79,6 +81,7 @@ class Leading:
         try:
             was_heard = self._members.decide(number, turn)
         finally:
+            # A claim that stayed would pass for a launch: a resume could go on from what it had meant to start from.
             if not was_heard and isinstance(turn, Incarnation):
                 give_up_claim(self._plan.job_dir, turn.generation)
         if was_heard:
@@ -100,7 +103,7 @@ class Leading:
             there = {member.node for member in live}
             absent = ", ".join(str(node) for node in range(plan.nodes) if node not in there)
             error = f"no launcher appeared on node {absent} within {MEET_SECONDS:.0f} s"
-            return _ending(Verdict(1, "node", error=error))
+            return _ending(Outcome(1, "node", error=error))
         return None
 
     def _keep_choice(self) -> None:
@@ -112,13 +115,15 @@ class Leading:
     # The next.
 
     def _after(self, last: Incarnation) -> Turn | None:
+        # Judged once, though asked many times a second while nodes are waited for: what was lost is told and forgotten
+        # then, and the wait for it to come back counts from there.
         if self._judged is None or self._judged.number != last.number:
             if (failures := self._gather(last)) is None:
                 return None
             self._judged = self._judge(last, failures)
         judged = self._judged
-        if judged.verdict is not None:
-            return _ending(judged.verdict)
+        if judged.outcome is not None:
+            return _ending(judged.outcome)
         if self._stop.reason:
             return self._stopped(last)
         # Who stands by is only counted on once it is known to live: an old file of one that died may lie about.
@@ -167,7 +172,7 @@ class Leading:
             ]
         budget = Budget(self._plan.in_place, **last.spent)
         regroups = self._regroup.was_asked(last.number)
-        verdict = judge(
+        outcome = judge(
             failures,
             incarnation=last.number,
             broken=broken,
@@ -177,11 +182,23 @@ class Leading:
             started_from=last.resume,
             start_is_damaged=self._is_damaged(last),
             regroups=regroups,
+            left=self._left(last),
         )
         if regroups and not self._stop.reason:
             self._regroup.finish(last.number)
-        why = _why(failures, verdict, regroups)
-        return _Judged(last.number, verdict, failures, why, budget, time.monotonic())
+        why = _why(failures, outcome, regroups)
+        return _Judged(last.number, outcome, failures, why, budget, time.monotonic())
+
+    def _left(self, last: Incarnation) -> Left | None:
+        """What a script that was asked to stop said of how far it was; our own trainer says it by what it saves."""
+        if self._plan.script is None or not self._stop.reason:
+            return None
+        return read_left(self._attempt.folder, last.number, has_saved=self._has_progressed())
+
+    def _has_progressed(self) -> bool:
+        """Whether this attempt has committed anything."""
+        began = self._members.turn(0)
+        return isinstance(began, Incarnation) and newest_on_lineage(self._plan.job_dir) != began.resume
 
     def _is_damaged(self, last: Incarnation) -> bool:
         """Whether what this incarnation was to start from was found damaged, and is not what a person chose."""
@@ -196,7 +213,8 @@ class Leading:
         return [Failure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
 
     def _form(self, last: Incarnation | None, live: list[Member], budget: Budget, *, resume: str = "") -> Incarnation:
-        """Those that were there in their order, then those that stood by, as many as can share the work; us first."""
+        """The next incarnation: us, who was there in its order, then who stood by, as many as can share the work."""
+        # Who comes first leads, and has rank 0: so the store's port is probed on the node where it is bound.
         before = list(last.members) if last else []
         stayed = [member for member in before if member in live]
         order = [*stayed, *(member for member in live if member not in stayed)]
@@ -216,21 +234,19 @@ class Leading:
         )
 
     def _stopped(self, last: Incarnation | None = None) -> Ending:
-        """Asked to stop while no rank runs."""
+        """The end of an attempt that was asked to stop while no rank runs."""
         resumable = bool(self._attempt.resume or newest_on_lineage(self._plan.job_dir))
         code = STOPPED if resumable else 143
-        return _ending(Verdict(code, "stopped", incarnation=last.number + 1 if last else 0))
+        return _ending(Outcome(code, "stopped", incarnation=last.number + 1 if last else 0))
 
-    def _too_few(self, last: Incarnation, live: int, failures: list[Failure]) -> Verdict:
-        """What was committed is worth another turn at once; where nothing was, starts are counted (PROTOCOLS §1)."""
-        began = self._members.turn(0)
-        progressed = isinstance(began, Incarnation) and newest_on_lineage(self._plan.job_dir) != began.resume
+    def _too_few(self, last: Incarnation, live: int, failures: list[Failure]) -> Outcome:
+        """What was committed is worth another turn at once; where nothing was, starts are counted (protocols.md §1)."""
         first = first_failure(failures) if failures else None
         waited = f" and none came back within {self._plan.return_seconds:.0f} s" if self._plan.return_seconds else ""
         before = f"{first.error}: " if first else ""
         error = f"{before}{live} of at least {self._plan.min_nodes} nodes were left{waited}"
-        code = STOPPED if progressed and self._plan.is_elastic else first.code if first else 1
-        return Verdict(code, "node", replace(first, error=error) if first else None, last.number, error)
+        code = STOPPED if self._has_progressed() and self._plan.is_elastic else first.code if first else 1
+        return Outcome(code, "node", replace(first, error=error) if first else None, last.number, error)
 
     # While it runs.
 
@@ -289,7 +305,7 @@ class Leading:
         again = "starting again" if restarting else f"the attempt ends: {result['cause']}, {result['exit_code']}"
         self._say(f"incarnation {last.number} ended: {first}; {again}")
         told = {("failure" if key == "kind" else key): value for key, value in first.items()}
-        why = judged.why if restarting or judged.verdict else str(result["cause"])
+        why = judged.why if restarting or judged.outcome else str(result["cause"])
         told |= {"incarnation": last.number, "restarting": restarting, "why": why, "nodes": len(last.members)}
         self._reporter.event("incarnation.ended", **told)
 
@@ -302,12 +318,12 @@ def _ranks(broken: dict[str, Any]) -> list[int]:
     return list(broken.get("ranks") or [0])
 
 
-def _ending(verdict: Verdict) -> Ending:
-    return Ending(verdict.told())
+def _ending(outcome: Outcome) -> Ending:
+    return Ending(outcome.told())
 
 
-def _why(failures: list[Failure], verdict: Verdict | None, regroups: bool) -> str:
-    """In one word: the verdict's cause, `joined` (more nodes), or the kind of the first failure."""
-    if verdict is not None:
-        return verdict.cause
+def _why(failures: list[Failure], outcome: Outcome | None, regroups: bool) -> str:
+    """Why it ended, in one word: the outcome's cause, `joined` (more nodes), or the kind of the first failure."""
+    if outcome is not None:
+        return outcome.cause
     return "joined" if regroups and not failures else first_failure(failures).kind if failures else "failed"

@@ -217,7 +217,7 @@ class Members:
 
 
 def _later_id(folder: Path, node: int) -> str:
-    """Of two launchers on one node the later one has the higher id, though the clock was set back between them."""
+    """An id above those of all launchers before it on this node, though the clock was set back between them."""
     earlier = [match[2] for path in folder.glob(f"node-{node}.*") if (match := FILE.fullmatch(path.name))]
     began = max(time.time_ns(), *(int(id_[:16], 16) + 1 for id_ in earlier), 0)
     return f"{began:016x}{os.urandom(2).hex()}"

@@ -80,7 +80,8 @@ class Plan:
 
     @property
     def is_first(self) -> bool:
-        """Of the allocation's nodes: it does what is done once, before any incarnation. Who leads these may change."""
+        """Whether this is the allocation's first node, which does what is done once, before any incarnation. Who leads
+        these may change."""
         return self.node_rank == 0
 
 

@@ -31,6 +31,7 @@ _PREFIXES = (
     "LC_", "SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "FI_", "IBV_", "TORCH_", "TORCHINDUCTOR_",
     "TRITON_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "HF_", "PYTORCH_",
 )  # fmt: skip
+HELD_SECONDS = 1.0
 _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "JWT", "CREDENTIAL", "_KEY")
 
 
@@ -59,7 +60,7 @@ class Exit:
 
     @property
     def code(self) -> int:
-        """As a shell tells it."""
+        """The exit code as a shell tells it."""
         return 128 + self.signal if self.signal else (self.exit_code if self.exit_code is not None else 1)
 
 
@@ -172,9 +173,11 @@ def become_subreaper() -> None:
 def kill_all(ranks: Sequence[Rank], *, spare: Collection[int] = (), patience: float = 10.0) -> None:
     """SIGKILL to every rank, its group and whatever else descends from us (but `spare`), until nothing is left.
 
-    Gives up after `patience`: a process in uninterruptible sleep cannot be helped from here.
+    Gives up after `patience`: a process in uninterruptible sleep cannot be helped from here. One that is no rank,
+    as a reader of GPUs that a driver holds, is waited for less long.
     """
-    deadline = time.monotonic() + patience
+    began = time.monotonic()
+    deadline = began + patience
     for rank in ranks:
         if rank.poll() is None:  # a reaped pid may be somebody else's by now; what it left is among the descendants
             with suppress(ProcessLookupError, PermissionError):
@@ -187,9 +190,18 @@ def kill_all(ranks: Sequence[Rank], *, spare: Collection[int] = (), patience: fl
             with suppress(psutil.Error):
                 process.kill()
         reap(spare=spare, but={rank.process.pid for rank in ranks})
+        if time.monotonic() > began + HELD_SECONDS:
+            left = [process for process in left if not _is_held(process)]
         if (not left and all(rank.exit for rank in ranks)) or time.monotonic() > deadline:
             return
         time.sleep(0.005)
+
+
+def _is_held(process: psutil.Process) -> bool:
+    """Whether it sleeps where no signal reaches it."""
+    with suppress(psutil.Error):
+        return bool(process.status() == psutil.STATUS_DISK_SLEEP)
+    return False
 
 
 def descendants(*, spare: Collection[int] = ()) -> list[psutil.Process]:

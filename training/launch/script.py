@@ -1,4 +1,4 @@
-"""Somebody's own program as ranks: its code, its interpreter, its environment (PROTOCOLS §8).
+"""Somebody's own program as ranks: its code, its interpreter, its environment (protocols.md §8).
 
 The code is a snapshot in job/code: put there by the portal, or fetched by git here, inside the allocation, as the job's
 user. Every attempt of a job runs the same snapshot.
@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 from training.attempt.files import read_json, write_json
 from training.launch.attempt import Attempt
-from training.launch.environment import Command
+from training.launch.environment import RankCommand
 from training.launch.plan import BadPlan, Plan, Script
 from training.launch.ranks import child_setup, inherited
 from training.launch.stop import STOP_SIGNALS
@@ -32,7 +33,7 @@ SCHEMES = ("https", "ssh")
 COMMIT = re.compile(r"[0-9a-f]{4,64}")
 
 
-def prepare(plan: Plan, attempt: Attempt, *, stopping: Callable[[], bool] = lambda: False) -> Command:
+def prepare(plan: Plan, attempt: Attempt, *, stopping: Callable[[], bool] = lambda: False) -> RankCommand:
     """The command of a rank, or BadPlan with what to change."""
     assert plan.script is not None
     code = plan.job_dir / "code"
@@ -45,7 +46,7 @@ def prepare(plan: Plan, attempt: Attempt, *, stopping: Callable[[], bool] = lamb
     variables = {**plan.env, **plan.script.env}
     own = variables.get("PYTHONPATH", "")
     environment = {**variables, "PYTHONPATH": f"{reporting}:{own}" if own else str(reporting)}
-    return Command((_python(plan.script.python), "-u", str(entry), *plan.script.args), code, environment)
+    return RankCommand((_python(plan.script.python), "-u", str(entry), *plan.script.args), code, environment)
 
 
 def _entry(code: Path, name: str) -> Path:
@@ -64,11 +65,27 @@ def _python(name: str) -> str:
     if not name:
         return sys.executable
     path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "bin" / "python"
-    if not path.is_file() or not os.access(path, os.X_OK):
+    if not os.path.isfile(path) or not os.access(path, os.X_OK):
+        if barred := _barred(path):
+            raise BadPlan(f"script.python = {name!r} cannot be run: {barred}")
         raise BadPlan(f"script.python = {name!r} is no interpreter on this node, and no virtual environment with one")
     return str(path)  # not resolved: a link's own place is what makes it that environment's interpreter
+
+
+def _barred(path: Path) -> str:
+    """What the job's user may not do there, where it is that; "" where nothing is there."""
+    at = Path(os.path.realpath(path))
+    is_file = os.path.isfile(at)
+    while not os.path.exists(at) and at != at.parent:
+        at = at.parent
+    if os.access(at, os.X_OK) or not (is_file or os.path.isdir(at)):
+        return ""
+    found = at.stat()
+    verb = "run" if is_file else "enter"
+    mode = f"{stat.filemode(found.st_mode)}, of user {found.st_uid} and group {found.st_gid}"
+    return f"user {os.geteuid()} may not {verb} {at}, which is {mode}. Open it to them"
 
 
 def _copy_reporting(attempt_dir: Path) -> Path:

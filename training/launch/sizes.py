@@ -23,12 +23,13 @@ def most_nodes(plan: Plan, there: int) -> int:
 
 @functools.cache
 def _fits(path: Path, world_size: int) -> bool:
-    """By the run's own check. What cannot be checked is tried: then the ranks themselves say what is wrong."""
-    from training import config, run_file  # here, as only elastic jobs need it: it takes a tenth of a second
+    """Whether the run's own check lets it run so. What cannot be checked is tried: then the ranks say what is wrong."""
+    from training.config import run_config, run_file  # here, as only elastic jobs need it: it takes a tenth of a second
+    from training.planning import checking
 
     try:
         settings = run_file.load(path).config
-    except config.ConfigError:
+    except run_config.ConfigError:
         return True
     # An elastic run goes on with uneven shares and more accumulation, but for a pipeline.
-    return not any(settings.check(world_size, lacking=True))
+    return checking.can_work(settings, world_size, lacking=True)

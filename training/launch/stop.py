@@ -1,4 +1,4 @@
-"""Being asked to stop: TERM and USR1 to the launcher become the file `stop-requested` for everybody (PROTOCOLS §2).
+"""Being asked to stop: TERM and USR1 to the launcher become the file `stop-requested` for everybody (protocols.md §2).
 
 Under srun only USR1 gets here (srun answers TERM by killing its tasks): which signal it was, batch.sh writes down.
 """
@@ -15,7 +15,6 @@ from typing import Any
 
 from training.attempt.files import read_json, write_json
 
-STOPPED = 75  # exit code: saved and resumable; the batch script asks to be requeued
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 

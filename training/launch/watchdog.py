@@ -1,4 +1,4 @@
-"""Telling a stuck rank from a slow one, by the heartbeats of all (PROTOCOLS §6).
+"""Telling a stuck rank from a slow one, by the heartbeats of all (protocols.md §6).
 
 A rank that waits in a collective looks stuck too; the one to blame is *behind*: at the lowest step. Nobody is judged
 while any rank at that step is within the limit of the phase it is in, so a long validation, compile or write by one
@@ -150,7 +150,7 @@ class Watchdog:
 
 
 def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -> list[int]:
-    """Of ranks stuck at the same step, those that are most collectives behind their groups, by their flight recorders.
+    """The ranks stuck at the same step that are most collectives behind their groups, by their flight recorders.
 
     Where some have left a record and others could not, it is those others: a process that still answers only waits.
     """

@@ -23,7 +23,7 @@ class Part:
 
     ids: Ids
     batch: Batch
-    """Of these samples; where there are none, of one that stands in and must count nothing."""
+    """The batch of these samples; where there are none, of one that stands in and must count nothing."""
 
 
 class Feed:

@@ -1,7 +1,7 @@
 """Which samples a step takes.
 
 A sample's place is a pure function of (seed, epoch, index), so the order needs no memory but the number of samples
-consumed, and is the same on any number of ranks (PROTOCOLS §5).
+consumed, and is the same on any number of ranks (protocols.md §5).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Loader:
 
     @property
     def stride(self) -> int:
-        """From one step's position to the next's."""
+        """The samples from one step's position to the next's."""
         return self._share.global_batch
 
     def ids(self, consumed: int) -> list[Ids]:

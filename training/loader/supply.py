@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.config import RunConfig
+from training.config.run_config import RunConfig
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.data import Prepared, Task
-from training.distributed import World, broadcast
 from training.loader.order import Share
-from training.report import AnyReporter
+from training.reporting.reporter import AnyReporter
+from training.runtime.distributed import World, broadcast
 
 SAY_SECONDS = 5.0
 EVENT_SECONDS = 30.0
@@ -86,7 +86,7 @@ def _least_and_most(samples: list[int]) -> dict[str, int]:
 
 
 def _told(error: Exception) -> Exception:
-    """As the other ranks can hear of it: a library's own may hold what doesn't travel."""
+    """The error as the other ranks can hear of it: a library's own may hold what doesn't travel."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

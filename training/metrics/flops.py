@@ -1,4 +1,4 @@
-"""What a GPU can do at most, and what part of that a run reaches (MFU, PROTOCOLS §7); numbers alone, no torch.
+"""What a GPU can do at most, and what part of that a run reaches (MFU, protocols.md §7); numbers alone, no torch.
 
 MFU = (6N + 12·L·d·T) · tokens/s ÷ (GPUs · dense bf16 peak), as PaLM defines it (Chowdhery et al., 2022, arXiv
 2204.02311, appendix B): N without the input embedding, the full T², nothing for what is computed a second time. The
@@ -40,7 +40,7 @@ PEAKS: tuple[tuple[str, float], ...] = (
     (r"\bV100\b", 125),  # V100 data sheet, SXM2 column: 125
     (r"\bT4\b", 65),  # T4 data sheet: 65
 )
-"""Of what torch calls a device, in TFLOP/s a device."""
+"""Dense 16-bit peaks by what torch calls a device, in TFLOP/s a device."""
 
 
 def peak(name: str) -> float | None:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from training import bounds
-from training.bounds import Measured
-from training.config import RunConfig
-from training.distributed import World, sum_over_ranks
+from training.config.run_config import RunConfig
+from training.config.shape import Shape
 from training.engine.assembling import Assembly
-from training.metrics import flops
+from training.metrics import bottleneck, flops
+from training.metrics.bottleneck import Late, Measured
 from training.metrics.meter import StepTimes
 from training.metrics.step_trace import Sample, Sampler
 from training.parallel import fsdp
-from training.report import AnyReporter
-from training.shape import Shape
+from training.reporting.reporter import AnyReporter
+from training.runtime.distributed import World, sum_over_ranks
 from training.step.timing import EXCHANGE, OPTIMIZER, Marks
 
 WARM_STEPS = 5
-"""The first of an incarnation, which a verdict leaves out: they allocate, and compile."""
-VERDICT_SECONDS, LONGEST = 300.0, 3600.0
-"""From one verdict to the next; each time twice as long, up to the longest."""
+"""The first of an incarnation, which the bottleneck is told without: they allocate, and compile."""
+TOLD_SECONDS, LONGEST = 300.0, 3600.0
+"""Seconds until the bottleneck is told anew: each time twice as long, up to the longest."""
 
 
 @dataclass
@@ -55,7 +54,7 @@ class _Tally:
 
     def split(self, sample: Sample | None) -> dict[str, float]:
         count = max(1, self.steps)
-        return bounds.split_of(
+        return bottleneck.split_of(
             step=self.step / count,
             data=self.data / count,
             parts={part: seconds / count for part, seconds in self.parts.items()},
@@ -65,17 +64,27 @@ class _Tally:
 
 
 class Measuring:
-    """On every rank the watch; on rank 0 what is made of it."""
+    """The watch of every rank, and on rank 0 what is made of it."""
 
-    def __init__(self, config: RunConfig, world: World, assembly: Assembly, reporter: AnyReporter) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        assembly: Assembly,
+        reporter: AnyReporter,
+        *,
+        late: Callable[[], Late | None],
+    ) -> None:
+        """`late` tells which rank the others wait for, if one is named."""
         self._config, self._world, self._assembly, self._reporter = config, world, assembly, reporter
+        self._late = late
         self._watch = assembly.model.watch
         self._sampler = Sampler(world.device, every=config.sample_seconds if world.leads else 0.0)
         self._sampling = False
         self._sample: Sample | None = None
         self._tally, self._before = _Tally(), _Tally()
         self._seen = 0
-        self._wait, self._next_verdict = VERDICT_SECONDS, 0.0
+        self._wait, self._next_telling = TOLD_SECONDS, 0.0
         dims = assembly.task.dims
         self._flops = float(dims.flops_per_token) if dims and assembly.task.unit == "tokens" else 0.0
         self._peaks = _peaks(world) if self._flops else float("nan")
@@ -103,8 +112,8 @@ class Measuring:
 
     @contextmanager
     def exchanging(self, marks: Marks) -> Iterator[None]:
-        """Around what replicas that stay apart send each other after a step, whose marks these are. No sample sees it:
-        it is not in every step."""
+        """Surrounds what replicas that stay apart send each other after a step, whose marks these are. No sample sees
+        it: it is not in every step."""
         if not self._assembly.model.exchange.is_apart:
             yield
             return
@@ -135,26 +144,26 @@ class Measuring:
             self._tally.checkpoint += seconds
 
     def flushed(self) -> None:
-        """Everything up to here has been read: a verdict, if one is due and there is something new to say."""
-        if not self._world.leads or self._sample is None or self._tally.steps < bounds.LEAST_STEPS:
+        """Everything up to here has been read: tells the bottleneck if it is due and there is something new to say."""
+        if not self._world.leads or self._sample is None or self._tally.steps < bottleneck.LEAST_STEPS:
             return
-        if (now := time.monotonic()) >= self._next_verdict:
+        if (now := time.monotonic()) >= self._next_telling:
             self.tell()
-            self._next_verdict, self._wait = now + self._wait, min(2 * self._wait, LONGEST)
+            self._next_telling, self._wait = now + self._wait, min(2 * self._wait, LONGEST)
             self._before, self._tally = self._tally, _Tally()
 
     def tell(self) -> None:
-        """The verdict on the steps since the one before it, or on more where those are few; none where none is seen."""
+        """Tells what bounded the steps since the last time, or more where those are few; nothing where none is seen."""
         if not self._world.leads or not self._seen:
             return
-        if self._tally.steps < bounds.LEAST_STEPS:
+        if self._tally.steps < bottleneck.LEAST_STEPS:
             self._tally.merge(self._before)
             self._before = _Tally()
         tally, sample = self._tally, self._sample
         measured = self._measured(tally, sample)
         self._reporter.event(
             "run.verdict",
-            **bounds.judge(measured).told(),
+            **bottleneck.judge(measured).told(),
             steps=tally.steps,
             last_step=tally.last,
             step_seconds=measured.seconds,
@@ -183,6 +192,7 @@ class Measuring:
             compiled=config.compile,
             refused=refused(config, self._assembly.model.shape),
             accumulation=-(-share.size // share.micro_batch),
+            late=self._late(),
         )
 
     def _mfu(self, step_seconds: float) -> float | None:
@@ -190,7 +200,7 @@ class Measuring:
 
 
 def refused(config: RunConfig, shape: Shape) -> frozenset[str]:
-    """Of what a verdict might tell to try, what this run can't take, or does already (training.bounds)."""
+    """The remedies of a bottleneck that this run can't take, or takes already (training.metrics.bottleneck)."""
     tries = {"compile": ("compile", True), "fp8": ("dtype", "fp8")}
     found = {name for name, (setting, value) in tries.items() if _is_refused(config, shape, setting, value)}
     if not fsdp.lets_go(config.options_of("fsdp").get("reshard", "auto"), is_piped=shape["pp"] > 1):
@@ -204,7 +214,7 @@ def _is_refused(config: RunConfig, shape: Shape, setting: str, value: object) ->
 
 
 def _peaks(world: World) -> float:
-    """Of all ranks' GPUs together, FLOP/s; NaN where one is not known, or there is none."""
+    """The peaks of all ranks' GPUs together, FLOP/s; NaN where one is not known, or there is none."""
     if world.device.type != "cuda":
         return float("nan")
     mine = flops.peak(torch.cuda.get_device_name(world.device))

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from training.engine.update import Known, Updated
-from training.report import AnyReporter
+from training.engine.optimizer_step import Known, StepResult
+from training.reporting.reporter import AnyReporter
 from training.step.timing import Marks
 from training.units import GIB, MIB
 
@@ -73,10 +73,10 @@ class Meter:
         self._values: list[Tensor] = []
         self._due = 0.0
 
-    def record(self, step: int, updated: Updated, times: StepTimes) -> None:
+    def record(self, step: int, done: StepResult, times: StepTimes) -> None:
         """One step's values, which stay on the device."""
-        self._steps.append((step, updated.learning_rate, times))
-        self._values += (updated.loss, updated.norm)
+        self._steps.append((step, done.learning_rate, times))
+        self._values += (done.loss, done.norm)
         if len(self._steps) >= self._flush_steps or time.monotonic() >= self._due:
             self.flush()
 

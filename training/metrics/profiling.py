@@ -22,7 +22,7 @@ from typing import Any
 from training.attempt.files import read_json
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.metrics.step_trace import hush
-from training.report import AnyReporter
+from training.reporting.reporter import AnyReporter
 
 REQUEST, FOLDER = "profile.json", "profiles"
 LOOK_SECONDS = 1.0
@@ -47,7 +47,7 @@ class _Window:
 
 
 class Profiling:
-    """Of one rank. `at`: the configuration's first step to be profiled on rank 0, 0 for none, and `steps` of them."""
+    """Profiles one rank. `at`: the configuration's first step to profile on rank 0, 0 for none; `steps`: how many."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Profiling:
         return self._window is not None
 
     def between(self, step: int, *, goes_on: bool = True) -> None:
-        """At the boundary after `step` finished steps, 0 too. Not `goes_on`: no step follows that could be recorded."""
+        """Begins or ends one at the boundary after `step` steps, 0 too. Not `goes_on`: no step follows to record."""
         if self._window is not None:
             self._window.profiler.step()
             if step >= self._window.first + self._window.request.steps - 1:
@@ -158,7 +158,7 @@ class Profiling:
         return target.stat().st_size
 
     def _tell_unended(self, request: Request, mark: Path) -> None:
-        """Once: who waits for it would do so for as long as the attempt runs."""
+        """Tells once of one that was never ended: who waits for it would do so for as long as the attempt runs."""
         if not mark.stat().st_size and not any(self._folder.glob(f"step-*.rank{self._rank}.{request.id}.json.gz")):
             self._fail(request, "its process ended before it was written")
 

@@ -21,7 +21,7 @@ import torch
 from training.step.timing import Marks
 
 WARM_STEPS = 10
-"""Before the first sample: the first steps allocate, and compile."""
+"""Steps before the first sample: the first ones allocate, and compile."""
 COST = 200.0
 """Seconds of training for each second that a sample cost."""
 
@@ -51,22 +51,22 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Of one step on this rank, in parts of the time from its begin to its end (data left out)."""
+    """What one step on this rank showed, in parts of the time from its begin to its end (data left out)."""
 
     step: int
     seconds: float
     busy: float
-    """Something was computed."""
+    """The part in which something was computed."""
     exposed: float
-    """Something was sent and nothing computed."""
+    """The part in which something was sent and nothing computed."""
     matmul: float
-    """Of what was computed: products of matrices, attention and convolutions."""
+    """The part of what was computed that is products of matrices, attention and convolutions."""
     exposed_by_part: dict[str, float] = field(default_factory=dict)
-    """Of each part's own time."""
+    """What was exposed in each part of the step, as a part of that part's own time."""
 
 
 class Sampler:
-    """Of one rank. `every`: seconds of training between two samples at the least; 0: none."""
+    """Takes one rank's samples. `every`: seconds of training between two of them at the least; 0: none."""
 
     def __init__(self, device: torch.device, *, every: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._on_gpu, self._every, self._clock = device.type == "cuda", every, clock
@@ -182,7 +182,7 @@ def _computes(name: str) -> bool:
 
 
 def innermost(operations: Iterable[Operation]) -> list[tuple[str, Span]]:
-    """Of nested operations, stretch by stretch, the one that no other is inside of."""
+    """The innermost of nested operations, stretch by stretch."""
     found: list[tuple[str, Span]] = []
     open_: list[tuple[Operation, float]] = []
     thread = None
@@ -208,7 +208,7 @@ def innermost(operations: Iterable[Operation]) -> list[tuple[str, Span]]:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """In order, those that touch being one."""
+    """The spans in order, those that touch being one."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:

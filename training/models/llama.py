@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.dims import Dims
+from training.config.dims import Dims, RopeScaling
 
 STD = 0.02
 
@@ -75,20 +75,40 @@ class Llama(nn.Module):
 
     def _angles(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each place's rotation, (T, head_width / 2) each, in float32."""
-        half = torch.arange(0, self.dims.head_width, 2, device=device, dtype=torch.float32) / self.dims.head_width
-        angles = self.positions(device).float()[:, None] * self.dims.rope_base**-half
+        angles = self.positions(device).float()[:, None] * frequencies(self.dims, device)
         return angles.cos(), angles.sin()
 
 
+def frequencies(dims: Dims, device: torch.device) -> Tensor:
+    """How much each half-pair of a head turns from one place to the next, (head_width / 2,) in float32.
+
+    Operation by operation as transformers has it: after 100,000 places a last bit makes a hundredth of a radian.
+    """
+    half = torch.arange(0, dims.head_width, 2, device=device, dtype=torch.float32) / dims.head_width
+    plain: Tensor = 1.0 / (dims.rope_base**half)
+    return plain if dims.rope_scaling is None else _scaled(plain, dims.rope_scaling)
+
+
+def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's (arXiv 2407.21783)."""
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    waves = 2 * math.pi / plain
+    is_long = waves > scaling.original_context / low
+    is_short = waves < scaling.original_context / high
+    smooth = (scaling.original_context / waves - low) / (high - low)
+    between = (1 - smooth) * plain / scaling.factor + smooth * plain
+    return torch.where(is_long, plain / scaling.factor, torch.where(is_short, plain, between))
+
+
 class Linear(nn.Linear):
-    """Without weights of its own making: they are filled by name. (torch's would load its compiler for it.)"""
+    """A layer without weights of its own making: they are filled by name. (torch's would load its compiler for it.)"""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class Embedding(nn.Embedding):
-    """As Linear."""
+    """An embedding without weights of its own making, for the same reason as Linear."""
 
     def reset_parameters(self) -> None:
         pass

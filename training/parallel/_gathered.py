@@ -11,7 +11,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 
 class GatheredAttention:
-    """As a model's `attend`: (samples, heads, T / ranks, head_width) of this rank's two chunks."""
+    """A model's `attend` over this rank's two chunks, (samples, heads, T / ranks, head_width)."""
 
     def __init__(self, context: int, axis: DeviceMesh) -> None:
         self._rank, self._count, self._group = axis.get_local_rank(), axis.size(), axis.get_group()
@@ -42,7 +42,7 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx, mine: Tensor, group: dist.ProcessGroup, chunk: int) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.group, ctx.chunk = group, chunk
         parts = mine.new_empty((group.size() * mine.shape[0], *mine.shape[1:]))
-        dist.all_gather_into_tensor(parts, mine.contiguous(), group=group)
+        dist.all_gather_single(parts, mine.contiguous(), group=group)
         parts = parts.view(group.size(), *mine.shape)
         fronts = [part.narrow(-2, 0, chunk) for part in parts]
         backs = [part.narrow(-2, chunk, chunk) for part in reversed(parts.unbind(0))]
@@ -53,5 +53,5 @@ class _Gathered(torch.autograd.Function):
         count, chunks = ctx.group.size(), torch.split(gradient, ctx.chunk, dim=-2)
         parts = torch.cat([torch.cat((chunks[r], chunks[2 * count - 1 - r]), dim=-2) for r in range(count)])
         mine = gradient.new_empty((parts.shape[0] // count, *parts.shape[1:]))
-        dist.reduce_scatter_tensor(mine, parts, group=ctx.group)
+        dist.reduce_scatter_single(mine, parts, group=ctx.group)
         return mine, None, None

@@ -31,7 +31,7 @@ def replicate(model: nn.Module, group: ProcessGroup, *, bucket_mib: float) -> Re
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=group,
             bucket_cap_mb=bucket_mib,
-            broadcast_buffers=False,  # they are after each pass (engine.composing)
+            forward_sync_buffers=False,  # they are after each pass (engine.composing)
             gradient_as_bucket_view=True,
         )
 

@@ -87,7 +87,7 @@ class Pipeline(nn.Module):
         return means
 
     def _hand_on(self, stream: Tensor | None, number: int, device: torch.device) -> Tensor | None:
-        """From the rank of this stage to the next one's."""
+        """Hands the stream from the rank of this stage to the next one's; None where it is not."""
         here, there = self._ranks[number], self._ranks[min(number + 1, self._count - 1)]
         mine = dist.get_rank(self._group)
         if here == there or mine not in (here, there):
@@ -122,7 +122,7 @@ class Pipeline(nn.Module):
         return self._schedules[micro_batches]
 
     def _loss(self, outputs: Tensor, number: Tensor) -> Tensor:
-        """Of one micro-batch, weighted; on the last stage."""
+        """The weighted loss of one micro-batch, on the last stage."""
         assert self._task is not None
         micro = self._micro_batches[int(number)]
         loss = self._task.loss(lambda _: outputs, micro.batch)
@@ -140,7 +140,7 @@ class Pipeline(nn.Module):
 
 
 class _Seeding:
-    """Before a stage's forward: random numbers from the micro-batch's own seed, whatever order the schedule takes."""
+    """Seeds a stage's forward with the micro-batch's own seed, whatever order the schedule takes."""
 
     def __init__(self, number: int) -> None:
         self._number = number

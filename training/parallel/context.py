@@ -9,7 +9,7 @@ import functools
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from training.shape import Misfit, Shape, nearest_divisors
+from training.config.shape import Misfit, Shape, nearest_divisors
 
 if TYPE_CHECKING:
     import torch

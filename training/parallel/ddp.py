@@ -6,18 +6,12 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
-from training.shape import Shape
-
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("dp",)
 """The mesh's axes, outermost first; the batch is divided over `dp`."""
-
-
-def check(shape: Shape, **options: object) -> None:
-    """Any number of ranks does."""
 
 
 def apply(
@@ -38,6 +32,6 @@ def apply(
 
 
 def accumulating(model: nn.Module) -> AbstractContextManager[None]:
-    """Around every micro-batch of a step but the last: gradients add up and are not yet reduced."""
+    """Surrounds every micro-batch of a step but the last: gradients add up and are not yet reduced."""
     no_sync = getattr(model, "no_sync", None)
     return no_sync() if no_sync else contextlib.nullcontext()

@@ -9,8 +9,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from training.shape import Shape
-
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -18,10 +16,6 @@ if TYPE_CHECKING:
 AXES = ("dp", "shard")
 WITHOUT_WEIGHTS = True
 """May be applied before the weights have memory: no rank ever holds the whole model."""
-
-
-def check(shape: Shape, **options: object) -> None:
-    """Any number of ranks does."""
 
 
 def lets_go(reshard: object, *, is_piped: bool) -> bool:
@@ -64,7 +58,7 @@ def apply(
 
 
 def accumulating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Around every micro-batch of a step but the last: gradients add up, unreduced."""
+    """Surrounds every micro-batch of a step but the last: gradients add up, unreduced."""
     return _unreduced(model)
 
 
@@ -79,8 +73,10 @@ def _unreduced(model: Any) -> Iterator[None]:
 
 def _shards(mesh: DeviceMesh) -> DeviceMesh:
     """Replicas outermost; peers along the context see other tokens, so they share the shards."""
+    from torch.distributed.device_mesh import DeviceMesh
+
     names = mesh.mesh_dim_names or ()
     if "cp" not in names:
         return mesh["dp", "shard"] if "dp" in names else mesh["shard"]
     flat = mesh["shard", "cp"]._flatten("shard_cp")
-    return mesh["dp", "shard_cp"] if "dp" in names else flat
+    return DeviceMesh._concatenate([mesh["dp"], flat]) if "dp" in names else flat

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from training.shape import Misfit, Shape
+from training.config.shape import Misfit, Shape, divisors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,7 +75,7 @@ def apply(
 def forward_backward(
     task: Task, model: Pipeline, micro_batches: Sequence[MicroBatch], accumulating: Accumulating
 ) -> Tensor:
-    """As step.arithmetic's: the gradient of the global batch's mean loss, and this pipeline's own mean loss."""
+    """Leaves the gradient of the global batch's mean loss, as step.arithmetic's does; this pipeline's own mean loss."""
     return model.forward_backward(task, micro_batches)
 
 
@@ -91,7 +91,7 @@ def per_rank(schedule: str, wanted: int | None) -> int:
 
 
 def stage_ranks(pp: int, schedule: str, stages_per_rank: int | None) -> list[int]:
-    """By stage, the rank that has it: round and round, or there and back."""
+    """The rank that has each stage: round and round, or there and back."""
     once = list(range(pp))
     if schedule in V_SHAPED:
         return [*once, *reversed(once)]
@@ -102,7 +102,7 @@ def micro_batches(share: int, shape: Shape, *, schedule: str = "1F1B", **options
     """Into how many micro-batches a share is cut if nobody says: twice the ranks, or what comes nearest and is even."""
     pp = shape["pp"]
     unit, least = _unit(pp, schedule), _least(pp, schedule)
-    fits = [count for count in range(1, share + 1) if share % count == 0 and count % unit == 0 and count >= least]
+    fits = [count for count in divisors(share) if count % unit == 0 and count >= least]
     return min(fits, key=lambda count: abs(count - 2 * pp), default=share)
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from math import gcd
 from typing import TYPE_CHECKING, Annotated, Any
 
-from training.shape import Misfit, Shape, nearest_divisors
+from training.config.shape import VOCABULARY, Misfit, Shape, nearest_divisors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +26,9 @@ def check(shape: Shape, *, sequence_parallel: bool = True, **options: object) ->
         sizes["vocabulary"] = dims.vocabulary
     if sequence_parallel:
         sizes["context"] = dims.context // shape["cp"]
+    uneven = {name: size for name, size in sizes.items() if size % tp}
+    if list(uneven) == [VOCABULARY]:
+        raise Misfit(VOCABULARY, f"is {dims.vocabulary}, which does not divide by {tp}.")
     for name, size in sizes.items():
         if size % tp:
             fits = nearest_divisors(tp, gcd(shape.room("tp"), *sizes.values()))
@@ -48,7 +51,7 @@ def apply(
 
 
 def surrounding(*, loss_parallel: bool = True, **options: object) -> AbstractContextManager[Any]:
-    """Around forward, loss and backward."""
+    """Surrounds forward, loss and backward."""
     if not loss_parallel:
         return nullcontext()
     from torch.distributed.tensor import parallel
@@ -57,7 +60,7 @@ def surrounding(*, loss_parallel: bool = True, **options: object) -> AbstractCon
 
 
 def has_own_tokens(*, sequence_parallel: bool = True, **options: object) -> bool:
-    """Between the matrices, where dropout is, ranks hold parts of the sequence, or copies of all of it."""
+    """Whether ranks hold parts of the sequence between the matrices, where dropout is, and not copies of all of it."""
     return sequence_parallel
 
 

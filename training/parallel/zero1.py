@@ -1,13 +1,14 @@
-"""As ddp, but the optimizer's state is divided over the ranks (ZeRO-1, arXiv 1910.02054; ZeroRedundancyOptimizer)."""
+"""Every rank holds the whole model, but only its part of the optimizer's state (ZeRO-1, arXiv 1910.02054).
+
+Gradients are averaged as with ddp; torch's ZeroRedundancyOptimizer divides the state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 from training.parallel import ddp
-from training.shape import Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from training.step.optimizer import Optimizer
 
 AXES = ("dp",)
-
-
-def check(shape: Shape, **options: object) -> None:
-    """Any number of ranks does."""
 
 
 def apply(
@@ -31,8 +28,7 @@ def apply(
     return ddp.apply(model, mesh, bucket_mib=bucket_mib)
 
 
-def accumulating(model: nn.Module) -> AbstractContextManager[None]:
-    return ddp.accumulating(model)
+accumulating = ddp.accumulating
 
 
 def optimizer(parameters: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh, *, weight_decay: float) -> Optimizer:

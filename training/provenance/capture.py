@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from training import run_file
 from training.attempt.files import read_json, write_json
+from training.config import run_file
 from training.launch.capturing import FILE
 from training.launch.plan import Plan, read_plan
 from training.launch.ranks import inherited
@@ -51,16 +51,17 @@ def main(arguments: list[str]) -> int:
     plan = read_plan(run_dir)
     told = capture(plan, python=python, path=path, scratch=attempt_dir)
     write_json(attempt_dir / FILE, told)
+    if gpus := machine.gpus(os.environ.get("CUDA_VISIBLE_DEVICES")):  # last: a driver may not answer
+        write_json(attempt_dir / FILE, _bounded({**told, **gpus}))
     return 0
 
 
 def capture(plan: Plan, *, python: str, path: str, scratch: Path) -> dict[str, Any]:
-    """All that there is to tell, in at most MOST_BYTES of JSON."""
+    """All but the GPUs, in at most MOST_BYTES of JSON."""
     parts: list[Callable[[], dict[str, Any]]] = [
         partial(interpreter, plan, python, path, scratch),
         machine.system,
         machine.processors,
-        partial(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")),
         vigil,
         partial(code, plan),
         partial(settings, plan),
@@ -159,7 +160,7 @@ def _head(git: Path) -> str:
 
 
 def _bounded(told: dict[str, Any]) -> dict[str, Any]:
-    """As many packages as there is room for, and how many were left out."""
+    """What was told, with as many packages as there is room for, and how many were left out."""
     packages = told.get("packages", {})
     while len(json.dumps(told)) > MOST_BYTES and told.get("packages"):
         half = dict(list(told["packages"].items())[: len(told["packages"]) // 2])

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
 import platform
 import re
+import subprocess
 from contextlib import suppress
 from typing import Any
 
-from training.launch.resources import Gpus, open_nvml
+from training.launch.gpus import arguments, named
 from training.units import GIB
 
-TEXT_BYTES = 96  # of any text that NVML gives
-MOST_GPUS = 64
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+KILLED_SECONDS = 1.0
+GPU_SECONDS = 10.0  # for a driver that may have to set up its GPUs first
 
 
 def system() -> dict[str, Any]:
@@ -40,31 +37,23 @@ def processors() -> dict[str, Any]:
 def gpus(visible: str | None) -> dict[str, Any]:
     """Driver, the CUDA that it speaks, and the GPUs that a process with this CUDA_VISIBLE_DEVICES sees (None: all).
 
-    Nothing at all where the machine has no NVML.
+    Nothing at all where the machine has no NVML, or where it does not answer.
     """
-    nvml = open_nvml()
-    if nvml is None:
+    told = _first_line(named(0, visible or ""))
+    found: dict[str, Any] = {name: told[name] for name in ("driver", "cuda") if name in told}
+    gpus = [{name: gpu[name] for name in ("name", "memory_gib") if name in gpu} for gpu in told.get("gpus", [])]
+    return {**found, "gpus": gpus} if visible != "" and gpus else found
+
+
+def _first_line(names: list[str]) -> dict[str, Any]:
+    """What the GPUs are, as a process of its own tells it, which is not waited for where a driver holds it."""
+    reader = subprocess.Popen(arguments(0, names), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        said, _ = reader.communicate(timeout=GPU_SECONDS)
+    except subprocess.TimeoutExpired:
+        reader.kill()
+        with suppress(subprocess.TimeoutExpired):
+            reader.communicate(timeout=KILLED_SECONDS)
         return {}
-    found: dict[str, Any] = {"driver": _text(nvml.nvmlSystemGetDriverVersion)}
-    cuda = ctypes.c_int()
-    if nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda)) == 0:
-        found["cuda"] = f"{cuda.value // 1000}.{cuda.value % 1000 // 10}"
-    count = ctypes.c_uint()
-    if visible != "" and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
-        seen = Gpus(min(count.value, MOST_GPUS), visible or "")
-        found["gpus"] = [_gpu(nvml, handle) for handle in seen.handles[:MOST_GPUS]]
-    return {name: value for name, value in found.items() if value}
-
-
-def _gpu(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> dict[str, Any]:
-    memory = _Memory()
-    told: dict[str, Any] = {"name": _text(nvml.nvmlDeviceGetName, handle)}
-    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
-        told["memory_gib"] = round(memory.total / GIB, 1)
-    return told
-
-
-def _text(function: Any, *arguments: Any) -> str:
-    buffer = ctypes.create_string_buffer(TEXT_BYTES)
-    failed = function(*arguments, buffer, ctypes.c_uint(TEXT_BYTES))
-    return "" if failed else buffer.value.decode(errors="replace")
+    found: dict[str, Any] = json.loads(said or b"{}")
+    return found

@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from training.corpus import preparing as corpus
+from training.config.dims import Dims
+from training.config.shape import Misfit, Shape
+from training.corpus import preparing
 from training.corpus.errors import DataError
-from training.corpus.preparing import Tell, Wanted
-from training.corpus.shards import SPLITS, read_index
+from training.corpus.preparing import CorpusOptions, Tell
+from training.corpus.shards import SPLITS, Index, read_index
+from training.corpus.tokenizer import BYTES, TokenizerId
 from training.corpus.windows import Windows
 from training.data import Batch, Ids, Prepared, Split, Task
-from training.dims import Dims
 from training.models.llama_sizes import PRESETS, VOCABULARY, llama_dims
-from training.shape import Misfit, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.config import RunConfig
+    from training.config.run_config import RunConfig
+    from training.weights.lora import Lora
     from training.weights.opening import Weights
 
 PADDING = 1024
@@ -54,9 +56,9 @@ def prepare(
     ] = "auto",
 ) -> Prepared:
     """The tokens on disk, made on first use. `identity` asks for the very data that a checkpoint was trained on."""
-    wanted = Wanted(source, tokenizer, suffixes, text_field, validation_percent)
+    wanted = CorpusOptions(source, tokenizer, suffixes, text_field, validation_percent)
     folder = cache if shards_folder == "auto" else Path(shards_folder).expanduser()
-    return corpus.prepare(folder, wanted, identity, tell)
+    return preparing.prepare(folder, wanted, identity, tell)
 
 
 def knows_sizes(**given: Any) -> bool:
@@ -105,7 +107,9 @@ def settle(path: Path, **options: Any) -> dict[str, Any]:
         raise wrong(
             f"is {context}, but the weights in {path} know {longest} places. Take at most {longest}.", "context"
         )
-    return {**options, **{name: has[name] for name in SIZES}, "context": context}
+    # An export of ours says what its run saw, which bounds nothing.
+    meant_for = options.get("max_context") or max(context, has["max_context"])
+    return {**options, **{name: has[name] for name in SIZES}, "context": context, "max_context": meant_for}
 
 
 def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
@@ -125,13 +129,15 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
 
 def _check_tokens(weights: Weights, data: Path) -> None:
     """A token must mean what it meant. Told by the tokenizer.json beside the weights, or by the data of their run."""
+    from training.weights import byte_tokenizer
     from training.weights.llama import reader
     from training.weights.opening import TOKENIZER, digest, wrong
 
     tokenizer = read_index(data).tokenizer
     file = weights.path / TOKENIZER
     if weights.path.is_dir() and file.exists():
-        if digest(file) != tokenizer.sha256:
+        same = tokenizer.sha256 if tokenizer.name != BYTES else byte_tokenizer.sha256()
+        if digest(file) != same:
             message = f'is {tokenizer.label}, but the weights are for {file}. Write tokenizer = "{file}".'
             raise wrong(message, "tokenizer")
         return
@@ -171,6 +177,26 @@ def build(
         int | None, "2..1048576", "Rows of the embedding; left out: as many as the tokenizer has tokens."
     ] = None,
     rope_base: Annotated[float | None, "1..1e9", "Of the rotary positions' wavelengths; left out: 10,000."] = None,
+    rope_factor: Annotated[
+        float | None,
+        "1..1024",
+        "Scaled positions as Llama 3.1 has them: long waves turn so many times slower; left out: none do.",
+    ] = None,
+    rope_low_freq_factor: Annotated[
+        float | None, "0.001..1024", "Waves longer than rope_original_context by this are long; left out: 1."
+    ] = None,
+    rope_high_freq_factor: Annotated[
+        float | None, "0.001..1024", "Waves shorter than rope_original_context by this are not scaled; left out: 4."
+    ] = None,
+    rope_original_context: Annotated[
+        int | None, "1..", "Tokens that a model with scaled positions saw at once before; left out: 8,192."
+    ] = None,
+    max_context: Annotated[
+        int | None,
+        "1..",
+        "Tokens that the model is meant for, which an export says; left out: what weights or scaled positions know, or "
+        "context.",
+    ] = None,
     norm_epsilon: Annotated[float | None, "1e-12..0.1", "Added to a mean square; left out: 1e-5."] = None,
     from_weights: Annotated[
         str,
@@ -189,17 +215,12 @@ def build(
         str, "Which matrices of each block get one: query, key, value, out, gate, up, down; or all."
     ] = "query value",
 ) -> Task:
-    import torch
-
-    from training.models.llama import Llama, initialise
+    """A Llama of these sizes on the tokens in `data`; with a `lora_rank`, the adapters beside it."""
     from training.weights import lora
 
     index = read_index(data)
-    if vocabulary is not None and vocabulary < index.tokenizer.vocabulary:
-        message = f"is {vocabulary}, but {index.tokenizer.label} has {index.tokenizer.vocabulary} tokens."
-        raise DataError(message, "vocabulary")
     sizes = dims(
-        vocabulary=vocabulary or index.tokenizer.vocabulary,
+        vocabulary=_rows(vocabulary, index.tokenizer),
         preset=preset,
         layers=layers,
         heads=heads,
@@ -210,9 +231,32 @@ def build(
         tied=tied,
         dropout=dropout,
         rope_base=rope_base,
+        rope_factor=rope_factor,
+        rope_low_freq_factor=rope_low_freq_factor,
+        rope_high_freq_factor=rope_high_freq_factor,
+        rope_original_context=rope_original_context,
+        max_context=max_context,
         norm_epsilon=norm_epsilon,
         lora_rank=lora_rank,
     )
+    adapters = lora.Lora.of(lora_rank, lora_alpha, lora_dropout, lora_targets) if lora_rank else None
+    return _task(data, index, sizes, adapters)
+
+
+def _rows(vocabulary: int | None, tokenizer: TokenizerId) -> int:
+    """How many tokens the embedding has room for: as many as were asked for, or as there are."""
+    if vocabulary is not None and vocabulary < tokenizer.vocabulary:
+        raise DataError(f"is {vocabulary}, but {tokenizer.label} has {tokenizer.vocabulary} tokens.", "vocabulary")
+    return vocabulary or tokenizer.vocabulary
+
+
+def _task(data: Path, index: Index, sizes: Dims, adapters: Lora | None) -> Task:
+    """The model, still without memory, and how its samples are read, scored and shown."""
+    import torch
+
+    from training.models.llama import Llama, initialise
+    from training.weights import lora
+
     windows = {split: Windows(data, index, split, sizes.context) for split in SPLITS}
 
     def batch(split: Split, ids: Ids) -> Batch:
@@ -221,8 +265,8 @@ def build(
 
     with torch.device("meta"):  # its memory comes once it is cut
         model = Llama(sizes)
-        if lora_rank:
-            lora.add(model, lora.Lora.of(lora_rank, lora_alpha, lora_dropout, lora_targets))
+        if adapters is not None:
+            lora.add(model, adapters)
 
     def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
         if lora.is_part_of_one(name):
@@ -248,7 +292,7 @@ def build(
 
 
 def _text(tokens: list[int], tokenizer: str) -> str:
-    """As it was written, or by number where only the tokenizer's own library could tell."""
+    """The text of tokens, or their numbers where only the tokenizer's own library could tell it."""
     return bytes(tokens).decode(errors="replace") if tokenizer == "bytes" else " ".join(map(str, tokens))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from training.config import RunConfig
+from training.config.run_config import RunConfig
 from training.data import Batch, Task
 
 Accumulating = Callable[[nn.Module], AbstractContextManager[None]]
@@ -22,13 +22,13 @@ class MicroBatch:
 
     batch: Batch
     weight: float | Tensor
-    """Of its mean loss, such that the mean over all ranks of the weighted sums is the mean over the global batch; with
-    the loss scale, if there is one."""
+    """The weight of its mean loss, such that the mean over all ranks of the weighted sums is the mean over the global
+    batch; with the loss scale, if there is one."""
     share: float
     """Its part of this rank's samples."""
     seed: int
-    """Of the model's random numbers: nothing but (seed, step, micro-batch, dp index), and where this rank is along axes
-    that divide a sample's tokens."""
+    """The seed of the model's random numbers: made of nothing but (seed, step, micro-batch, dp index), and where this
+    rank is along axes that divide a sample's tokens."""
 
 
 def forward_backward(
@@ -62,7 +62,7 @@ def seed_model(seed: int, device: torch.device) -> None:
 
 
 def learning_rate(config: RunConfig, finished: int) -> float:
-    """Of the step after so many finished ones: a linear warm-up, then half a cosine down to the lowest."""
+    """The rate of the step after so many finished ones: a linear warm-up, then half a cosine down to the lowest."""
     if finished < config.warmup_steps:
         return config.learning_rate * (finished + 1) / config.warmup_steps
     through = (finished - config.warmup_steps) / max(1, config.steps - config.warmup_steps)

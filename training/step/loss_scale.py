@@ -22,7 +22,7 @@ FLOOR = 1.0
 
 
 class LossScale:
-    """Part of what a checkpoint remembers."""
+    """The loss scale and the finite steps in a row, part of what a checkpoint remembers."""
 
     def __init__(self, device: torch.device, *, first: float = FIRST) -> None:
         self.value = torch.full((), first, device=device)
@@ -35,7 +35,7 @@ class LossScale:
 
     @torch.no_grad()
     def update(self, overflow: Tensor) -> None:
-        """After a step. `overflow`: 1 if its gradient was not finite, else 0; a float32 scalar."""
+        """Follows a step. `overflow`: 1 if its gradient was not finite, else 0; a float32 scalar."""
         torch._amp_update_scale_(self.value, self._finite, overflow, GROWTH, BACKOFF, GROWTH_STEPS)
         self.value.clamp_(min=FLOOR)
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from training.shape import DATA_AXES, Shape
+from training.config.shape import DATA_AXES, Shape
 
 
 def make(shape: Shape, device: torch.device) -> DeviceMesh:

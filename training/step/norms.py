@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.shape import Shape
+from training.config.shape import Shape
 from training.step.optimizer import gradients_of, local
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from training.distributed import World
+from training.runtime.distributed import World
 
 PARTS = ("data", "compute", "host")
 
@@ -40,7 +40,7 @@ class Spent:
 
 
 class OwnTime:
-    """One rank's, step after step."""
+    """One rank's own time, step after step."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class OwnTime:
             parameters[0].register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
 
     def enter(self) -> None:
-        """Just before the forward pass."""
+        """Notes the time just before the forward pass."""
         self._is_inside = True
         self._entered = self._clock()
         self._goes_on = bool(self._left)
@@ -87,7 +87,7 @@ class OwnTime:
         self._steps += 1
 
     def wait(self, seconds: float) -> None:
-        """Since it left it has waited so long: for other ranks, or for its own GPU, which may wait for theirs."""
+        """Notes a wait since it left, in seconds: for other ranks, or for its own GPU, which may wait for theirs."""
         self._waited += seconds
 
     def note(self, data_seconds: float) -> None:
@@ -100,7 +100,7 @@ class OwnTime:
         self._taken.append(step_seconds)
 
     def means(self) -> Spent:
-        """Since the last call."""
+        """The means since the last call."""
         data, compute, host = (part / max(1, self._steps) for part in (self._data, self._compute, self._host))
         if self._is_cuda and self._exchanges_late:
             compute = self._measured()
@@ -123,7 +123,7 @@ class OwnTime:
             self._last_gradient = self._clock()
 
     def _measured(self) -> float:
-        """Of the steps that the GPU has done; it is not waited for."""
+        """Seconds of compute in a mean step, of those that the GPU has done; it is not waited for."""
         done = [pair for pair in self._events[:-1] if pair[1].query()]  # type: ignore[no-untyped-call]
         self._events = self._events[-1:]
         milliseconds = sum(float(start.elapsed_time(end)) for start, end in done)

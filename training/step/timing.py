@@ -26,7 +26,7 @@ Marks = list[tuple[str, Any]]
 
 
 class Watch:
-    """One rank's. `begin`, then `mark` at the end of each part, then `end`."""
+    """One rank's watch: `begin`, then `mark` at the end of each part, then `end`."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -58,8 +58,8 @@ class Watch:
         return found
 
     def timed(self, task: Task) -> Task:
-        """The same task, whose loss is the forward pass: what comes before it belongs to the backward pass of the
-        micro-batch before, if there was one."""
+        """The task with its loss timed, which is the forward pass: what comes before it belongs to the backward pass of
+        the micro-batch before, if there was one."""
         loss = task.loss
 
         def timed(model: Callable[..., Tensor], batch: Batch) -> Tensor:

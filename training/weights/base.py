@@ -19,6 +19,7 @@ from typing import Any
 from training.attempt.files import write_json
 from training.corpus.errors import DataError
 from training.manifest import CheckpointError
+from training.runtime import data_roots
 from training.weights.opening import SINGLE, open_weights, wrong
 
 FOLDER, LIST = "base", "BASE"
@@ -71,7 +72,7 @@ class Base:
                 raise CheckpointError(f"{path}, where its adapters belong, is not what was copied there")
 
     def digest(self) -> str:
-        """Of all of it."""
+        """The digest of the whole base."""
         listed = sorted((str(entry["file"]), str(entry["sha256"])) for entry in self._listed())
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
@@ -103,9 +104,9 @@ def _is_beside(name: str) -> bool:
 
 
 def _copy(source: Path, target: Path, tell: Callable[[], None]) -> dict[str, Any]:
-    """Durably; what it wrote."""
+    """Copies one file durably; what it wrote."""
     digest, size = hashlib.sha256(), 0
-    with open(source, "rb") as file, open(target, "wb") as out:
+    with data_roots.open_file(source) as file, open(target, "wb") as out:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             out.write(chunk)

@@ -6,14 +6,15 @@ the other is put together in memory and appended.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from training import manifest as manifests
 from training.checkpoint import storage
@@ -30,7 +31,17 @@ def export(checkpoint: Path, target: Path) -> tuple[int, int]:
     """
     found = manifests.verify(checkpoint)
     stored = Stored(checkpoint, found)
-    return write(target, stored.entries, about_of(found), lambda entry: stored.read(entry.name))
+    return write(target, stored.entries, stored.about, lambda entry: stored.read(entry.name))
+
+
+class Source(Protocol):
+    """A whole model by our names, one tensor at a time."""
+
+    @property
+    def entries(self) -> list[Entry]: ...
+    @property
+    def about(self) -> dict[str, str]: ...
+    def read(self, name: str) -> Tensor: ...
 
 
 class Stored:
@@ -44,6 +55,10 @@ class Stored:
     @property
     def entries(self) -> list[Entry]:
         return [Entry(name, about.properties.dtype, tuple(about.size)) for name, about in self._tensors.items()]
+
+    @property
+    def about(self) -> dict[str, str]:
+        return about_of(self._manifest)
 
     def read(self, name: str) -> Tensor:
         return _assemble(self._folder, MODEL + name, self._tensors[name], self._metadata, self._manifest)
@@ -80,10 +95,12 @@ def about_of(manifest: Manifest) -> dict[str, str]:
 
 
 def _assemble(folder: Path, name: str, about: TensorStorageMetadata, metadata: Metadata, manifest: Manifest) -> Tensor:
-    """One whole tensor from its chunks."""
+    """One whole tensor from its chunks, of which none is in memory twice."""
     whole = torch.empty(about.size, dtype=about.properties.dtype)
     covered = 0
     for chunk, part in _chunks(folder, name, about, metadata, manifest):
+        if part.shape == whole.shape:
+            return part
         target = whole
         for dim, (offset, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
             target = target.narrow(dim, offset, size)
@@ -103,8 +120,8 @@ def _chunks(
         if place is None or place.relative_path not in files:
             raise CheckpointError(f"{name} lies in no file of the checkpoint")
         with open(folder / place.relative_path, "rb") as file:
-            file.seek(place.offset)
-            part = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
+            view = _create_file_view(file, place.offset, place.length)
+            part = torch.load(view, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
         if part.shape != chunk.sizes or part.dtype != about.properties.dtype:
             raise CheckpointError(f"{name} has a chunk of {list(part.shape)} where {list(chunk.sizes)} belongs")
         yield chunk, part

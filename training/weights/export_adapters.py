@@ -54,33 +54,48 @@ def export(checkpoint: Path, target: Path) -> tuple[int, int]:
 
 
 def export_merged(checkpoint: Path, target: Path) -> tuple[int, int]:
-    """One file of the whole weights, W + alpha / rank · B·A in float32, by our names; as `export` otherwise.
+    """One file of the whole weights by our names; as `export` otherwise."""
+    merged = Merged(checkpoint, manifests.verify(checkpoint))
+    return write(target, merged.entries, merged.about, lambda entry: merged.read(entry.name))
+
+
+class Merged:
+    """The whole weights with the adapters of a verified checkpoint in them, W + alpha / rank · B·A in float32.
 
     CheckpointError where the weights that its adapters are beside are not there any more, or others.
     """
-    found = manifests.verify(checkpoint)
-    lora = _lora(found)
-    assert lora is not None
-    base = Base(checkpoint.resolve().parent.parent)
-    base.recall(found.state.get("base", {}))
-    base.verify()
-    weights = open_weights(base.path)
-    sizes, read = sizes_of(weights), reader(weights)
-    stored = Stored(checkpoint, found)
-    with_adapter = {entry.name for entry in stored.entries}
 
-    def merge(entry: Entry) -> Tensor:
-        whole = read(entry.name).float()
-        module = entry.name.removesuffix(".weight")
+    def __init__(self, checkpoint: Path, manifest: Manifest) -> None:
+        lora = _lora(manifest)
+        assert lora is not None
+        base = Base(checkpoint.resolve().parent.parent)
+        base.recall(manifest.state.get("base", {}))
+        base.verify()
+        weights = open_weights(base.path)
+        self._lora, self._manifest = lora, manifest
+        self._adapters = Stored(checkpoint, manifest)
+        self._names = {entry.name for entry in self._adapters.entries}
+        self._sizes, self._read = sizes_of(weights), reader(weights)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [Entry(name, torch.float32, shape) for name, shape in shapes(self._sizes).items()]
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What the file says of itself: as of a run without adapters."""
+        about = about_of(self._manifest)
+        options = {name: value for name, value in json.loads(about["options"]).items() if not name.startswith("lora_")}
+        return {**about, "options": json.dumps(options, sort_keys=True)}
+
+    def read(self, name: str) -> Tensor:
+        whole = self._read(name).float()
+        module = name.removesuffix(".weight")
         below, above = (f"{module}.lora_{side}.{NAME}.weight" for side in "AB")
-        if below not in with_adapter:
+        if below not in self._names:
             return whole
-        return torch.addmm(whole, stored.read(above).float(), stored.read(below).float(), alpha=lora.scale)
-
-    entries = [Entry(name, torch.float32, shape) for name, shape in shapes(sizes).items()]
-    about = about_of(found)
-    options = {name: value for name, value in json.loads(about["options"]).items() if not name.startswith("lora_")}
-    return write(target, entries, {**about, "options": json.dumps(options, sort_keys=True)}, merge)
+        more, less = self._adapters.read(above).float(), self._adapters.read(below).float()
+        return torch.addmm(whole, more, less, alpha=self._lora.scale)
 
 
 def _lora(manifest: Manifest) -> Lora | None:

@@ -1,5 +1,7 @@
 """A Llama's weights as others name them: our own export, or Hugging Face's; and the sizes that come with them.
 
+Names and shapes of every tensor are in here; what config.json says is in training.weights.llama_config.
+
 Hugging Face keeps queries and keys for the same rotary positions as ours (a head's first half turns with its second),
 so a weight is the same numbers under another name.
 """
@@ -11,15 +13,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.models.llama_sizes import llama_dims
-from training.weights.opening import CONFIG, Weights, some, wrong
+from training.models.llama_sizes import ROPE_SCALING, llama_dims, rope_options
+from training.weights import llama_config
+from training.weights.opening import Weights, some, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONTEXT = 2048
-"""Tokens of a sample where neither the run nor the weights' own run says: what a GPU has room for, not what the model
-could see."""
 IN_LAYER = {
     "attention_norm": "input_layernorm",
     "attention.query": "self_attn.q_proj",
@@ -34,12 +34,15 @@ IN_LAYER = {
 OUTSIDE = {"tokens": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Old files have what follows from their config."""
-SIZES = ("layers", "heads", "kv_heads", "head_width", "hidden", "vocabulary", "rope_base", "norm_epsilon", "tied")
+SIZES = (
+    *("layers", "heads", "kv_heads", "head_width", "hidden", "vocabulary", "rope_base", *ROPE_SCALING),
+    *("norm_epsilon", "tied"),
+)
 """The recipe's options that weights settle."""
 
 
 def their_name(ours: str) -> str:
-    """Of a module or a parameter: blocks.3.mlp.up.weight → model.layers.3.mlp.up_proj.weight."""
+    """Hugging Face's name of a module or a parameter: blocks.3.mlp.up.weight → model.layers.3.mlp.up_proj.weight."""
     head, _, rest = ours.partition(".")
     if head != "blocks":
         return OUTSIDE[head] + ("." + rest if rest else "")
@@ -49,8 +52,8 @@ def their_name(ours: str) -> str:
 
 
 def sizes_of(weights: Weights) -> dict[str, Any]:
-    """The values of SIZES, and `context`, that these weights were made with; DataError if it is no Llama."""
-    found = _their_sizes(weights) if _is_theirs(weights) else _our_sizes(weights)
+    """What these weights were made with: SIZES, `context` and `max_context`; DataError if it is no Llama."""
+    found = llama_config.read(weights) if _is_theirs(weights) else _our_sizes(weights)
     _check_shapes(weights, found)
     return found
 
@@ -65,67 +68,6 @@ def _is_theirs(weights: Weights) -> bool:
     return any(name.startswith("model.") for name in weights.tensors)
 
 
-def _their_sizes(weights: Weights) -> dict[str, Any]:
-    config = weights.config
-    if config is None:
-        raise wrong(
-            f"{weights.path} has weights as Hugging Face names them, but no {CONFIG} beside them. Name its folder."
-        )
-    _check_architecture(weights, config)
-
-    def whole(name: str, default: int | None = None) -> int:
-        value = config.get(name)
-        value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise wrong(f"{weights.path / CONFIG} has no {name}, or one that is no whole number.")
-        return value
-
-    def number(name: str, default: float, among: Mapping[str, Any] = config) -> float:
-        value = among.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise wrong(f"{weights.path / CONFIG} has a {name} that is no number.")
-        return float(value)
-
-    heads, width = whole("num_attention_heads"), whole("hidden_size")
-    head_width = whole("head_dim", width // heads)
-    if heads * head_width != width:
-        message = f"has {heads} heads of {head_width} on a stream of {width}; here the two are the same width."
-        raise wrong(f"{weights.path} {message}")
-    return {
-        "layers": whole("num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": whole("num_key_value_heads", heads),
-        "head_width": head_width,
-        "hidden": whole("intermediate_size"),
-        "vocabulary": whole("vocab_size"),
-        "rope_base": number("rope_theta", number("rope_theta", 10_000.0), config.get("rope_parameters") or {}),
-        "norm_epsilon": number("rms_norm_eps", 1e-6),
-        "tied": bool(config.get("tie_word_embeddings", False)),
-        "context": min(CONTEXT, whole("max_position_embeddings", CONTEXT)),
-    }
-
-
-def _check_architecture(weights: Weights, config: Mapping[str, Any]) -> None:
-    kind = config.get("model_type")
-    if kind != "llama":
-        raise wrong(f"{weights.path} is of the architecture {kind!r}; what can be started from is a llama.")
-    for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(config.get(name) or {}, dict):
-            raise wrong(f"{weights.path / CONFIG} has a {name} that is no JSON object.")
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    rope = scaling.get("rope_type", scaling.get("type", "default"))
-    unlike = {
-        "rope_type": (rope, "default"),
-        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (bool(config.get("attention_bias")), False),
-        "mlp_bias": (bool(config.get("mlp_bias")), False),
-    }
-    for name, (has, wanted) in unlike.items():
-        if has != wanted:
-            raise wrong(f"{weights.path} has {name} {has!r} in its {CONFIG}; here a llama has {wanted!r}.")
-
-
 def _our_sizes(weights: Weights) -> dict[str, Any]:
     try:
         options = json.loads(weights.about["options"])
@@ -136,7 +78,8 @@ def _our_sizes(weights: Weights) -> dict[str, Any]:
     except (KeyError, ValueError, TypeError):
         message = f"{weights.path} is neither an export of the recipe language nor a Llama of Hugging Face's"
         raise wrong(f"{message} (it has {some(weights.tensors) or 'no tensors'}).") from None
-    return {**{name: getattr(dims, name) for name in SIZES}, "context": dims.context}
+    sizes = {name: getattr(dims, name) for name in SIZES if name not in ROPE_SCALING}
+    return {**sizes, **rope_options(dims.rope_scaling), "context": dims.context, "max_context": dims.longest}
 
 
 def _check_shapes(weights: Weights, sizes: Mapping[str, Any]) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from training.config import RunConfig
-    from training.shape import Shape
+    from training.config.run_config import RunConfig
+    from training.config.shape import Shape
 
 TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
 ALL = "all"
@@ -32,7 +32,7 @@ PARALLELISMS = ("ddp", "fsdp")
 
 @dataclass(frozen=True)
 class Lora:
-    """As asked for."""
+    """The adapters that a run asks for."""
 
     rank: int
     alpha: float
@@ -46,7 +46,7 @@ class Lora:
 
     @classmethod
     def told(cls, options: Mapping[str, Any]) -> Lora | None:
-        """By a run's options; None: all weights are trained."""
+        """The adapters that a run's options tell; None: all weights are trained."""
         if not options.get("lora_rank"):
             return None
         return cls.of(
@@ -105,7 +105,7 @@ def add(model: nn.Module, lora: Lora) -> None:
 
 
 def is_part_of_one(name: str) -> bool:
-    """Of a parameter's name."""
+    """Whether a parameter of this name is part of an adapter."""
     return PART.search(name) is not None
 
 
@@ -115,7 +115,7 @@ def base_name(name: str) -> str:
 
 
 def initialise(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """As peft does, but by name and seed: A evenly within 1 / √(what enters), B zero."""
+    """Fills an adapter's part as peft does, but by name and seed: A evenly within 1 / √(what enters), B zero."""
     found = PART.search(name)
     assert found is not None
     if found["side"] == "B":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from training import config as configs
-from training.config import RunConfig
+from training.config import run_config
+from training.config.run_config import RunConfig
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 
@@ -14,7 +14,7 @@ OPTION, NONE = "from_weights", "none"
 
 
 def named(config: RunConfig) -> Path | None:
-    """None: it starts from its seed."""
+    """The weights that a run names; None: it starts from its seed."""
     value = config.recipe_options().get(OPTION)
     return Path(value).expanduser() if isinstance(value, str) and value != NONE else None
 
@@ -34,5 +34,5 @@ def settled(recipe: Recipe, config: RunConfig, copy: Path | None = None) -> RunC
 
 
 def with_options(config: RunConfig, options: Mapping[str, object]) -> RunConfig:
-    """With other options of its recipe."""
-    return configs.parse({**config.model_dump(), config.recipe: options})
+    """The configuration with other options of its recipe."""
+    return run_config.parse({**config.model_dump(), config.recipe: options})

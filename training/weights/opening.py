@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.corpus.errors import DataError
+from training.runtime import data_roots
 from training.weights.safetensors import FormatError, Stored, read_header
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 OPTION = "from_weights"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
+BESIDE_TOKENIZER = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("tokenizer.model", "vocab.json", "merges.txt", GENERATION),
+)
+"""What a model's folder may have beside its tokenizer.json, for whoever uses the model."""
 KINDS = ("F64", "F32", "F16", "BF16")
 """What weights come in, as the format names it."""
 
@@ -39,10 +45,11 @@ class Weights:
 
     @property
     def files(self) -> list[Path]:
-        """All that is needed to open it again."""
+        """All that is needed to open it again, and to export what comes of it."""
         folder = self.path if self.path.is_dir() else self.path.parent
-        beside = [folder / CONFIG, folder / INDEX, folder / TOKENIZER] if self.path.is_dir() else []
-        return [*sorted({stored.file for stored in self.tensors.values()}), *(path for path in beside if path.exists())]
+        beside = (CONFIG, INDEX, TOKENIZER, *BESIDE_TOKENIZER) if self.path.is_dir() else ()
+        there = [folder / name for name in beside if (folder / name).is_file()]
+        return [*sorted({stored.file for stored in self.tensors.values()}), *there]
 
     def read(self, name: str) -> Tensor:
         """The whole tensor, mapped: what of it is not looked at is not read."""
@@ -63,11 +70,12 @@ def wrong(message: str, option: str = OPTION) -> DataError:
 
 def _open_folder(folder: Path) -> Weights:
     try:
+        data_roots.check_folder(folder)
         there = sorted(os.listdir(folder))
     except OSError as error:
         raise _unreadable(folder, error) from None
     # Names that begin with a dot are what copying programs leave, and macOS.
-    ours = [name for name in there if name.endswith(".safetensors") and not name.startswith(".")]
+    ours = [name for name in there if name.lower().endswith(".safetensors") and not name.startswith(".")]
     # Hugging Face's library, too, looks for the single file first: it leaves an old index beside one that it saves.
     names = [SINGLE] if SINGLE in there else _listed(folder) if INDEX in there else ours
     if not names:
@@ -97,7 +105,8 @@ def _listed(folder: Path) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with data_roots.open_file(path) as file:
+            found = json.loads(file.read().decode())
     except OSError as error:
         raise wrong(f"{path} can't be read ({error.strerror}).") from None
     except (ValueError, RecursionError) as error:
@@ -133,4 +142,5 @@ def some(names: Iterable[str]) -> str:
 
 def digest(path: Path) -> str:
     """sha256 of a small file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with data_roots.open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.attempt.place import Place
-from training.config import RunConfig
+from training.config.run_config import RunConfig
 from training.contracts import Recipe
 from training.corpus.errors import DataError
-from training.distributed import World
 from training.loader.supply import Telling
 from training.manifest import CheckpointError, Manifest
+from training.runtime.distributed import World
 from training.weights import named
 from training.weights.base import Base
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Of one run, on one rank."""
+    """Where one run's weights come from, on one rank."""
 
     path: Path | None = None
     """Weights to be read; None: the seed or a checkpoint has all of them."""
@@ -33,7 +33,7 @@ class Origin:
 
 
 def as_trained(config: RunConfig, start: Manifest | None) -> RunConfig:
-    """With what the weights had settled before the checkpoint, where this configuration leaves it open."""
+    """The configuration with what the weights had settled before the checkpoint, where it leaves that open."""
     recipe = config.recipe
     before = start.config.get(recipe) if start else None
     if named.named(config) is None or not isinstance(before, dict):
@@ -70,7 +70,7 @@ def _settled(
     start: Manifest | None,
     tell: Callable[[], None],
 ) -> RunConfig:
-    """On rank 0."""
+    """The configuration as the weights settle it, on rank 0."""
     if start is not None:
         if base is not None:
             try:

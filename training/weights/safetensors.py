@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.runtime import data_roots
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -56,8 +58,10 @@ class Stored:
         dtype: torch.dtype = getattr(torch, DTYPES[self.kind][0])
         if not self.bytes:
             return torch.empty(self.shape, dtype=dtype)
-        # Private, so that nothing can ever be written back.
-        mapped = torch.UntypedStorage.from_file(str(self.file), False, self.begin + self.bytes)
+        with data_roots.open_file(self.file) as file:
+            # Private, so that nothing can ever be written back.
+            name = f"/proc/self/fd/{file.fileno()}"
+            mapped = torch.UntypedStorage.from_file(name, False, self.begin + self.bytes)
         content = torch.empty(0, dtype=torch.uint8).set_(mapped)[self.begin :]  # type: ignore[arg-type]
         if self.begin % dtype.itemsize:
             content = content.clone()  # the format allows it, a view does not
@@ -79,7 +83,7 @@ class Entry:
 
 def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     """Where each tensor lies, and what the file says of itself. FormatError, or OSError."""
-    with open(path, "rb") as file:
+    with data_roots.open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(size - 8, HEADER_BYTES):
@@ -133,8 +137,7 @@ def write(
         with open(partial, "xb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for entry in tensors:
-                whole = read(entry).contiguous()
-                file.write(whole.reshape(-1).view(torch.uint8).numpy().data)
+                file.write(read(entry).contiguous().reshape(-1).view(torch.uint8).numpy().data)  # then it is let go
             file.flush()
             os.fsync(file.fileno())
         _put_in_place(partial, target)

@@ -5,8 +5,8 @@ from argparse import ArgumentParser
 from django.core.management.base import BaseCommand, CommandError
 from django.db import OperationalError, ProgrammingError
 
-from portal import accounts
 from portal.access import note
+from portal.accounts import actions
 from portal.models import User
 
 
@@ -27,4 +27,4 @@ class Command(BaseCommand):
             known = ", ".join(people.order_by("username").values_list("username", flat=True)[:20])
             raise CommandError(f"There is no active person {username or 'with a sysadmin account'}. Known: {known}.")
         note(None, "login_link.made", user.username)
-        self.stdout.write(f"Sign in: {accounts.make_link(user, at=accounts.last_address())}")
+        self.stdout.write(f"Sign in: {actions.make_link(user, at=actions.last_address())}")

@@ -2,8 +2,8 @@
 
 from django.core.management.base import BaseCommand, CommandError
 
-from portal.preflight import Refused
-from portal.prepare import prepare
+from portal.run.preflight import Refused
+from portal.site.prepare import prepare
 
 
 class Command(BaseCommand):

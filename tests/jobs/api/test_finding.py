@@ -1,6 +1,8 @@
 """Finding jobs over REST: filters, words, orders, pages."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from tests import lab
 
@@ -107,8 +109,11 @@ def test_a_cursor_belongs_to_its_order(client, four):
 
 def test_lists_cost_the_same_number_of_queries_however_long(client, mira, project, django_assert_num_queries):
     client.get("/api/v1/me")
-    for count in (1, 12):
-        for _ in range(count):
-            lab.a_job(mira, project, tags=("a", "b"))
-        with django_assert_num_queries(4):  # the token, the page's keys, its jobs, their tags
-            client.get(f"{JOBS}?limit=100")
+    lab.a_job(mira, project, tags=("a", "b"))
+    with CaptureQueriesContext(connection) as queries:
+        client.get(f"{JOBS}?limit=100")
+    assert len(queries) < 10  # the token, what may be seen, the page's keys by indexes alone, its jobs, their tags
+    for _ in range(12):
+        lab.a_job(mira, project, tags=("a", "b"))
+    with django_assert_num_queries(len(queries)):
+        client.get(f"{JOBS}?limit=100")

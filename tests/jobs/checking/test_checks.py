@@ -16,10 +16,10 @@ from jobs.checking.finding import Finding, of_error
 from jobs.checking.site import Site, Who, conf_of
 from nodes.schedulers.base import JobStatus, SchedulerError
 from nodes.schedulers.cluster import Partition
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
-from nodes.schedulers.slurm_tokens import KeyFile, Tokens
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
+from nodes.schedulers.slurm.tokens import KeyFile, Tokens
 
 KEY = b"0123456789abcdef0123456789abcdef"
 PATHS = (

@@ -12,7 +12,7 @@ from django.core.management import call_command
 
 from jobs.checking import here
 from jobs.checking.site import Who
-from portal import checks
+from portal.site import checks
 from tests.lab import a_project, person
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import pwd
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +107,7 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @quick
 @given(run=names, python=names, start=wild, modules=st.lists(wild, max_size=3), conda=wild)
+@pytest.mark.long
 def test_whatever_the_texts_are_they_arrive_as_they_are(
     tmp_path: Path, run: str, python: str, start: str, modules: list[str], conda: str
 ) -> None:
@@ -246,3 +250,41 @@ def test_what_modules_set_is_passed_on_by_name(played: Played) -> None:
     environment |= {"SLURM_NNODES": "1"}
     done = subprocess.run(["/bin/bash", path], env=environment, capture_output=True, text=True, check=False, timeout=30)
     assert {*done.stdout.split()} >= {"OF_MODULE", "NCCL_X"}, done.stderr
+
+
+def test_a_python_that_may_not_be_run_is_a_permission(played: Played) -> None:
+    place = played.place / "env" / "bin" / "python"
+    place.parent.mkdir(parents=True)
+    place.write_text("")
+    place.chmod(0o644)
+    (played.place / "link").symlink_to(place)
+    batch = played.a_batch()
+    for named in (place, played.place / "env", played.place / "link"):
+        assert played.run(replace(batch, python=str(named))) == 2
+        assert f"may not run {place}: it is -rw-r--r--, of " in played.output
+        assert "no interpreter" not in played.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root plays somebody else")
+def test_a_folder_that_is_closed_on_the_way_is_named() -> None:
+    nobody = pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory() as folder:
+        played = Played(Path(folder))
+        place = played.place / "closed" / "env" / "bin" / "python"
+        place.parent.mkdir(parents=True)
+        place.write_text("")
+        place.chmod(0o755)
+        batch = played.a_batch(python=str(place))
+        script = played.place / "batch.sh"
+        script.write_text(batch.text())
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        os.chown(played.place / "closed", 0, 0)
+        (played.place / "closed").chmod(0o700)
+        done = subprocess.run(
+            ["/bin/bash", script], user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[], cwd=played.place,
+            env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"}, capture_output=True, text=True, check=False, timeout=30,
+        )  # fmt: skip
+    assert done.returncode == 2
+    closed = played.place / "closed"
+    assert f"nobody may not enter {closed}, so {place} cannot be run: it is drwx------, of root" in done.stderr

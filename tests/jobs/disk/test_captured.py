@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from jobs.disk import captured, rundir
+from jobs.disk import provenance, rundir
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from portal.models import Project, User
@@ -156,11 +156,11 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize("name", sorted(CAPTURED.keys() - {"version"}) + ["commit", "dirty", "digest", "git"])
 def test_a_field_that_is_wrong_costs_no_other(name: str) -> None:
-    absent = captured.parse({key: value for key, value in CAPTURED.items() if key != name})
+    absent = provenance.parse({key: value for key, value in CAPTURED.items() if key != name})
     assert absent
     nothing = {name: getattr(absent, name)}
     for wrong in WRONG:
-        found = captured.parse({**CAPTURED, name: wrong, "more": wrong})
+        found = provenance.parse({**CAPTURED, name: wrong, "more": wrong})
         assert found
         assert replace(found, **nothing) == absent
         kept = getattr(found, name)
@@ -171,7 +171,7 @@ def test_a_field_that_is_wrong_costs_no_other(name: str) -> None:
 @pytest.mark.parametrize("name", ["node", "python", "kernel", "driver", "git", "commit", "vigil_digest", "config_hash"])
 @pytest.mark.parametrize("wrong", ["x" * 301, "a\nb", "a\x1b[2Jb", "\u202ecod.exe", "\ud800", "\x00"])
 def test_texts_are_printable_and_short(name: str, wrong: str) -> None:
-    found = captured.parse({**CAPTURED, name: wrong})
+    found = provenance.parse({**CAPTURED, name: wrong})
     assert found
     assert getattr(found, name) == ""
 

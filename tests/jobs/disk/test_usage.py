@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.disk import rundir, trash, usage
+from jobs.disk import rundir, sums, trash, usage
 from jobs.models import Attempt, Checkpoint, Job
 from tests import lab
 
@@ -172,6 +172,38 @@ def test_page_leads_with_who_holds_most_and_names_the_largest_jobs() -> None:
         assert 'href="/disk"' in lead.get(path).content.decode()
 
 
+def test_of_many_jobs_sums_are_kept_and_made_anew_when_something_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, _ = a_lab()
+    browser = lab.bearer(lab.sysadmin())
+
+    def told() -> list[tuple[Any, ...]]:
+        items = browser.get("/api/v1/projects/disk").json()["items"]
+        return [(item["project"], item["jobs"], item["bytes"], item["checkpoint_bytes"]) for item in items]
+
+    exact = told()
+    monkeypatch.setattr(sums, "MOST", 1)
+    assert told() == exact, "nothing is kept yet"
+    now = timezone.now()
+    assert sums.keep(now) == 2
+    assert told() == exact
+    assert sums.keep(now + timedelta(minutes=5)) == 0, "nothing was measured since"
+    Job.objects.filter(pk=large.pk).update(disk_bytes=9 * MB, disk_measured_at=now + timedelta(minutes=6))
+    assert told() == exact, "as last added up"
+    assert sums.keep(now + timedelta(minutes=7)) == 1, "its project alone"
+    assert told()[0] == ("heron", 1, 9 * MB, 2 * MB)
+    Job.objects.filter(pk=large.pk).delete()
+    assert sums.keep(now + timedelta(hours=2)) == 2
+    assert ("heron", 0, 0, 0) in told()
+
+
+def test_largest_are_those_of_ones_own_projects() -> None:
+    large, small = a_lab()
+    sam = lab.sysadmin()
+    assert usage.largest(sam) == [large, small]
+    assert usage.largest(sam, most=1) == [large]
+    assert usage.largest(lab.person("lea", lab.a_project("wren"), role="lead")) == [small]
+
+
 def test_page_is_not_for_members() -> None:
     member = lab.signed_in(lab.person("mia", lab.a_project("wren")))
     assert member.get("/disk").status_code == 403
@@ -184,6 +216,27 @@ def test_page_does_not_say_the_same_twice() -> None:
     measured(a_job("heron", bytes=4 * MB))
     text = lab.signed_in(lab.sysadmin()).get("/disk").content.decode().replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(r"heron holds all 4\.\d+ MB in 1 job\.", text)
+
+
+def a_told_checkpoint(job: Job, bytes: int) -> None:
+    lab.a_checkpoint(job, 3, state="verified", bytes=bytes)
+
+
+def test_checkpoints_of_which_nothing_lies_on_disk_are_in_no_sum() -> None:
+    a_lab()
+    a_told_checkpoint(measured(a_job("heron", bytes=1000)), 164_000 * MB)
+    browser = lab.signed_in(lab.sysadmin())
+    text = browser.get("/disk").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "164 GB" not in text.partition("</header>")[2]
+    assert "% of that is checkpoints." in text
+
+
+def test_more_checkpoints_told_than_found_is_not_called_all_of_it() -> None:
+    large, _ = a_lab()
+    a_told_checkpoint(large, 4 * MB)
+    text = lab.signed_in(lab.sysadmin()).get("/disk").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "All of that is checkpoints" not in text
+    assert re.search(r"Its trainers told of 6\S* MB in checkpoints, more than was found when it was measured\.", text)
 
 
 def test_page_before_anything_ran() -> None:
@@ -203,5 +256,5 @@ def test_listing_does_not_ask_for_each_project(django_assert_max_num_queries: An
     for number in range(5):
         a_job(f"project-{number}")
     user = lab.sysadmin()
-    with django_assert_max_num_queries(1):
+    with django_assert_max_num_queries(4):  # projects, whether their jobs are few, these, their checkpoints
         assert len(usage.use_of(user)) == 5

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import allocations
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.following import attached
 from jobs.intake import reports, wire
+from jobs.listing import visibility
 from jobs.models import Attempt, Job, Stray
 from jobs.spec import JobSpec
 from jobs.submitting import submit
@@ -110,8 +110,8 @@ def test_a_claim_that_slurm_has_not_confirmed_gives_no_sight_of_it(
     settings.VIGIL_QUEUE_VISIBLE = "own"
     job = attach(bob, claim()).attempt.job
     QueuedJob.objects.create(scheduler_id="77", name="secret", user="alice", state="pending", account="hidden")
-    assert not allocations.visible_queue(bob).exists()
-    assert allocations.jobs_of(bob, ["77"]) == {}
+    assert not visibility.visible_queue(bob).exists()
+    assert visibility.jobs_of(bob, ["77"]) == {}
     assert pending.names(bob) == {}
     found = pending.why(bob, job)
     assert (found.why, found.text) == (None, "Vigil waits for Slurm to say whose it is.")

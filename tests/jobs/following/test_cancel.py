@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.disk import rundir
 from jobs.following import ending, follow
-from jobs.following.restart import Decision
+from jobs.following.policy import Decision
 from jobs.models import Attempt, Job
 from jobs.submitting.submit import cancel
 from portal.models import User

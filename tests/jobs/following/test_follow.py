@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,12 +15,12 @@ from django.utils import timezone
 from jobs import lease
 from jobs.disk import rundir
 from jobs.following import follow
-from jobs.models import Attempt, Checkpoint, Job
+from jobs.models import Attempt, Checkpoint, Event, Job
 from nodes.models import Node
 from portal.models import Lease, User
 from tests.jobs.asking import ask
 from tests.jobs.following.launchers import launched, newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import DGX_01, Told
 from tests.lab import a_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -104,6 +105,17 @@ def test_an_exception_is_not_repeated_and_named(job: Job, told: Told, tick: Call
     assert Attempt.objects.count() == 1
 
 
+def test_what_left_unsaved_is_told_and_not_begun_again(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    launched(newest(), exit_code=1, cause="unsaved", first_failure=None)
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    attempt = newest()
+    assert (attempt.cause, attempt.state) == ("unsaved", "failed")
+    assert attempt.reason.startswith("It was asked to stop and left with exit code 0 before it was done")
+    assert "vigil_report.finished()" in attempt.decision
+    assert Attempt.objects.count() == 1
+
+
 def test_what_the_guards_found_is_told_as_a_sentence(job: Job, told: Told, tick: Callable[[], bool]) -> None:
     what = "at step 80 the replica check finds rank 2 wrong (model.head)"
     failure = {**EXCEPTION, "error": f"NumericsError: numerics.corruption: {what}"}
@@ -112,9 +124,109 @@ def test_what_the_guards_found_is_told_as_a_sentence(job: Job, told: Told, tick:
     tick()
     attempt = newest()
     assert (attempt.cause, attempt.reason) == ("corruption", f"A{what[1:]}.")
-    assert attempt.decision.startswith("That would happen again")
+    assert "Which node cannot be told." in attempt.decision
     assert "Keep it from that rank's node" in attempt.decision
     assert Attempt.objects.count() == 1
+
+
+CORRUPT = {**EXCEPTION, "error": "NumericsError: numerics.corruption: at step 30 loss nan, but finite when done again"}
+
+
+def _corrupt(job: Job, told: Told, scheduler_id: str, *, nodes: tuple[str, ...], **found: Any) -> None:
+    """The newest attempt ends by what its trainer has found."""
+    told.say(scheduler_id, state="running", nodes=nodes)
+    data = {"step": 30, "check": "redo", "ranks": [1], "intact": True, "clean_step": 0, **found}
+    Event.objects.create(attempt=newest(), time=timezone.now(), kind="guard.corruption", rank=0, data=data)
+    launched(newest(), exit_code=1, cause="failed", first_failure=CORRUPT)
+    told.say(scheduler_id, state="failed", exit_code=1, nodes=nodes)
+
+
+def _nodes(told: Told, *names: str, **more: Any) -> None:
+    """The cluster's, now and at the next look at it."""
+    told.machines = [replace(DGX_01, name=name, **{"plays_many": False, **more}) for name in names]
+    Node.objects.all().delete()
+    Node.objects.bulk_create(Node(name=name, **more) for name in names)
+
+
+def test_broken_hardware_is_gone_round(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    """The node that was named is in no later attempt of the day, on whatever scheduler understands that."""
+    _nodes(told, *(f"dgx{number:02}" for number in range(1, 21)))
+    Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
+    a_checkpoint(job, 25)
+    _corrupt(job, told, "101", nodes=("dgx01", "dgx02"), node="dgx02")
+    tick()
+    assert Attempt.objects.get(number=1).decision == (
+        "What must come out the same did not: some hardware is broken. "
+        "Started anew from step 25 without dgx02 as attempt 2. Restart 1 of 9."
+    )
+    assert [one.excluded_nodes for one in told.submissions] == [(), ("dgx02",)]
+    root = rundir.path_of(Job.objects.get().directory)
+    assert "#SBATCH --exclude=dgx02\n" in (root / "portal" / "batch.sh").read_text()
+    told.say("102", state="node_fail", nodes=("dgx01", "dgx03"))
+    tick()
+    assert told.submissions[2].excluded_nodes == ("dgx02",), "it lasts"
+    Attempt.objects.filter(number=1).update(ended_at=timezone.now() - timedelta(hours=25))
+    told.say("103", state="preempted")
+    tick()
+    assert told.submissions[3].excluded_nodes == (), "for a day"
+
+
+def test_of_a_small_partition_one_node_is_gone_round(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    _nodes(told, "dgx01", "dgx02", "dgx03")
+    Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
+    for number, node in enumerate(("dgx02", "dgx03"), 1):
+        a_checkpoint(job, number, attempt=newest())
+        _corrupt(job, told, str(100 + number), nodes=("dgx01", node), node=node)
+        tick()
+    assert [one.excluded_nodes for one in told.submissions] == [(), ("dgx02",), ("dgx03",)]
+
+
+def test_weights_that_may_be_wrong_are_not_gone_on_from(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+    _nodes(told, "dgx01", "dgx02", "dgx03")
+    for step in (20, 60):
+        a_checkpoint(job, step, attempt=newest())
+    _corrupt(job, told, "101", nodes=("dgx01",), node="dgx01", check="replica", intact=False, clean_step=40)
+    tick()
+    assert newest().resume_from == Checkpoint.objects.get(step=20)
+    hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
+    assert hint == {"number": 2, "resume": "step-20"}
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "says"),
+    [
+        ({"node": "dgx02"}, {}, "It was on dgx02, and without it there are too few nodes. Your move."),
+        ({"node": "dgx02"}, {"plays_many": True}, "It was on dgx02, and without it there are too few nodes."),
+        ({"node": None, "intact": False}, {}, "Which node cannot be told. Keep it from that rank's node"),
+        ({"node": "dgx02", "intact": False}, {}, "It has no checkpoint from before the last clean check."),
+        ({"node": "elsewhere", "intact": False}, {}, "Which node cannot be told."),
+    ],
+    ids=["the only node", "the only machine", "not told", "nothing before", "another's node"],
+)
+def test_what_cannot_be_gone_round_is_a_persons_move(
+    job: Job, told: Told, tick: Callable[[], bool], found: dict[str, Any], known: dict[str, Any], says: str
+) -> None:
+    _nodes(told, "dgx02", **known)
+    _corrupt(job, told, "101", nodes=("dgx02",), **found)
+    tick()
+    assert says in newest().decision
+    assert Attempt.objects.count() == 1
+
+
+def test_a_passing_fault_that_nobody_can_place_is_tried_again_once(
+    job: Job, told: Told, tick: Callable[[], bool]
+) -> None:
+    _nodes(told, "dgx01", "dgx02", "dgx03")
+    _corrupt(job, told, "101", nodes=("dgx01", "dgx02"), node=None, ranks=[])
+    tick()
+    assert "Which node it was cannot be told. Started anew from the beginning as attempt 2." in (
+        Attempt.objects.get(number=1).decision
+    )
+    assert told.submissions[1].excluded_nodes == ()
+    _corrupt(job, told, "102", nodes=("dgx01", "dgx02"), node=None, ranks=[])
+    tick()
+    assert "The same struck twice with no checkpoint between." in newest().decision
+    assert Attempt.objects.count() == 2
 
 
 DIVERGED = {**EXCEPTION, "error": "NumericsError: numerics.divergence: at step 500 the smoothed loss is 9"}

@@ -13,8 +13,8 @@ from django.utils import timezone
 from jobs.intake import reports, wire
 from jobs.models import Event, Stream
 from tests.jobs.reporting import Spooled, attempt_of, post, stored, world
-from training.spool import Spool
-from training.spool_lines import Header
+from training.reporting.lines import Header
+from training.reporting.spool import Spool
 
 pytestmark = pytest.mark.django_db
 

@@ -21,7 +21,7 @@ from jobs.models import Attempt, Event, Stream
 from nodes.schedulers.base import JobStatus
 from tests.jobs.reporting import Spooled, attempt_of, job_of, post, stored
 from tests.jobs.schedulers import Told
-from training import spool as spooling
+from training.reporting import spool as spooling
 
 pytestmark = pytest.mark.django_db
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.models import Sweep
 from jobs.spec import JobSpec
-from nodes import inventory
+from nodes.cluster import sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import NodeStatus, SchedulerError
 from nodes.schedulers.cluster import Accounts, Association, Limits, Partition, Qos, QueuedJob
@@ -59,7 +59,7 @@ def told(mira: User) -> Told:
         ],
         divided=[Partition(name="gpu", is_default=True, max_time_s=24 * HOUR_S), Partition(name="cpu", state="drain")],
     )
-    inventory.read(scheduler)
+    sync.read(scheduler)
     return scheduler
 
 
@@ -81,6 +81,12 @@ def test_nodes_by_partition(mira: User, told: Told) -> None:
     assert html.count('data-s="out"') == 8 + 1
     assert "0 of 128 CPUs in use" in html
     assert "partition, drain" in html
+    assert "1 <small>of 3 nodes</small>" in html, "as many as stand below it, those of CPUs with them"
+
+
+def test_where_there_are_no_gpus_nothing_explains_them(mira: User) -> None:
+    sync.read(Told(machines=[node("cpu-01", "idle", gpus=0)]))
+    assert 'class="gpu"' not in text(mira, "/nodes")
 
 
 def test_nodes_are_filtered_by_the_address(mira: User, told: Told) -> None:
@@ -189,7 +195,7 @@ def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, told: Told) 
         queued(17, name=f"rates.{sweep.key}", user="mira1", tasks=18, priority=99),
         queued(18, name=f"finch.{theirs.latest.key}", state="running", user="oskar9", nodes=("dgx-01",)),
     ]
-    inventory.read(told)
+    sync.read(told)
     html = text(mira, "/queue")
     assert f'href="/sweeps/{sweep.pk}">rates</a>' in html
     assert "18 jobs of your rates wait" in html
@@ -209,7 +215,7 @@ def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, told: Told) 
         facts = {"scheduler_id": f"17_{index}", "reason": "Resources"}
         a_job(mira, sweep.project, name=f"rates-{index}", state="pending", sweep=sweep, attempt=facts)
     told.queued = [queued(17, name=f"rates.{sweep.key}", user="mira1", tasks=12, priority=99), queued(18, priority=1)]
-    inventory.read(told)
+    sync.read(told)
     html = text(mira, "/queue")
     assert (
         '12 jobs of your rates wait, from place 1 of 13 in gpu. <span class="muted">13 jobs wait in all, 0 run.' in html
@@ -231,7 +237,7 @@ def test_a_job_that_never_starts_says_so_first(mira: User, told: Told) -> None:
     facts = {"scheduler_id": "19", "reason": "PartitionTimeLimit"}
     job = a_job(mira, a_project(), name="heron", state="pending", spec=spec.model_dump(mode="json"), attempt=facts)
     told.queued.append(queued(19, user="mira1", reason="PartitionTimeLimit", time_limit_s=48 * HOUR_S))
-    inventory.read(told)
+    sync.read(told)
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life"):
         html = text(mira, address)
         assert '<p class="say">It never starts as it is.' in html
@@ -263,7 +269,7 @@ def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(mira: Us
         facts = {"scheduler_id": f"17_{task}", "submitted_at": timezone.now()}
         a_job(mira, sweep.project, state="pending", name=f"rates-{task}", sweep=sweep, attempt=facts)
     told.queued += [queued(17, name=f"rates.{sweep.key}", user="portal", tasks=2), queued(1, user="oskar9")]
-    inventory.read(told)
+    sync.read(told)
     anna = person("anna", sweep.project)
     items = {item["scheduler_id"]: item for item in signed_in(anna).get("/api/v1/queue").json()["items"]}
     assert set(items) == {"11", "17"}
@@ -284,7 +290,7 @@ def test_other_peoples_jobs_lead_nowhere(told: Told) -> None:
 
 def test_silence_is_said(mira: User, told: Told) -> None:
     told.broken = SchedulerError("Slurm did not answer for 10 s.")
-    inventory.read(told)
+    sync.read(told)
     since = timezone.now() - timedelta(minutes=4)
     Reading.objects.update(read_at=since)
     for address in ("/nodes", "/nodes/dgx-01", "/queue"):
@@ -306,7 +312,7 @@ def test_empty_pages_say_what_comes(mira: User) -> None:
 
 
 def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None:
-    inventory.read(Told(machines=[node("dgx-01")]))
+    sync.read(Told(machines=[node("dgx-01")]))
     assert "Nothing waits and nothing runs." in text(mira, "/queue")
     a_job(mira, a_project(), state="pending", name="siskin")
     one = "1 job of yours has not been handed to the scheduler yet."
@@ -325,7 +331,7 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
     assert f"{one} {handed}" in text(mira, "/queue")
     client = signed_in(mira)
     assert client.get("/api/v1/queue").json()["unseen"] == {"kept": 1, "newer": 2, "text": f"{one} {handed}"}
-    inventory.read(Told(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
+    sync.read(Told(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
     assert client.get("/api/v1/queue").json()["unseen"]["newer"] == 0
     assert f"2 jobs wait in all, 1 runs. {one}" in text(mira, "/queue")
     fragment = text(mira, "/queue", **{"HX-Request": "true", "HX-Target": "live"})
@@ -333,7 +339,7 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
 
 
 def test_a_thousand_nodes_come_page_by_page(mira: User) -> None:
-    inventory.read(Told(machines=[node(f"n{number:04}") for number in range(1000)]))
+    sync.read(Told(machines=[node(f"n{number:04}") for number in range(1000)]))
     first = text(mira, "/nodes")
     assert first.count('class="node"') == 120
     assert "1–120 of 1,000 nodes" in first
@@ -348,7 +354,7 @@ def test_lists_of_the_cluster(mira: User, told: Told) -> None:
     assert client.get("/api/v1/nodes?partition=cpu").json()["items"][0]["name"] == "cpu-01"
     assert [n["name"] for n in client.get("/api/v1/nodes?state=drained").json()["items"]] == ["dgx-02"]
     told.machines = [replace(told.machines[0], state="mixed+drain")]
-    inventory.read(told)
+    sync.read(told)
     assert client.get("/api/v1/nodes/dgx-01").json()["takes_jobs"] is False
 
 
@@ -361,7 +367,7 @@ def test_accounts_are_everybodys_own(mira: User, told: Told) -> None:
             Association(account="lab", user="oskar9"),
         ),
     )
-    inventory.read(told)
+    sync.read(told)
     found = signed_in(mira).get("/api/v1/accounts").json()["items"]
     assert [(a["account"], a["user"], a["fair_share"]) for a in found] == [("lab", "mira1", 0.25)]
     assert len(signed_in(sysadmin()).get("/api/v1/accounts").json()["items"]) == 3

@@ -3,11 +3,11 @@
 import pytest
 
 from jobs.errors import Problem, SpecError
+from jobs.presenting import ansi
+from jobs.presenting.form_sections import EditForm, Field, merged, placed, sections
+from jobs.presenting.toml_lines import line_of, locate
 from jobs.spec import JobSpec, read_toml
-from jobs.views import ansi
-from jobs.views.forms import EditForm, Field, merged, placed, sections
-from jobs.views.lines import line_of, locate
-from training import choices
+from training.config import choices
 
 TEXT = """\
 name = "probe"  # of memory

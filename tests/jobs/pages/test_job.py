@@ -1,13 +1,16 @@
 """A job's page and its tabs: who sees it, what it tells."""
 
 import json
+import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.test import Client
 from django.utils import timezone
 
 from jobs.models import Attempt, Checkpoint, Event
+from portal import formatting
 from portal.models import Project, User
 from tests.jobs.pages.reading import save, text
 from tests.lab import a_job, a_project, person
@@ -141,6 +144,10 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
         ("guard.nonfinite", {"step": 1200, "where": "the output of blocks.1.mlp", "rank": 2}),
         ("guard.corruption", {"step": 80, "check": "replica", "ranks": [2]}),
         ("guard.corruption", {"step": 90, "check": "replica", "ranks": []}),
+        ("guard.corruption", {"step": 91, "check": "redo", "ranks": [1], "node": "dgx<02>"}),
+        ("guard.corruption", {"step": 92, "check": "redo", "ranks": [], "node": None}),
+        ("guard.level", {"step": 67, "norm": 52.0, "mean": 1.3}),
+        ("guard.level", {"norm": "NaN"}),
         ("guard.divergence", {"step": 3000, "what": "10 of 28 steps had a gradient norm above 20 times the usual"}),
         ("checkpoint.skipped", {"step": 70, "reason": "the one before is still being written", "failed": False}),
         ("checkpoint.skipped", {"step": 80, "reason": "[Errno 28] No space left on device", "failed": True}),
@@ -158,6 +165,9 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
         "step 1,200 was not finite, first in the output of blocks.1.mlp on rank 2",
         "the replica check at step 80 finds rank 2",
         "the replica check at step 90 finds ranks that differ, and cannot tell which is wrong",
+        "step 91 was not finite, but finite when it was done again: hardware of rank 1 on dgx&lt;02&gt;",
+        "done again: hardware of one rank, and nobody can tell which",
+        "the gradient norm&#x27;s level has changed by step 67: usually 1.3, now 52",
         "diverged at step 3,000: 10 of 28 steps",
         "not saved at step 80: [Errno 28] No space left on device",
         "the checkpoint of step 60 is damaged: its sha256 differs",
@@ -167,9 +177,30 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     assert "still being written" not in page
 
 
-def test_the_newest_incidents_stand_on_the_overview(client: Client, mira: User, project: Project) -> None:
+def test_what_became_of_gpus_stands_on_the_overview(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
-    assert "Incidents" not in text(client.get(f"/jobs/{job.pk}"))
+    for kind, told, line in (
+        (
+            "gpu.lost",
+            {"gpu": "3", "uuid": "GPU-5", "bus": "0000:05", "node": "<02>"},
+            "GPU 3 on <02> is lost (GPU-5, 0000",
+        ),
+        ("gpu.lost", {"gpu": [1]}, "A GPU is lost: its driver says so"),
+        ("gpu.silent", {"since": 1, "node": "dgx01"}, "The GPUs on dgx01 tell nothing any more"),
+        (
+            "gpu.answers",
+            {"seconds": 90.0, "node": "dgx01"},
+            f"The GPUs on dgx01 answer again after 1{formatting.NBSP}min 30{formatting.NBSP}s",
+        ),
+        ("gpu.answers", {"seconds": "NaN"}, "The GPUs answer again"),
+    ):
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, data=told)
+        assert line.replace("<", "&lt;").replace(">", "&gt;") in client.get(f"/jobs/{job.pk}").content.decode()
+
+
+def test_the_newest_warnings_stand_on_the_overview(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running")
+    assert "Warnings" not in text(client.get(f"/jobs/{job.pk}"))
     pinned = "memory for checkpoints can't be pinned, so saves stall longer: ENOMEM. See ulimit -l (memlock)."
     for kind, told in (
         ("guard.skipped", {"step": 60}),
@@ -284,6 +315,7 @@ def test_a_researcher_sees_no_buttons_on_others_jobs(client: Client, project: Pr
         assert word not in html
 
 
+@pytest.mark.long
 def test_every_tab_answers_for_every_state(client: Client, mira: User, project: Project) -> None:
     for state in Attempt.State.values:
         job = a_job(mira, project, state=state, name=f"is-{state.replace('_', '-')}")
@@ -304,6 +336,18 @@ def test_checkpoints_say_their_state_and_resume(client: Client, mira: User, proj
     assert "1 older one pruned" in html
     assert html.count("Resume<span") == 1, "nothing resumes from a damaged one"
     assert f"/vision/a b/job/checkpoints/step-100&#x27; job-{job.pk}-step-100.safetensors" in html
+    assert f"/vision/a b/job/checkpoints/step-100&#x27; --hf job-{job.pk}-step-100<" in html
+
+
+def test_the_model_is_taken_out_as_it_can_be(client: Client, mira: User, project: Project) -> None:
+    def commands(run: dict[str, Any]) -> list[str]:
+        job = a_job(mira, project, state="completed", directory="vision/a", spec={"run": run})
+        save(job, 100)
+        html = text(client.get(f"/jobs/{job.pk}/checkpoints"))
+        return re.findall(r"step-100 ([^<]*)</code>", html.replace(f"job-{job.pk}-", ""))
+
+    assert commands({"recipe": "vision"}) == ["step-100.safetensors"]
+    assert commands({"language": {"lora_rank": 4}}) == ["--merged --hf step-100", "step-100-adapters"]
 
 
 def test_attempts_tell_what_vigil_did(client: Client, mira: User, project: Project) -> None:

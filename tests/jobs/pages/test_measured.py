@@ -54,6 +54,12 @@ def test_says_what_bounds_it_and_where_a_step_goes(client: Client, job: Job) -> 
     assert "Bound by" not in text(client.get(f"/jobs/{job.pk}/life?tab=logs"))
 
 
+def test_a_straggler_is_what_holds_it_up(client: Client, job: Job) -> None:
+    tell(job, "run.verdict", **{**VERDICT, "bound": "straggler", "because": "Rank 3 takes 14.0 times the usual time."})
+    assert "Held up by one rank" in page(client, job)
+    assert "Rank 3 takes 14.0 times" in page(client, job)
+
+
 def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> None:
     """After an outage streams are posted in any order, and a spool may be read once the next attempt runs."""
     second = attempt_of(job, number=2, started_at=timezone.now())

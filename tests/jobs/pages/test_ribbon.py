@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from jobs.views.ribbon import Piece, Ribbon, Save, draw
+from jobs.presenting.ribbon import Piece, Ribbon, Save, draw
 
 START = datetime(2026, 11, 19, 18, 22, tzinfo=UTC)
 

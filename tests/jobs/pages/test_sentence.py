@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.views.sentence import Facts, say
+from jobs.presenting.sentence import Facts, say
 
 NOW = datetime(2026, 11, 21, 9, 14, tzinfo=UTC)
 

@@ -174,6 +174,31 @@ def test_a_clone_begins_with_its_parents_text_and_remembers_it(client: Client, m
     assert client.get("/submit?from=x").status_code == 404
 
 
+def folded(html: str) -> str:
+    """What waits behind the form's folds."""
+    form = html.split('id="fields"')[1].split("spec.toml")[0]
+    return "".join(re.findall(r"<details.*?</details>", form, re.S))
+
+
+def test_what_is_set_stands_before_the_fold_and_the_rest_behind_it(client: Client) -> None:
+    html = text(client.post("/submit", {"toml": SPEC, "side": "toml", "do": "check"}))
+    assert '<details class="wide" open' not in html
+    assert 'name="run.warmup_steps"' not in folded(html), "set otherwise than by default"
+    assert 'name="run.warmup_steps"' in html
+    assert 'name="run.clip"' in folded(html)
+    assert 'name="restart.max_restarts"' not in folded(html), "a new job shows what most people set"
+
+
+def test_a_clone_folds_what_is_as_by_default(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, spec_toml=SPEC)
+    html = text(client.get(f"/submit?from={job.pk}"))
+    assert "As by default: restarts at most 3, in place 3" in html
+    assert 'name="restart.max_restarts"' in folded(html)
+    assert 'name="run.steps"' not in folded(html)
+    changed = a_job(mira, project, spec_toml=f"{SPEC}\n[restart]\nmax_restarts = 5\n")
+    assert 'name="restart.max_restarts"' not in folded(text(client.get(f"/submit?from={changed.pk}")))
+
+
 def test_what_slurm_has_is_offered_to_whom_it_is_for(mira: User, client: Client, settings: Any) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
     assert "<datalist" not in text(client.get("/submit")), "nothing is told yet"

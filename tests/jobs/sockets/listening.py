@@ -13,9 +13,10 @@ from channels.db import database_sync_to_async
 from django.db import connections
 from django.test import Client
 
-from jobs import consumers, live
+from jobs import live
 from jobs.intake import reports
 from jobs.models import Attempt
+from jobs.sockets import consumers
 from portal import hub
 from portal.asgi import application
 from tests.jobs.reporting import post
@@ -46,6 +47,7 @@ class Socket(ApplicationCommunicator):
         """None once accepted, else the code with which it was closed."""
         await self.send_input({"type": "websocket.connect"})
         answer = await self.receive_output(10)
+        self.answered = dict(answer.get("headers", ()))
         return None if answer["type"] == "websocket.accept" else int(answer["code"])
 
     async def disconnect(self) -> None:

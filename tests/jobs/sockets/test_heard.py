@@ -8,8 +8,9 @@ import time
 import pytest
 from asgiref.sync import sync_to_async
 
-from jobs import consumers, live
+from jobs import live
 from jobs.models import Attempt, Job
+from jobs.sockets import consumers
 from portal import hub
 from portal.models import Project, Token, User
 from tests.jobs.reporting import Spooled, attempt_of

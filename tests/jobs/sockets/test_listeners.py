@@ -9,9 +9,9 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import OperationalError
 
-from jobs import consumers
 from jobs.models import Job
-from portal import sockets
+from jobs.sockets import consumers
+from portal.http import sockets
 from portal.models import Membership, Project, Token, User
 from tests.jobs.reporting import attempt_of
 from tests.jobs.sockets.listening import ORIGIN, Socket, play
@@ -32,6 +32,7 @@ def test_anothers_job_is_not_found(server: Server, ada: User, number: str) -> No
     async def scene() -> None:
         socket = Socket(path, client)
         await socket.connect()
+        assert socket.answered[b"cache-control"] == b"private, no-store"
         assert await socket.hear("hello") == consumers.NOT_FOUND
 
     play(scene)

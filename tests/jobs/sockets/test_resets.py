@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from jobs import consumers
+from jobs.sockets import consumers
 from portal import hub
 from portal.asgi import application
 from portal.models import Token, User

@@ -189,6 +189,7 @@ def test_an_image_is_named_as_its_engine_wants_it(image: str, engine: Any, runs_
 def test_it_reaches_run_toml_and_the_script(oskar: User, project: Project, told: Told, settings: Any) -> None:
     settings.VIGIL_JOB_ENVIRONMENT = 'modules = ["cuda/12.4"]'
     settings.VIGIL_NCCL_INTERFACE = "ib0"
+    settings.VIGIL_LOCAL_TRUST = "everyone"
     Project.objects.filter(pk=project.pk).update(job_environment='container = "/images/torch.sif"\nmounts = ["/data"]')
     job, _ = ask(oskar, spec_of(environment={"env": {"WANDB_MODE": "offline; touch x"}}))
     handed(job, told)
@@ -232,7 +233,8 @@ def test_sysadmins_set_a_projects_environment(project: Project) -> None:
     assert project.job_environment == 'modules = ["cuda/12.4"]'
 
 
-def test_rest_takes_and_tells_it(oskar: User) -> None:
+def test_rest_takes_and_tells_it(oskar: User, settings: Any) -> None:
+    settings.VIGIL_LOCAL_TRUST = "everyone"
     spec = {"name": "x", "resources": {"qos": "high", "begin": "+1h"}, "environment": {"modules": ["cuda"]}}
     answer = send(signed_in(oskar), "post", "/api/v1/jobs", {"spec": spec})
     assert answer.status_code in {200, 201}, answer.content

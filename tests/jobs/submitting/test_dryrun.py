@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from jobs.submitting.dryrun import dry_run
-from nodes import inventory
+from nodes.cluster import sync
 from nodes.models import Node
 from nodes.schedulers.cluster import QueuedJob
 from portal.models import Project, User
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_says_what_it_would_do(oskar: User) -> None:
-    inventory.sync(Told())
+    sync.sync(Told())
     found = {finding.title: finding for finding in dry_run(oskar, spec_of())}
     assert found["Specification"].level == "ok"
     assert found["Start"].text == "Starts now on dgx-01."
@@ -27,7 +28,8 @@ def test_says_what_it_would_do(oskar: User) -> None:
     assert "free" in found["Disk"].text
 
 
-def test_paths_in_a_spec_are_not_looked_at(oskar: User) -> None:
+def test_paths_in_a_spec_are_not_looked_at(oskar: User, settings: Any) -> None:
+    settings.VIGIL_LOCAL_TRUST = "everyone"
     spec = spec_of(run={"language": {"source": "/data/field notes", "tokenizer": "~/bpe.json"}})
     (data,) = [finding for finding in dry_run(oskar, spec) if finding.title == "Data"]
     assert "standard library" not in data.text
@@ -42,7 +44,7 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
         QueuedJob(scheduler_id="6", name="other", user="lab", state="running", cpus=2),
         QueuedJob(scheduler_id="7", name="waits", user="lab", state="pending", cpus=2),
     ]
-    inventory.read(Told(machines=[full], queued=queued))
+    sync.read(Told(machines=[full], queued=queued))
     a_job(oskar, project, state="pending")  # not handed over yet
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
     assert start.level == "warn"
@@ -54,7 +56,7 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
 
 def test_says_what_would_start_instead(oskar: User) -> None:
     halves = [replace(DGX_01, name=f"n{i}", gpus=8, gpus_used=4, plays_many=False) for i in range(3)]
-    inventory.read(Told(machines=halves))
+    sync.read(Told(machines=halves))
     spec = spec_of(resources={"gpus_per_node": 8, "time_limit": "12:00:00"})
     start = next(finding for finding in dry_run(oskar, spec) if finding.title == "Start")
     said = start.text.replace("\N{NO-BREAK SPACE}", " ")
@@ -63,7 +65,7 @@ def test_says_what_would_start_instead(oskar: User) -> None:
 
 
 def test_nodes_of_the_demonstration_promise_nothing(oskar: User) -> None:
-    inventory.sync(Told())
+    sync.sync(Told())
     Node.objects.update(cpus_used=8)
     Node.objects.create(name="a-made-up-one", is_made_up=True, cpus=224, gpus=8)
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")

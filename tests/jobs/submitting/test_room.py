@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.submitting.room import misfits
-from nodes import inventory
+from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import Partition
 from tests.jobs.asking import spec_of
@@ -29,7 +29,7 @@ def cluster() -> Told:
         + [NodeStatus(name="old-1", state="idle", partitions=("old",), gpus=4, gpu_type="v100", cpus=64)],
         divided=[Partition(name="gpu", is_default=True), Partition(name="old")],
     )  # fmt: skip
-    inventory.read(told)
+    sync.read(told)
     return told
 
 

@@ -19,7 +19,7 @@ from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from jobs.submitting import submit as submitting
 from jobs.submitting.submit import cancel, delete, resume
-from nodes import inventory
+from nodes.cluster import sync
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 from tests.jobs import reporting
@@ -66,7 +66,7 @@ class TestSubmit:
         assert Job.objects.count() == 0
 
     def test_impossible_resources(self, oskar: User) -> None:
-        inventory.sync(Told())
+        sync.sync(Told())
         for resources, field, says in (
             ({"gpus_per_node": 8}, "resources.gpus_per_node", "Take at most 4"),
             ({"ranks_per_node": 16}, "resources.ranks_per_node", "8"),
@@ -78,7 +78,7 @@ class TestSubmit:
                 ask(oskar, spec_of(resources=resources, run={"global_batch": 48}))
             assert error.value.problems[0].field == field
             assert says in error.value.problems[0].message
-        inventory.read(Told(machines=[replace(DGX_01, plays_many=False)]))
+        sync.read(Told(machines=[replace(DGX_01, plays_many=False)]))
         with pytest.raises(SpecError) as error:
             ask(oskar, spec_of(resources={"nodes": 2}))
         assert error.value.problems[0].field == "resources.nodes"
@@ -99,7 +99,8 @@ class TestSubmit:
 
 class TestResume:
     def test_programs_of_others_need_that_decision_still(self, oskar: User, project: Project, settings: Any) -> None:
-        job = a_job(oskar, project, state="failed", kind="script")
+        spec = spec_of(kind="script", script={"directory": "."}).model_dump(mode="json")
+        job = a_job(oskar, project, state="failed", kind="script", spec=spec)
         with pytest.raises(Refused, match="VIGIL_LOCAL_TRUST=everyone"):
             resume(oskar, job)
         settings.VIGIL_LOCAL_TRUST = "everyone"

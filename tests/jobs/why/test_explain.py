@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from jobs.spec import JobSpec
 from jobs.why.explain import Waiting, Why, explain
 from jobs.why.limits import Usage, checks
 from jobs.why.requests import request_of
-from nodes.capacity import Cluster
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import Association, Limits, Partition, Qos, QueuedJob, Reservation
+from nodes.scheduling.capacity import Cluster
 from tests.jobs.asking import spec_of
 
 NOW = 1_763_700_000.0
@@ -272,6 +273,71 @@ def test_every_word_becomes_a_block(reason: str, kind: str) -> None:
     assert found.blocks[0].is_said
     if kind in {"dependency", "held"}:
         assert found.variants == ()
+
+
+@pytest.mark.parametrize("reason", ["BeginTime", "Priority", "Resources", "None", ""])
+def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str) -> None:
+    begin = datetime.fromtimestamp(NOW + 7200, UTC)
+    asked = {"nodes": 1, "gpus_per_node": 8, "time_limit": "12:00:00", "begin": begin.isoformat()}
+    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), node("b", 4)), reason)
+    assert found.blocks[0].kind == "time"
+    assert texts(found)[0].startswith("It is to begin at ")
+    assert texts(found)[0].endswith(", 2 h from now, and not before.")
+    assert found.variants == ()
+    assert found.starts_on == ()
+    assert not found.never
+
+
+def test_once_its_time_has_come_it_waits_as_others_do() -> None:
+    asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW - 60, UTC).isoformat()}
+    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a", 4)))
+    assert found.blocks[0].kind == "nodes"
+    assert found.variants
+
+
+def test_only_what_was_requeued_hears_of_requeues() -> None:
+    for restarts, says in ((0, False), (1, True)):
+        own = queued("77", 1, restart_count=restarts)
+        found = why(gpu_spec(1, 1), cluster(node("a"), queue=(own,)), "BeginTime")
+        assert ("requeue" in texts(found)[0]) is says
+    assert "requeue" not in found.meaning
+
+
+@pytest.mark.parametrize("word", ["JobHeldUser", "JobHeldAdmin"])
+def test_a_hold_says_what_lets_it_go(word: str) -> None:
+    found = why(gpu_spec(1, 1), cluster(node("a")), word)
+    assert "scontrol release 77" in texts(found)[0]
+
+
+def test_a_qos_may_set_the_partitions_limit_aside() -> None:
+    short = (Partition(name="gpu", is_default=True, max_time_s=3600, max_nodes=1),)
+    where = cluster(node("a"), node("b"), partitions=short, qos=(Qos(name="long", flags=("PARTITION_TIME_LIMIT",)),))
+    spec = spec_of(resources={"nodes": 2, "gpus_per_node": 8, "time_limit": "12:00:00", "qos": "long"},
+                   run={"global_batch": 32})  # fmt: skip
+    assert [block.name for block in why(spec, where).blocks] == ["PartitionNodeLimit"]
+
+
+@pytest.mark.parametrize(
+    ("reservation", "kind", "text", "never"),
+    [
+        ({"ends_at": NOW + 3600}, "time", "Reservation r ends in 1 h; this asks for 12 h.", True),
+        ({"starts_at": NOW + 60, "ends_at": NOW + 3660}, "time", "Reservation r has 1 h for this; it asks", True),
+        ({"ends_at": NOW + 3600, "flags": ("DAILY",)}, "", "", False),
+        ({"ends_at": NOW + 3600, "flags": ("FLEX",)}, "", "", False),
+        ({"ends_at": NOW + 90_000, "users": ("mira",)}, "reservation", "Reservation r is for others.", True),
+        ({"ends_at": NOW + 90_000, "accounts": ("lab",)}, "", "", False),  # one of the accounts above
+    ],
+)
+def test_a_reservation_that_will_not_do(reservation: dict[str, Any], kind: str, text: str, never: bool) -> None:
+    accounts = (Association(account="lab"), Association(account="vision", parent="lab"))
+    where = cluster(
+        node("a"), associations=accounts, reservations=(Reservation(name="r", nodes=("a",), **reservation),)
+    )
+    asked = {"gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
+    found = why(spec_of(resources=asked, run={"global_batch": 32}), where, "Reservation")
+    told = [block for block in found.blocks if block.kind == kind and text in plain(block.text)]
+    assert bool(told) is bool(text)
+    assert found.never is never
 
 
 def test_what_vigil_holds_is_said_in_its_words() -> None:

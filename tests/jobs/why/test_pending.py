@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Job
 from jobs.spec import write_toml
-from nodes import cluster, inventory
+from nodes.cluster import read, sync
 from nodes.schedulers.base import NodeStatus, SchedulerError
 from nodes.schedulers.cluster import (
     Accounts,
@@ -54,7 +54,7 @@ def queued(scheduler_id: str, **facts: Any) -> QueuedJob:
 
 
 def told(*queue: QueuedJob, **facts: Any) -> None:
-    inventory.read(Told(machines=HALVES, divided=[GPU], queued=list(queue), **facts))
+    sync.read(Told(machines=HALVES, divided=[GPU], queued=list(queue), **facts))
 
 
 def plain(words: str) -> str:
@@ -119,9 +119,31 @@ def test_what_vigil_holds_itself(oskar: User, project: Project) -> None:
 
 
 @pytest.mark.django_db
+def test_a_hold_shows_with_what_ends_it(oskar: User, project: Project) -> None:
+    told(queued("77", reason="JobHeldUser"))
+    job = eight_gpus(oskar, project, reason="JobHeldUser")
+    found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
+    assert "scontrol release 77" in found["text"]
+    assert found["variants"] == []
+    assert "scontrol release 77" in text(signed_in(oskar).get(f"/jobs/{job.pk}"))
+
+
+@pytest.mark.django_db
+def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, project: Project) -> None:
+    told(queued("77"))
+    job = eight_gpus(oskar, project, reason="Priority")
+    begin = (timezone.now() + timedelta(hours=3)).isoformat()
+    Job.objects.update(spec={**job.spec, "resources": {**job.spec["resources"], "begin": begin}})
+    found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
+    assert found["text"].startswith("It is to begin at ")
+    assert found["variants"] == []
+    assert "would start now" not in text(signed_in(oskar).get(f"/jobs/{job.pk}"))
+
+
+@pytest.mark.django_db
 def test_says_when_the_scheduler_has_fallen_silent(oskar: User, project: Project) -> None:
     told(queued("77"))
-    inventory.read(Told(broken=SchedulerError("Slurm did not answer for 10 s.")))
+    sync.read(Told(broken=SchedulerError("Slurm did not answer for 10 s.")))
     found = bearer(oskar).get(f"/api/v1/jobs/{eight_gpus(oskar, project).pk}/why").json()
     assert found["stale"] == "Slurm did not answer for 10 s."
     assert found["blocks"], "what it said before still stands"
@@ -187,8 +209,8 @@ def test_reads_back_what_was_told() -> None:
     partition = replace(GPU, max_time_s=60, allowed_qos=("q",))
     source = Told(machines=[node], queued=[job], divided=[partition], reserved=[reservation],
                   accounted=Accounts(qos=(qos,), associations=(association,)))  # fmt: skip
-    inventory.read(source)
-    found = cluster.read()
+    sync.read(source)
+    found = read.read()
     assert found.nodes == (node,)
     assert found.queue == (job,)
     assert found.partitions == (partition,)
@@ -200,11 +222,11 @@ def test_reads_back_what_was_told() -> None:
 @pytest.mark.django_db
 def test_rows_are_taken_once_a_reading(django_assert_num_queries: Any) -> None:
     told(queued("5"))
-    assert len(cluster.read().nodes) == 3
+    assert len(read.read().nodes) == 3
     with django_assert_num_queries(1):
-        assert len(cluster.read().queue) == 1
+        assert len(read.read().queue) == 1
     told(queued("5"), queued("6"))
-    assert len(cluster.read().queue) == 2
+    assert len(read.read().queue) == 2
 
 
 WHY = {

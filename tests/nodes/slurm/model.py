@@ -39,6 +39,7 @@ class Job:
     ended: float = 0.0
     exit_code: int = 0
     before: str = ""
+    reason: str = "None"
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -207,7 +208,7 @@ class Model:
             "array_task_string": ",".join(map(str, job.waiting)), "restart_cnt": job.restart,
             "exit_code": job.exit_code << 8 if self.version == OLD else self._exit(job.exit_code),
             "submit_time": self._number(run.submitted), "start_time": self._number(run.started),
-            "end_time": self._number(run.ended), "nodes": "dgx01" if run.started else "", "state_reason": "None",
+            "end_time": self._number(run.ended), "nodes": "dgx01" if run.started else "", "state_reason": job.reason,
             "partition": "batch",
         }  # fmt: skip
 

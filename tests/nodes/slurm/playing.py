@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
-from nodes.schedulers.slurm_tokens import Tokens
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
+from nodes.schedulers.slurm.tokens import Tokens
 
 RECORDED = Path(__file__).parent / "recorded"
 VERSIONS = sorted(folder.name for folder in RECORDED.iterdir())

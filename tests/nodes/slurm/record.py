@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 
 from nodes.schedulers.base import Submission
-from nodes.schedulers.slurm_request import request
-from nodes.schedulers.slurm_versions import OLDEST
+from nodes.schedulers.slurm.request import request
+from nodes.schedulers.slurm.versions import OLDEST
 from tests.slurm import release as releases
 from tests.slurm.cluster import Cluster, cluster
 from tests.slurm.people import ALICE, BOB, PORTAL

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from nodes.schedulers.slurm_http import NoAnswer, SlurmHttp
+from nodes.schedulers.slurm.http import NoAnswer, SlurmHttp
 from tests.nodes.slurm.playing import OneToken
 
 EVERY_S = 0.02

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.cluster import QueuedJob
-from nodes.schedulers.slurm_http import decoded
-from nodes.schedulers.slurm_listed import READ, listed
-from nodes.schedulers.slurm_past import Past
-from nodes.schedulers.slurm_rest import JobList
-from nodes.schedulers.slurm_shapes import Record
+from nodes.schedulers.slurm import shapes
+from nodes.schedulers.slurm.accounting import PastJobs
+from nodes.schedulers.slurm.http import decoded
+from nodes.schedulers.slurm.listed import READ, listed
+from nodes.schedulers.slurm.rest import JobList
+from nodes.schedulers.slurm.shapes import Record
 from tests.nodes.slurm.playing import VERSIONS, Played, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
 
@@ -237,7 +237,7 @@ def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
         played = Played(version, "nothing")
         answer = {**told, "jobs": [{**raw, "kill_request_user": by}]}
         played.answers[f"slurmdb/{version}/job/{job_id}"] = httpx.Response(200, json=answer)
-        assert (job_id in Past(played.rest).tell([job_id])) == known
+        assert (job_id in PastJobs(played.rest).tell([job_id])) == known
 
 
 @some_versions

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from nodes.schedulers import slurm_http
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import NoAnswer, NotTaken, SlurmError, SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm import http as slurm_http
+from nodes.schedulers.slurm.http import NoAnswer, NotTaken, SlurmError, SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, body, load
 from tests.nodes.slurm.test_request import asked
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nodes.schedulers import slurm_memory
-from nodes.schedulers import slurm_shapes as shapes
 from nodes.schedulers.base import ALIVE, ENDED, UNKNOWN
-from nodes.schedulers.slurm_states import ended_before, hold_of, job_state, node_state
-from nodes.schedulers.slurm_words import gpu_indices, gpus, hosts, integer, moment, number, text, tres, words
+from nodes.schedulers.slurm import job_cache, shapes
+from nodes.schedulers.slurm.states import ended_before, hold_of, job_state, node_state
+from nodes.schedulers.slurm.values import gpu_indices, gpus, hosts, integer, moment, number, text, tres, words
 from tests.nodes.slurm.playing import VERSIONS, Played, body
 
 NEWEST = VERSIONS[-1]
@@ -212,6 +211,7 @@ def test_nothing_else_upsets_them(node: dict[str, Any], row: dict[str, Any], par
 
 @settings(max_examples=20)
 @given(st.lists(JSON | fields(READ), min_size=1, max_size=3), st.integers(0, 2**31))
+@pytest.mark.long
 def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
     """Neither from those who follow nor from the queue, and none gets another's place in it."""
     jobs = FEW_JOBS
@@ -228,7 +228,7 @@ def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
         one.answers.setdefault("/jobs", httpx.Response(200, json={"jobs": jobs}))
     assert played.slurm.queue() == plain.slurm.queue()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slurm_memory, "SINGLY", 0)
+        patch.setattr(job_cache, "SINGLY", 0)
         assert played.slurm.status(ids) == plain.slurm.status(ids)
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from nodes.schedulers.base import SchedulerError, Submission
-from nodes.schedulers.slurm_request import request
+from nodes.schedulers.slurm.request import request
 from tests.nodes.slurm.playing import VERSIONS, Played, load
 
 KEY = "0123456789abcdef"

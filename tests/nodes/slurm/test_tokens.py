@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from nodes.schedulers import slurm_tokens
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm_tokens import Broker, KeyFile, checked, expiry_of
+from nodes.schedulers.slurm import tokens
+from nodes.schedulers.slurm.tokens import Broker, KeyFile, checked, expiry_of
 
 KEY = bytes(range(32))
 USERS = ["alice", "_svc", "a.b-c@lab.example", "X1"]
@@ -221,7 +221,7 @@ def test_commands_that_give_no_token(tmp_path: Path, code: str, said: str) -> No
 def test_commands_that_hang_end_with_what_they_started(
     tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_tokens, "BROKER_S", 1.0)
+    monkeypatch.setattr(tokens, "BROKER_S", 1.0)
     began = time.monotonic()
     with pytest.raises(SchedulerError, match="no token for alice within"):
         broker(tmp_path, f"open({str(tmp_path / 'group')!r}, 'w').write(str(os.getpgrp()))\n{code}\n").of("alice")

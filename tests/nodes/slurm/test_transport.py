@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from nodes.schedulers.base import SchedulerError
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import NoAnswer, SlurmHttp
-from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm.http import NoAnswer, SlurmHttp
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, load, paths
 
 NEWEST = VERSIONS[-1]

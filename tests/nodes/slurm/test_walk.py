@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
-from nodes.schedulers.slurm import Slurm
-from nodes.schedulers.slurm_http import SlurmHttp
-from nodes.schedulers.slurm_memory import SINGLY
-from nodes.schedulers.slurm_rest import SlurmRest
+from nodes.schedulers.slurm.http import SlurmHttp
+from nodes.schedulers.slurm.job_cache import SINGLY, WAITING_AT_ONCE
+from nodes.schedulers.slurm.rest import SlurmRest
+from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.model import NEW, OLD, Job, Model
 from tests.nodes.slurm.playing import OneToken
 
@@ -94,7 +94,7 @@ class Walk:
         except SchedulerError:
             return
         live = {str(job.own_id) for job in self.model.live.values() if not job.is_over}
-        if self.slurm._memory.listed_at == self.model.now and self.model.is_up["slurmctld"]:
+        if self.slurm._cache.listed_at == self.model.now and self.model.is_up["slurmctld"]:
             assert len(jobs) == len(live)
 
     def check(self) -> None:
@@ -148,10 +148,10 @@ def test_a_random_walk(seed: int, version: str, monkeypatch: pytest.MonkeyPatch)
     left = {known for known in walk.following if walk.model.all[known].is_over}
     assert not left
     assert walk.ended
-    memory, past = walk.slurm._memory, walk.slurm._past
+    cache, past = walk.slurm._cache, walk.slurm._past
     assert len(past.ended) + len(past.told) + len(past.before) <= 3 * len(walk.following)
-    assert set(memory.records) == set(map(str, walk.model.live)) or walk.model.version == OLD
-    assert len(memory.places) <= len(memory.records)
+    assert set(cache.records) == set(map(str, walk.model.live)) or walk.model.version == OLD
+    assert len(cache.places) <= len(cache.records)
 
 
 @pytest.fixture
@@ -160,18 +160,43 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Walk:
 
 
 def test_when_nothing_changes_one_call_is_made(quiet: Walk) -> None:
-    ids = [quiet.model.submit().name for _ in range(15)]
-    assert {one.state for one in quiet.slurm.status(ids).values()} == {"pending"}
+    ids = [quiet.model.start(quiet.model.submit()).name for _ in range(15)]
+    assert {one.state for one in quiet.slurm.status(ids).values()} == {"running"}
     quiet.model.calls.clear()
     for _ in range(10):
         quiet.model.pass_time(2)
         quiet.slurm.status(ids)
     assert len(quiet.model.calls) == 10
-    quiet.model.start(quiet.model.live[3])
+    quiet.model.end(quiet.model.live[3], "COMPLETED")
     quiet.model.pass_time(2)
     quiet.model.calls.clear()
-    assert quiet.slurm.status(ids)["3"].state == "running"
+    assert quiet.slurm.status(ids)["3"].state == "completed"
     assert quiet.model.calls == [f"/slurm/{NEW}/jobs/state", f"/slurm/{NEW}/job/3"]
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_a_hold_and_its_release_are_seen_within_two_looks(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = Walk(0, version, monkeypatch)
+    model, jobs = walk.model, [walk.model.submit() for _ in range(2 * WAITING_AT_ONCE)]
+    others = [model.submit() for _ in range(200)]  # not followed by us
+    ids = [job.name for job in jobs]
+    walk.slurm.status(ids)
+    for reason in ("JobHeldUser", "None"):
+        for job in jobs:
+            job.reason = reason
+        model._touch()
+        model.calls.clear()
+        for _ in range(2):
+            model.pass_time(2)
+            found = walk.slurm.status(ids)
+        assert {one.reason for one in found.values()} == {"" if reason == "None" else reason}
+        assert len(model.calls) <= 2 * (1 + WAITING_AT_ONCE)
+    for job in others[:SINGLY]:
+        model.start(job)
+    model.pass_time(2)
+    model.calls.clear()
+    walk.slurm.status(ids)
+    assert len(model.calls) <= 1 + SINGLY, "a tick of many changes costs no more than before"
 
 
 def test_of_many_changes_one_list_is_read(quiet: Walk) -> None:
@@ -299,11 +324,11 @@ def test_an_old_slurm_tells_only_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(2):  # what changed in the second of the first list is told twice
         walk.slurm.status(["1"])
         walk.model.pass_time(5)
-    listed_at = walk.slurm._memory.listed_at
+    listed_at = walk.slurm._cache.listed_at
     walk.model.calls.clear()
     walk.slurm.status(["1"])
     assert walk.model.calls == [f"/slurm/{OLD}/diag", f"/slurm/{OLD}/jobs"]
-    assert walk.slurm._memory.listed_at == listed_at
+    assert walk.slurm._cache.listed_at == listed_at
 
 
 def test_places_of_tasks_are_forgotten_with_them(quiet: Walk) -> None:
@@ -314,8 +339,8 @@ def test_places_of_tasks_are_forgotten_with_them(quiet: Walk) -> None:
             quiet.slurm.status([])
         quiet.model.pass_time(100)
         quiet.slurm.status([])
-    memory = quiet.slurm._memory
-    assert (memory.places, memory.records, memory.words) == ({}, {}, {})
+    cache = quiet.slurm._cache
+    assert (cache.places, cache.records, cache.words) == ({}, {}, {})
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])

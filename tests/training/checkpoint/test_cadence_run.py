@@ -98,9 +98,9 @@ def test_a_multiple_is_made_though_another_save_is_being_written(tmp_path: Path)
 def run_ahead() -> None:
     """A host that runs ahead of its device: steps seem short, and are read to be longer, most of all during a write."""
     from training.checkpoint.writing import Facts, Writer
-    from training.distributed import Agreed
     from training.metrics.measuring import Measuring
     from training.metrics.meter import StepTimes
+    from training.runtime.distributed import Agreed
     from training.trainer import Trainer
 
     one_step, write = Trainer._one_step, Writer.write

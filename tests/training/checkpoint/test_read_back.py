@@ -19,9 +19,9 @@ from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Keep
 from training.checkpoint.saving import Checkpoints
 from training.checkpoint.writing import Facts
-from training.distributed import World
 from training.manifest import DAMAGED, VERIFIED, CheckpointError
-from training.report import NullReporter
+from training.reporting.reporter import NullReporter
+from training.runtime.distributed import World
 
 
 class Watched(NullReporter):
@@ -154,7 +154,7 @@ def test_threads_stay_on_the_ranks_own_gpu(job: Path, reporter: Watched, monkeyp
 
 def spoil_two_saves() -> None:
     """In each rank: those of step 4, and of the last step's first."""
-    from training.report import Reporter
+    from training.reporting.reporter import Reporter
 
     event, todo = Reporter.event, {4, 12}
 

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed has the very same losses, float for float, as one that never was (PROTOCOLS §4)."""
+"""A run killed and resumed has the very same losses, float for float, as one that was not (protocols.md §4)."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.training.checkpoint.saved import save
 from training.checkpoint import storage
@@ -77,3 +78,26 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_text("hello")
     with pytest.raises(CheckpointError, match="no table of contents"):
         storage.find(state(), tmp_path)
+
+
+class Malice:
+    """An object that does something when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+def test_nothing_but_tensors_is_read(tmp_path: Path) -> None:
+    """Where a checkpoint has an object for what is a tensor here: torch's own planner unpickles it."""
+    mark = tmp_path / "was run"
+    made = save(tmp_path, state(head=Malice(mark)))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(CheckpointError, match="is no tensor in it"):
+            storage.read(state(), made, None)
+    finally:
+        dist.destroy_process_group()
+    assert not mark.exists()

@@ -52,8 +52,8 @@ class Side:
 
         from training import contracts
         from training.comm._exchange import Peers
+        from training.config.shape import Shape
         from training.parallel._replicated import replicate
-        from training.shape import Shape
 
         torch.manual_seed(0)
         group = group or dist.group.WORLD
@@ -331,8 +331,8 @@ def _computed(sizes: dict[str, int], options: dict[str, Any], frozen: tuple[str,
 
     from training import contracts
     from training.comm._exchange import Peers
+    from training.config.shape import Shape
     from training.parallel import fsdp
-    from training.shape import Shape
     from training.step import meshes
 
     class Blocks(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.comm import exchanges
 from tests.training.ranks import fork
-from training import communication
+from training.config import communication
 
 ACTS = ["halved", "sparse", "low_rank", "skipped", "fewer", "replicas", "computed"]
 Told = dict[int, dict[str, list[dict[str, Any]]]]

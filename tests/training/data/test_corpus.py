@@ -24,7 +24,7 @@ from training.__main__ import main
 from training.corpus import cache, documents, making
 from training.corpus.errors import DataError
 from training.corpus.making import Progress, make_shards
-from training.corpus.preparing import Wanted, prepare
+from training.corpus.preparing import CorpusOptions, prepare
 from training.corpus.shards import Index, read_index, verify
 from training.corpus.tokenizer import Bytes, Tokens
 
@@ -77,6 +77,16 @@ def test_every_document_is_there_once_whatever_it_came_in(kind: str, tmp_path: P
     assert made.facts["documents"] == 200
     assert 0 < len(tokens_of(made.path, "validation")) < len(tokens_of(made.path, "train")) / 4
     assert verify(made.path).tokens == sum(len(text.encode()) + 1 for text in contents)
+
+
+def test_endings_mean_the_same_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("A text.\n")
+    (tmp_path / "B.Jsonl").write_text('{"text": "A line."}\n')
+    (tmp_path / "C.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "A packed line."}\n'))
+    (tmp_path / "d.pdf").write_text("none of them")
+    found = documents.find(tmp_path, suffixes=(".Txt",), text_field="text")
+    assert [text for text, _ in found.documents()] == ["A text.\n", "A line.", "A packed line."]
+    assert documents.find(tmp_path / "C.JSONL.GZ", suffixes=(), text_field="text").label == "C"
 
 
 def test_folders_that_are_links_are_read_and_each_once(tmp_path: Path) -> None:
@@ -159,7 +169,7 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert 0 <= progress.bytes <= progress.total_bytes
             told.append(str(progress))
 
-    prepare(tmp_path / "cache", Wanted(str(folder_of(tmp_path / "mine", numbered()))), tell=tell)
+    prepare(tmp_path / "cache", CorpusOptions(str(folder_of(tmp_path / "mine", numbered()))), tell=tell)
     assert told[-1].startswith("tokens of mine: 200 documents, 0 of 0 MB (100 %), ")
 
 
@@ -196,13 +206,13 @@ def test_the_same_data_is_made_once_and_other_data_is_called_otherwise(tmp_path:
     assert prepared(tmp_path / "cache", source, validation_percent=9.0).identity != made.identity
     (source / "part-0" / "0.txt").write_text("something else")
     assert prepared(tmp_path / "cache", source).identity != made.identity
-    assert prepare(tmp_path / "cache", Wanted(str(source)), made.identity).path == made.path
+    assert prepare(tmp_path / "cache", CorpusOptions(str(source)), made.identity).path == made.path
 
 
 def test_a_checkpoint_s_data_that_is_gone_is_named(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "mine", numbered())
     with pytest.raises(DataError, match=r"^source: this run was trained on mine\+bytes\+0123456789, which is not in"):
-        prepare(tmp_path / "cache", Wanted(str(source)), "mine+bytes+0123456789")
+        prepare(tmp_path / "cache", CorpusOptions(str(source)), "mine+bytes+0123456789")
 
 
 def test_a_cache_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
@@ -303,7 +313,8 @@ def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "cache" / identity).rmdir()
     script = (
         "import os, sys\nfrom training.corpus import making\nfrom training.corpus.preparing import *\n"
-        "making.Index.write = lambda *a: os.kill(os.getpid(), 9)\nprepare(Path(sys.argv[1]), Wanted(sys.argv[2]))"
+        "making.Index.write = lambda *a: os.kill(os.getpid(), 9)\n"
+        "prepare(Path(sys.argv[1]), CorpusOptions(sys.argv[2]))"
     )
     killed = subprocess.run([sys.executable, "-c", script, tmp_path / "cache", source], check=False)
     assert killed.returncode == -9
@@ -333,7 +344,7 @@ def test_preparing_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     options = {"source": str(source), "shards_folder": str(tmp_path / "scratch")}
     run.write_text("[run.language]\n" + "".join(f'{name} = "{value}"\n' for name, value in options.items()))
     assert main(["prepare", str(run)]) == 0
-    made = prepare(tmp_path / "scratch", Wanted(str(source))).path
+    made = prepare(tmp_path / "scratch", CorpusOptions(str(source))).path
     assert capsys.readouterr().out.startswith(f"{made}: tokenizer bytes, vocabulary 256, documents 200, ")
     run.write_text('[run.language]\nsource = "/nowhere"\n')
     assert main(["prepare", str(run)]) == 1

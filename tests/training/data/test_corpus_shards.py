@@ -15,7 +15,7 @@ from tests.training.data.texts import folder_of, lines_of, numbered, prepared, t
 from tests.training.tokenizers import stand_in, write_tokenizer
 from training.__main__ import main
 from training.corpus.errors import DataError
-from training.corpus.preparing import Wanted, prepare
+from training.corpus.preparing import CorpusOptions, prepare
 from training.corpus.shards import Index, read_index, verify
 from training.corpus.tokenizer import Bytes
 
@@ -53,12 +53,12 @@ def test_ready_made_shards_are_read_where_they_lie(shards: Path, tmp_path: Path)
     assert made.identity.startswith("shards+theirs-abababab+")
     assert made.vocabulary == 5000
     assert made.facts["tokens"] == 1300
-    assert prepare(tmp_path / "cache", Wanted(str(shards)), made.identity) == made
+    assert prepare(tmp_path / "cache", CorpusOptions(str(shards)), made.identity) == made
     _change(shards, documents=4)
     with pytest.raises(
         DataError, match=r"this run was trained on shards\+theirs-abababab\+\w+, which is not what lies"
     ):
-        prepare(tmp_path / "cache", Wanted(str(shards)), made.identity)
+        prepare(tmp_path / "cache", CorpusOptions(str(shards)), made.identity)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_tokenizer_of_hugging_face(tmp_path: Path) -> None:
     found = Counter(tokens.split(b"\x06"))
     assert found[bytes([0, 0, 0, 0, 2, 3, 4, 5, 0, 0, 0, 0])] == 200, "whole documents, whatever the file's truncation"
     assert found[bytes([1, 2, 0, 0, 0, 3])] == 1
-    assert prepare(tmp_path / "cache", Wanted(str(tmp_path / "a.jsonl"), str(path)), made.identity) == made
+    assert prepare(tmp_path / "cache", CorpusOptions(str(tmp_path / "a.jsonl"), str(path)), made.identity) == made
 
 
 @pytest.mark.usefixtures("library")
@@ -153,7 +153,7 @@ def test_another_tokenizer_than_the_checkpoint_s_is_refused(tmp_path: Path, shar
     source = folder_of(tmp_path / "mine", numbered())
     made = prepared(tmp_path / "cache", source, tokenizer=str(path))
     write_tokenizer(path, "an", "other")
-    wanted = Wanted(str(source), str(path))
+    wanted = CorpusOptions(str(source), str(path))
     assert prepare(tmp_path / "cache", wanted, made.identity) == made, "its tokens are still there"
     with pytest.raises(DataError, match=r"^tokenizer: is birds-\w{8} now, but this run's tokens were made with birds-"):
         prepare(tmp_path / "elsewhere", wanted, made.identity)

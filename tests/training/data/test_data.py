@@ -1,4 +1,4 @@
-"""The order of the data, how ranks share it, and that one file adds a recipe or a parallelism (PROTOCOLS §5, §7)."""
+"""The order of the data, how ranks share it, and that one file adds a recipe or a parallelism (protocols.md §5, §7)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.corpus.cache import cache_dir
 from training.data import Ids
 from training.loader.order import Loader, Order, Share, fixed_batch
 from training.recipes import language, vision
-from training.seeds import derive_seed
+from training.runtime.seeds import derive_seed
 
 BATCH = 12
 

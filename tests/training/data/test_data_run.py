@@ -65,7 +65,7 @@ def test_what_was_looked_up_ahead_is_not_consumed(added: Path, tmp_path: Path) -
     run = Run(tmp_path / "run", dict(NUMBERS), added=added)
     committed = run.job_dir / "checkpoints" / "step-4" / "COMMITTED"
     ahead = run.job_dir / "attempt-1" / "ids.1"
-    dying = Sabotage("training.engine.update:Update.__call__", call=6, rank=1, until=str(committed))
+    dying = Sabotage("training.engine.optimizer_step:OptimizerStep.__call__", call=6, rank=1, until=str(committed))
     killed = run.start(2, sabotage=dying)
     assert killed.wait()[1] == -9
     looked_up = [json.loads(line) for line in ahead.read_text().splitlines()[1:]]
@@ -92,7 +92,7 @@ def test_it_runs_ahead_to_the_last_step_of_smaller_batches(added: Path, tmp_path
     run.finish(1)
     run.write(steps=16, global_batch=4)
     committed = run.job_dir / "checkpoints" / "step-8" / "COMMITTED"
-    dying = Sabotage("training.engine.update:Update.__call__", call=8, until=str(committed))
+    dying = Sabotage("training.engine.optimizer_step:OptimizerStep.__call__", call=8, until=str(committed))
     assert run.start(1, resume="step-4", sabotage=dying).wait() == [-9]
     looked_up = (run.job_dir / "attempt-2" / "ids.0").read_text().splitlines()[1:]
     assert len(looked_up) > 8, "the thread was ahead of the step in which the rank died"

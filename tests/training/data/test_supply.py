@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from training import config
+from training.config import run_config
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.corpus.making import Progress
 from training.data import Prepared
-from training.distributed import World
 from training.loader import supply
+from training.runtime.distributed import World
 
-CONFIG = config.parse({"recipe": "language", "language": {"source": "/data"}})
+CONFIG = run_config.parse({"recipe": "language", "language": {"source": "/data"}})
 
 
 class Recorder:

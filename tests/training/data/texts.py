@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from training.corpus.preparing import Wanted, prepare
+from training.corpus.preparing import CorpusOptions, prepare
 from training.corpus.shards import read_index
 from training.corpus.tokenizer import END_OF_BYTES
 from training.data import Prepared
@@ -48,4 +48,4 @@ def documents_of(made: Path) -> Counter[str]:
 
 
 def prepared(cache: Path, source: Path, **options: Any) -> Prepared:
-    return prepare(cache, Wanted(str(source), **options))
+    return prepare(cache, CorpusOptions(str(source), **options))

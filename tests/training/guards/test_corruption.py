@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.training.ranks import fork
-from training.distributed import World
 from training.guards import corruption
 from training.guards.corruption import Corruption, CorruptionChecks, compare, device_kind, held_alike, minority, probe
 from training.guards.digests import CHUNK, digest, digests
+from training.runtime.distributed import World
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
@@ -79,6 +79,7 @@ def test_its_sentence_says_who_or_that_nobody_can_tell() -> None:
     )
 
 
+@pytest.mark.long
 def test_the_probe_gives_the_same_a_thousand_times() -> None:
     device = torch.device("cpu")
     before = torch.random.get_rng_state()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.distributed import World
+from training.runtime.distributed import World
 from training.step.own_time import OwnTime
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.distributed import World
 from training.guards.stragglers import WINDOWS, Stragglers
+from training.runtime.distributed import World
 from training.step.own_time import PARTS, Spent
 
 Table = list[Spent]
@@ -49,6 +49,16 @@ def test_one_that_was_slow_by_chance_is_not() -> None:
 def test_one_that_is_slow_again_is_told_again() -> None:
     slow = [_slow(_table(4), 2, "data", 0.3) for _ in range(3)]
     assert _judge([*slow, _table(4), *slow]) == [(3, 2, "data"), (7, 2, "data")]
+
+
+def test_who_is_named_now_is_known_until_it_is_as_fast_as_the_others() -> None:
+    stragglers = Stragglers(World(0, 4, torch.device("cpu")))
+    slow, two = _slow(_table(4), 2, "data", 0.3), _slow(_slow(_table(4), 2, "data", 0.3), 1, "compute", 0.2)
+    named = []
+    for table in [slow, slow, slow, two, two, two, _table(4)]:
+        stragglers.judge(table)
+        named.append(stragglers.named.rank if stragglers.named else None)
+    assert named == [None, None, 2, 2, 2, 2, None]
 
 
 def test_small_times_may_vary() -> None:

@@ -15,9 +15,9 @@ import pytest
 from training.attempt.lineage import Fenced, check_fence, newest_on_lineage, raise_generation, read_generation
 from training.launch.attempt import take_attempt
 from training.launch.failures import Failure, failure_of
+from training.launch.outcome import Budget, judge
 from training.launch.plan import BadPlan, Plan, read_plan
 from training.launch.stop import Stop
-from training.launch.verdict import Budget, judge
 
 
 @pytest.fixture

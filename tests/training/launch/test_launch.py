@@ -41,7 +41,7 @@ def test_a_run_completes_and_leaves_its_last_word(run: Run) -> None:
 def test_what_the_processes_use_is_sampled(run: Run) -> None:
     assert run.fake(steps=60, step_seconds=0.02).wait(PATIENCE_S) == 0
     (path,) = (run.attempt() / "spool").glob("0.-1.*.jsonl")
-    from training.spool import read_spool
+    from training.reporting.spool import read_spool
 
     series = [batch.series for batch in read_spool(path)[1]]
     memory = [value for batch in series for _, value in batch.get("memory_gib", [])]

@@ -13,7 +13,7 @@ import pytest
 from tests.training.launching import Run
 from tests.waiting import PATIENCE_S, until
 from training import manifest
-from training.spool import read_spool
+from training.reporting.spool import read_spool
 
 ENVIRONMENT = """
 import json, os, sys
@@ -119,6 +119,52 @@ def test_a_script_that_asks_saves_and_stops(run: Run) -> None:
     assert third.wait(PATIENCE_S) == 0
     assert sorted(run.losses(2)[0]) == list(range(step + 1, step + 6))
     run.assert_nothing_left()
+
+
+LEAVING = """
+import sys, time
+import vigil_report
+for step in range(1, 10**6):
+    time.sleep(0.01)
+    stopping = vigil_report.stopping()
+    {each}
+    if stopping:
+        {last}
+        sys.exit(0)
+    print("ready", flush=True)
+"""
+COUNTED = "vigil_report.progress(step, 900)"
+SAVED = "step == 1 and vigil_report.checkpoint(__file__, step)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("each", "last", "code", "cause"),
+    [
+        (COUNTED, "", 1, "unsaved"),
+        ("", "open('own.pt', 'w').close()", 1, "unsaved"),  # saved where Vigil knows nothing of it
+        (f"{COUNTED}; {SAVED}", "", 75, "stopped"),
+        ("vigil_report.checkpoint(__file__, step)", "vigil_report.checkpoint(__file__, step)", 75, "stopped"),
+        (COUNTED, "vigil_report.finished()", 0, "completed"),
+        (COUNTED, "vigil_report.progress(900, 900); vigil_report.checkpoint(__file__, 900)", 0, "completed"),
+    ],
+)
+def test_what_exit_code_0_means_once_it_was_asked_to_stop(
+    run: Run, each: str, last: str, code: int, cause: str
+) -> None:
+    launcher = run.script(LEAVING.format(each=each or "pass", last=last or "pass"))
+    until(lambda: run.attempt().exists() and "ready" in run.rank_log())
+    launcher.send_signal(signal.SIGUSR1)
+    assert launcher.wait(PATIENCE_S) == code, run.log()
+    assert run.result()["cause"] == cause
+    assert ("with no checkpoint reported" in run.result()["error"]) is (cause == "unsaved")
+    assert "no checkpoint at step" not in run.rank_log()
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_unasked_is_done_whatever_it_told(run: Run) -> None:
+    assert run.script("import vigil_report\nvigil_report.progress(66, 900)\n").wait(PATIENCE_S) == 0
+    assert run.result()["cause"] == "completed"
 
 
 HANDLER = """

@@ -61,6 +61,10 @@ def test_the_interpreter_is_a_path_or_an_environment(plan: Plan, tmp_path: Path)
     assert _prepare(_plan(plan.run_dir, python=str(tmp_path / "venv")))[0] == str(tmp_path / "venv" / "bin" / "python")
     with pytest.raises(BadPlan, match="no interpreter on this node"):
         _prepare(_plan(plan.run_dir, python="/nowhere/python"))
+    (tmp_path / "closed").write_text("")
+    (tmp_path / "closed").chmod(0o644)
+    with pytest.raises(BadPlan, match="cannot be run: user [0-9]+ may not run .*/closed, which is -rw-r--r--"):
+        _prepare(_plan(plan.run_dir, python=str(tmp_path / "closed")))
 
 
 # Git.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.dims import Dims
+from training.config.dims import Dims
 from training.metrics import flops
 from training.models.llama import Llama, initialise
 
@@ -26,7 +26,7 @@ def dims(**given: int | bool) -> Dims:
     ],
 )
 def test_agrees_with_counted_operations(sizes: Dims) -> None:
-    """FlopCounterMode counts no attention on a CPU (PROTOCOLS §7), so that part is added: QKᵀ and PV over the full T²,
+    """FlopCounterMode counts no attention on a CPU (protocols.md §7), so it is added: QKᵀ and PV over the full T²,
     four operations a pair of tokens and channel forward, twice that backward."""
     from torch.utils.flop_counter import FlopCounterMode
 

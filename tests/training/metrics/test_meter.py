@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from training.config import parse
-from training.engine.update import Known, Updated
+from training.config.run_config import parse
+from training.config.shape import shape_of
+from training.engine.optimizer_step import Known, StepResult
 from training.metrics.measuring import refused
 from training.metrics.meter import Meter, StepTimes
-from training.report import NullReporter
-from training.shape import shape_of
+from training.reporting.reporter import NullReporter
 from training.step.clipping import Guarded
 
 
@@ -48,7 +48,9 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
     )
     for step in range(1, 6):
         zero = torch.zeros(())
-        updated = Updated(torch.tensor(float(step)), torch.tensor(2.0), 1e-3, Guarded(*[zero] * len(Guarded._fields)))
+        updated = StepResult(
+            torch.tensor(float(step)), torch.tensor(2.0), 1e-3, Guarded(*[zero] * len(Guarded._fields))
+        )
         meter.record(step, updated, StepTimes(0.001 if step < 5 else 1.5, 0.0, saving=step in (3, 5)))
     assert [one.step for one in known] == [1, 2, 3, 4, 5], "the first at once, then four together"
     assert [one.seconds for one in known] == [1.0, 1.0, 1.0, 1.0, 1.5]

@@ -13,7 +13,7 @@ import torch
 from training.attempt.heartbeat import NullHeartbeat
 from training.metrics import profiling
 from training.metrics.profiling import Profiling
-from training.report import NullReporter
+from training.reporting.reporter import NullReporter
 
 
 class Told(NullReporter):

@@ -49,6 +49,8 @@ def _finish(turns: Sequence[_Turn], world: int, folder: Path, spy: str) -> None:
         process.kill()
     logs = [path.read_text() for path in sorted(folder.glob("*.log"))]
     assert codes == [0] * world, f"{codes}\n{logs}"
+    warned = {line for log in logs for line in log.splitlines() if "Warning" in line}
+    assert warned == set(), "in a job's log a person would look there first"
 
 
 def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str) -> None:
@@ -63,7 +65,7 @@ def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str)
     if spy:
         module, _, name = spy.partition(":")
         getattr(importlib.import_module(module), name)()
-    from training import distributed
+    from training.runtime import distributed
 
     end_saves_between_steps()
     joined = distributed.join(on_cpu=True)
@@ -77,11 +79,11 @@ def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str)
 
 
 def _take(turn: _Turn, world: object) -> None:
-    from training import run_file
     from training.attempt.heartbeat import NullHeartbeat
     from training.attempt.place import Place
     from training.attempt.stopping import StopRequest
-    from training.report import Reporter
+    from training.config import run_file
+    from training.reporting.reporter import Reporter
     from training.step.determinism import set_determinism
     from training.trainer import Trainer
 

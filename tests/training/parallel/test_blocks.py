@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
-from training.config import parse
+from training.config.run_config import parse
 from training.engine import blocks
 from training.models.llama import Llama
 from training.models.llama_sizes import PRESETS
@@ -86,6 +86,7 @@ def test_fp8_learns_as_bf16_does(scaling: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_compiled_blocks_give_the_same(plain: dict[int, float], tmp_path: Path) -> None:
     found = losses(tmp_path, compile=True, language={**MODEL, "dropout": 0.0})
     expected = losses(tmp_path / "without", language={**MODEL, "dropout": 0.0})

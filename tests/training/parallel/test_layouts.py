@@ -1,4 +1,4 @@
-"""A checkpoint is of the whole state: saved on one layout, it is read on any other, bit for bit (PROTOCOLS §4)."""
+"""A checkpoint is of the whole state: saved on one layout, it is read on any other, bit for bit (protocols.md §4)."""
 
 from __future__ import annotations
 

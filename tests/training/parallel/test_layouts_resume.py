@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +16,7 @@ from tests.training.digesting import digests
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # all runs of a class are in one fixture
 
 IS_SOAK = "TEST_COMBINATIONS" in os.environ
 MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
@@ -39,15 +40,16 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 WITH_DROPOUT = {"language": {**MODEL, "dropout": 0.2}}
 SPY = "tests.training.digesting:install"
-READ_BY = {
-    "ddp": ["one", "fsdp of 2", "zero1"],
-    "fsdp": ["fsdp of 2", "one", "pp"],
-    "tp": ["one", "ddp of 2"],
-    "fsdp and tp": ["fsdp", "tp", "one", "pp and fsdp", "zero1"],
-    "pp and fsdp": ["fsdp and tp", "zbv", "one"],
-    "zero1": ["zero1", "ddp of 2", "fsdp of 2"],
-    "pp and zero1": ["one", "fsdp"],
-    **({"four axes": ["one", "fsdp", "pp and zero1"]} if IS_SOAK else {}),
+# What is read at every landing first: each layout is written and read once. The rest is for `make test-all`.
+READ_BY: dict[str, tuple[list[str], list[str]]] = {
+    "ddp": (["zero1"], ["one", "fsdp of 2"]),
+    "fsdp": (["pp"], ["fsdp of 2", "one"]),
+    "tp": (["one", "ddp of 2"], []),
+    "fsdp and tp": (["tp", "pp and fsdp"], ["fsdp", "one", "zero1"]),
+    "pp and fsdp": (["fsdp and tp", "zbv"], ["one"]),
+    "zero1": (["fsdp of 2"], ["zero1", "ddp of 2"]),
+    "pp and zero1": (["fsdp"], ["one"]),
+    **({"four axes": (["one", "fsdp", "pp and zero1"], [])} if IS_SOAK else {}),
 }
 Done = tuple[Run, Path]
 """A run, and the folder of its last attempt."""
@@ -75,59 +77,77 @@ def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
     return made
 
 
-OWN = ["ddp", "zero1", "fsdp", "hsdp", "tp", "pp", "zbv", "cp", "fsdp and tp", "pp and fsdp", "pp and zero1"]
-OWN += ["four axes"] * IS_SOAK
+# At every landing each axis and each way to share; in `make test-all` also what those in two axes contain.
+OWN = [
+    *("ddp", "zero1", "hsdp", "tp", "zbv", "cp", "fsdp and tp", "pp and zero1", *["four axes"] * IS_SOAK),
+    *(pytest.param(layout, marks=pytest.mark.whole) for layout in ("fsdp", "pp", "pp and fsdp")),
+]
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Done]]:
+def asked_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The parameters of every test of this class that is to run."""
+    return [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
+
+
+@pytest.fixture(scope="class")
+def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Done]]:
     """By layout: the run to its end, and the same from its step 8 on."""
-    folder = tmp_path_factory.mktemp("own")
-    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in OWN}
+    folder, names = tmp_path_factory.mktemp("own"), [one["layout"] for one in asked_of(request)]
+    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in names}
     whole = finish_all(asked, folder / "whole")
-    again = {name: (name, copy_of(whole[name][0], folder / f"{name} again", name, **WITH_DROPOUT)) for name in OWN}
+    again = {name: (name, copy_of(whole[name][0], folder / f"{name} again", name, **WITH_DROPOUT)) for name in names}
     resumed = finish_all(again, folder / "again", resume="step-8")
-    return {name: (whole[name], resumed[name]) for name in OWN}
+    return {name: (whole[name], resumed[name]) for name in names}
 
 
-@pytest.mark.parametrize("layout", OWN)
-def test_hex_equal_on_its_own_layout(layout: str, own: dict[str, tuple[Done, Done]]) -> None:
-    (whole, whole_dir), (resumed, resumed_dir) = own[layout]
-    assert resumed.events("run.started")[0]["resumed_from"] == "step-8"
-    for rank in range(LAYOUTS[layout][0]):
-        for name in ("loss", "gradient_norm"):
-            found, expected = resumed.series(name, rank), whole.series(name, rank)
-            assert {step: value.hex() for step, value in found.items()} == {
-                step: value.hex() for step, value in expected.items()
-            }
-    assert digests(resumed_dir, "ended") == digests(whole_dir, "ended")
+class TestOnItsOwnLayout:
+    @pytest.mark.parametrize("layout", OWN)
+    def test_hex_equal(self, layout: str, own: dict[str, tuple[Done, Done]]) -> None:
+        (whole, whole_dir), (resumed, resumed_dir) = own[layout]
+        assert resumed.events("run.started")[0]["resumed_from"] == "step-8"
+        for rank in range(LAYOUTS[layout][0]):
+            for name in ("loss", "gradient_norm"):
+                found, expected = resumed.series(name, rank), whole.series(name, rank)
+                assert {step: value.hex() for step, value in found.items()} == {
+                    step: value.hex() for step, value in expected.items()
+                }
+        assert digests(resumed_dir, "ended") == digests(whole_dir, "ended")
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Done], dict[str, Done], dict[str, Done]]:
+Others = tuple[dict[str, Done], dict[str, Done], dict[str, Done]]
+
+
+@pytest.fixture(scope="class")
+def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Others:
     """What was written up to step 8, the same gone on, and as other layouts read it and go on ("written > read")."""
     folder = tmp_path_factory.mktemp("others")
-    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": 8})) for name in READ_BY}
+    wanted = [(one["written"], one["read"]) for one in asked_of(request)]
+    names = dict.fromkeys(name for name, _ in wanted)
+    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": 8})) for name in names}
     written = finish_all(asked, folder / "written")
-    on = {name: (name, copy_of(written[name][0], folder / f"{name} on", name, steps=9)) for name in READ_BY}
+    on = {name: (name, copy_of(written[name][0], folder / f"{name} on", name, steps=9)) for name in names}
     went_on = finish_all(on, folder / "went on", resume="step-8")
     reading = {
         f"{name} > {layout}": (layout, copy_of(written[name][0], folder / f"{name} > {layout}", layout, steps=9))
-        for name, layouts in READ_BY.items()
-        for layout in layouts
+        for name, layout in wanted
     }
     return written, went_on, finish_all(reading, folder / "read", resume="step-8")
 
 
-@pytest.mark.parametrize(("written", "read"), [(name, layout) for name in READ_BY for layout in READ_BY[name]])
-def test_the_same_run_on_another_layout(
-    written: str, read: str, others: tuple[dict[str, Done], dict[str, Done], dict[str, Done]]
-) -> None:
-    """What was saved at step 8 is read whole and alike, and the next loss is the one that would have come."""
-    wrote, went_on, reads = others
-    run, attempt_dir = reads[f"{written} > {read}"]
-    assert digests(attempt_dir, "restored") == digests(wrote[written][1], "ended")
-    assert _loss(run, read) == pytest.approx(_loss(went_on[written][0], written), rel=1e-6)
+def pairs() -> Iterator[Any]:
+    for name, (always, rest) in READ_BY.items():
+        yield from (pytest.param(name, layout) for layout in always)
+        yield from (pytest.param(name, layout, marks=pytest.mark.whole) for layout in rest)
+
+
+class TestOnAnotherLayout:
+    @pytest.mark.parametrize(("written", "read"), list(pairs()))
+    def test_the_same_run(self, written: str, read: str, others: Others) -> None:
+        """What was saved at step 8 is read whole and alike, and the next loss is the one that would have come."""
+        wrote, went_on, reads = others
+        run, attempt_dir = reads[f"{written} > {read}"]
+        assert digests(attempt_dir, "restored") == digests(wrote[written][1], "ended")
+        assert _loss(run, read) == pytest.approx(_loss(went_on[written][0], written), rel=1e-6)
 
 
 def _loss(run: Run, layout: str) -> float:

@@ -1,7 +1,8 @@
-"""Each of training.combinations gives the losses of one process, and nothing else is let through."""
+"""Each of training.config.combinations gives the losses of one process, and nothing else is let through."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
-from training import combinations
-from training.combinations import COMBINATIONS, SCHEDULES, Combination
-from training.config import parse
+from training.config import combinations
+from training.config.combinations import COMBINATIONS, SCHEDULES, Combination
+from training.config.run_config import parse
 
 STEPS = 10
 MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
@@ -23,20 +24,31 @@ CONFIG: dict[str, Any] = {**TINY, "global_batch": 16, "steps": STEPS, "checkpoin
 
 IS_SOAK = "TEST_COMBINATIONS" in os.environ
 FEW = ("1F1B", "ZBVZeroBubble")
+THREE_AXES = ({"pp", "shard", "tp"}, "1F1B")
 
 
-def cases() -> Iterator[Any]:
-    """Each on two ranks an axis: in `make test` on up to four, and the plain 3-D one; in `make soak` on up to 32."""
+def cases(world: int) -> Iterator[Any]:
+    """Each on two ranks an axis: up to four, and the plain 3-D one; in `make soak` on up to 32.
+
+    At every landing each row once, with the schedules taken in turn, so that all of them come up; else in `test-all`.
+    """
+    turns = itertools.count()
     for row in COMBINATIONS:
-        for schedule in _schedules(row) if "pp" in row.axes else (None,):
-            if IS_SOAK or len(row.axes) < 3 or (row.axes == {"pp", "shard", "tp"} and schedule == "1F1B"):
-                yield pytest.param(row, schedule, id=f"{row} {schedule}" if schedule else str(row))
+        turn = SCHEDULES[next(turns) % len(SCHEDULES)] if row.schedules == SCHEDULES else "1F1B"
+        if 2 ** len(row.axes) != world:
+            continue
+        for schedule in _schedules(row, turn) if "pp" in row.axes else (None,):
+            if IS_SOAK or world < 8 or (row.axes, schedule) == THREE_AXES:
+                is_enough = world == 8 or schedule in (None, turn)
+                name = f"{row} {schedule}" if schedule else str(row)
+                yield pytest.param(row, schedule, id=name, marks=() if is_enough else pytest.mark.whole)
 
 
-def _schedules(row: Combination) -> Iterable[str]:
+def _schedules(row: Combination, turn: str) -> Iterable[str]:
     """All beside fsdp's own axis, and in a soak on up to eight ranks; else a plain one and one that is not."""
     has_all = row.axes <= {"pp", "shard"} or (IS_SOAK and len(row.axes) < 4)
-    return row.schedules if has_all else [schedule for schedule in FEW if schedule in row.schedules]
+    wanted = row.schedules if has_all else {*FEW, turn if len(row.axes) < 3 else ""}
+    return [schedule for schedule in row.schedules if schedule in wanted]
 
 
 def config_of(row: Combination, schedule: str | None = None) -> dict[str, Any]:
@@ -49,19 +61,23 @@ def config_of(row: Combination, schedule: str | None = None) -> dict[str, Any]:
 
 
 Runs = dict[tuple[Combination, str | None], Run]
+ALONE = (COMBINATIONS[0], None)
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Every case once, on as few ranks as it takes: some of one world size share their processes."""
+@pytest.fixture(scope="class")
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """What was asked for of this class, all on the same ranks, and one process alone to compare with."""
     folder = tmp_path_factory.mktemp("cases")
-    found: Runs = {}
-    for world in (1, 2, 4, 8, 16, 32):
-        mine = [case.values for case in cases() if 2 ** len(case.values[0].axes) == world]
-        runs = [Run(folder / f"{world}-{number}", config_of(*case)) for number, case in enumerate(mine)]
-        pool.finish(runs, world, folder / f"world-{world}")
-        found |= dict(zip(mine, runs, strict=True))
-    return found
+    asked = [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
+    mine = [(one["row"], one["schedule"]) for one in asked]
+    found = _finish({ALONE}, 1, folder) if request.cls.WORLD > 1 else {}
+    return found | _finish(dict.fromkeys(mine), request.cls.WORLD, folder)
+
+
+def _finish(mine: Iterable[tuple[Combination, str | None]], world: int, folder: Path) -> Runs:
+    runs = {case: Run(folder / f"{world}-{number}", config_of(*case)) for number, case in enumerate(mine)}
+    pool.finish(list(runs.values()), world, folder / f"world-{world}")
+    return runs
 
 
 def losses(run: Run, world: int) -> dict[int, float]:
@@ -70,17 +86,53 @@ def losses(run: Run, world: int) -> dict[int, float]:
     return {step: fmean(told[step] for told in ranks) for step in ranks[0]}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("row", "schedule"), list(cases()))
-def test_the_losses_are_those_of_one_process(row: Combination, schedule: str | None, ran: Runs) -> None:
-    world = 2 ** len(row.axes)
-    run, alone = ran[row, schedule], ran[COMBINATIONS[0], None]
-    found, expected = losses(run, world), losses(alone, 1)
-    assert len(found) == STEPS
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert run.series("gradient_norm") == pytest.approx(alone.series("gradient_norm"), rel=1e-4)
-    if row.axes <= {"dp"} and row.parallelism != "fsdp":  # the same sums in the same order, but for the mean of two
-        assert found == pytest.approx(expected, abs=1e-6)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if world := getattr(metafunc.cls, "WORLD", 0):
+        metafunc.parametrize(("row", "schedule"), list(cases(world)))
+
+
+class LikeOneProcess:
+    """A class for each number of ranks: workers of xdist share out the tests by classes, and these take their time."""
+
+    WORLD: int
+    pytestmark = pytest.mark.timeout(
+        1800
+    )  # all cases of a class run in the first one's fixture; pool.SECONDS ends them
+
+    @pytest.mark.slow
+    def test_the_losses_are_those_of_one_process(self, row: Combination, schedule: str | None, ran: Runs) -> None:
+        run, alone = ran[row, schedule], ran[ALONE]
+        found, expected = losses(run, self.WORLD), losses(alone, 1)
+        assert len(found) == STEPS
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert run.series("gradient_norm") == pytest.approx(alone.series("gradient_norm"), rel=1e-4)
+        if row.axes <= {"dp"} and row.parallelism != "fsdp":  # the same sums, in the same order but for the mean of two
+            assert found == pytest.approx(expected, abs=1e-6)
+
+
+class TestOneRank(LikeOneProcess):
+    WORLD = 1
+
+
+class TestTwoRanks(LikeOneProcess):
+    WORLD = 2
+
+
+class TestFourRanks(LikeOneProcess):
+    WORLD = 4
+
+
+class TestEightRanks(LikeOneProcess):
+    WORLD = 8
+
+
+if IS_SOAK:
+
+    class TestSixteenRanks(LikeOneProcess):
+        WORLD = 16
+
+    class TestThirtyTwoRanks(LikeOneProcess):
+        WORLD = 32
 
 
 @pytest.mark.parametrize("row", COMBINATIONS, ids=str)

@@ -12,12 +12,15 @@ from tests.training.parallel import peaks
 from tests.training.ranks import TINY, Run, fork
 from tests.training.weights import origins
 from training import commands
-from training.config import ConfigError, parse
+from training.config.run_config import ConfigError, parse
 from training.models.llama_sizes import llama_dims
+from training.planning.checking import problems
 from training.planning.footprint import Footprint
-from training.planning.plan import Ranks, plan
+from training.planning.plan import plan
+from training.planning.ways import Ranks
 from training.units import GIB
 
+# In bf16 (whole), which processors without such products emulate, a case takes as long as all others together.
 MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704, "context": 192}
 
 
@@ -27,12 +30,12 @@ MODEL = {"layers": 6, "heads": 8, "kv_heads": 4, "head_width": 32, "hidden": 704
     [
         (1, {}),
         (1, {"recompute": "full"}),
-        (1, {"recompute": "selective", "dtype": "bf16"}),
+        pytest.param(1, {"recompute": "selective", "dtype": "bf16"}, marks=pytest.mark.whole),
         (1, {"micro_batch": 2}),
         (2, {"communication": "topk"}),
         (2, {"communication": "diloco"}),
         (2, {"parallelism": "fsdp"}),
-        (2, {"parallelism": "fsdp", "dtype": "bf16"}),
+        pytest.param(2, {"parallelism": "fsdp", "dtype": "bf16"}, marks=pytest.mark.whole),
         (2, {"mesh": {"tp": 2}}),
         (2, {"mesh": {"cp": 2}}),
         (2, {"mesh": {"pp": 2}}),
@@ -76,7 +79,7 @@ def test_auto_takes_the_first_way_that_fits(
     assert found.config.parallelism == parallelism
     assert found.config.mesh == mesh
     assert because in "\n".join(found.why)
-    assert not list(found.config.check(ranks.world_size))
+    assert not list(problems(found.config, ranks.world_size))
 
 
 def test_axes_that_are_given_are_kept_whatever_is_tried() -> None:
@@ -87,7 +90,7 @@ def test_axes_that_are_given_are_kept_whatever_is_tried() -> None:
     asked = {"parallelism": "auto", "global_batch": 32, "mesh": {"tp": 2}}
     with pytest.raises(ConfigError) as refused:
         plan(parse(asked), Ranks(4, 4, 1_000_000))
-    assert str(refused.value).count("(fsdp") == 1, "nothing is tried twice"
+    assert str(refused.value).count("(fsdp)") == 1, "nothing is tried twice"
 
 
 @pytest.mark.parametrize(
@@ -107,11 +110,12 @@ def test_what_only_copies_can_do_is_tried_with_axes_that_are_given(given: dict[s
     ("table", "field", "words"),
     [
         ({"steps": 20, "warmup_steps": 20}, "warmup_steps", "is not less than steps"),
+        ({"language": {"heads": 8, "kv_heads": 3}}, "language", "does not divide 8 heads"),
         ({"language": {"lora_rank": 4}}, "language.lora_rank", "Name some in from_weights"),
     ],
 )
 def test_what_no_layout_would_mend_is_told_by_its_field(table: dict[str, Any], field: str, words: str) -> None:
-    (problem,) = parse({"parallelism": "auto", **table}).check(2)
+    (problem,) = problems(parse({"parallelism": "auto", **table}), 2)
     assert problem.field == field
     assert words in problem.message
 
@@ -122,7 +126,7 @@ def test_auto_splits_no_vocabulary_that_does_not_divide() -> None:
     asked = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": language})
     split = plan(asked, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_000))
     assert split.config.mesh == {"tp": 4}
-    with pytest.raises(ConfigError, match="vocabulary, 32001, does not divide by 4"):
+    with pytest.raises(ConfigError, match="language.vocabulary: is 32001, which does not divide by mesh.tp, 4"):
         plan(asked, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_001))
 
 
@@ -144,16 +148,19 @@ def test_nothing_fits_is_said_with_what_was_tried() -> None:
     (problem,) = refused.value.problems
     assert problem.field == "run.parallelism"
     assert "a copy on each rank (ddp): no" in problem.message
-    assert 'Try recompute = "full"' in problem.message
+    assert '[run.fsdp] offload = true and recompute = "full" and dtype = "bf16"' in problem.message
+    assert "96.5 GiB of main memory" in problem.message
+    assert "ranks with 125 GiB" in problem.message
 
 
 def test_auto_is_let_through_where_some_way_works() -> None:
-    assert not list(parse({"parallelism": "auto", "global_batch": 8, "fsdp": {"reshard": "never"}}).check(4))
-    (problem,) = parse({"parallelism": "auto", "global_batch": 7}).check(5)
-    assert (problem.field, problem.message) == (
-        "global_batch",
-        "7 does not divide over 5 ranks. Nearest that do: 5 or 10.",
+    assert not list(problems(parse({"parallelism": "auto", "global_batch": 8, "fsdp": {"reshard": "never"}}), 4))
+    (problem,) = problems(parse({"parallelism": "auto", "global_batch": 7}), 5)
+    assert problem.field == "global_batch"
+    said = (
+        "7 does not divide over 5 ranks. Nearest that do: 5 or 10. This would work: global_batch = 5 (ddp, dp 5, micro"
     )
+    assert problem.message.startswith(said)
 
 
 def test_the_estimate_is_of_the_type_that_fsdp_multiplies_in() -> None:
@@ -166,21 +173,21 @@ def test_the_estimate_is_of_the_type_that_fsdp_multiplies_in() -> None:
 
 
 def test_what_was_tried_is_told_with_the_field_that_it_failed_by() -> None:
-    (problem,) = parse({"parallelism": "auto", "communication": "powersgd", "dtype": "fp16"}).check(2)
+    (problem,) = problems(parse({"parallelism": "auto", "communication": "powersgd", "dtype": "fp16"}), 2)
     assert '(ddp): no, dtype: is "fp16", and powersgd brings' in problem.message
 
 
 def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:
     """As fixed layouts do: 7 samples over 5 ranks, but nobody without one."""
     asked = parse({"parallelism": "auto", "global_batch": 7})
-    assert not list(asked.check(5, lacking=True))
+    assert not list(problems(asked, 5, lacking=True))
     found = plan(asked, Ranks(5, 5, 8 * GIB, lacking=True))
     assert (found.config.parallelism, found.config.micro_batch) == ("ddp", 2), "the largest share at once"
-    assert not list(found.config.check(5, lacking=True))
-    (problem,) = parse({"parallelism": "auto", "global_batch": 3}).check(5, lacking=True)
+    assert not list(problems(found.config, 5, lacking=True))
+    (problem,) = problems(parse({"parallelism": "auto", "global_batch": 3}), 5, lacking=True)
     assert "3 samples leave nothing to do for some of 5 ranks" in problem.message
     fixed = parse({"global_batch": 7, "mesh": {"pp": 2}, "parallelism": "fsdp"})
-    (problem,) = fixed.check(4, lacking=True)
+    (problem,) = problems(fixed, 4, lacking=True)
     assert problem.field == "global_batch", "a pipeline's ranks all need as many micro-batches"
 
 
@@ -208,7 +215,7 @@ def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().out
     assert "fsdp on 64 ranks: dp 8 × shard 8" in said
     assert "as --gpu-memory says" in said
-    assert "a rank, at its peak: 42.3 GiB at once, of weights 3.0 GiB" in said
+    assert "a rank, at its peak: 63.1 GiB at once, of weights 3.0 GiB" in said
     assert commands.run("plan", [str(spec), "--gpu-memory", "80", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["mesh"] == {"dp": 8, "shard": 8}

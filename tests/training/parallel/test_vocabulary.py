@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.ranks import TINY, Run
 from tests.training.tokenizers import write_tokenizer
-from training.config import parse
+from training.config.run_config import parse
 
 MODEL = {"layers": 2, "heads": 3, "head_width": 8, "hidden": 48, "context": 24}
 
@@ -27,8 +27,11 @@ MODEL = {"layers": 2, "heads": 3, "head_width": 8, "hidden": 48, "context": 24}
 )
 def test_only_a_known_vocabulary_is_refused(options: dict[str, Any], refused: bool) -> None:
     found = list(parse({"recipe": "language", "mesh": {"tp": 3}, "language": {**MODEL, **options}}).check(3))
-    assert [problem.field for problem in found] == ["mesh.tp"] * refused
-    assert all("vocabulary, " in problem.message for problem in found)
+    assert [problem.field for problem in found] == ["language.vocabulary"] * refused
+    for problem in found:
+        assert "which does not divide by mesh.tp, 3. Write " in problem.message
+        better = {**MODEL, **options, "vocabulary": int(problem.message.partition("Write ")[2].partition(":")[0])}
+        assert not list(parse({"recipe": "language", "mesh": {"tp": 3}, "language": better}).check(3))
 
 
 @pytest.mark.slow
@@ -44,7 +47,7 @@ def test_at_the_start_it_is_known(tmp_path: Path) -> None:
     odd = Run(tmp_path / "odd", {**table, "language": model})
     assert odd.start(2).wait() == [1, 1]
     (failed,) = odd.events("run.failed")
-    assert "run.mesh.tp: the model's vocabulary, 7, does not divide by 2" in failed["error"]
+    assert "run.language.vocabulary: is 7, which does not divide by mesh.tp, 2. Write 8" in failed["error"]
     few = Run(tmp_path / "few", {**table, "mesh": {}, "language": {**model, "vocabulary": 6}})
     assert few.start(1).wait() == [1]
     (failed,) = few.events("run.failed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.training.intake import Server
-from training.report import Reporter
+from training.reporting.reporter import Reporter
 
 
 def reporter_of(attempt: Path, rank: int = 0, *, incarnation: int = 0, node: str = "dgx01") -> Reporter:

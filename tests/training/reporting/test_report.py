@@ -12,8 +12,8 @@ import pytest
 
 import vigil_report
 from tests.waiting import until
-from training.report import NullReporter, Reporter
-from training.spool import read_spool
+from training.reporting.reporter import NullReporter, Reporter
+from training.reporting.spool import read_spool
 
 
 def _only(attempt: Path) -> Path:

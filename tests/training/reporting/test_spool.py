@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from training import spool as spooling
-from training.spool import LINE_BYTES, Spool, open_folder, read_spool, spool_names
-from training.spool_lines import Batch
+from training.reporting import spool as spooling
+from training.reporting.lines import Batch
+from training.reporting.spool import LINE_BYTES, Spool, open_folder, read_spool, spool_names
 
 ID = "0123456789abcdef"
 HEADER = {

@@ -16,7 +16,7 @@ from tests.training.weights import origins
 from tests.training.weights.test_from_weights import model_of
 from training.__main__ import main
 from training.checkpoint import storage
-from training.config import parse
+from training.config.run_config import parse
 from training.weights.base import Base
 from training.weights.llama import sizes_of
 from training.weights.opening import open_weights
@@ -153,18 +153,18 @@ def test_a_bit_that_flips_in_what_is_not_trained_is_found(trained: tuple[Path, R
 
 def flip_a_bit() -> None:
     """On rank 1, in frozen weights, after step 3."""
-    from training.engine.update import Update
+    from training.engine.optimizer_step import OptimizerStep
 
-    step = Update.__call__
+    step = OptimizerStep.__call__
 
-    def flips(self: Update, parts: Any, finished: int) -> Any:
+    def flips(self: OptimizerStep, parts: Any, finished: int) -> Any:
         found = step(self, parts, finished)
         if finished == 3 and os.environ["RANK"] == "1":
             model = self._assembly.model.parts[0]
             model.get_parameter("blocks.1.mlp.up.weight").detach().view(torch.int32)[0, 0] ^= 1
         return found
 
-    Update.__call__ = flips  # type: ignore[method-assign]
+    OptimizerStep.__call__ = flips  # type: ignore[method-assign]
 
 
 def test_weights_are_kept_whatever_their_file_is_called(tmp_path: Path) -> None:
@@ -227,8 +227,16 @@ def test_peft_and_the_merged_weights_give_the_same(
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         untrained = base(tokens).logits
-        expected = PeftModel.from_pretrained(base, folder)(tokens).logits
+        tuned = PeftModel.from_pretrained(base, folder)
+        expected = tuned(tokens).logits
         found = model_of(merged)(tokens)
+        whole = tmp_path / "whole"
+        assert main(["export", checkpoint, "--hf", str(whole), "--merged", "--shard-gb", "0.00002"]) == 0
+        theirs = tuned.merge_and_unload().state_dict()
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(whole).state_dict()
+    assert loaded.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(loaded[name], tensor, rtol=1e-6, atol=1e-7)
     assert (expected - untrained).abs().max() > 0.01
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

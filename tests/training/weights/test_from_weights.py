@@ -15,7 +15,7 @@ import torch
 from tests.training.ranks import TINY, Run
 from tests.training.weights import origins
 from training.__main__ import main
-from training.config import parse
+from training.config.run_config import parse
 from training.contracts import recipe
 from training.corpus.errors import DataError
 from training.models.llama import Llama
@@ -39,27 +39,6 @@ def model_of(folder: Path) -> Llama:
     return model
 
 
-@pytest.mark.parametrize(
-    ("files", "changes"),
-    [(1, {}), (3, {}), (1, {"tie_word_embeddings": True}), (1, {"rope_theta": 10_000.0, "rms_norm_eps": 1e-3})],
-    ids=["one file", "three files", "tied", "other positions and norms"],
-)
-def test_the_logits_are_those_of_hugging_face(files: int, changes: dict[str, Any], tmp_path: Path) -> None:
-    transformers: Any = pytest.importorskip("transformers")
-    folder = origins.write(tmp_path / "llama", files=files, config=changes)
-    theirs = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    tokens = torch.randint(0, 256, (3, 40), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        expected = theirs(tokens).logits
-        ours = language.dims(**sizes_of(open_weights(folder)))
-        assert ours.context == 64
-        model = model_of(folder)
-        model.positions = lambda device: torch.arange(40)
-        found = model(tokens)
-    assert expected.abs().max() > 0.1
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_every_kind_of_number_is_read_where_it_lies(tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for padding in (0, 1):  # the format allows data at odd places
@@ -72,6 +51,11 @@ def test_every_kind_of_number_is_read_where_it_lies(tmp_path: Path) -> None:
 def _config(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def _rope(folder: Path, **changes: Any) -> None:
+    said = {**origins.LLAMA3, **changes}
+    _config(folder, rope_scaling={name: value for name, value in said.items() if value is not None})
 
 
 def _file(folder: Path) -> Path:
@@ -103,7 +87,17 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "an empty folder": (lambda f: _file(f).unlink(), "has no *.safetensors"),
     "no config": (lambda f: (f / "config.json").unlink(), "but no config.json beside them"),
     "another architecture": (lambda f: _config(f, model_type="mixtral"), "architecture 'mixtral'"),
-    "scaled positions": (lambda f: _config(f, rope_scaling={"rope_type": "llama3"}), "has rope_type 'llama3'"),
+    "positions scaled otherwise": (lambda f: _rope(f, rope_type="yarn"), "scales positions by rope_type 'yarn'"),
+    "the same of old": (lambda f: _rope(f, rope_type=None, type="linear"), "scales positions by rope_type 'linear'"),
+    "half of the scaling": (lambda f: _rope(f, low_freq_factor=None), "config.json has no low_freq_factor"),
+    "scaling by a word": (lambda f: _rope(f, factor="8"), "has a factor that is no number"),
+    "from no whole place": (lambda f: _rope(f, original_max_position_embeddings=1.5), "no original_max_position_emb"),
+    "positions by layer": (
+        lambda f: _config(f, rope_parameters={"full_attention": {"rope_type": "default"}}),
+        "turns positions by layer (full_attention)",
+    ),
+    "half of a head": (lambda f: _config(f, partial_rotary_factor=0.5), "has partial_rotary_factor 0.5"),
+    "quantised": (lambda f: _config(f, quantization_config={"bits": 4}), "has quantization_config {'bits': 4}"),
     "another activation": (lambda f: _config(f, hidden_act="gelu"), "has hidden_act 'gelu'"),
     "biases": (lambda f: _config(f, attention_bias=True), "has attention_bias True"),
     "a size missing": (lambda f: _config(f, hidden_size=None), "has no hidden_size"),
@@ -181,6 +175,12 @@ def test_what_may_not_be_looked_at_is_told_as_that() -> None:
         DataError, match=r"nn can't be read \(File name too long\). Name a safetensors file, or a folder"
     ):
         language.settle(Path("n" * 300), **OPTIONS)
+
+
+def test_the_ending_of_weights_means_the_same_in_any_case(tmp_path: Path) -> None:
+    folder = origins.write(tmp_path / "llama")
+    _file(folder).rename(folder / "Model.SafeTensors")
+    assert language.settle(folder, **OPTIONS)["layers"] == 2
 
 
 def test_what_a_copy_left_beside_the_weights_is_none_of_them(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Which addresses list or count, with what may be asked of each. A test holds it against the site's own addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.urls import get_resolver
+from django.urls.resolvers import URLResolver
+
+PAGES = 100
+OF_JOBS = (
+    "", "state=running", "state=pending", "state=bad", "state=completed", "state=failed", "state=boot_fail",
+    "q=lora", "q=lora+large", "q=lora-large-12", "q=lora-large-1234", "q=nothinglikeit", "q=vi", "q=zz", "q=%23777",
+    "q=person-03", "q=paper", "owner=person-01", "owner=person-40", "project=project-05", "kind=attached", "tag=paper",
+    "sort=name", "sort=-name", "sort=state", "sort=-state", "sort=created", "sort=project", "sort=-project",
+    "sort=owner", "sort=-owner", "sort=-started", "sort=-ended", "sort=started", "sort=ended", "sweep=7",
+    "state=failed&q=lora", "state=deadline&sort=name", "state=bad&q=large&tag=night&sort=-ended",
+    "project=project-00&kind=attached&q=moe&sort=name", "q=lora+night&owner=person-01&sort=-started",
+)  # fmt: skip
+SINCE = ("since=1d", "since=30d", "since=365d", "owner=person-02&state=node_fail&since=365d")
+BETWEEN = (
+    "created_before=2025-06-01T00:00:00Z",
+    "created_after=2025-06-01T00:00:00Z&created_before=2025-06-20T00:00:00Z&sort=name",
+)
+# By route: what may be asked. JOB, SWEEP, NODE: one that is there; PAGE n: the address that n cursors lead to.
+ASKED: dict[str, tuple[str, ...]] = {
+    "": ("",),
+    "jobs": (*OF_JOBS, *SINCE, *(f"PAGE {PAGES} sort={sort}" for sort in ("-created", "name"))),
+    "jobs/<int:job_id>": ("",),
+    "jobs/<int:job_id>/attempts": ("",),
+    "jobs/<int:job_id>/checkpoints": ("",),
+    "sweeps": ("", "PAGE 50"),
+    "sweeps/<int:sweep_id>": ("",),
+    "queue": ("", "q=lora", "mine=1"),
+    "nodes": ("",),
+    "disk": ("",),
+    "submit": ("",),
+    "me/": ("",),
+    "api/v1/me": ("",),
+    "api/v1/projects": ("",),
+    "api/v1/tokens": ("",),
+    "api/v1/jobs": (
+        *OF_JOBS, *BETWEEN, "limit=200", "parent=7",
+        *(f"PAGE {PAGES} limit=200&sort={sort}" for sort in ("-created", "-started", "name", "owner", "state")),
+    ),
+    "api/v1/jobs/<int:job_id>": ("",),
+    "api/v1/jobs/<int:job_id>/attempts": ("",),
+    "api/v1/jobs/<int:job_id>/checkpoints": ("",),
+    "api/v1/jobs/<int:job_id>/events": ("",),
+    "api/v1/jobs/<int:job_id>/series/names": ("",),
+    "api/v1/sweeps": ("", "project=project-05", "owner=person-40", "owner=nobody", "PAGE 50 limit=100"),
+    "api/v1/sweeps/<int:sweep_id>": ("",),
+    "api/v1/projects/disk": ("",),
+    "api/v1/nodes": ("",),
+    "api/v1/partitions": ("",),
+    "api/v1/qos": ("",),
+    "api/v1/reservations": ("",),
+    "api/v1/accounts": ("",),
+    "api/v1/queue": ("", "q=lora"),
+    "admin/": ("",),
+}  # fmt: skip
+RECORDS: dict[str, tuple[str, ...]] = {
+    "admin/jobs/job/": ("q=lora", "q=lora-large-12", "project__id__exact=1", "p=100", "o=-1"),
+    "admin/jobs/attempt/": ("q=777", "state__exact=failed", "state__exact=boot_fail", "state__exact=running", "p=100"),
+    "admin/jobs/checkpoint/": ("q=lora", "state__exact=verified", "state__exact=corrupt", "p=100"),
+    "admin/portal/auditentry/": ("q=person-01", "p=20"),
+    "admin/portal/token/": ("q=person-01",),
+}
+# Those that look at no rows that a history adds to.
+STILL = {
+    "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "api/v1/jobs/check", "api/v1/jobs/attach",
+    "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",
+    "accounts/login/", "accounts/logout/", "accounts/inactive/", "accounts/signup/", "accounts/reauthenticate/",
+    "accounts/password/change/", "accounts/password/new/", "accounts/password/set/",
+}  # fmt: skip
+
+
+def all_asked() -> dict[str, tuple[str, ...]]:
+    """By route: the table, and every list of records."""
+    records = {route: ("", *RECORDS.get(route, ())) for route, name in routes() if name.endswith("_changelist")}
+    return {**ASKED, **records}
+
+
+def routes() -> Iterator[tuple[str, str]]:
+    """Every route of the site with its name."""
+    yield from _below(get_resolver(), "")
+
+
+def _below(resolver: URLResolver, before: str) -> Iterator[tuple[str, str]]:
+    for one in resolver.url_patterns:
+        route = before + str(one.pattern)
+        if isinstance(one, URLResolver):
+            yield from _below(one, route)
+        else:
+            yield route, one.name or ""
+
+
+def lead_elsewhere() -> set[str]:
+    """Addresses that only send on."""
+    from portal.http import signposts
+
+    return {str(one.pattern) for one in signposts.urlpatterns}
+
+
+def filled(route: str, things: dict[str, Any]) -> str:
+    """The route's address with one that is there in each of its places."""
+    for place, thing in things.items():
+        route = route.replace(place, str(thing))
+    return f"/{route}"

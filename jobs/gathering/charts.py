@@ -1,0 +1,85 @@
+"""What the charts of a job's page need from the database: curves for the first picture, and what they mark."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+from jobs.intake.reports import owner_of
+from jobs.models import Event, Job
+from jobs.presenting.charts import LOSS_SERIES
+from jobs.presenting.header import Life
+from portal import formatting
+from portal.series import read, store
+from portal.series.read import Curve
+
+MOST_RESTARTS = 200
+FIRST_POINTS = 500
+
+
+def marks(life: Life) -> dict[str, Any]:
+    """What the charts by step mark: where each attempt begins, and where one went on after a restart in place."""
+    return {"breaks": _breaks(life), "restarts": _restarts(life)}
+
+
+def first_paint(job: Job, life: Life) -> dict[str, Any] | None:
+    """The lead chart's curves as the API would answer them, so that the first picture waits for no second request."""
+    if job.kind != "distributed":
+        return None
+    items = [_item(read.curve(owners(life), str(s["name"]), points=FIRST_POINTS)) for s in LOSS_SERIES]
+    return {"items": [item for item in items if item["step"]], "bands": [], "version": life.latest.version}
+
+
+def names(life: Life) -> list[str]:
+    """The series that any attempt has told of."""
+    return store.names(owners(life))
+
+
+def owners(life: Life) -> list[tuple[str, int]]:
+    """The owners of the series that make the job's curves, in order."""
+    return [owner_of(attempt.pk) for attempt in life.attempts]
+
+
+def _breaks(life: Life) -> list[dict[str, Any]]:
+    """The steps at which attempts begin, and how the one before each ended."""
+    before, found = None, []
+    for attempt in life.attempts:
+        if attempt.started_at is None:
+            continue
+        at = attempt.resume_from.step if attempt.resume_from else 0
+        found.append({"at": at, "label": f"attempt {attempt.number}", "state": before})
+        before = formatting.family(attempt.state)
+    return found
+
+
+def _restarts(life: Life) -> list[int]:
+    """The steps from which ranks that were started again within an attempt went on, where the line still shows it."""
+    again = [attempt.pk for attempt in life.attempts if attempt.incarnation]
+    if not again:
+        return []
+    started = Event.objects.filter(attempt__in=again, kind="run.started", incarnation__gt=0)
+    steps: dict[int, list[int]] = defaultdict(list)
+    for attempt_id, data in started.order_by("incarnation", "id").values_list("attempt_id", "data")[:MOST_RESTARTS]:
+        if isinstance(step := data.get("start_step"), int):
+            steps[attempt_id].append(step)
+    found: list[int] = []
+    for attempt in life.attempts:
+        if attempt.started_at is None:
+            continue
+        begins = attempt.resume_from.step if attempt.resume_from else 0
+        for step in (begins, *steps[attempt.pk]):  # each does again what lies behind it
+            found = [before for before in found if before < step]
+            found += [step] if step > begins else []
+    return found
+
+
+def _item(curve: Curve) -> dict[str, Any]:
+    columns = {name: getattr(curve, name) for name in ("value", "min", "max", "mean")}
+    shown = {name: [_short(v) for v in column.tolist()] for name, column in columns.items() if column is not None}
+    return {"name": curve.name, "asked": 0, "step": curve.step.tolist(), "gaps": curve.gaps, **shown}
+
+
+def _short(value: float) -> float | None:
+    """Five digits are more than a pixel can show; null where JSON has no word."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -1,0 +1,62 @@
+"""A job's life for the head of its page, in few queries."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db.models import F, Max
+from django.utils import timezone
+
+from jobs.checkpoints import newest_on_line
+from jobs.incarnations import spread
+from jobs.models import Attempt, Checkpoint, Event, Job
+from jobs.presenting import header
+from jobs.presenting.sentence import soon
+from jobs.progress import progress
+
+MOST_EVENTS = 600
+
+
+def tell(job: Job, now: datetime | None = None) -> header.Life:
+    """The job's life in few queries."""
+    now = now or timezone.now()
+    attempts = list(job.attempts.select_related("resume_from", "cancel_asked_by").order_by("number"))
+    checkpoints: list[Checkpoint] = list(
+        job.checkpoints.exclude(state=Checkpoint.State.PRUNED)
+        .order_by("-created_at", "-pk")
+        .annotate(attempt_number=F("attempt__number"))
+    )
+    latest = attempts[-1]
+    done = progress(latest, now)
+    limit = header.limit_seconds(job.spec)
+    return header.Life(
+        job=job,
+        attempts=attempts,
+        checkpoints=checkpoints,
+        progress=done,
+        now=now,
+        resumable=_resumable(latest, checkpoints),
+        done_at=soon(now, done.eta_seconds),
+        limit_at=latest.started_at + timedelta(seconds=limit) if latest.started_at and limit else None,
+        restarts=_restarts(attempts),
+        saved=_saved(job),
+        spread=spread(latest) if header.is_elastic(job.spec) else None,
+    )
+
+
+def _resumable(latest: Attempt, there: list[Checkpoint]) -> Checkpoint | None:
+    """The newest on the line of the latest attempt; where the line has none left, the newest of all to choose from."""
+    resumable = [checkpoint for checkpoint in there if checkpoint.resumable]
+    return (newest_on_line(latest) or resumable[0]) if resumable else None
+
+
+def _saved(job: Job) -> dict[int, tuple[int, datetime]]:
+    rows = job.checkpoints.exclude(state=Checkpoint.State.CORRUPT).order_by().values_list("attempt_id")
+    return {pk: (step, at) for pk, step, at in rows.annotate(Max("step"), Max("created_at")) if pk is not None}
+
+
+def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
+    """Recoveries in place, by attempt."""
+    events = Event.objects.filter(attempt__in=attempts, kind__in=header.RECOVERIES).order_by("id")
+    rows = events.values_list("kind", "attempt_id", "incarnation", "time", "data")[:MOST_EVENTS]
+    return header.recoveries(list(rows), {attempt.pk: attempt.incarnation for attempt in attempts})

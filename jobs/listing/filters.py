@@ -1,0 +1,224 @@
+"""What a search asks of the listing: conditions on a line, and what gives the few lines that could match at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from django.db import connection
+
+from jobs.listing import postgres, sqlite
+from jobs.listing.sql import Sql
+from jobs.models.job import Tag
+from portal.models import Project, User
+from portal.untrusted import whole
+
+if TYPE_CHECKING:
+    from jobs.listing.jobs import Search
+
+SET_BACK = timedelta(days=2)
+"""Numbers rise with the time of submission, but for clocks that were set back: by no more than this."""
+_SHORTEST = 3  # letters of a word that an index of trigrams knows
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word that somebody looks for: in a name, or the number, tag, project or person that is called so."""
+
+    text: str
+    projects: list[int]
+    owners: list[int]
+    is_tag: bool  # of any job
+
+    @property
+    def condition(self) -> Sql:
+        parts = [f"l.name {dialect().LIKE}"]
+        params: list[Any] = [postgres.named(self.text)]  # a pattern, which both dialects' LIKE takes
+        if self.is_tag:
+            parts.append("EXISTS (SELECT 1 FROM jobs_tag t WHERE t.job_id = l.id AND t.name = %s)")
+            params.append(self.text)
+        for column, ids in (("project_id", self.projects), ("owner_id", self.owners), ("id", self._numbers)):
+            if ids:
+                parts.append(among(f"l.{column}", ids).text)
+                params += ids
+        return Sql(f"({' OR '.join(parts)})", tuple(params))
+
+    @property
+    def source(self) -> Sql | None:
+        """The numbers of all jobs that have it, some twice, by indexes alone; None: it is too short for them."""
+        if len(self.text) < _SHORTEST:
+            return None
+        parts = [dialect().NAMES]
+        params: list[Any] = [dialect().named(self.text)]
+        if self.is_tag:
+            parts.append("SELECT job_id FROM jobs_tag WHERE name = %s")
+            params.append(self.text)
+        for column, ids in (("project_id", self.projects), ("owner_id", self.owners), ("id", self._numbers)):
+            if ids:
+                parts.append(f"SELECT id FROM jobs_listing WHERE {among(column, ids).text}")
+                params += ids
+        return Sql(" UNION ALL ".join(f"SELECT * FROM ({part} LIMIT {{most}}) w" for part in parts), tuple(params))
+
+    @property
+    def _numbers(self) -> list[int]:
+        number = whole(self.text.removeprefix("#"))
+        return [] if number is None else [number]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A search with its names looked up. `None` asks for nothing; an empty list can never be met."""
+
+    scope: list[int] | None  # projects: those that the person may see, and asked for
+    states: list[str] | None
+    rest: list[Sql] = field(default_factory=list)  # conditions besides scope and states
+    words: list[Word] = field(default_factory=list)
+    owner: int | None = None
+    sources: list[Sql] = field(default_factory=list)  # each gives the numbers of all jobs that could match
+    bounds: list[Sql] = field(default_factory=list)  # of the number, where the time of submission is asked for
+
+    @property
+    def is_impossible(self) -> bool:
+        return self.scope == [] or self.states == [] or self.owner == -1
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but projects and states."""
+        return not self.rest and not self.words
+
+    def conditions(self, *, states: bool = True) -> list[Sql]:
+        found = [*self.rest, *(word.condition for word in self.words)]
+        if self.scope is not None:
+            found.append(among("l.project_id", self.scope))
+        if states and self.states is not None:
+            found.append(among("l.state", self.states))
+        return found
+
+    def few(self, *, states: bool = True) -> list[Sql]:
+        """What may give few jobs, each by an index."""
+        found = list(self.sources)
+        equal = []
+        if self.scope is not None:
+            equal.append(among("project_id", self.scope))
+        if states and self.states is not None:
+            equal.append(among("state", self.states))
+        if equal:
+            found.append(select("id", equal))
+        return found
+
+
+def dialect() -> ModuleType:
+    return postgres if connection.vendor == "postgresql" else sqlite
+
+
+def among(column: str, values: Sequence[Any]) -> Sql:
+    return Sql(f"{column} IN ({', '.join(['%s'] * len(values))})", tuple(values))
+
+
+def select(columns: str, where: Sequence[Sql]) -> Sql:
+    return joined(f"SELECT {columns} FROM jobs_listing", where)
+
+
+def joined(head: str, where: Sequence[Sql], tail: str = "") -> Sql:
+    """A statement with all of these conditions."""
+    text = " AND ".join(f"({one.text})" for one in where)
+    return Sql(
+        f"{head}{' WHERE ' if where else ''}{text}{tail}",
+        tuple(value for one in where for value in one.params),
+    )
+
+
+def asked(search: Search, user: User) -> Asked:
+    """Look up what a search names: its projects among those that the person may see, people and words."""
+    owner = _owner(search.owner) if search.owner else None
+    rest, sources, bounds = list(_rest(search)), list(_sources(search)), list(_bounds(search))
+    if owner is not None:
+        rest.append(Sql("l.owner_id = %s", (owner,)))
+        sources.append(Sql("SELECT id FROM jobs_listing WHERE owner_id = %s", (owner,)))
+    return Asked(
+        scope=_scope(search, user),
+        states=search.spelled_out() if search.states else None,
+        rest=rest,
+        words=_words(search.text.split()[:8]),
+        owner=owner,
+        sources=sources,
+        bounds=bounds,
+    )
+
+
+def _scope(search: Search, user: User) -> list[int] | None:
+    if user.is_sysadmin and not search.projects:
+        return None
+    projects = Project.objects.visible_to(user).order_by()
+    if search.projects:
+        projects = projects.filter(slug__in=search.projects)
+    return sorted(projects.values_list("pk", flat=True))
+
+
+def _owner(name: str) -> int:
+    return User.objects.filter(username=name).values_list("pk", flat=True).first() or -1
+
+
+def _words(words: list[str]) -> list[Word]:
+    if not words:
+        return []
+    projects = dict(Project.objects.filter(slug__in=words).order_by().values_list("slug", "pk"))
+    owners = dict(User.objects.filter(username__in=words).values_list("username", "pk"))
+    return [
+        Word(
+            word,
+            [projects[word]] if word in projects else [],
+            [owners[word]] if word in owners else [],
+            Tag.objects.filter(name=word).exists(),
+        )
+        for word in words
+    ]
+
+
+def _rest(search: Search) -> Iterator[Sql]:
+    if search.kind:
+        yield Sql("l.kind = %s", (search.kind,))
+    for tag in search.tags:
+        yield Sql("EXISTS (SELECT 1 FROM jobs_tag t WHERE t.job_id = l.id AND t.name = %s)", (tag,))
+    for column, value in (("parent_id", search.parent), ("sweep_id", search.sweep)):
+        if value:
+            yield Sql(f"EXISTS (SELECT 1 FROM jobs_job j WHERE j.id = l.id AND j.{column} = %s)", (value,))
+    yield from _times(search, "l.created_at")
+
+
+def _sources(search: Search) -> Iterator[Sql]:
+    if search.kind:
+        yield Sql("SELECT id FROM jobs_listing WHERE kind = %s", (search.kind,))
+    for tag in search.tags:
+        yield Sql("SELECT job_id AS id FROM jobs_tag WHERE name = %s", (tag,))
+    for column, value in (("parent_id", search.parent), ("sweep_id", search.sweep)):
+        if value:
+            yield Sql(f"SELECT id FROM jobs_job WHERE {column} = %s", (value,))
+    if times := list(_times(search, "created_at")):
+        yield select("id", times)
+
+
+def _times(search: Search, column: str) -> Iterator[Sql]:
+    for sign, time in ((">=", search.created_after), ("<", search.created_before)):
+        if time:
+            yield Sql(f"{column} {sign} %s", (connection.ops.adapt_datetimefield_value(time),))
+
+
+def _bounds(search: Search) -> Iterator[Sql]:
+    """Bounds the numbers of the jobs of these times, so that a walk by number begins and ends there."""
+    if search.created_after:
+        last = "SELECT id FROM jobs_listing WHERE created_at < %s ORDER BY created_at DESC, id DESC LIMIT 1"
+        yield Sql(f"id > COALESCE(({last}), 0)", (_moved(search.created_after, -SET_BACK),))
+    if search.created_before:
+        first = "SELECT id FROM jobs_listing WHERE created_at >= %s ORDER BY created_at, id LIMIT 1"
+        yield Sql(f"id < COALESCE(({first}), {2**63 - 1})", (_moved(search.created_before, SET_BACK),))
+
+
+def _moved(time: datetime, by: timedelta) -> Any:
+    with suppress(OverflowError):  # before the first of all days, or after the last
+        time += by
+    return connection.ops.adapt_datetimefield_value(time)

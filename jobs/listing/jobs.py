@@ -1,0 +1,110 @@
+"""Finding jobs: one description of filters, search and order for the list page, the API and the command line."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import connection
+
+from jobs.listing.filters import asked
+from jobs.listing.walk import Finder, Place
+from jobs.models import Attempt, Job
+from portal.http.paging import BadCursor, Order, Page, decode, encode
+from portal.models import User
+
+# Words for several states at once.
+STATE_GROUPS: dict[str, frozenset[str]] = {
+    "alive": Attempt.ALIVE,
+    "bad": Attempt.ENDED_BADLY,
+    "ended": frozenset(Attempt.State.values) - Attempt.ALIVE,
+}
+STATE_WORDS = [*Attempt.State.values, *STATE_GROUPS]
+# The second is what a cursor says of its order.
+_ORDERS = {
+    "created": "id",
+    "name": "name",
+    "project": "project__slug",
+    "owner": "owner__username",
+    "state": "latest__state",
+    "started": "started_or_never",
+    "ended": "ended_or_never",
+}
+_TIMES = {"started", "ended"}
+SORTS = [sign + name for name in _ORDERS for sign in ("", "-")]
+DEFAULT_SORT = "-created"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What somebody looks for. `text`: each word must be in the name, or be a number, tag, project or person."""
+
+    text: str = ""
+    states: list[str] = field(default_factory=list)  # states and words of STATE_GROUPS; any of them
+    projects: list[str] = field(default_factory=list)
+    owner: str = ""
+    kind: str = ""
+    tags: list[str] = field(default_factory=list)  # all of them
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    parent: int | None = None
+    sweep: int | None = None
+    sort: str = DEFAULT_SORT
+
+    def page(
+        self,
+        user: User,
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+        without: tuple[str, ...] = (),
+        finder: Finder | None = None,
+    ) -> Page[Job]:
+        """One page: its numbers, then its jobs and their tags in two queries. `without`: columns not to read;
+        `finder`: its own, where there is one.
+
+        A page may be short, or even empty, and still have a next one: the search has then gone through so many jobs
+        that do not match that it is for whoever asks to go on (jobs.listing.walk).
+        """
+        order = Order(_ORDERS[self._sort], self._descending)
+        found = (finder or self.finder(user)).page(self._place(cursor, order), limit)
+        numbers = [pk for _, pk in found.places]
+        jobs = Job.objects.visible_to(user).with_latest_attempt().prefetch_related("tags")
+        rows = jobs.defer("spec_toml", *without).in_bulk(numbers) if numbers else {}
+        items = [rows[pk] for pk in numbers if pk in rows]  # one may have been deleted in between
+        if found.next is None:
+            return Page(items, None)
+        value, pk = found.next
+        return Page(items, encode(order, _time(value) if self._sort in _TIMES else value, pk))
+
+    def finder(self, user: User) -> Finder:
+        """What finds this person's pages and counts: what the first looked up, the others need not."""
+        return Finder(asked(self, user), self._sort, self._descending)
+
+    def spelled_out(self) -> list[str]:
+        """The states that it asks for, groups taken apart."""
+        wanted: set[str] = set()
+        for state in self.states:
+            wanted |= STATE_GROUPS.get(state, frozenset({state}))
+        return sorted(wanted)
+
+    @property
+    def _sort(self) -> str:
+        return self.sort.removeprefix("-")
+
+    @property
+    def _descending(self) -> bool:
+        return self.sort.startswith("-")
+
+    def _place(self, cursor: str | None, order: Order) -> Place | None:
+        if not cursor:
+            return None
+        value, pk = decode(cursor, order)
+        wanted: type = datetime if self._sort in _TIMES else type(None) if self._sort == "created" else str
+        if not isinstance(value, wanted):
+            raise BadCursor
+        return (connection.ops.adapt_datetimefield_value(value) if isinstance(value, datetime) else value), pk
+
+
+def _time(value: Any) -> datetime:
+    """SQLite keeps times as text."""
+    return datetime.fromisoformat(value).replace(tzinfo=UTC) if isinstance(value, str) else value

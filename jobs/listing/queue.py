@@ -1,0 +1,193 @@
+"""Looking into the scheduler's queue: one description of filters and order for the page, the API and the CLI."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from django.db.models import BigIntegerField, Case, ExpressionWrapper, F, Q, QuerySet, Sum, Value, When
+from django.db.models.functions import Cast
+
+from jobs.listing import visibility
+from jobs.models import Attempt, Job, Sweep
+from jobs.why.reasons import explained
+from nodes.cluster import sync
+from nodes.models import QueuedJob, Reading
+from portal import formatting
+from portal.http.paging import Order, Page, page
+from portal.models import User
+from portal.untrusted import whole
+
+STATES = ("pending", "running", "suspended", "completing")
+HELD = "JobHeld"  # how Slurm's word begins for one that somebody holds
+TAKES = timedelta(seconds=30)  # a reading at most; what is handed over meanwhile may not be in it
+MOST_UNSEEN = 10_000
+_GROUP = 10**12  # above any priority, so that one number says group and priority
+_ORDER = Order("place")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job of the scheduler as one person may see it."""
+
+    row: QueuedJob
+    given: str  # its name as a person gave it
+    job: Job | None  # Vigil's, where it is one that the person may see
+    sweep: Sweep | None  # likewise, of an array
+    is_mine: bool
+    position: int | None  # of those that wait in its partition, by priority; 1 is next
+    of: int
+
+    @property
+    def name(self) -> str:
+        if self.job:
+            return self.job.name
+        return self.sweep.name if self.sweep else self.given
+
+    @property
+    def user(self) -> str:
+        known = self.job or self.sweep
+        return known.owner.username if known else self.row.user
+
+    @property
+    def why(self) -> str:
+        """Why it waits, in plain words after the scheduler's own."""
+        return explained(self.row.reason) if self.row.state == "pending" else ""
+
+    @property
+    def is_held(self) -> bool:
+        return self.row.state == "pending" and self.row.reason.startswith(HELD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSearch:
+    """What somebody looks for. `text`: each word in the name, or a number, a person or an account."""
+
+    text: str = ""
+    states: list[str] = field(default_factory=list)
+    partition: str = ""
+    user: str = ""
+    mine: bool = False
+
+    def page(self, user: User, *, cursor: str | None = None, limit: int = 50) -> Page[QueuedJob]:
+        """The person's own first; then those that wait, the next to start first; then those that run."""
+        rows = self._in_states(user)
+        group = Case(
+            When(visibility.mine(user) & Q(state="pending"), then=Value(1)),
+            When(visibility.mine(user), then=Value(0)),
+            When(state="pending", then=Value(2)),
+            default=Value(3),
+            output_field=BigIntegerField(),
+        )
+        # Told to be wide: of two wide numbers Django makes a narrow one, and PostgreSQL's ends at 2^31.
+        place = ExpressionWrapper(Cast(group, BigIntegerField()) * _GROUP - F("priority"), BigIntegerField())
+        return page(rows.annotate(place=place), _ORDER, cursor=cursor, limit=limit)
+
+    def counts(self, user: User) -> dict[str, int]:
+        """How many jobs match in each state, the state filter itself left aside: for tabs. An array's are its tasks."""
+        return dict(self._filtered(user).order_by().values_list("state").annotate(jobs=Sum("tasks")))
+
+    def rows(self, user: User) -> int:
+        """How many rows match: fewer than jobs where an array waits."""
+        return self._in_states(user).count()
+
+    def _in_states(self, user: User) -> QuerySet[QueuedJob]:
+        rows = self._filtered(user)
+        return rows.filter(state__in=self.states) if self.states else rows
+
+    def _filtered(self, user: User) -> QuerySet[QueuedJob]:
+        rows = visibility.visible_queue(user)
+        if self.mine:
+            rows = rows.filter(visibility.mine(user))
+        if self.user:
+            rows = rows.filter(user=self.user)
+        if self.partition:
+            rows = rows.filter(Q(partition=self.partition) | Q(partition__regex=_listed(self.partition)))
+        for word in self.text.split()[:10]:
+            matches = Q(name__icontains=word) | Q(user__icontains=word) | Q(account__icontains=word)
+            if (number := whole(word.lstrip("#"))) is not None:
+                matches |= Q(scheduler_id=str(number))
+            rows = rows.filter(matches)
+        return rows
+
+
+def _listed(partition: str) -> str:
+    """A job may wait in several partitions: this one between commas."""
+    return rf"(^|,){re.escape(partition)}(,|$)"
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Jobs of one person that the rows of the queue cannot show yet."""
+
+    kept: int  # Vigil has not handed them over
+    newer: int  # handed over since the queue was read
+
+    @property
+    def text(self) -> str:
+        """Says it in a sentence; "" where the rows show all."""
+        said = []
+        if self.kept:
+            has = "has" if self.kept == 1 else "have"
+            said.append(f"{formatting.plural(self.kept, 'job')} of yours {has} not been handed to the scheduler yet.")
+        if self.newer:
+            was = "was" if self.newer == 1 else "were"
+            said.append(f"{formatting.plural(self.newer, 'job')} of yours {was} handed over since the queue was read.")
+        return " ".join(said).replace(formatting.NBSP, " ")  # for the command line as well
+
+
+def unseen(user: User) -> Unseen:
+    """What the person has submitted and does not find in the queue."""
+    read_at = sync.readings()[Reading.Part.QUEUE].read_at
+    alive = Attempt.objects.alive().filter(job__owner=user).exclude(job__kind=Job.ATTACHED)
+    handed = alive.exclude(scheduler_id="").exclude(submitted_at=None)
+    if read_at is not None:
+        handed = handed.filter(submitted_at__gt=read_at - TAKES)
+    ids = set(handed.order_by("-id").values_list("scheduler_id", flat=True)[:MOST_UNSEEN])
+    arrays = {one.partition("_")[0] for one in ids}
+    there = set(QueuedJob.objects.filter(scheduler_id__in=ids | arrays).values_list("scheduler_id", flat=True))
+    newer = sum(1 for one in ids if one not in there and one.partition("_")[0] not in there)
+    return Unseen(alive.filter(scheduler_id="").count(), newer)
+
+
+def described(user: User, rows: list[QueuedJob]) -> list[Entry]:
+    """Rows of the queue with what else is known of them, in a few queries however many there are."""
+    known = visibility.jobs_of(user, (row.scheduler_id for row in rows))
+    sweeps = visibility.sweeps_of(user, (row for row in rows if row.scheduler_id not in known))
+    given = visibility.names_of(rows)
+    positions, waiting = _positions(rows)
+    return [
+        Entry(
+            row=row,
+            given=given[row.scheduler_id],
+            job=(job := known.get(row.scheduler_id)),
+            sweep=(sweep := sweeps.get(row.scheduler_id)),
+            is_mine=(bool(row.user) and row.user == user.slurm_user)
+            or any(one is not None and one.owner_id == user.pk for one in (job, sweep)),
+            position=positions.get(row.pk),
+            of=waiting[row.partition],
+        )
+        for row in rows
+    ]
+
+
+def _positions(rows: list[QueuedJob]) -> tuple[dict[int, int], Counter[str]]:
+    """The place in its partition of each row that waits and is not held, an array's by its first task.
+
+    The second answer is how many tasks wait in each partition.
+    """
+    places = {row.partition for row in rows if row.state == "pending"}
+    if not places:
+        return {}, Counter()
+    wanted = {row.pk for row in rows}
+    waiting = QueuedJob.objects.filter(state="pending", partition__in=places).exclude(reason__startswith=HELD)
+    counts: Counter[str] = Counter()
+    found = {}
+    ordered = waiting.order_by("-priority", "id").values_list("pk", "partition", "tasks")
+    for pk, partition, tasks in ordered.iterator():
+        if pk in wanted:
+            found[pk] = counts[partition] + 1
+        counts[partition] += tasks
+    return found, counts

@@ -1,0 +1,168 @@
+"""What the charts of a job's page draw: which series, and how. Pure; jobs.gathering has the curves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs.presenting.header import Life, is_elastic, ranks_and_nodes
+
+if TYPE_CHECKING:
+    from jobs.models import Job
+
+
+LAUNCHER = -1  # the stream of the first node's launcher
+PLAIN = "plain"
+MOST_FIGURES = 24
+# What a launcher tells of its node's use by the job: title and unit.
+USE = {"cpu_cores": ("CPU", "cores in use"), "memory_gib": ("Memory", "GiB in use")}
+
+# Colours are the metric's own on every page: loss 1, validation 2, throughput 3, gradient 6.
+LOSS_SERIES = [
+    {"name": "loss", "label": "training", "color": 1, "digits": 3},
+    {"name": "validation_loss", "label": "validation", "color": 2, "digits": 3, "kind": "dots"},
+]
+LOSS = {
+    "id": "loss",
+    "title": "Loss",
+    "width": "two-thirds",
+    "height": 220,
+    "scale": True,
+    "smooth": True,
+    "series": LOSS_SERIES,
+}
+RANKS = {
+    "id": "ranks",
+    "title": "Loss across ranks",
+    "width": "third",
+    "height": 220,
+    "band": "loss",
+    "series": [{"name": "loss", "label": "median", "color": 1, "digits": 2}],
+}
+STEP_TIME = {
+    "id": "step_seconds",
+    "title": "Step time",
+    "unit": "seconds",
+    "width": "third",
+    "height": 120,
+    "zero": True,
+    "series": [
+        {"name": "step_seconds", "label": "step", "color": 1},
+        {"name": "data_seconds", "label": "data wait", "color": 2},
+    ],
+}
+
+MFU: dict[str, Any] = {
+    "id": "mfu",
+    "title": "MFU",
+    "unit": "of the GPUs’ bf16 peak",
+    "width": "third",
+    "height": 120,
+    "zero": True,
+    "series": [{"name": "mfu", "label": "MFU", "color": 3, "digits": 3}],
+}
+COMMUNICATION: dict[str, Any] = {
+    "id": "communication_share",
+    "title": "Communication",
+    "unit": "unhidden part, sampled",
+    "width": "third",
+    "height": 120,
+    "zero": True,
+    "series": [{"name": "communication_share", "label": "share", "color": 2, "digits": 3, "kind": "dots"}],
+}
+SENT: dict[str, Any] = {
+    "id": "communicated_mib",
+    "title": "Sent",
+    "unit": "MiB by rank 0",
+    "width": "third",
+    "height": 120,
+    "zero": True,
+    "series": [{"name": "communicated_mib", "label": "sent", "color": 4, "digits": 3}],
+}
+ACCURACY: dict[str, Any] = {
+    "id": "accuracy",
+    "title": "Accuracy",
+    "unit": "share of the validation set",
+    "width": "half",
+    "height": 120,
+    "series": [{"name": "validation_accuracy", "label": "validation", "color": 2, "digits": 3}],
+}
+
+
+def figures(job: Job, life: Life, names: list[str]) -> list[dict[str, Any]]:
+    """The charts of this kind of job, in order; `names`: the series that it has told so far."""
+    empty = _empty(job, life)
+    if job.kind == "distributed":
+        drawn = _of_trainer(job, names)
+    else:
+        drawn = _of_attached(life, names) if job.is_attached else _of_script(names)
+    return [{"empty": empty, **figure} for figure in drawn]
+
+
+def _empty(job: Job, life: Life) -> str:
+    """What stands where there is nothing to draw, and when to expect something."""
+    if not life.latest.is_alive:
+        return "This job ended without reporting any."
+    if life.latest.state == "pending":
+        return "No values yet: it waits in the queue."
+    if job.kind != "distributed":
+        return "No values yet. The script reports them with vigil_report.log(step, loss=…)."
+    return "No values yet. The trainer reports about every second once step 1 is done."
+
+
+def _of_trainer(job: Job, names: list[str]) -> list[dict[str, Any]]:
+    run = job.spec.get("run") or {}
+    samples = run.get("recipe") == "vision"
+    speed = {
+        "id": "speed",
+        "title": "Throughput",
+        "unit": "samples a second" if samples else "tokens a second",
+        "width": "third",
+        "height": 120,
+        "series": [
+            {
+                "name": "samples_per_second" if samples else "tokens_per_second",
+                "label": "samples/s" if samples else "tokens/s",
+                "color": 3,
+            }
+        ],
+    }
+    clip = run.get("clip")
+    norm = {
+        "id": "gradient_norm",
+        "title": "Gradient norm",
+        "width": "third",
+        "height": 120,
+        "series": [{"name": "gradient_norm", "label": "norm", "color": 6}],
+        "limits": [{"label": "clip", "value": clip}] if clip else [],
+    }
+    measured = [figure for figure in (MFU, COMMUNICATION) if figure["id"] in names]
+    # What is sent without a choice of its own hardly ever changes.
+    sent = [SENT] if run.get("communication", PLAIN) != PLAIN else []
+    small = [*([ACCURACY] if samples else []), speed, *measured, *sent, norm, STEP_TIME]
+    widths = ["half"] * len(small) if len(small) % 2 == 0 else ["third"] * 3 + ["half"] * (len(small) - 3)
+    alone = ranks_and_nodes(job.spec)[0] == 1 and not is_elastic(job.spec)  # then there is nothing to compare
+    loss = [{**LOSS, "width": "full"}] if alone else [LOSS, RANKS]
+    return [*loss, *({**figure, "width": width} for figure, width in zip(small, widths, strict=True))]
+
+
+def _of_attached(life: Life, names: list[str]) -> list[dict[str, Any]]:
+    """What it has reported so far. An empty chart only where that is to be expected: somebody posts for its command."""
+    drawn = [figure for figure in _of_script(names) if figure["id"] not in USE]
+    return drawn or ([LOSS] if life.latest.is_alive and life.job.spec.get("command") else [])
+
+
+def _of_script(names: list[str]) -> list[dict[str, Any]]:
+    """What the script has reported so far, the loss in front; and what its launcher tells of its node's use."""
+    names = [name for name in names if name not in USE and name != "validation_loss"]
+    names = sorted(names, key=lambda name: name != "loss")[:MOST_FIGURES]
+    lead = {**LOSS, "width": "two-thirds"} if "loss" in names else None
+    drawn = [lead] if lead else []
+    for i, name in enumerate(name for name in names if name != "loss"):
+        series = [{"name": name, "label": "value", "color": i % 8 + 1}]
+        drawn.append({"id": name, "title": name.replace("_", " "), "width": "third", "height": 120, "series": series})
+    for i, (name, (title, unit)) in enumerate(USE.items()):
+        series = [{"name": name, "label": "in use", "color": 7 - i}]
+        use = {"id": name, "title": title, "unit": unit, "rank": LAUNCHER, "xunit": "second", "zero": True}
+        use["empty"] = "Nothing yet. The launcher tells of its node every few seconds."
+        drawn.append({**use, "width": "third", "height": 220 if lead and i == 0 else 120, "series": series})
+    return drawn if not lead else [lead, drawn[-len(USE)], *drawn[1 : -len(USE)], *drawn[-len(USE) + 1 :]]

@@ -1,0 +1,113 @@
+"""What an attempt ran with, in words for its page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jobs.disk.provenance import Captured, Change, Ran, cpu_of, gpus_of
+from portal import formatting
+
+MOST_NAMED = 6  # changes named beside the attempt; all of them are behind it
+SHORT = 12  # characters of a commit or digest
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnvironment:
+    """One attempt's environment as the page shows it."""
+
+    sentence: str
+    facts: list[tuple[str, str]]
+    packages: dict[str, str]
+    packages_left_out: int = 0
+    same_as: int | None = None  # the earlier attempt that had the very same packages
+    since: int | None = None
+    changes: list[str] = field(default_factory=list)
+
+    @property
+    def named(self) -> str:
+        """The changes that fit beside the attempt."""
+        more = len(self.changes) - MOST_NAMED
+        named = ", ".join(self.changes[:MOST_NAMED])
+        return f"{named} and {formatting.count(more)} more" if more > 0 else named
+
+    @property
+    def unnamed(self) -> list[str]:
+        return self.changes[MOST_NAMED:]
+
+
+def shown(found: dict[int, Ran]) -> dict[int, AttemptEnvironment]:
+    """Each attempt's environment, by the number under which jobs.disk.provenance read it."""
+    return {number: _show(ran, found) for number, ran in found.items()}
+
+
+def _show(ran: Ran, others: dict[int, Ran]) -> AttemptEnvironment:
+    environment = ran.environment
+    before = others[ran.since].environment if ran.since is not None else None
+    same = bool(before and environment.packages and before.packages == environment.packages)
+    return AttemptEnvironment(
+        sentence=sentence(environment),
+        facts=facts(environment),
+        packages=environment.packages,
+        packages_left_out=environment.packages_left_out,
+        same_as=ran.since if same else None,
+        since=ran.since,
+        changes=[_told(change) for change in ran.changes],
+    )
+
+
+def sentence(environment: Captured) -> str:
+    """ "Python 3.11.7, torch 2.13.0 (CPU), Linux 6.1.0; 212 packages"."""
+    torch = environment.torch.partition("+")[0]
+    parts = [
+        f"Python {environment.python}" if environment.python else "",
+        f"torch {torch}" + (f" ({environment.torch_for})" if environment.torch_for else "") if torch else "",
+        f"driver {environment.driver}" if environment.driver else "",
+        environment.kernel,
+    ]
+    told = ", ".join(part for part in parts if part) or "what its launcher could tell"
+    count = len(environment.packages) + environment.packages_left_out
+    return f"{told}; {formatting.plural(count, 'package')}" if count else told
+
+
+def facts(environment: Captured) -> list[tuple[str, str]]:
+    """Name and value of what is known, but the packages."""
+    e = environment
+    memory = formatting.memory(e.memory_gib * 1024**3) if e.memory_gib else ""
+    told = [
+        ("Node", _joined(e.node, cpu_of(e), memory)),
+        ("GPUs", gpus_of(e)),
+        ("Driver", _joined(e.driver, f"speaks CUDA {e.cuda}" if e.cuda else "")),
+        ("System", _joined(e.os, e.kernel, e.machine)),
+        ("Python", _joined(e.python, e.executable)),
+        ("torch", _joined(e.torch, f"for {e.torch_for}" if e.torch_for else "")),
+        ("Code", _code(e)),
+        ("Vigil", _joined(e.vigil, f"commit {e.vigil_commit[:SHORT]}" if e.vigil_commit else "")),
+        ("Configuration", e.config_hash),
+        ("Variables set", ", ".join(e.variables)),
+    ]
+    return [(name, value) for name, value in told if value]
+
+
+def _code(e: Captured) -> str:
+    commit = f"commit {e.commit[:SHORT]}" if e.commit else ""
+    if e.git:
+        return _joined(e.git, e.ref if e.ref != e.commit else "", commit)
+    changed = " with changes that were not committed" if e.dirty else ""
+    sent = f"sent from {commit}{changed}" if commit else "sent" if e.digest else ""
+    return _joined(sent, f"digest {e.digest[:SHORT]}" if e.digest else "")
+
+
+def _told(change: Change) -> str:
+    before, after = (_short(text) for text in (change.before, change.after))
+    if not before or not after:
+        return f"{change.what} {after or before} {'added' if after else 'removed'}"
+    return f"{change.what} {before} → {after}"
+
+
+def _short(text: str) -> str:
+    return text[:SHORT] if len(text) >= 40 and set(text) <= _HEX else text
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)

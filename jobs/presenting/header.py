@@ -1,0 +1,321 @@
+"""What the head of a job's page tells: state, sentence, ribbon and the strip of facts. Pure; jobs.gathering asks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.urls import reverse
+
+from jobs.following.policy import instead_of_resuming
+from jobs.incarnations import number_of
+from jobs.presenting import ribbon as ribbons
+from jobs.presenting import sentence as sentences
+from jobs.progress import Progress
+from jobs.spec import seconds_of
+from jobs.why.reasons import reason_of
+from portal import formatting
+
+if TYPE_CHECKING:
+    from jobs.models import Attempt, Checkpoint, Job
+
+ATTACHED = "attached"  # the kind of a job that Vigil did not submit
+MOST_FACTS = 7
+RECOVERIES = ("incarnation.ended", "nodes.lost", "nodes.joined")
+"""What launchers tell when ranks are started again within an attempt."""
+Told = tuple[str, int, int | None, datetime, dict[str, Any]]
+"""An event: kind, attempt, incarnation, time, data."""
+HUNG = "hang"  # a launcher's word for ranks that stood still, and were killed for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One cell of the strip. `live` names the value that frames keep true."""
+
+    name: str
+    value: str
+    small: str = ""
+    live: str = ""
+    bar: float | None = None
+    since: datetime | None = None  # shown after `small`, as how long ago
+
+
+@dataclass(kw_only=True)
+class Life:
+    """A job as its page's head shows it."""
+
+    job: Job
+    attempts: list[Attempt]
+    checkpoints: list[Checkpoint]  # newest first, pruned ones left out
+    progress: Progress
+    now: datetime
+    # What "Resume" would start from, if the job has ended.
+    resumable: Checkpoint | None = None
+    done_at: datetime | None = None
+    limit_at: datetime | None = None
+    restarts: dict[int, list[tuple[datetime, str]]] = field(default_factory=dict)
+    # By attempt, step and time of the newest that it saved, pruned since or not.
+    saved: dict[int, tuple[int, datetime]] = field(default_factory=dict)
+    # Ranks and nodes that an elastic job trains on since its last restart in place, as its launcher told.
+    spread: tuple[int, int] | None = None
+
+    @property
+    def latest(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def steps_left(self) -> bool:
+        """Whether a resume has anything left to do."""
+        steps = self.progress.steps
+        return steps is None or self.resumable is None or self.resumable.step < steps
+
+    @property
+    def first_due(self) -> int | None:
+        """The step at which the next checkpoint is due, if the trainer makes them by step."""
+        every = self._saves_every
+        return ((self.progress.step or 0) // every + 1) * every if isinstance(every, int) and every else None
+
+    @property
+    def saves_by_itself(self) -> bool:
+        """Whether the trainer decides when to save, by what it costs."""
+        return self._saves_every == "auto"
+
+    @property
+    def _saves_every(self) -> object:
+        return (self.job.spec.get("run") or {}).get("checkpoint_every")
+
+    @property
+    def cancelling(self) -> bool:
+        return self.latest.is_alive and self.latest.cancel_asked_at is not None
+
+    @property
+    def ran_s(self) -> float | None:
+        """Seconds that its attempts ran, all together; None before the first has started."""
+        spans = [((a.ended_at or self.now) - a.started_at).total_seconds() for a in self.attempts if a.started_at]
+        return sum(spans) if spans else None
+
+    @property
+    def ribbon(self) -> ribbons.Ribbon:
+        pieces = [self._piece(attempt) for attempt in self.attempts]
+        saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
+        return ribbons.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at)
+
+    @property
+    def sentence(self) -> sentences.Sentence:
+        attempt = self.latest
+        newest = self.resumable
+        return sentences.say(
+            sentences.Facts(
+                state=attempt.state,
+                now=self.now,
+                number=attempt.number,
+                reason=reason_of(attempt),
+                wants=wants(self.job.spec),
+                queued_at=attempt.submitted_at or attempt.created_at,
+                started_at=attempt.started_at,
+                ended_at=attempt.ended_at,
+                ran_s=self.ran_s,
+                ends_by=self.limit_at,
+                done_at=self.done_at,
+                step=attempt.step,
+                steps=self.progress.steps,
+                phase=attempt.phase,
+                last_report_at=attempt.last_report_at,
+                resumed_step=attempt.resume_from.step if attempt.resume_from else None,
+                newest_checkpoint=newest.step if newest else None,
+                instead=instead_of_resuming(attempt.cause),
+                validation_loss=number(attempt.latest, "validation_loss"),
+                cancelling=self.cancelling,
+                cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
+                reports=self.job.kind == "distributed" or attempt.last_report_at is not None,
+                attached=self.job.is_attached,
+                unconfirmed=attempt.is_unconfirmed,
+            )
+        )
+
+    @property
+    def facts(self) -> list[Fact]:
+        """Chooses at most seven: the step time, which has a chart, gives way."""
+        facts = [*self._training(), *self._running()]
+        return [fact for fact in facts if fact.live != "step_seconds"] if len(facts) > MOST_FACTS else facts
+
+    def _training(self) -> list[Fact]:
+        latest, done = self.latest.latest, self.progress
+        if self.job.is_attached and done.step is None:
+            return []  # it may never report
+        facts = [
+            Fact(
+                name="Step",
+                value=formatting.count(done.step),
+                small=f"of {formatting.count(done.steps)}" if done.steps else "",
+                live="step",
+                bar=done.fraction,
+            )
+        ]
+        if self.job.kind == "distributed" or "loss" in latest:
+            validation = number(latest, "validation_loss")
+            small = f"val {formatting.loss(validation)}" if validation is not None else ""
+            facts.append(Fact(name="Loss", value=formatting.loss(number(latest, "loss")), small=small, live="loss"))
+        speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in latest), None)
+        if speed or self.job.kind == "distributed":
+            speed = speed or "tokens_per_second"
+            title = "Tokens/s" if speed.startswith("tokens") else "Samples/s"
+            facts.append(Fact(name=title, value=formatting.measure(number(latest, speed)), live="speed"))
+            step_s = number(latest, "step_seconds")
+            facts.append(Fact(name="Step time", value=formatting.duration(step_s), live="step_seconds"))
+        if self.job.is_attached:
+            return facts
+        newest = self.resumable
+        facts.append(
+            Fact(
+                name="Checkpoint",
+                value=formatting.count(newest.step) if newest else formatting.MISSING,
+                small="" if newest else "none yet" if self.latest.is_alive else "none",
+                since=newest.created_at if newest else None,
+            )
+        )
+        return facts
+
+    def _running(self) -> list[Fact]:
+        attempt, facts = self.latest, [_places(self.job.spec, self.latest.nodes, self.spread)]
+        if attempt.is_alive and self.done_at:
+            small = formatting.until(self.done_at, self.now)
+            facts.append(Fact(name="Done", value=formatting.clock(self.done_at, self.now), small=small, live="done"))
+        elif attempt.started_at:
+            seconds = ((attempt.ended_at or self.now) - attempt.started_at).total_seconds()
+            if attempt.ended_at:
+                facts.append(Fact(name="Ran", value=formatting.duration(self.ran_s)))
+            else:
+                most = limit_seconds(self.job.spec)
+                limit = f"of {formatting.duration(most)}" if most else ""
+                facts.append(Fact(name="Runs", value=formatting.duration(seconds), small=limit))
+        if lost := sum(_lost(a, self.saved) for a in self.attempts):
+            facts.append(Fact(name="Lost so far", value=formatting.count(lost), small="steps"))
+        return facts
+
+    def _piece(self, attempt: Attempt) -> ribbons.Piece:
+        lost = _lost(attempt, self.saved)
+        return ribbons.Piece(
+            number=attempt.number,
+            state=attempt.state,
+            began=attempt.submitted_at or attempt.created_at,
+            started=attempt.started_at,
+            ended=attempt.ended_at,
+            note=_note(attempt, lost),
+            lost_from=self.saved.get(attempt.pk, (0, attempt.started_at))[1] if lost else None,
+            resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
+            restarts=tuple(self.restarts.get(attempt.pk, ())),
+            url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
+        )
+
+    def _save(self, checkpoint: Checkpoint) -> ribbons.Save:
+        return ribbons.Save(
+            at=checkpoint.created_at,
+            state=checkpoint.state,
+            url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
+            title=f"Checkpoint at step {formatting.count(checkpoint.step)}, {checkpoint.get_state_display().lower()}",
+        )
+
+
+def recoveries(rows: list[Told], last: dict[int, int]) -> dict[int, list[tuple[datetime, str]]]:
+    """The moment at which ranks were lost, of every attempt that went on after it; `last`: each one's incarnation."""
+    found: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
+    # What was lost is told with the number of the incarnation that lost it, what came with that of the next.
+    lost = {(pk, number_of(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.lost"}
+    came = {(pk, number_of(data)): _names(data) for kind, pk, _, _, data in rows if kind == "nodes.joined"}
+    for kind, attempt_id, incarnation, at, data in rows:
+        number = incarnation or number_of(data)
+        if kind != "incarnation.ended" or number >= last[attempt_id]:
+            continue
+        gone, more = lost.get((attempt_id, number)), came.get((attempt_id, number + 1))
+        how = "hung" if data.get("failure") == HUNG else "lost"
+        what = f"{gone} lost" if gone else f"rank {data['rank']} {how}" if data.get("rank") is not None else ""
+        again = f"restarted with {more}" if more else "restarted without" if gone else "restarted in place"
+        found[attempt_id].append((at, ", ".join(part for part in (what, again) if part)))
+    return found
+
+
+def _names(data: dict[str, Any]) -> str:
+    """The names of nodes as a launcher told them: the first three, and how many more."""
+    names = data.get("nodes")
+    told = [str(name)[:64] for name in names[:3]] if isinstance(names, list) else []
+    return ", ".join(told) + (f" and {len(names) - 3} more" if isinstance(names, list) and len(names) > 3 else "")
+
+
+def limit_seconds(spec: dict[str, Any]) -> int | None:
+    try:
+        return seconds_of(str(spec["resources"]["time_limit"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def ranks_and_nodes(spec: dict[str, Any]) -> tuple[int, int, bool]:
+    """Ranks at the smallest number of nodes, those nodes, and whether a rank is a GPU."""
+    resources = spec.get("resources") or {}
+    nodes = int(str(resources.get("nodes", 1)).split(":")[0])
+    gpus = int(resources.get("gpus_per_node") or 0)
+    return nodes * (gpus or int(resources.get("ranks_per_node") or 1)), nodes, bool(gpus)
+
+
+def is_elastic(spec: dict[str, Any]) -> bool:
+    return ":" in str((spec.get("resources") or {}).get("nodes", 1))
+
+
+def has_ranks(spec: dict[str, Any]) -> bool:
+    """Whether Vigil starts its ranks, and so knows how many."""
+    return spec.get("kind") != ATTACHED
+
+
+def wants(spec: dict[str, Any]) -> str:
+    """What the job waits for: "2 ranks on 1 node", "32 GPUs on 4 nodes"; "2 nodes", where nobody knows its ranks."""
+    ranks, nodes, gpus = ranks_and_nodes(spec)
+    if not gpus and not has_ranks(spec):
+        return formatting.plural(nodes, "node") if spec.get("resources") else ""
+    return f"{formatting.plural(ranks, 'GPU' if gpus else 'rank')} on {formatting.plural(nodes, 'node')}"
+
+
+def size(spec: dict[str, Any]) -> str:
+    """A job's size for a table cell: "4 × 8 GPUs", "2 ranks"."""
+    ranks, nodes, gpus = ranks_and_nodes(spec)
+    if not gpus and not has_ranks(spec):
+        return wants(spec)
+    unit = "GPU" if gpus else "rank"
+    return f"{nodes} × {formatting.plural(ranks // nodes, unit)}" if nodes > 1 else formatting.plural(ranks, unit)
+
+
+def _places(spec: dict[str, Any], nodes: list[str], spread: tuple[int, int] | None) -> Fact:
+    """The nodes and ranks that it runs on: of an elastic job as many as there are now, not as many as it needs."""
+    least, wanted, gpus = ranks_and_nodes(spec)
+    if not gpus and not has_ranks(spec):
+        count = len(nodes) or (wanted if spec.get("resources") else None)
+        return Fact(name="Nodes", value=formatting.count(count), small=f"on {nodes[0]}" if len(nodes) == 1 else "")
+    given = len(nodes) or wanted
+    ranks, used = spread or (least // wanted * given, given)
+    where = nodes[0] if len(nodes) == 1 else formatting.plural(given, "node")
+    where = f"on {used} of {where}" if used < given else f"on {where}"
+    return Fact(name="GPUs" if gpus else "Ranks", value=formatting.count(ranks), small=where)
+
+
+def _note(attempt: Attempt, lost: int) -> str:
+    note = formatting.word(attempt.state)
+    return f"{note} · {formatting.plural(lost, 'step')} lost" if lost else note
+
+
+def _lost(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:
+    """Steps done after the newest checkpoint of an attempt that ended before it was complete."""
+    if attempt.is_alive or attempt.state == "completed" or attempt.step is None:
+        return 0
+    own = saved.get(attempt.pk)
+    base = own[0] if own else attempt.resume_from.step if attempt.resume_from else 0
+    return max(0, attempt.step - base)
+
+
+def number(values: dict[str, Any], name: str) -> float | None:
+    """A value of `latest`: NaN and infinities travel as words there."""
+    value = values.get(name)
+    if isinstance(value, str):
+        return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,93 @@
+"""One job as a line of a list: on the list page, at home, in answers to live changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from jobs.presenting.header import has_ranks, number, ranks_and_nodes, size
+from jobs.progress import Progress, progress
+from jobs.why.reasons import reason_of
+from portal import formatting
+
+if TYPE_CHECKING:
+    from jobs.models import Attempt, Job
+
+
+@dataclass
+class Row:
+    """What a line shows. The job comes with its latest attempt, project, owner and tags loaded."""
+
+    job: Job
+    now: datetime
+
+    @property
+    def attempt(self) -> Attempt:
+        assert self.job.latest is not None
+        return self.job.latest
+
+    @property
+    def state(self) -> str:
+        return self.attempt.state
+
+    @cached_property
+    def progress(self) -> Progress:
+        return progress(self.attempt, self.now)
+
+    @property
+    def bar(self) -> float:
+        if self.state == "completed":
+            return 1.0
+        return self.progress.fraction or 0.0
+
+    @property
+    def counted(self) -> str:
+        """The words under the bar: how far it is in steps, or what it waits for."""
+        step, steps = self.progress.step, self.progress.steps
+        if step is not None:
+            return (
+                f"{formatting.count(step)} / {formatting.count(steps)}" if steps else f"step {formatting.count(step)}"
+            )
+        if self.state == "pending":
+            needs = size(self.job.spec)
+            return f"needs {needs}" if needs else formatting.MISSING
+        return self.attempt.phase or formatting.MISSING
+
+    @property
+    def done_at(self) -> datetime | None:
+        eta = self.progress.eta_seconds
+        return self.now + timedelta(seconds=eta) if eta is not None else None
+
+    @property
+    def why(self) -> str:
+        """Why it waits or how it ended, short enough for a cell."""
+        attempt = self.attempt
+        if attempt.is_alive and attempt.cancel_asked_at:
+            return "cancelling"
+        if attempt.state == "completed" and attempt.started_at and attempt.ended_at:
+            took = formatting.duration((attempt.ended_at - attempt.started_at).total_seconds())
+            return f"attempt {attempt.number}: {took}" if attempt.number > 1 else took
+        return reason_of(attempt)
+
+    @property
+    def ranks(self) -> int | None:
+        ranks, _, gpus = ranks_and_nodes(self.job.spec)
+        return ranks if gpus or has_ranks(self.job.spec) else None
+
+    @property
+    def size(self) -> str:
+        return size(self.job.spec)
+
+    @property
+    def loss(self) -> float | None:
+        return number(self.attempt.latest, "loss")
+
+    @property
+    def speed(self) -> str:
+        """ "290 k tok/s", where the job says so."""
+        for name, unit in (("tokens_per_second", "tok/s"), ("samples_per_second", "samples/s")):
+            if (value := number(self.attempt.latest, name)) is not None:
+                return f"{formatting.measure(value)}{formatting.NBSP}{unit}"
+        return ""

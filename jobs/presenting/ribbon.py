@@ -1,0 +1,266 @@
+"""The attempt ribbon: a job's life on one time line, in per cent of the width. Pure; the template draws it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from portal import formatting
+
+# The widths that labels are kept apart by assume a drawing of about this many pixels.
+WIDTH_PX = 1040
+LETTER_PX, AROUND_PX = 6, 26  # of a label: its letters, and its glyph with some air
+LEAST_LOST = 1.0  # per cent: lost work is never too thin to see
+MOST_TICKS = WIDTH_PX // 4
+_AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One attempt as the ribbon needs it. Times are aware; `lost_from` is the moment of the state it fell back to."""
+
+    number: int
+    state: str
+    began: datetime  # when it joined the queue
+    started: datetime | None = None
+    ended: datetime | None = None
+    note: str = ""  # what the label of its mark says
+    lost_from: datetime | None = None
+    resumed_from: datetime | None = None
+    restarts: tuple[tuple[datetime, str], ...] = ()  # recoveries in place: when, and what happened
+    url: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """One checkpoint: a tick."""
+
+    at: datetime
+    state: str
+    url: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Segment:
+    number: int
+    state: str
+    x: float
+    width: float
+    label: str
+    lost_x: float | None
+    lost_width: float
+    url: str
+    title: str
+
+    @property
+    def end(self) -> float:
+        return round(self.x + self.width, 3)
+
+    @property
+    def wide(self) -> bool:
+        return self.width >= 9
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What went wrong: a glyph above its moment, its label left or right of it, or nowhere if there is no room."""
+
+    x: float
+    state: str
+    label: str
+    side: str
+
+
+@dataclass
+class Ribbon:
+    """Everything the template draws; every x and width is in per cent."""
+
+    segments: list[Segment] = field(default_factory=list)
+    waits: list[tuple[float, float, str]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    ticks: list[tuple[float, str, str, str]] = field(default_factory=list)  # x, class, url, title
+    brackets: list[tuple[float, float]] = field(default_factory=list)
+    nights: list[tuple[float, float]] = field(default_factory=list)
+    axis: list[tuple[float, str, bool]] = field(default_factory=list)  # x, label, whether a day begins
+    now: float | None = None
+    done: float | None = None
+    done_label: str = ""
+    limit: float | None = None
+    begins: str = ""
+    words: str = ""
+
+    @property
+    def ahead(self) -> float:
+        """How wide the dashed outline from now to the estimate is."""
+        return round(max(0.0, (self.done or 0.0) - (self.now or 0.0)), 3)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a phone has no room for both the beginning and the first label of the axis."""
+        return bool(self.axis) and self.axis[0][0] < 28
+
+    @property
+    def lost(self) -> bool:
+        return any(segment.lost_x is not None for segment in self.segments)
+
+
+def draw(
+    pieces: list[Piece],
+    saves: list[Save],
+    *,
+    now: datetime,
+    done_at: datetime | None = None,
+    limit_at: datetime | None = None,
+) -> Ribbon:
+    """The ribbon of a job that has at least one attempt."""
+    first, last = pieces[0].began, pieces[-1]
+    alive = last.ended is None
+    scale = _Scale(first, _right_edge(first, last, now, done_at, limit_at))
+    ribbon = Ribbon(begins=formatting.clock(first, now), words=_in_words(pieces, now, done_at if alive else None))
+    for piece in pieces:
+        _draw_piece(ribbon, piece, scale, now)
+    ribbon.ticks = _ticks(saves, scale)
+    if alive:
+        ribbon.now = scale(now)
+        if done_at and last.started:
+            ribbon.done, ribbon.done_label = scale(done_at), f"done {formatting.clock(done_at, now)}"
+        if limit_at and limit_at <= scale.end:
+            ribbon.limit = scale(limit_at)
+    _place_labels(ribbon)
+    ribbon.axis, ribbon.nights = _axis(scale), _nights(scale)
+    return ribbon
+
+
+@dataclass(frozen=True)
+class _Scale:
+    start: datetime
+    end: datetime
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.start).total_seconds()
+
+    def __call__(self, at: datetime) -> float:
+        share = (at - self.start).total_seconds() / self.seconds
+        return round(100 * min(1.0, max(0.0, share)), 3)
+
+
+def _right_edge(
+    first: datetime, last: Piece, now: datetime, done_at: datetime | None, limit_at: datetime | None
+) -> datetime:
+    """max(ETA, time limit), but never so far that the life itself would shrink to a sliver."""
+    least = first + timedelta(seconds=20)
+    if last.ended:
+        return max(least, last.ended + (last.ended - first) * 0.015)
+    ahead = max(done_at or now, now)
+    furthest = first + (ahead - first) * (1.25 if done_at else 2.5) + timedelta(seconds=30)
+    return max(least, ahead + (ahead - first) * 0.03, min(limit_at or ahead, furthest))
+
+
+def _draw_piece(ribbon: Ribbon, piece: Piece, scale: _Scale, now: datetime) -> None:
+    waited_until = piece.started or piece.ended or now
+    if (waited_until - piece.began).total_seconds() > scale.seconds * 0.004:
+        title = f"pending {formatting.duration((waited_until - piece.began).total_seconds())}"
+        ribbon.waits.append((scale(piece.began), scale(waited_until), title))
+    end = piece.ended or now
+    if piece.started:
+        ribbon.segments.append(_segment(piece, piece.started, end, scale))
+        if piece.resumed_from:
+            ribbon.brackets.append((scale(piece.resumed_from), scale(piece.started)))
+    for at, what in piece.restarts:
+        ribbon.marks.append(Mark(scale(at), "warn", what, ""))
+    if piece.ended and piece.state != "completed":
+        ribbon.marks.append(Mark(scale(end), piece.state, piece.note or formatting.word(piece.state), ""))
+
+
+def _segment(piece: Piece, start: datetime, end: datetime, scale: _Scale) -> Segment:
+    x = scale(start)
+    width = round(max(0.25, scale(end) - x), 3)
+    ran = formatting.duration((end - start).total_seconds())
+    lost_x, lost_width = None, 0.0
+    if piece.lost_from:
+        lost_width = round(min(width, max(LEAST_LOST, x + width - scale(max(piece.lost_from, start)))), 3)
+        lost_x = round(x + width - lost_width, 3)
+    title = f"Attempt {piece.number}: {formatting.word(piece.state)}, {ran}"
+    return Segment(piece.number, piece.state, x, width, ran, lost_x, lost_width, piece.url, title)
+
+
+def _ticks(saves: list[Save], scale: _Scale) -> list[tuple[float, str, str, str]]:
+    """One tick a checkpoint, oldest first; thinned evenly, never the newest or a damaged one."""
+    saves = sorted((save for save in saves if save.state != "pruned"), key=lambda save: save.at)
+    every = -(-len(saves) // MOST_TICKS) or 1
+    kept = [save for i, save in enumerate(reversed(saves)) if i % every == 0 or save.state == "corrupt"]
+    look = {"verified": "tick", "committed": "tick soft", "corrupt": "corrupt"}
+    return [
+        (scale(save.at), look.get(save.state, "tick") + (" newest" if i == 0 else ""), save.url, save.title)
+        for i, save in enumerate(kept)
+    ][::-1]
+
+
+def _place_labels(ribbon: Ribbon) -> None:
+    """Right of the glyph, left of it when the next mark or `now` is near, nowhere when neither has room."""
+    stops = sorted([*(mark.x for mark in ribbon.marks), *([ribbon.now] if ribbon.now is not None else []), 100.0])
+    placed: list[Mark] = []
+    taken = 0.0
+    for mark in sorted(ribbon.marks, key=lambda mark: mark.x):
+        room = 100 * (len(mark.label) * LETTER_PX + AROUND_PX) / WIDTH_PX
+        following = next((x for x in stops if x > mark.x), 100.0)
+        if following - mark.x >= room:
+            side, taken = "right", mark.x + room
+        elif mark.x - taken >= room:
+            side, taken = "left", mark.x
+        else:
+            side, taken = "", max(taken, mark.x)
+        placed.append(Mark(mark.x, mark.state, mark.label, side))
+    ribbon.marks = placed
+
+
+def _axis(scale: _Scale) -> list[tuple[float, str, bool]]:
+    """Sets at most eight ticks, at round local times."""
+    step = next((s for s in _AXIS_STEPS_S if scale.seconds / s <= 8), _AXIS_STEPS_S[-1])
+    midnight = timezone.localtime(scale.start).replace(hour=0, minute=0, second=0, microsecond=0)
+    since = (scale.start - midnight).total_seconds()
+    at = midnight + timedelta(seconds=step * (since // step + 1))
+    ticks = []
+    while at < scale.end:
+        x = scale(at)
+        day = (at.hour, at.minute, at.second) == (0, 0, 0)
+        text = f"{at:%a} {at.day} {at:%b}" if day else f"{at:%H:%M:%S}" if step < 60 else f"{at:%H:%M}"
+        if 8 < x < (92 if day else 97):
+            ticks.append((x, text, day))
+        at += timedelta(seconds=step)
+    return ticks
+
+
+def _nights(scale: _Scale) -> list[tuple[float, float]]:
+    """22:00 to 06:00, where the line is long enough for nights to matter."""
+    if scale.seconds < 2 * 3600:
+        return []
+    start = timezone.localtime(scale.start).replace(hour=22, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    nights: list[tuple[float, float]] = []
+    while start < scale.end and len(nights) < 60:
+        x, end = scale(start), scale(start + timedelta(hours=8))
+        if end > x:
+            nights.append((x, round(end - x, 3)))
+        start += timedelta(days=1)
+    return nights
+
+
+def _in_words(pieces: list[Piece], now: datetime, done_at: datetime | None) -> str:
+    """The life as a sentence each, for those who do not see the drawing."""
+    said = [f"{formatting.plural(len(pieces), 'attempt')} since {formatting.clock(pieces[0].began, now)}."]
+    for piece in pieces[-12:]:
+        what = formatting.word(piece.state)
+        if piece.ended:
+            line = f"Attempt {piece.number} ended {formatting.clock(piece.ended, now)}: {what}"
+            line += f", {piece.note}" if piece.note and piece.note != what else ""
+        else:
+            line = f"Attempt {piece.number} is {what}"
+            line += f" since {formatting.clock(piece.started or piece.began, now)}"
+        said.append(f"{line}.")
+    if done_at:
+        said.append(f"Done about {formatting.clock(done_at, now)}.")
+    return " ".join(said)

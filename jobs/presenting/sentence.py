@@ -1,0 +1,201 @@
+"""The sentence that leads a job's page: what is, then what follows from it. Pure: facts in, words out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from portal import formatting
+
+SILENT_S = 60  # without a report for longer, the page says so
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """`lead` is set in ink, `rest` muted after it; `move` is what the reader is asked to do, in bold."""
+
+    lead: str
+    rest: str = ""
+    move: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the sentence is made of."""
+
+    state: str
+    now: datetime
+    number: int = 1  # of the attempt
+    reason: str = ""
+    wants: str = ""  # "2 ranks on 1 node"
+    queued_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    ran_s: float | None = None  # over all attempts, without their time in the queue
+    ends_by: datetime | None = None  # the time limit
+    done_at: datetime | None = None  # the estimate
+    step: int | None = None
+    steps: int | None = None
+    phase: str = ""
+    last_report_at: datetime | None = None
+    resumed_step: int | None = None
+    newest_checkpoint: int | None = None
+    instead: str = ""  # what to do where going on from that checkpoint would come to the same end
+    validation_loss: float | None = None
+    cancelling: bool = False
+    cancelled_by: str = ""
+    reports: bool = True  # a script may never report
+    attached: bool = False  # Vigil follows it, and did not start it
+    unconfirmed: bool = False  # nor has the scheduler said that it is this person's
+
+
+def say(facts: Facts) -> Sentence:
+    """One true sentence about the job."""
+    if facts.state == "pending":
+        return _pending(facts)
+    if facts.state in {"running", "completing", "suspended"}:
+        return _running(facts)
+    return _ended(facts)
+
+
+def never(why: str) -> Sentence:
+    """Tells of a job that waits in vain. `why`: the limit, or what the cluster lacks."""
+    return Sentence(
+        "It never starts as it is.",
+        why.replace(" It never starts as it is.", ""),
+        "Submit it so that it fits, and cancel this one.",
+    )
+
+
+def _pending(facts: Facts) -> Sentence:
+    if facts.cancelling:
+        return Sentence("Cancelling before it started.", "It leaves the queue within seconds.")
+    waited = (facts.now - facts.queued_at).total_seconds() if facts.queued_at else 0
+    again = f" for attempt {facts.number}" if facts.number > 1 else ""
+    lead = f"Waiting{again} for {facts.wants}." if facts.wants else f"Waiting in the queue{again}."
+    rest = _stop(facts.reason) or (
+        f"In the queue for {formatting.duration(waited)}." if waited >= 5 else "It starts as soon as there is room."
+    )
+    return Sentence(lead, rest)
+
+
+def _running(facts: Facts) -> Sentence:
+    if facts.cancelling and facts.attached:
+        return Sentence("Cancelling.", "Slurm tells it to end, and kills what has not after its KillWait.")
+    if facts.cancelling:
+        return Sentence(
+            "Cancelling.", "The ranks save a last checkpoint and stop; what has not stopped by then is killed."
+        )
+    if facts.state == "suspended":
+        return Sentence(f"Suspended{_at_step(facts)}.", _stop(facts.reason) or "The scheduler holds it.")
+    if facts.state == "completing":
+        return Sentence(f"Finishing{_at_step(facts)}.", "The scheduler is taking its processes down.")
+    since = formatting.clock(facts.started_at, facts.now) if facts.started_at else "now"
+    if facts.step is None:
+        return _starting(facts, since)
+    silent = (facts.now - facts.last_report_at).total_seconds() if facts.last_report_at else 0.0
+    if silent > SILENT_S:
+        return Sentence(
+            f"Nothing heard for {formatting.duration(silent)}.",
+            f"The scheduler says it is running; its last report was of step {formatting.count(facts.step)}.",
+        )
+    lead = f"Training since {since}"
+    if facts.resumed_step is not None:
+        lead += f", resumed from step {formatting.count(facts.resumed_step)}"
+    return Sentence(f"{lead}. {_finish(facts)}".strip(), _margin(facts))
+
+
+def _starting(facts: Facts, since: str) -> Sentence:
+    if facts.attached and not facts.reports:
+        return Sentence(f"Running since {since}.", "It has reported nothing; Vigil follows what Slurm says of it.")
+    if not facts.reports:
+        return Sentence(
+            f"Running since {since}.", "The script has reported nothing; its logs and use of the node are below."
+        )
+    phase = {"restore": "restoring a checkpoint", "init": "setting up", "compile": "compiling"}.get(facts.phase, "")
+    return Sentence(
+        f"Started {formatting.ago(facts.started_at, facts.now) if facts.started_at else 'just now'}"
+        f"{', ' + phase if phase else ''}.",
+        "The first values come once step 1 is done.",
+    )
+
+
+def _finish(facts: Facts) -> str:
+    if facts.done_at is None:
+        return ""
+    left = (facts.done_at - facts.now).total_seconds()
+    if left < 60:
+        return "It should finish within a minute."
+    when = formatting.clock(facts.done_at, facts.now)
+    return f"It should finish in {formatting.rough(left)}, at {when}." if left < 86400 else f"It should finish {when}."
+
+
+def _margin(facts: Facts) -> str:
+    """How the estimate stands to the time limit."""
+    if facts.done_at is None or facts.ends_by is None:
+        return ""
+    spare = (facts.ends_by - facts.done_at).total_seconds()
+    if spare < 0:
+        return (
+            f"That is {formatting.rough(-spare)} past its time limit: it will stop at "
+            f"{formatting.clock(facts.ends_by, facts.now)} with a checkpoint, to be resumed."
+        )
+    return "" if spare > 6 * 3600 else f"That is {formatting.rough(spare)} inside its limit."
+
+
+def _ended(facts: Facts) -> Sentence:
+    if facts.unconfirmed:
+        return Sentence("Not attached.", _stop(facts.reason))
+    took = f" in {formatting.duration(facts.ran_s)}" if facts.ran_s is not None else ""
+    if facts.state == "completed":
+        rest = f"{formatting.plural(facts.step, 'step')}" if facts.step else ""
+        if facts.validation_loss is not None:
+            rest += f"{', ' if rest else ''}validation loss {formatting.loss(facts.validation_loss)}"
+        attempts = f" over {formatting.plural(facts.number, 'attempt')}" if facts.number > 1 else ""
+        return Sentence(f"Completed{took}{attempts}.", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
+    if facts.state == "cancelled":
+        by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
+        lead = f"Cancelled{by}{_at_step(facts)}."
+        # The reason says more where nobody in Vigil asked for it: scancel, or a job that it was to come after.
+        more = "" if by else _stop(facts.reason)
+        rest = _resumable(facts)
+        return Sentence(lead, rest) if more in {"", "Cancelled."} else Sentence(more, rest)
+    lead = {
+        "timeout": f"Reached its time limit{_at_step(facts)}.",
+        "out_of_memory": f"Ran out of memory{_at_step(facts)}.",
+        "node_fail": f"Lost a node{_at_step(facts)}.",
+        "preempted": f"Preempted{_at_step(facts)}.",
+        "requeued": f"Requeued{_at_step(facts)}.",
+        "boot_fail": "Its node did not boot.",
+        "deadline": f"Passed its deadline{_at_step(facts)}.",
+    }.get(facts.state, f"Failed{_at_step(facts)}.")
+    move = facts.instead or _resumable(facts)
+    fix = (
+        "Read its output, then hand it to sbatch anew."
+        if facts.attached
+        else "Read the log, then clone it with the fix."
+    )
+    return Sentence(lead, _stop(facts.reason), move or fix)
+
+
+def _at_step(facts: Facts) -> str:
+    return f" at step {formatting.count(facts.step)}" if facts.step is not None else ""
+
+
+def _resumable(facts: Facts) -> str:
+    if facts.newest_checkpoint is None:
+        return ""
+    lost = (facts.step or 0) - facts.newest_checkpoint
+    after = f", {formatting.plural(lost, 'step')} back" if lost > 0 else ""
+    return f"It can be resumed from step {formatting.count(facts.newest_checkpoint)}{after}."
+
+
+def _stop(text: str) -> str:
+    """The text as a sentence of its own."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else f"{text}."
+
+
+def soon(now: datetime, seconds: float | None) -> datetime | None:
+    """The moment that far ahead."""
+    return now + timedelta(seconds=seconds) if seconds is not None else None

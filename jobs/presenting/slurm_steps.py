@@ -1,0 +1,67 @@
+"""An attempt's steps by Slurm's accounts, in words: what each `srun` of it ended with."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from training.config.exit_codes import STOPPED
+
+if TYPE_CHECKING:
+    from jobs.models import Attempt
+
+
+_NAMES = {"batch": "the batch script", "extern": "what came from outside", "interactive": "the shell"}
+
+
+@dataclass
+class SlurmSteps:
+    """`wrong`: whether one of them ended badly, which the summary then says. To stop and be resumed is no such end."""
+
+    summary: str
+    lines: list[str]
+    wrong: bool
+
+
+def shown(attempt: Attempt) -> SlurmSteps | None:
+    """None where Slurm told none."""
+    steps = [step for step in attempt.slurm_steps if isinstance(step, dict)]
+    if not steps:
+        return None
+    lines = [_line(step, _stopped(attempt, step)) for step in steps]
+    others = [(step, line) for step, line in zip(steps, lines, strict=True) if step.get("state") != "completed"]
+    total = f"{len(steps)} Slurm step{'s' * (len(steps) != 1)}"
+    if not others:
+        return SlurmSteps(f"{total}, all completed", lines, wrong=False)
+    wrong = [line for step, line in others if not _stopped(attempt, step)]
+    if not wrong:
+        return SlurmSteps(f"{total}, stopped to be resumed", lines, wrong=False)
+    first = wrong[0] + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else "")
+    return SlurmSteps(f"{total}: {first}", lines, wrong=True)
+
+
+def _stopped(attempt: Attempt, step: dict[str, Any]) -> bool:
+    """Whether the launcher ended it with a checkpoint, for another turn. An attached job's programs may mean else."""
+    return step.get("exit_code") == STOPPED and not step.get("signal") and not attempt.job.is_attached
+
+
+def _line(step: dict[str, Any], stopped: bool) -> str:
+    number, name = str(step.get("number", "")), str(step.get("name", ""))
+    what = _NAMES.get(number) or f"step {number}" + (f" ({name})" if name else "")
+    how = "stopped to be resumed" if stopped else str(step.get("state", "")).replace("_", " ")
+    parts = [f"{what} {how}"]
+    if (code := step.get("exit_code")) or step.get("state") == "failed":
+        parts.append(f"exit {code}" if code is not None else "no exit code told")
+    if number_of := step.get("signal"):
+        parts.append(_signal(number_of))
+    if nodes := step.get("nodes"):
+        parts.append(f"on {', '.join(nodes[:8])}" + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""))
+    return ", ".join(parts)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

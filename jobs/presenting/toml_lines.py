@@ -1,0 +1,45 @@
+"""The places of things in a TOML text: the line of each key and table, so that an error can be shown at its line."""
+
+from __future__ import annotations
+
+import re
+
+_TABLE = re.compile(r"\s*\[\[?\s*([^\[\]#]+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(
+    r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=\s*(.*)$"""
+)
+_AT_LINE = re.compile(r"Line (\d+): ")
+
+
+def locate(text: str) -> dict[str, int]:
+    """{"run.steps": 14, "run": 12}: 1-based lines. Best effort: the text may not be TOML (yet)."""
+    found: dict[str, int] = {}
+    table, inside = "", ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if inside:  # a string of several lines
+            inside = "" if inside in line else inside
+            continue
+        if match := _TABLE.match(line):
+            table = _path(match[1])
+            found.setdefault(table, number)
+        elif match := _KEY.match(line):
+            key = _path(match[1])
+            found.setdefault(f"{table}.{key}" if table else key, number)
+            inside = next((quotes for quotes in ('"""', "'''") if match[2].count(quotes) == 1), "")
+    return found
+
+
+def line_of(places: dict[str, int], field: str, message: str = "") -> int | None:
+    """The line of a field, else of the table that it is missing from, else the one that the message names."""
+    if match := _AT_LINE.match(message):
+        return int(match[1])
+    path = re.sub(r"\[\d+\].*$", "", field)
+    while path:
+        if path in places:
+            return places[path]
+        path = path.rpartition(".")[0]
+    return None
+
+
+def _path(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in re.split(r"\s*\.\s*", key.strip()))

@@ -1,0 +1,141 @@
+"""What a web process makes of a job's messages for the sockets that follow it: frames, bands, single ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from channels.db import database_sync_to_async
+from numpy.typing import NDArray
+
+from jobs import live
+from jobs.intake.reports import owner_of
+from jobs.models import Attempt
+from portal.hub import Item, Plain, Relay
+from portal.series import store
+from portal.series.bands import PATIENCE_S, Band, Gathering
+
+Key = tuple[int, str, int]  # attempt, series, incarnation
+Run = tuple[str, int, int, NDArray[Any], NDArray[Any]]  # series, incarnation, rank, step, value
+
+KEPT = 256  # series and incarnations whose bands are being made at once
+
+
+def relay_for(topic: str) -> Relay:
+    """The relay of a topic, for the hub."""
+    kind, _, number = topic.removeprefix("vigil:").partition(":")
+    return JobRelay(int(number)) if kind == "job" else Plain()
+
+
+def rank_audience(rank: int) -> str:
+    return f"rank:{rank}"
+
+
+class JobRelay:
+    """One job's messages: rank 0's frame goes on as it is; the other ranks' points become bands."""
+
+    def __init__(self, job_id: int) -> None:
+        self.job_id = job_id
+        self._about: dict[str, Any] = {}
+        self._gathering: dict[Key, Gathering] = {}
+
+    async def open(self) -> None:
+        """Begin with what the ranks reported last: their other halves are still to come."""
+        await database_sync_to_async(self._catch_up)()
+
+    def feed(self, message: bytes, audiences: set[str]) -> Iterator[Item]:
+        frame, block = live.split(message)
+        # Sent before the rest is so much as read: nobody waits for bands, or lacks the frame where they cannot be made.
+        yield "", frame
+        about, columns = live.unpack(frame)
+        now, touched = time.monotonic(), dict[Key, set[int]]()
+        self._about = about
+        self._gather(about["attempt"], _own(about, columns), touched, now)
+        if block:
+            others, columns = live.unpack(block)
+            runs = list(_runs(others, columns))
+            self._gather(about["attempt"], runs, touched, now)
+            yield from self._single_ranks(runs, audiences)
+        complete = {key: self._gathering[key].complete(steps) for key, steps in touched.items()}
+        yield from self._frames(complete)
+
+    def tick(self) -> Iterator[Item]:
+        now = time.monotonic()
+        yield from self._frames({key: gathering.overdue(now) for key, gathering in self._gathering.items()})
+
+    def _gather(self, attempt: int, runs: Iterable[Run], touched: dict[Key, set[int]], now: float) -> None:
+        for name, incarnation, rank, step, value in runs:
+            key = (attempt, name, incarnation)
+            gathering = self._gathering.get(key)
+            if gathering is None:
+                # Nobody says when a series or an incarnation is over, so the first ones make room.
+                while len(self._gathering) >= KEPT:
+                    del self._gathering[next(iter(self._gathering))]
+                gathering = self._gathering[key] = Gathering()
+            gathering.add(rank, step, value, now)
+            touched.setdefault(key, set()).update(step.tolist())
+
+    def _frames(self, bands: dict[Key, Band | None]) -> Iterator[Item]:
+        """One frame with the bands of each attempt (as good as always there is one)."""
+        for attempt in {key[0] for key, band in bands.items() if band}:
+            mine = {key: band for key, band in bands.items() if band and key[0] == attempt}
+            entries = [
+                {"name": name, "kind": "band", "incarnation": incarnation, "n": len(band)}
+                for (_, name, incarnation), band in mine.items()
+            ]
+            flat = []
+            for band in mine.values():
+                flat += [band.step.astype("<f8"), *map(live.narrow, (band.min, band.median, band.max, band.worst))]
+            # Its version was told with the frame: without `extra` a page would drop the band as nothing new.
+            about = {**self._about, "attempt": attempt, "extra": True, "events": [], "series": entries}
+            yield "", live.pack(about, *flat)
+
+    def _single_ranks(self, runs: list[Run], audiences: set[str]) -> Iterator[Item]:
+        """What goes to those who asked to see one rank besides."""
+        for audience in audiences - {""}:
+            mine = [run for run in runs if rank_audience(run[2]) == audience]
+            if not mine:
+                continue
+            entries = [
+                {"name": name, "kind": "value", "rank": rank, "incarnation": incarnation, "n": len(step)}
+                for name, incarnation, rank, step, _ in mine
+            ]
+            flat = [column for *_, step, value in mine for column in (step.astype("<f8"), value.astype("<f4"))]
+            yield audience, live.pack({**self._about, "extra": True, "events": [], "series": entries}, *flat)
+
+    def _catch_up(self) -> None:
+        attempt = Attempt.objects.filter(job_id=self.job_id).order_by("-number").first()
+        if attempt is None:
+            return
+        self._about = live.header(attempt)
+        recent = store.recent(owner_of(attempt.pk), seconds=PATIENCE_S)
+        runs = [
+            (name, incarnation, rank, points.step, points.value)
+            for name, incarnation, rank, points in recent
+            if rank >= 0
+        ]
+        self._gather(attempt.pk, runs, {}, time.monotonic())
+
+
+def _own(about: dict[str, Any], data: memoryview) -> Iterator[Run]:
+    """Rank 0's points in a frame."""
+    for entry, columns in zip(about["series"], live.columns_of(about, data), strict=True):
+        if entry["rank"] == 0:
+            yield entry["name"], entry["incarnation"], 0, *_wide(columns)
+
+
+def _runs(about: dict[str, Any], data: memoryview) -> Iterator[Run]:
+    """The points in a block of other ranks, run by run."""
+    for entry, columns in zip(about["series"], live.columns_of(about, data), strict=True):
+        step, value = _wide(columns)
+        start = 0
+        for rank, count in entry["runs"]:
+            end = start + count
+            yield entry["name"], entry["incarnation"], rank, step[start:end], value[start:end]
+            start = end
+
+
+def _wide(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    return columns["step"].astype(np.int64), columns["value"].astype(np.float64)

@@ -1,0 +1,149 @@
+"""What each field of a specification can do to whoever's Unix user the job runs as.
+
+Most are data: numbers and words that Vigil's own trainer reads. Some name a path, which that user opens. Some choose or
+load code, which that user runs. Where all jobs run as the portal's own user, the latter are not everybody's to ask for
+(jobs.disk.trust). A field that stands in no row here counts as code, and a test walks the schema for such.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from jobs.errors import Problem
+from jobs.spec.model import JobSpec
+from training.config import choices
+from training.config.run_config import RunConfig
+
+
+class Power(Enum):
+    """What a field can do."""
+
+    DATA = "no more than be read as a number or a word"
+    READS = "have a path opened"
+    WRITES = "have a folder written to"
+    VARIABLES = "set variables, of which all but HARMLESS can load code"
+    CODE = "choose or load what is run"
+
+
+_ROWS: Mapping[str, tuple[Power, str]] = {
+    "": (Power.DATA, "name kind project tags notes after"),
+    "resources": (
+        Power.DATA,
+        "nodes gpus_per_node ranks_per_node cpus_per_rank memory_gib time_limit gpu_type partition qos constraint "
+        "reservation begin exclusive require_nodes exclude_nodes",
+    ),
+    "restart": (Power.DATA, "max_restarts in_place"),
+    "environment": (Power.CODE, "python conda modules container engine mounts"),
+    "script": (Power.CODE, "directory git ref entry args env python"),
+    "run": (
+        Power.DATA,
+        "recipe parallelism communication mesh steps global_batch micro_batch seed learning_rate warmup_steps "
+        "min_learning_rate_ratio weight_decay clip guards check_weights_every validate_every validation_batches "
+        "checkpoint_every keep_checkpoints keep_every keep_best mtbf_hours determinism dtype fp8_scaling recompute "
+        "compile flush_seconds flush_steps sample_seconds profile_at profile_steps",
+    ),
+    "run.language": (
+        Power.DATA,
+        "suffixes text_field validation_percent preset layers heads kv_heads head_width hidden context tied dropout "
+        "vocabulary rope_base rope_factor rope_low_freq_factor rope_high_freq_factor rope_original_context max_context "
+        "norm_epsilon lora_rank lora_alpha lora_dropout lora_targets",
+    ),
+    "run.vision": (Power.DATA, "channels hidden dropout"),
+    "run.ddp": (Power.DATA, "bucket_mib"),
+    "run.zero1": (Power.DATA, "bucket_mib"),
+    "run.fsdp": (Power.DATA, "reshard offload dtype"),
+    "run.pipeline": (Power.DATA, "schedule stages_per_rank"),
+    "run.tensor": (Power.DATA, "sequence_parallel loss_parallel"),
+    "run.diloco": (Power.DATA, "every outer_learning_rate outer_momentum"),
+    "run.local_sgd": (Power.DATA, "every"),
+    "run.parameter_server": (Power.DATA, "staleness"),
+    "run.powersgd": (Power.DATA, "rank plain_steps"),
+    "run.topk": (Power.DATA, "density"),
+    "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
+}
+POWERS: Mapping[str, Power] = {
+    **{f"{table}.{name}".strip("."): power for table, (power, names) in _ROWS.items() for name in names.split()},
+    "environment.env": Power.VARIABLES,
+    "run.language.source": Power.READS,
+    "run.language.tokenizer": Power.READS,
+    "run.language.from_weights": Power.READS,
+    "run.language.shards_folder": Power.WRITES,
+}
+"""Each field by its dotted path; an option of a recipe, a parallelism or a communication as [run.<name>] has it."""
+HARMLESS = frozenset({
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "TOKENIZERS_PARALLELISM",
+    "PYTHONHASHSEED", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF",
+    "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_ALGO",
+    "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
+})  # fmt: skip
+"""Variables that name no file, no program and no device. (NCCL_DEBUG_FILE, say, would write one.)"""
+REMEDY = (
+    "Take it out, or ask a sysadmin: the project's environment, or VIGIL_LOCAL_USER with another Unix user for jobs."
+)
+
+
+def misuses(spec: JobSpec, roots: Sequence[str]) -> Iterator[Problem]:
+    """What in it is not for somebody whose jobs run as the portal's own Unix user and may read `roots` alone."""
+    for field, value in _said(spec):
+        match POWERS.get(field, Power.CODE):
+            case Power.CODE:
+                yield Problem(field, f"Chooses what code runs, as the portal's own Unix user here. {REMEDY}")
+            case Power.VARIABLES:
+                if strange := sorted(value.keys() - HARMLESS):
+                    text = f"{', '.join(strange[:5])} can choose what code runs, as the portal's own Unix user here."
+                    yield Problem(field, f"{text} {REMEDY}")
+            case Power.WRITES:
+                text = "Would be written to as the portal's own Unix user. Leave it out: tokens are kept beside the"
+                yield Problem(field, f"{text} runs, for all jobs.")
+            case Power.READS if not _lies_in(value, roots):
+                yield Problem(field, _outside(value, roots))
+
+
+def _outside(path: str, roots: Sequence[str]) -> str:
+    there = f"Name one below {choices.either(roots)}, or ask" if roots else "Take what Vigil brings, or ask"
+    what = f"{path[:200]} would be read as the portal's own Unix user, and is not where jobs may read here."
+    return f"{what} {there} a sysadmin: VIGIL_DATA_ROOTS names the folders."
+
+
+def _lies_in(path: str, roots: Sequence[str]) -> bool:
+    """Whether it leads below one of the roots, wherever links on the way lead. The trainer asks again as it opens."""
+    if not path.startswith("/") or ".." in Path(path).parts:
+        return False
+    real = os.path.realpath(path)
+    return any(real == root or real.startswith(f"{root}/") for root in roots)
+
+
+def _said(part: BaseModel, table: str = "") -> Iterator[tuple[str, Any]]:
+    """Each field that can do something and is asked to: it is not empty, nor what it is when it is left out."""
+    for name, about in type(part).model_fields.items():
+        value = getattr(part, name)
+        if isinstance(value, BaseModel):
+            yield from _said(value, f"{table}{name}.")
+        elif isinstance(part, RunConfig) and name == "options":
+            yield from _said_options(value)
+        elif not _is_data(field := f"{table}{name}") and value and value != about.default:
+            yield field, value
+
+
+def _said_options(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for table, given in tables.items():
+        if asked := {name: value for name, value in given.items() if value and not _is_data(f"run.{table}.{name}")}:
+            known = {option.name: option for kind in choices.ENTRY for option in _of_module(kind, table)}
+            for name, value in asked.items():
+                if value not in {known[name].default, *known[name].words}:
+                    yield f"run.{table}.{name}", value
+
+
+def _is_data(field: str) -> bool:
+    return POWERS.get(field) is Power.DATA
+
+
+def _of_module(kind: str, name: str) -> tuple[choices.Option, ...]:
+    return choices.get(kind, name).options if name in choices.names(kind) else ()

@@ -1,0 +1,60 @@
+"""Submitting the same thing again: the spec's text, pinned to the commit that its attempts ran."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jobs.disk import rundir
+from jobs.errors import Conflict
+from jobs.models import Job
+from jobs.spec import set_values
+from portal import untrusted
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The origin of a script job's code. The commit is its repository's own word, or that of who sent it."""
+
+    git: str = ""
+    ref: str = ""
+    directory: str = ""
+    commit: str = ""
+    dirty: bool = False  # sent with changes that were not committed
+    digest: str = ""  # of the files sent
+
+
+def source_of(job: Job) -> Source | None:
+    """None for what is no script. Of git, the commit that was fetched once for all attempts; "" before that."""
+    script = job.spec.get("script") if job.kind == "script" else None
+    if not isinstance(script, dict):
+        return None
+    git, ref, directory = (str(script.get(name) or "") for name in ("git", "ref", "directory"))
+    # The launcher writes what it fetched into the job's folder: any program may have changed it since.
+    place = "job/code.json" if git else "portal/code.json"
+    told = (rundir.read_json_under(rundir.path_of(job.directory), place, limit=65_536) if job.directory else None) or {}
+    commit, digest = told.get("commit"), told.get("digest")
+    return Source(
+        git=git,
+        ref=ref,
+        directory=directory,
+        commit=commit if isinstance(commit, str) and untrusted.COMMIT.fullmatch(commit) else "",
+        dirty=told.get("dirty") is True,
+        digest=digest if isinstance(digest, str) and _DIGEST.fullmatch(digest) else "",
+    )
+
+
+def pinned_toml(job: Job) -> str:
+    """The spec as it was written, comments and all, but with the commit for a ref that may have moved on since."""
+    if job.is_attached:
+        raise Conflict(
+            f"sbatch started #{job.pk}, not Vigil: there is nothing to submit again. Its script is its owner's."
+        )
+    source = source_of(job)
+    if source is None or not source.git:
+        return job.spec_toml
+    if not source.commit:
+        raise Conflict(f"#{job.pk} has not fetched its code yet, so nobody knows the commit. Take its spec as written.")
+    return set_values(job.spec_toml, {"script.ref": source.commit})

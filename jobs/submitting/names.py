@@ -1,0 +1,124 @@
+"""What a spec names of Slurm and Slurm does not have, as far as the rows tell; where there are none, nothing is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+
+from jobs.errors import Problem
+from jobs.spec import JobSpec
+from nodes.models import Association, AssociationQuerySet, Node, Partition, Qos, Reading, Reservation
+from nodes.schedulers import cluster
+from nodes.scheduling.capacity import may_use
+from portal.models import User
+
+SHOWN = 6
+TITLES = {"partition": "partition", "qos": "QOS", "reservation": "reservation", "gpu_type": "GPU of type"}
+
+
+def problems(spec: JobSpec) -> Iterator[Problem]:
+    """Each name that there is not, with the near ones. A machine that plays all nodes knows no names."""
+    if Node.objects.told().filter(plays_many=True).exists():
+        return
+    asked = spec.resources
+    for field, title in TITLES.items():
+        name, there = getattr(asked, field), _THERE[field]() if getattr(asked, field) else set()
+        if (there or (name and _has_none(field))) and name not in there:
+            yield Problem(f"resources.{field}", f'Slurm has no {title} "{name}". {_near(name, there)}')
+    for field in ("require_nodes", "exclude_nodes"):
+        there = _THERE["nodes"]() if getattr(asked, field) else set()
+        missing = [name for name in getattr(asked, field) if name not in there]
+        if missing and there:
+            yield Problem(f"resources.{field}", f'Slurm has no node "{missing[0]}". {_near(missing[0], there)}')
+
+
+def known(user: User, field: str) -> list[str]:
+    """What this person can choose for a field of [resources]; empty where nothing is known."""
+    name = "nodes" if field.endswith("_nodes") else field
+    if narrowed := _OPEN.get(name):
+        return sorted(narrowed(user))
+    return sorted(_THERE[name]()) if name in _THERE else []
+
+
+def _has_none(field: str) -> bool:
+    """Whether the scheduler has said that there are none: of reservations that is no sign of its silence."""
+    if field != "reservation":
+        return False
+    return Reading.objects.filter(part=Reading.Part.RESERVATIONS).exclude(read_at=None).exists()
+
+
+def _near(name: str, there: Iterable[str]) -> str:
+    names = sorted(there)
+    if not names:
+        return "It has none. Take it out."
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
+        return f'Did you mean "{close[0]}"?'
+    more = ", …" if len(names) > SHOWN else ""
+    return f"It has {', '.join(names[:SHOWN])}{more}."
+
+
+def _gpu_types() -> set[str]:
+    return set(Node.objects.told().exclude(gpu_type="").values_list("gpu_type", flat=True))
+
+
+def _features() -> set[str]:
+    return {name for names in Node.objects.told().values_list("features", flat=True) for name in names}
+
+
+def _nodes() -> set[str]:
+    return set(Node.objects.told().values_list("name", flat=True))
+
+
+def _accounts(user: User) -> set[str]:
+    """The accounts that they compute for; empty where the scheduler tells none."""
+    return set(_own(user).values_list("account", flat=True))
+
+
+def _own(user: User) -> AssociationQuerySet:
+    return Association.objects.told().filter(user=user.slurm_user) if user.slurm_user else Association.objects.none()
+
+
+def _open_partitions(user: User) -> set[str]:
+    """The partitions that take one of their accounts; what is closed for now can be waited for."""
+    accounts = _accounts(user)
+    return {
+        one.name
+        for one in Partition.objects.told()
+        if not accounts
+        or any(
+            name not in one.denied_accounts and (not one.allowed_accounts or name in one.allowed_accounts)
+            for name in accounts
+        )
+    }
+
+
+def _open_qos(user: User) -> set[str]:
+    """The QOS of their associations; all where these name none."""
+    there = _THERE["qos"]()
+    own = {name for names in _own(user).values_list("qos", flat=True) for name in names}
+    return there & own or there
+
+
+def _open_reservations(user: User) -> set[str]:
+    """The reservations made for them or one of their accounts."""
+    found, accounts = set(), _accounts(user) or {""}
+    for one in Reservation.objects.told():
+        made = cluster.Reservation(name=one.name, users=tuple(one.users), accounts=tuple(one.accounts))
+        if any(may_use(made, user=user.slurm_user or "", account=name) for name in accounts):
+            found.add(one.name)
+    return found
+
+
+_THERE: dict[str, Callable[[], set[str]]] = {
+    "partition": lambda: set(Partition.objects.told().values_list("name", flat=True)),
+    "qos": lambda: set(Qos.objects.told().values_list("name", flat=True)),
+    "reservation": lambda: set(Reservation.objects.told().values_list("name", flat=True)),
+    "gpu_type": _gpu_types,
+    "constraint": _features,
+    "nodes": _nodes,
+}
+_OPEN: dict[str, Callable[[User], set[str]]] = {
+    "partition": _open_partitions,
+    "qos": _open_qos,
+    "reservation": _open_reservations,
+}

@@ -1,0 +1,229 @@
+"""A job's page: its head and the tabs that need no more than rows."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.views.decorators.http import require_safe
+
+from jobs.disk.provenance import history
+from jobs.gathering import charts as curves
+from jobs.gathering import guard_events, layouts
+from jobs.gathering import life as lives
+from jobs.models import Attempt, Checkpoint, Job
+from jobs.presenting import attached, charts, environments, sentence, slurm_steps
+from jobs.presenting.guard_events import GuardEvent
+from jobs.presenting.header import Life
+from jobs.presenting.layouts import Layout
+from jobs.spec import JobSpec, write_toml
+from jobs.submitting import clone
+from jobs.views import performance
+from jobs.why import pending
+from jobs.why.reasons import reason_of
+from portal.access import can, user_of
+
+OVERVIEW_CHECKPOINTS = 6
+MOST_READ = 25  # attempts whose environments are read from disk for one page
+
+
+@dataclass
+class Page:
+    """What every tab of a job's page needs."""
+
+    job: Job
+    life: Life
+    may_change: bool
+
+    def context(self, tab: str, **more: object) -> dict[str, object]:
+        counts = {"checkpoints": len(self.life.checkpoints), "attempts": len(self.life.attempts)}
+        return {
+            "section": "jobs",
+            "job": self.job,
+            "life": self.life,
+            "said": self.life.sentence,
+            "attempt": self.life.latest,
+            "may_change": self.may_change,
+            "tab": tab,
+            "counts": counts,
+            "outside": attached.facts(self.job),
+            **more,
+        }
+
+
+def page_of(request: HttpRequest, job_id: int) -> Page:
+    """The job that this person may see, or 404: a stranger's job does not exist."""
+    user = user_of(request)
+    jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent").prefetch_related("tags")
+    job = get_object_or_404(jobs, pk=job_id)
+    return Page(job, lives.tell(job), can(user, "change", job))
+
+
+@login_required
+@require_safe
+def overview(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    charted = {
+        "figures": charts.figures(page.job, page.life, curves.names(page.life)),
+        "series": curves.first_paint(page.job, page.life),
+    }
+    context = page.context("overview", **charted, **_overview(request, page))
+    return render(request, "jobs/overview.html", context)
+
+
+@login_required
+@require_safe
+def life(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The page's head anew: what htmx swaps in while the job lives, and once when its state changes."""
+    page = page_of(request, job_id)
+    tab = request.GET.get("tab", "overview")
+    more = _overview(request, page) if tab == "overview" else {}
+    return render(request, "jobs/_life.html", page.context(tab, **more))
+
+
+def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
+    """What of the overview changes while the job lives, beside its charts."""
+    newest, has_more = guard_events.newest(page.life.latest)
+    return {
+        "marks": curves.marks(page.life),
+        "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
+        "shown": performance.tell(page.life, may_change=page.may_change),
+        "warnings": newest,
+        "has_more_warnings": has_more,
+        **_waits(request, page),
+    }
+
+
+def _waits(request: HttpRequest, page: Page) -> dict[str, Any]:
+    """Why it waits, while it does and nobody has cancelled it; the sentence is of that where waiting is in vain."""
+    if page.life.latest.state != Attempt.State.PENDING or page.life.cancelling:
+        return {}
+    told = pending.why(user_of(request), page.job, page.life.latest, now=page.life.now)
+    if not told.why:
+        return {}
+    return {"waits": told} | ({"said": sentence.never(told.why.sentence)} if told.why.never else {})
+
+
+@login_required
+@require_safe
+def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    pruned = page.job.checkpoints.filter(state=Checkpoint.State.PRUNED).count()
+    held = sum(checkpoint.bytes for checkpoint in page.life.checkpoints)
+    context = page.context("checkpoints", pruned=pruned, held=held, exports=_exports(page.job, page.life.resumable))
+    return render(request, "jobs/checkpoints.html", context)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A command that takes the newest checkpoint's weights out, and what comes of it."""
+
+    id: str
+    makes: str
+    command: str
+
+
+def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
+    """Nothing where there is no checkpoint, or none of our trainer."""
+    if checkpoint is None or job.kind != "distributed" or not job.directory:
+        return []
+    folder = settings.VIGIL_RUNS / job.directory / "job" / "checkpoints" / checkpoint.name
+    run = job.spec.get("run") or {}
+    has_adapters = bool(run.get("language", {}).get("lora_rank"))
+    name = f"job-{job.pk}-step-{checkpoint.step}"
+
+    def line(key: str, makes: str, *more: str) -> Export:
+        return Export(key, makes, shlex.join(["python", "-m", "training", "export", str(folder), *more]))
+
+    if has_adapters:
+        merged = line("export-hf", "The whole model, adapters merged in, for transformers", "--merged", "--hf", name)
+        return [merged, line("export", "The adapters alone, for peft", f"{name}-adapters")]
+    plain = line("export", "Its weights by our names, as one safetensors file", f"{name}.safetensors")
+    if run.get("recipe", "language") != "language":
+        return [plain]
+    return [line("export-hf", "A model’s folder, tokenizer and all, for transformers", "--hf", name), plain]
+
+
+@login_required
+@require_safe
+def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    ran = environments.shown(history(page.life.attempts, most=MOST_READ))
+    guarded, chosen = guard_events.of(page.life.attempts), layouts.chosen(page.life.attempts)
+    told = [
+        _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []), chosen.get(attempt.pk))
+        for attempt in reversed(page.life.attempts)
+    ]
+    unread = len(told) > MOST_READ
+    return render(request, "jobs/attempts.html", page.context("attempts", told=told, unread=unread))
+
+
+@dataclass
+class Told:
+    """An attempt with what its row says."""
+
+    attempt: Attempt
+    reason: str
+    ran_s: float | None
+    warnings: list[GuardEvent]
+    layout: Layout | None
+    environment: environments.AttemptEnvironment | None
+    steps: slurm_steps.SlurmSteps | None
+
+
+def _told(
+    attempt: Attempt,
+    life: Life,
+    environment: environments.AttemptEnvironment | None,
+    guarded: list[GuardEvent],
+    layout: Layout | None,
+) -> Told:
+    end = attempt.ended_at or life.now
+    ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
+    warnings = sorted([*life.restarts.get(attempt.pk, []), *guarded], key=lambda warning: warning[0])
+    return Told(attempt, reason_of(attempt), ran, warnings, layout, environment, slurm_steps.shown(attempt))
+
+
+@login_required
+@require_safe
+def spec(request: HttpRequest, job_id: int) -> HttpResponse:
+    page = page_of(request, job_id)
+    user = user_of(request)
+    parent = page.job.parent
+    if parent is not None and not can(user, "see", parent):
+        parent = None
+    show = request.GET.get("show")
+    is_whole = show == "all" and not page.job.is_attached
+    text = write_toml(JobSpec.model_validate(page.job.spec), defaults=True) if is_whole else page.job.spec_toml
+    context = page.context(
+        "spec",
+        parent=parent,
+        diff=_diff(parent, page.job) if parent else [],
+        text=text.splitlines(),
+        show=show,
+        source=clone.source_of(page.job),
+    )
+    return render(request, "jobs/spec.html", context)
+
+
+def _diff(parent: Job, job: Job) -> list[tuple[str, str]]:
+    """Lines of the two texts: ("same" | "del" | "ins" | "gap", line)."""
+    marks = {" ": "same", "-": "del", "+": "ins", "@": "gap"}
+    lines = unified_diff(parent.spec_toml.splitlines(), job.spec_toml.splitlines(), lineterm="", n=3)
+    return [(marks[line[0]], line[1:]) for line in list(lines)[2:] if line[:1] in marks]
+
+
+@login_required
+@require_safe
+def spec_toml(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The spec as it was written, to keep."""
+    job = get_object_or_404(Job.objects.visible_to(user_of(request)), pk=job_id)
+    response = HttpResponse(job.spec_toml, content_type="application/toml; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.toml"'
+    return response

@@ -1,0 +1,255 @@
+"""What a job's page tells of how well it runs: where a step's time goes, what bounds it, goodput, saves, profiles.
+
+All of it but the goodput is what its trainer told, in events; anybody's program may have told it, so each value is
+looked at, and what is not what it should be is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.views.decorators.http import require_POST, require_safe
+
+from jobs.disk import profiles as files
+from jobs.errors import JobError, ProfileError
+from jobs.goodput import Goodput, goodput
+from jobs.models import Attempt, Event, Job
+from jobs.presenting.header import Life
+from jobs.profiles import Profile, profiles
+from jobs.submitting import profiling
+from portal import formatting, untrusted
+from portal.access import user_of
+from portal.http.api import stream
+from portal.untrusted import whole
+from training.metrics.bottleneck import BOUNDS, LEAST_STEPS, SPLIT
+
+BOTTLENECK, CADENCE = "run.verdict", "checkpoint.cadence"
+SHOWN_PROFILES = 5
+MOST_LETTERS = 400  # of a sentence
+
+LABEL, LETTER = 0.035, 0.0175
+"""Shares of the bar's width on a phone: what stands around a part's name in it, and each of its letters."""
+
+# Each part's name and the colour that it has in the bar; loss, throughput and the rest keep theirs in the charts.
+_PARTS = {
+    "forward": ("Forward", 1),
+    "backward": ("Backward", 3),
+    "forward_backward": ("Forward and backward", 1),
+    "optimizer": ("Optimizer", 6),
+    "communication": ("Communication", 2),
+    "data": ("Waiting for data", 4),
+    "checkpoint": ("Checkpoints", 5),
+    "other": ("Other", 0),
+}
+_BOUNDS = {
+    "straggler": "Held up by one rank",
+    "compute": "Bound by compute",
+    "memory": "Bound by memory",
+    "communication": "Bound by communication",
+    "input": "Bound by its input",
+    "host": "Bound by the host",
+}
+_SOURCES = {"config": "as configured", "portal": "as seen here", "assumed": "assumed"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of the bar; `x` and `width` in per cent."""
+
+    title: str
+    color: int
+    seconds: float
+    share: float
+    x: float
+
+    @property
+    def width(self) -> float:
+        return round(100 * self.share, 3)
+
+    @property
+    def is_named(self) -> bool:
+        return self.share >= LABEL + LETTER * len(self.title)
+
+    @property
+    def percent(self) -> str:
+        """Its share to a tenth: less than that bounds nobody."""
+        return formatting.percent(round(self.share, 3)) if self.share >= 0.0005 else f"< 0.1{formatting.NBSP}%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottleneck:
+    title: str
+    """ "" where not enough was measured."""
+    because: str
+    remedy: str
+    parts: list[Part]
+    step_seconds: float
+    facts: list[tuple[str, str]]
+    at: datetime | None = None
+
+    @property
+    def alternative(self) -> str:
+        """The bar in words."""
+        told = ", ".join(f"{part.title.lower()} {part.percent}" for part in self.parts)
+        return f"A step of {formatting.duration(self.step_seconds)}: {told}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Performance:
+    """The section; None and empty where nothing is known."""
+
+    bottleneck: Bottleneck
+    goodput: Goodput | None
+    cadence: list[tuple[str, str]]
+    profiles: list[Profile]
+    may_profile: bool
+    more_profiles: int
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is anything but what bounds it to show."""
+        return bool(self.goodput or self.bottleneck.facts or self.cadence or self.profiles or self.may_profile)
+
+
+def tell(life: Life, *, may_change: bool) -> Performance | None:
+    """Tells how a run of our trainer that has begun performs; None of anything else."""
+    if life.job.kind != "distributed" or not any(attempt.started_at for attempt in life.attempts):
+        return None
+    newest = _newest(life.attempts)
+    found = profiles(life.attempts)
+    return Performance(
+        bottleneck=_bottleneck(newest.get(BOTTLENECK), life),
+        goodput=goodput(life.attempts, life.now),
+        cadence=_cadence(newest.get(CADENCE)),
+        profiles=found[:SHOWN_PROFILES],
+        may_profile=may_change and life.latest.state == Attempt.State.RUNNING and not life.cancelling,
+        more_profiles=max(0, len(found) - SHOWN_PROFILES),
+    )
+
+
+@login_required
+@require_POST
+def profile(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Ask for a profile of the next steps; the page shows it once it is there."""
+    user = user_of(request)
+    job = get_object_or_404(Job.objects.visible_to(user).with_latest_attempt(), pk=job_id)
+    steps, rank = whole(request.POST.get("steps") or str(profiling.STEPS)), whole(request.POST.get("rank") or "0")
+    try:
+        profiling.ask(user, job, steps=steps or 0, rank=rank or 0)
+    except JobError as error:
+        messages.error(request, str(error))
+    else:
+        messages.success(request, f"Rank {rank or 0} records its next {formatting.plural(steps or 0, 'step')}.")
+    return redirect("job", job_id=job.pk)
+
+
+@login_required
+@require_safe
+def download(request: HttpRequest, job_id: int, number: int, name: str) -> StreamingHttpResponse:
+    """A trace as its rank wrote it."""
+    job = get_object_or_404(Job.objects.visible_to(user_of(request)), pk=job_id)
+    attempt = get_object_or_404(job.attempts.select_related("job"), number=number)
+    try:
+        kept = files.download(attempt, name)
+    except ProfileError as error:
+        raise Http404(str(error)) from None
+    response = stream(request, kept.pieces, "application/gzip")
+    response.headers["Content-Disposition"] = f'attachment; filename="{kept.name}"'
+    return response
+
+
+def _newest(attempts: list[Attempt]) -> dict[str, Event]:
+    """The newest event of each kind that rank 0 of the newest attempt and incarnation told, whenever it came."""
+    found: dict[str, Event] = {}
+    for kind in (BOTTLENECK, CADENCE):
+        rows = Event.objects.filter(attempt__in=attempts, kind=kind, rank=0)
+        if (event := rows.order_by("-attempt__number", "-incarnation", "-id").first()) is not None:
+            found[kind] = event
+    return found
+
+
+def _bottleneck(event: Event | None, life: Life) -> Bottleneck:
+    if event is None:
+        when = (
+            f"A verdict takes {LEAST_STEPS} steps, one of them looked at from inside."
+            if life.latest.is_alive
+            else "It ended before enough steps were measured."
+        )
+        return Bottleneck(title="", because=when, remedy="", parts=[], step_seconds=0.0, facts=[])
+    data = event.data
+    bound = data.get("bound")
+    parts = _parts(data.get("split"))
+    return Bottleneck(
+        title=_BOUNDS[bound] if bound in BOUNDS else "",
+        because=untrusted.line(data.get("because"), MOST_LETTERS),
+        remedy=untrusted.line(data.get("remedy"), MOST_LETTERS) if bound in BOUNDS else "",
+        parts=parts,
+        step_seconds=sum(part.seconds for part in parts),
+        facts=list(_facts(data)),
+        at=event.time,
+    )
+
+
+def _parts(split: object) -> list[Part]:
+    """The parts of a step, in their order; none where nothing adds up."""
+    told = split if isinstance(split, Mapping) else {}
+    seconds = {name: value for name in SPLIT if (value := untrusted.number(told.get(name))) is not None and value > 0}
+    total, at, found = sum(seconds.values()), 0.0, []
+    for name, value in seconds.items():
+        title, color = _PARTS[name]
+        found.append(Part(title, color, value, value / total, round(100 * at / total, 3)))
+        at += value
+    return found
+
+
+def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    if (mfu := untrusted.share(data.get("mfu"))) is not None:
+        found.append(("MFU", formatting.percent(mfu)))
+    if (busy := untrusted.share(data.get("busy"))) is not None:
+        found.append(("Computing", f"{formatting.percent(busy)} of the sampled step"))
+    if (matmul := untrusted.share(data.get("matmul"))) is not None:
+        found.append(("Products", f"{formatting.percent(matmul)} of what is computed"))
+    steps, last = untrusted.count(data.get("steps")), untrusted.count(data.get("last_step"))
+    if steps and last:
+        each = untrusted.number(data.get("step_seconds"))
+        mean = f", {formatting.duration(each)} each" if each else ""
+        found.append(("Measured", f"{formatting.plural(steps, 'step')}, to step {formatting.count(last)}{mean}"))
+    if sampled := untrusted.count(data.get("sampled_step")):
+        found.append(("Sampled", f"step {formatting.count(sampled)}"))
+    return found
+
+
+def _cadence(event: Event | None) -> list[tuple[str, str]]:
+    if event is None:
+        return []
+    data = event.data
+    cost, every, best = (
+        untrusted.number(data.get(f"{name}_seconds")) for name in ("cost", "interval", "best_interval")
+    )
+    mtbf, part, least = (
+        untrusted.number(data.get(name)) for name in ("mtbf_seconds", "overhead_fraction", "best_overhead_fraction")
+    )
+    found = []
+    if every:
+        how = ", by itself" if data.get("automatic") is True else ""
+        found.append(("Saves every", formatting.duration(every) + how))
+    if best:
+        found.append(("Best would be", f"every {formatting.duration(best)}"))
+    if cost is not None:
+        found.append(("A save costs", formatting.duration(cost)))
+    if part is not None:
+        more = f", at best {formatting.percent(least)}" if least is not None else ""
+        # The sum is of the first order: where failures come more often than saves, it passes the whole.
+        found.append(("Saves and lost work", f"{formatting.percent(min(part, 1.0))} of the time{more}"))
+    if mtbf:
+        source = _SOURCES.get(str(data.get("source")), "")
+        found.append(("Between failures", formatting.duration(mtbf) + (f", {source}" if source else "")))
+    return found

@@ -1,0 +1,108 @@
+"""The page of sweeps, newest first: each with how its jobs stand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Count
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from jobs.models import Attempt, Job, Sweep
+from portal import formatting
+from portal.access import user_of
+from portal.http.paging import BadCursor, Order, Page, page
+from portal.models import User
+
+ROWS = 25  # of up to a thousand jobs each, which are counted
+NEWEST = Order("id", descending=True)
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """A sweep and its jobs by state."""
+
+    sweep: Sweep
+    by_state: dict[str, int]
+
+    @property
+    def jobs(self) -> int:
+        return sum(self.by_state.values())
+
+    @property
+    def ended(self) -> int:
+        return self.jobs - self.alive
+
+    @property
+    def alive(self) -> int:
+        return sum(self.by_state.get(state, 0) for state in Attempt.ALIVE)
+
+    @property
+    def counts(self) -> list[tuple[str, int]]:
+        """Its jobs by state, in the order of a job's life."""
+        return [(state, self.by_state[state]) for state in Attempt.State.values if state in self.by_state]
+
+    @property
+    def over(self) -> str:
+        """ "seed × 3, lr × 4": what it goes over."""
+        return ", ".join(
+            f"{path.rpartition('.')[2]} × {formatting.count(len(values))}" for path, values in self.sweep.axes
+        )
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    found = _page(user_of(request), request.GET.get("after") or None)
+    lines = _lines(found.items)
+    context = {
+        "section": "jobs",
+        "lines": lines,
+        "next": found.next,
+        "first": "after" not in request.GET,
+        "say": say(lines),
+    }
+    return render(request, "jobs/sweeps.html", context)
+
+
+def _page(user: User, cursor: str | None) -> Page[Sweep]:
+    sweeps = Sweep.objects.visible_to(user).select_related("project", "owner").defer("spec_toml")
+    try:
+        return page(sweeps, NEWEST, cursor=cursor, limit=ROWS)
+    except BadCursor:
+        return page(sweeps, NEWEST, cursor=None, limit=ROWS)
+
+
+def counted(sweeps: Iterable[Sweep]) -> Any:
+    """(sweep, state, how many) of these sweeps' jobs: as much work as they have jobs, however many others there are."""
+    jobs = Job.objects.filter(sweep__in=[sweep.pk for sweep in sweeps]).order_by()
+    return jobs.values_list("sweep", "latest__state").annotate(count=Count("pk"))
+
+
+def _lines(sweeps: list[Sweep]) -> list[SweepRow]:
+    by_sweep: dict[int, dict[str, int]] = defaultdict(dict)
+    for sweep, state, count in counted(sweeps):
+        by_sweep[sweep][state or Attempt.State.PENDING] = count
+    return [SweepRow(sweep, by_sweep[sweep.pk]) for sweep in sweeps]
+
+
+def say(lines: list[SweepRow]) -> tuple[str, str]:
+    """What goes on among those that the page shows."""
+    if not lines:
+        return "", ""
+    going = [line for line in lines if line.alive]
+    if not going:
+        return "None of these sweeps has jobs that wait or run.", ""
+    many = formatting.plural(len(going), "sweep")
+    names = formatting.listed([line.sweep.name for line in going]) if len(going) <= 3 else many
+    alive = sum(line.alive for line in going)
+    verb, whose = ("goes", "its") if len(going) == 1 else ("go", "their")
+    return (
+        f"{names} {verb} on:",
+        f"{formatting.count(alive)} of {whose} jobs {'waits or runs' if alive == 1 else 'wait or run'}.",
+    )

@@ -1,0 +1,83 @@
+"""The cluster's rows as the dataclasses that the scheduler answered: one query each, and no scheduler is asked."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.utils import timezone
+
+from nodes import models
+from nodes.schedulers import cluster
+from nodes.schedulers.base import NodeStatus
+from nodes.scheduling.capacity import Cluster
+
+Told = TypeVar("Told")
+_INDICES = "gpu_indices"
+
+
+def read(now: datetime | None = None) -> Cluster:
+    """Everything that the scheduler last told; from memory what has not been read anew since."""
+    read_at = dict(models.Reading.objects.values_list("part", "read_at"))
+    part = models.Reading.Part
+    return Cluster(
+        now=(now or timezone.now()).timestamp(),
+        nodes=_kept(models.Node, NodeStatus, read_at.get(part.NODES)),
+        partitions=_kept(models.Partition, cluster.Partition, read_at.get(part.PARTITIONS)),
+        qos=_kept(models.Qos, cluster.Qos, read_at.get(part.ACCOUNTS)),
+        associations=_kept(models.Association, cluster.Association, read_at.get(part.ACCOUNTS)),
+        reservations=_kept(models.Reservation, cluster.Reservation, read_at.get(part.RESERVATIONS)),
+        queue=_kept(models.QueuedJob, cluster.QueuedJob, read_at.get(part.QUEUE)),
+    )
+
+
+_last: dict[type[models.Fact], tuple[datetime, tuple[Any, ...]]] = {}
+
+
+def _kept(model: type[models.Fact], kind: type[Told], read_at: datetime | None) -> tuple[Told, ...]:
+    """Reads rows, from memory if that is of the same reading: they change with none but theirs, in its transaction."""
+    known = _last.get(model)
+    if known is not None and known[0] == read_at:
+        return known[1]
+    rows = _read(model, kind)
+    if read_at is not None:
+        _last[model] = (read_at, rows)
+    return rows
+
+
+def _read(model: type[models.Fact], kind: type[Told]) -> tuple[Told, ...]:
+    names = _names(kind)
+    rows = model._default_manager.filter(is_made_up=False).order_by("pk").values_list(*names)
+    shapes = [(i, _SHAPES[shape]) for i, name in enumerate(names) if (shape := _shape(name, kind))]
+    found = []
+    for row in rows.iterator():
+        values = list(row)
+        for i, shaped in shapes:
+            values[i] = shaped(values[i])
+        found.append(kind(**dict(zip(names, values, strict=True))))
+    return tuple(found)
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def _shape(name: str, kind: type[Any]) -> str:
+    """How a column's value becomes the field's: times, tuples, limits; "" where it is the same."""
+    of = {field.name: str(field.type) for field in fields(kind)}[name]
+    if name.endswith("_at"):
+        return "time"
+    if name == _INDICES:
+        return "indices"
+    if of == "Limits":
+        return "limits"
+    return "tuple" if of.startswith("tuple") else ""
+
+
+_SHAPES: dict[str, Any] = {
+    "time": lambda value: value and value.timestamp(),
+    "tuple": tuple,
+    "indices": lambda value: {node: tuple(indices) for node, indices in value.items()},
+    "limits": lambda value: cluster.Limits(**value),
+}

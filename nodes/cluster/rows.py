@@ -1,0 +1,140 @@
+"""Puts what a scheduler says into rows. Only what changed is written, in short transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any, ClassVar, Protocol
+
+from django.db import transaction
+
+from nodes.models import Association, Fact, Node, Partition, Qos, QueuedJob, Reservation
+
+AT_ONCE = 1000  # rows a transaction, when there are many: a first look at a large cluster
+BATCH = 200  # rows a statement; a driver may allow but so many values
+FORM = "1"  # raised when the same words are to be written otherwise: then every row is
+
+
+class Told(Protocol):
+    """One of the scheduler's dataclasses."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of row, and the columns that tell its rows apart."""
+
+    model: type[Fact]
+    key: tuple[str, ...]
+
+
+NODES = Kind(Node, ("name",))
+PARTITIONS = Kind(Partition, ("name",))
+QOS = Kind(Qos, ("name",))
+ASSOCIATIONS = Kind(Association, ("account", "user", "partition"))
+RESERVATIONS = Kind(Reservation, ("name",))
+QUEUE = Kind(QueuedJob, ("scheduler_id",))
+
+
+@dataclass
+class Difference:
+    """What is to be written, so that the rows say what the scheduler said."""
+
+    kind: Kind
+    changed: list[Fact]
+    gone: list[int]
+
+    def pieces(self) -> Iterator[Difference]:
+        """Yields the difference in parts of AT_ONCE rows; what is gone goes with the first."""
+        yield Difference(self.kind, self.changed[:AT_ONCE], self.gone)
+        for start in range(AT_ONCE, len(self.changed), AT_ONCE):
+            yield Difference(self.kind, self.changed[start : start + AT_ONCE], [])
+
+    def write(self) -> None:
+        """Inside the caller's transaction."""
+        objects = self.kind.model._default_manager
+        if self.changed:
+            columns = [field.name for field in self.kind.model._meta.concrete_fields if not field.primary_key]
+            objects.bulk_create(
+                self.changed,
+                batch_size=BATCH,
+                update_conflicts=True,
+                unique_fields=list(self.kind.key),
+                update_fields=[name for name in columns if name not in self.kind.key],
+            )
+        for start in range(0, len(self.gone), 500):
+            objects.filter(pk__in=self.gone[start : start + 500]).delete()
+
+
+def differences(kind: Kind, told: Iterable[Told], *, made_up: bool = False) -> Difference:
+    """Compares what is told with the rows; made-up ones stay, but for those that turn out to be real."""
+    rows = kind.model._default_manager.filter(is_made_up=made_up)
+    columns = ("pk", "digest", *kind.key)
+    known = {tuple(key): (pk, digest) for pk, digest, *key in rows.values_list(*columns).iterator()}
+    changed: dict[tuple[object, ...], Fact] = {}
+    seen = set()
+    digest_of, key_of = _digester(kind.model), _getter(kind.key)
+    for one in told:
+        key, digest = key_of(one), digest_of(one)
+        seen.add(key)
+        if known.get(key, (0, ""))[1] != digest:
+            changed[key] = kind.model(**columns_of(one, kind.model), digest=digest, is_made_up=made_up)
+    gone = [pk for key, (pk, _) in known.items() if key not in seen]
+    return Difference(kind, list(changed.values()), gone)
+
+
+def write(*found: Difference, also: Callable[[], object] | None = None) -> None:
+    """All of it in one transaction, but for so much that others would wait long to write: that comes in pieces."""
+    rest = list(found)
+    if sum(len(difference.changed) for difference in found) > AT_ONCE:
+        pieces = [piece for difference in found for piece in difference.pieces()]
+        rest = pieces[-1:]
+        for piece in pieces[:-1]:
+            with transaction.atomic():
+                piece.write()
+    with transaction.atomic():
+        for difference in rest:
+            difference.write()
+        if also is not None:
+            also()
+
+
+def columns_of(told: Told, model: type[Fact]) -> dict[str, Any]:
+    """A dataclass as the columns of its row."""
+    most = {field.name: field.max_length for field in model._meta.concrete_fields}
+    return {field.name: _column(field.name, getattr(told, field.name), most[field.name]) for field in fields(told)}
+
+
+def _column(name: str, value: Any, most: int | None) -> Any:
+    if isinstance(value, str):
+        return value.replace("\0", "")[:most]  # no database keeps one, nor more than the column's length
+    if name.endswith("_at"):
+        return None if value is None else datetime.fromtimestamp(value, UTC)
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return {key: list(inner) if isinstance(inner, tuple) else inner for key, inner in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: dict(inner) if isinstance(inner, Mapping) else inner for key, inner in asdict(value).items()}
+    return value
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Told], tuple[object, ...]]:
+    get = attrgetter(*names)
+    return (lambda told: (get(told),)) if len(names) == 1 else get
+
+
+def _digester(model: type[Fact]) -> Callable[[Told], str]:
+    """What tells two descriptions apart, quickly: there may be thousands every 15 s."""
+    own = {"id", "digest", "is_made_up"}
+    names = tuple(field.name for field in model._meta.concrete_fields if field.name not in own)
+    get, form = attrgetter(*names), f"{FORM} {names}".encode()
+
+    def digest(told: Told) -> str:
+        return blake2b(form + repr(get(told)).encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+    return digest

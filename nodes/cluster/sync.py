@@ -1,0 +1,166 @@
+"""The scheduler that this site uses, and its cluster as rows: pages and checks read those and ask no scheduler."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import lru_cache, partial
+
+from django.conf import settings
+from django.utils import timezone
+
+from nodes.cluster import rows
+from nodes.cluster.rows import Difference
+from nodes.models import Reading
+from nodes.schedulers.base import NodeStatus, Scheduler, SchedulerError
+from nodes.schedulers.choose import SchedulerSettings, open_scheduler
+from portal.models import User
+
+logger = logging.getLogger(__name__)
+Part = Reading.Part
+EVERY = {
+    Part.NODES: timedelta(seconds=5),
+    Part.QUEUE: timedelta(seconds=15),
+    Part.PARTITIONS: timedelta(seconds=60),
+    Part.RESERVATIONS: timedelta(seconds=60),
+    Part.ACCOUNTS: timedelta(seconds=60),
+}
+AGAIN = timedelta(seconds=15)  # what failed is asked again no sooner
+BUDGET_S = 2.0  # a tick: what has not been begun by then is the next tick's
+AT_ONCE = 2  # parts a tick, but for a site's very first: their calls come on top of the poll's
+
+
+def scheduler() -> Scheduler:
+    """The one that the settings name."""
+    return _open(
+        SchedulerSettings(
+            name=settings.VIGIL_SCHEDULER,
+            home=settings.VIGIL_HOME,
+            local_user=settings.VIGIL_LOCAL_USER,
+            local_cpus=settings.VIGIL_LOCAL_CPUS,
+            local_gpus=settings.VIGIL_LOCAL_GPUS,
+            local_environment=settings.VIGIL_LOCAL_ENVIRONMENT,
+            slurm_url=settings.VIGIL_SLURM_URL,
+            slurm_key_file=settings.VIGIL_SLURM_KEY_FILE,
+            slurm_token_command=settings.VIGIL_SLURM_TOKEN_COMMAND,
+            slurm_user=speaker(),
+            slurm_ca_file=settings.VIGIL_SLURM_CA_FILE,
+        )
+    )
+
+
+def speaker() -> str:
+    """The Slurm user whose token polls and drains: the one set, else the first sysadmin's."""
+    if settings.VIGIL_SCHEDULER != "slurm" or settings.VIGIL_SLURM_USER:
+        return str(settings.VIGIL_SLURM_USER)
+    sysadmins = User.objects.filter(is_superuser=True, is_active=True).exclude(slurm_user=None).order_by("pk")
+    return sysadmins.values_list("slurm_user", flat=True).first() or ""
+
+
+_open = lru_cache(maxsize=4)(open_scheduler)
+
+
+def unix_user(submitted_as: str) -> str:
+    """The Unix user that a job runs as which is submitted in this person's name; "": the portal's own."""
+    return str(settings.VIGIL_LOCAL_USER) if settings.VIGIL_SCHEDULER == "local" else submitted_as
+
+
+def is_due() -> bool:
+    """Whether a part of the rows is old enough to ask again."""
+    return bool(_due(timezone.now(), Reading.objects.in_bulk()))
+
+
+def sync(source: Scheduler) -> bool:
+    """Bring those parts in step that are due, the longest waiting first, within a tick's budget; whether any was."""
+    until = time.monotonic() + BUDGET_S
+    known = Reading.objects.in_bulk()
+    due = _due(timezone.now(), known)
+    for part in due[: AT_ONCE if known else None]:
+        if time.monotonic() > until:
+            break
+        read(source, part)
+    return bool(due)
+
+
+def read(source: Scheduler, *parts: Part) -> None:
+    """Bring these parts (default: all) in step with what the scheduler says; what it no longer names is gone.
+
+    If it does not answer, the rows stay as they are and the reading says why.
+    """
+    for part in parts or tuple(EVERY):
+        try:
+            found = _ASK[part](source)
+        except SchedulerError as error:
+            _note_failure(part, str(error))
+        else:
+            rows.write(*found, also=partial(_note_success, part))
+
+
+def miss(error: SchedulerError) -> None:
+    """The scheduler has just not answered something else: what is due was not asked for, and says why."""
+    for part in _due(timezone.now(), Reading.objects.in_bulk()):
+        _note_failure(part, str(error))
+
+
+def hurry(part: Part) -> None:
+    """Something was done to it: let the next tick look, whenever it looked last."""
+    Reading.objects.filter(part=part).update(asked_at=None)
+
+
+def readings() -> dict[str, Reading]:
+    """The readings by part; one that was never made is there, too."""
+    known = Reading.objects.in_bulk()
+    return {part.value: known.get(part.value) or Reading(part=part.value) for part in Part}
+
+
+def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
+    since: dict[Part, datetime] = {}
+    for part, every in EVERY.items():
+        reading = known.get(part.value)
+        if reading is None or reading.asked_at is None:
+            since[part] = now - timedelta(days=1)
+            continue
+        due = reading.asked_at + (max(every, AGAIN) if reading.error else every)
+        if due <= now or reading.asked_at > now:  # a clock that was set back
+            since[part] = due
+    return sorted(since, key=lambda part: since[part])
+
+
+def _note_success(part: Part) -> None:
+    now = timezone.now()
+    told = {"asked_at": now, "read_at": now, "error": "", "failing_since": None}
+    if not Reading.objects.filter(part=part).update(**told):
+        Reading.objects.update_or_create(part=part, defaults=told)
+
+
+def _note_failure(part: Part, error: str) -> None:
+    now = timezone.now()
+    Reading.objects.update_or_create(part=part, defaults={"asked_at": now, "error": error})
+    if Reading.objects.filter(part=part, failing_since=None).update(failing_since=now):
+        logger.warning("%s are no longer told: %s", part.label, error)
+
+
+def _nodes(source: Scheduler) -> list[Difference]:
+    return [rows.differences(rows.NODES, map(_calmed, source.nodes()))]
+
+
+def _calmed(node: NodeStatus) -> NodeStatus:
+    """Rounds its load, which would change by a hair at every look."""
+    return node if node.load is None else replace(node, load=round(node.load, 1))
+
+
+def _accounts(source: Scheduler) -> list[Difference]:
+    told = source.accounts()
+    return [rows.differences(rows.QOS, told.qos), rows.differences(rows.ASSOCIATIONS, told.associations)]
+
+
+_ASK: dict[Part, Callable[[Scheduler], list[Difference]]] = {
+    Part.NODES: _nodes,
+    Part.QUEUE: lambda source: [rows.differences(rows.QUEUE, source.queue())],
+    Part.PARTITIONS: lambda source: [rows.differences(rows.PARTITIONS, source.partitions())],
+    Part.RESERVATIONS: lambda source: [rows.differences(rows.RESERVATIONS, source.reservations())],
+    Part.ACCOUNTS: _accounts,
+}

@@ -1,0 +1,201 @@
+"""Processes of one job of the local scheduler: starting them as somebody else, finding all of them, ending all of them.
+
+Standard library only, and light: the shim imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Orphans below us become our children, so none escapes."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """SIGKILL for us when our parent ends, however it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """The process's start, in clock ticks since boot: with the boot id, this tells a process from a later one."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def identity(pid: int) -> dict[str, Any]:
+    return {"pid": pid, "start_time": start_time(pid), "boot_id": boot_id()}
+
+
+def is_same(known: Mapping[str, Any] | None) -> bool:
+    """Whether the process that was written down still is the one with that pid."""
+    if not known or known.get("boot_id") != boot_id():
+        return False
+    return known.get("start_time") == start_time(known["pid"])
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat from the third on (state, parent, …); the name before them may hold anything."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _all() -> Iterator[tuple[int, int]]:
+    """(pid, parent) of every process that has not ended."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat(int(name))) and fields[0] not in {"Z", "X"}:
+            yield int(name), int(fields[1])
+
+
+def descendants(root: int | None = None) -> list[int]:
+    """Every living process below this one (or below us)."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _all():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    todo = list(children.get(os.getpid() if root is None else root, []))
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        todo += children.get(pid, [])
+    return found
+
+
+def signal_descendants(number: signal.Signals) -> bool:
+    """Signals every process below us; tells whether there was any."""
+    found = descendants()
+    for pid in found:
+        _kill(pid, number)
+    return bool(found)
+
+
+def kill_descendants() -> bool:
+    """SIGKILL to every process below us; whether there was any."""
+    return signal_descendants(signal.SIGKILL)
+
+
+def kill_marked(variable: str, value: str) -> bool:
+    """SIGKILL to every process that carries this in its environment; whether there was any."""
+    wanted = f"{variable}={value}".encode()
+    found = False
+    for pid, _ in _all():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                marked = wanted in file.read().split(b"\0")
+        except OSError:  # ended, or somebody else's
+            continue
+        if marked and pid != os.getpid():
+            found = True
+            _kill(pid, signal.SIGKILL)
+    return found
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def reaped() -> Iterator[tuple[int, int]]:
+    """(pid, wait status) of every child that has ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
+def spawn(
+    command: list[str],
+    *,
+    environment: Mapping[str, str],
+    directory: str,
+    output: str,
+    user: Mapping[str, Any] | None = None,
+) -> tuple[int | None, str]:
+    """Start a process that ends with us, as `user` if given; its pid, or None and why it could not be started.
+
+    Working directory and output are opened as that user: a planted link leads nowhere that it could not go itself.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become(command, environment, directory, output, user)
+        except BaseException as error:
+            os.write(writing, str(error).encode()[:4000])
+        finally:
+            os._exit(126)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        problem = file.read().decode(errors="replace")
+    if problem:
+        os.waitpid(pid, 0)
+        return None, f"It could not be started: {problem}"
+    return pid, ""
+
+
+def _become(
+    command: list[str], environment: Mapping[str, str], directory: str, output: str, user: Mapping[str, Any] | None
+) -> None:
+    os.setsid()
+    if user is not None:
+        os.setgroups(user["groups"])
+        os.setgid(user["gid"])
+        os.setuid(user["uid"])
+    die_with_parent()  # after setuid, which forgets it
+    os.umask(0o027)
+    os.chdir(directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    os.dup2(os.open(output, flags, 0o640), 1)
+    os.dup2(1, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # Python ignores some, who started the portal may have ignored others; a shell cannot trap what it finds ignored.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    os.execve(command[0], command, dict(environment))
+
+
+def remove_marker(path: str) -> bool:
+    """Take away a marker file of a job's; whether it was there. Only its name counts, it is never opened."""
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, IsADirectoryError, PermissionError, NotADirectoryError):
+        return False
+    return True
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as file:
+            lines = (line.split() for line in file)
+            return next((int(words[1]) for words in lines if words[0] == "oom_kill"), 0)
+    except OSError:
+        return 0

@@ -1,0 +1,240 @@
+"""Slurm's REST API as typed calls: dataclasses in and out, the same for every version from v0.0.38 on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from nodes.schedulers.base import NodeStatus, SchedulerError, SlurmStep, Submission
+from nodes.schedulers.cluster import Accounts, Association, Partition, QueuedJob, Reservation
+from nodes.schedulers.slurm import shapes
+from nodes.schedulers.slurm.http import NOTHING_FOUND, UNKNOWN_JOB, Json, Service, SlurmError, SlurmHttp, is_permanent
+from nodes.schedulers.slurm.listed import listed
+from nodes.schedulers.slurm.request import request
+from nodes.schedulers.slurm.shapes import Record
+from nodes.schedulers.slurm.values import at, integer, moment, objects, text, words
+from nodes.schedulers.slurm.versions import ACCOUNTS_BY_USER, BATCH_SIGNALS, BY_TASK, Version
+
+T = TypeVar("T")
+ALREADY_ENDED = 2021  # ESLURM_ALREADY_DONE
+_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,9})?\Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class JobList:
+    """Every job that slurmctld knows, read as far as somebody wants to know."""
+
+    _jobs: list[Mapping[str, object]]
+
+    def records(self) -> Iterator[Record]:
+        return _each(shapes.record, self._jobs)
+
+    def default_partition(self) -> str:
+        """The partition into which Slurm put a job that named none; "" where none tells."""
+        put = (job.get("partition") for job in self._jobs if "USING_DEFAULT_PARTITION" in words(job.get("flags")))
+        return next((name for name in map(text, put) if name and "," not in name), "")
+
+    def both(self) -> Iterator[tuple[Record, QueuedJob]]:
+        """The two of one job together."""
+
+        def read(raw: Mapping[str, object]) -> tuple[Record, QueuedJob]:
+            told = shapes.record(raw)
+            return told, shapes.queued(raw, told)
+
+        return _each(read, self._jobs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job as the accounts keep it; a requeued job has several, the first one first.
+
+    `record.status.before` is why this very run ended, where it was requeued.
+    """
+
+    record: Record
+    steps: tuple[SlurmStep, ...]
+
+
+class SlurmRest:
+    def __init__(self, http: SlurmHttp) -> None:
+        self.http = http
+
+    @property
+    def version(self) -> Version:
+        return self.http.served.slurm
+
+    @property
+    def tells_states(self) -> bool:
+        """Whether it has the short answer to "which job is in which state" (v0.0.40)."""
+        return self.http.served.has("jobs/state")
+
+    @property
+    def updates_nodes(self) -> bool:
+        return self.http.served.has("node/{node_name}", "post")
+
+    @property
+    def has_accounts(self) -> bool:
+        return self.http.served.slurmdb is not None
+
+    def submit(self, asked: Submission, script: str, *, array: str = "") -> str:
+        """Slurm's id of a new job. What it says beside an id is a remark, not a refusal."""
+        answer = self.http.post(
+            "job/submit", lambda version: request(asked, script, version, array=array), user=asked.user
+        )
+        job_id = integer(answer.get("job_id")) or integer(at(answer, "result", "job_id"))
+        if not job_id:
+            raise SlurmError(f"Slurm took the job and gave it no id: {_said(answer)}")
+        return str(job_id)
+
+    def states(self) -> dict[str, tuple[str, ...]]:
+        """Every job's state words, by id; waiting tasks of an array one by one."""
+        answer = self.http.get("jobs/state") or {}
+        return {str(row.get("job_id")): words(row.get("state")) for row in _list(answer, "jobs")}
+
+    def jobs(self, *, since: float | None = None, user: str = "") -> JobList | None:
+        """All of them; None if nothing has changed `since`, a time of Slurm's own clock."""
+        query = {} if since is None else {"update_time": str(int(since))}
+        answer = self.http.get("jobs", query, user=user, decode=listed)
+        if answer is None or (since is not None and not answer.get("jobs") and _is_unchanged(answer)):
+            return None
+        return JobList(_list(answer, "jobs"))
+
+    def details(self, job_id: str) -> JobList:
+        """One job, or all that is there of an array; none where slurmctld has forgotten it."""
+        return JobList(self._of_job(job_id, service="slurm"))
+
+    def runs(self, job_id: str) -> list[Run]:
+        """What the accounts keep of a job, run by run; none where they know none."""
+        return _in_order(self._of_job(job_id, service="slurmdb"))
+
+    def accounted(self, *, user: str, since: float) -> list[Record]:
+        """What the accounts keep of one person's jobs that were there since then."""
+        query = {"start_time": f"uts{int(since)}", "skip_steps": "true"}
+        if self.version >= ACCOUNTS_BY_USER:
+            query["users"] = user
+        answer = self.http.get("jobs", query, user=user, service="slurmdb") or {}
+        return [found for found in _each(shapes.accounted, _list(answer, "jobs")) if found.user in {user, ""}]
+
+    def cancel(self, job_id: str, *, user: str) -> None:
+        self._end(job_id, user, {})
+
+    def signal(self, job_id: str, name: str, *, user: str) -> None:
+        """Signals the batch script; up to v0.0.39 everything that it started, too."""
+        flags = {"flags": "BATCH_JOB"} if self.version >= BATCH_SIGNALS else {}
+        self._end(job_id, user, {"signal": name, **flags})
+
+    def clock(self) -> float | None:
+        """What time it is for slurmctld, if it says."""
+        answer = self.http.get("diag") or {}
+        return moment(at(answer, "statistics", "req_time"))
+
+    def nodes(self) -> list[NodeStatus]:
+        return list(_each(shapes.node, _list(self.http.get("nodes") or {}, "nodes")))
+
+    def partitions(self) -> list[Partition]:
+        return list(_each(shapes.partition, _list(self.http.get("partitions") or {}, "partitions")))
+
+    def reservations(self) -> list[Reservation]:
+        answer = self.http.get("reservations") or {}
+        return list(_each(shapes.reservation, objects(answer.get("reservations"))))
+
+    def accounts(self) -> Accounts:
+        answer = self.http.get("qos", service="slurmdb") or {}
+        qos = _each(shapes.qos, objects(answer.get("qos") or answer.get("QOS")))
+        rows = objects((self.http.get("associations", service="slurmdb") or {}).get("associations"))
+        associations = list(_each(shapes.association, rows))
+        if self.http.served.has("shares"):
+            associations = _with_shares(associations, shapes.shares(self.http.get("shares") or {}))
+        return Accounts(qos=tuple(qos), associations=tuple(associations))
+
+    def update_node(self, name: str, *, state: str, reason: str = "") -> None:
+        body: dict[str, Any] = {"state": [state]}
+        if reason:
+            body["reason"] = reason
+        self.http.post(f"node/{name}", lambda _: body)
+
+    def _of_job(self, job_id: str, *, service: Service) -> list[Mapping[str, object]]:
+        try:
+            return _list(self.http.get(f"job/{job_id}", service=service) or {}, "jobs")
+        except SlurmError as error:
+            if error.number in UNKNOWN_JOB:
+                return []
+            raise
+
+    def _end(self, job_id: str, user: str, query: dict[str, str]) -> None:
+        is_task_to_old = "_" in job_id and self.version < BY_TASK  # which reads 17, the whole array
+        if not _ID.match(job_id) or is_task_to_old:
+            raise SchedulerError(f"{job_id!r} is not the id of a Slurm job.", permanent=True)
+        try:
+            answer = self.http.delete(f"job/{job_id}", query, user=user)
+            for told in objects(answer.get("status")):  # v0.0.42 refuses with HTTP 200
+                if number := integer(at(told, "error", "code")):
+                    said = text(at(told, "error", "message")) or text(at(told, "error", "string"))
+                    raise SlurmError(f"Slurm error {number}: {said}", permanent=is_permanent(number), number=number)
+        except SlurmError as error:
+            if error.number not in {*UNKNOWN_JOB, ALREADY_ENDED}:
+                raise
+
+
+def _in_order(jobs: list[Mapping[str, object]]) -> list[Run]:
+    """The runs of one job: v0.0.38 does not number them, but tells when each was submitted and began."""
+    told = [(found, shapes.steps(raw)) for raw in jobs for found in _each(shapes.accounted, [raw])]
+    told.sort(key=lambda run: _place(run[0]))
+    runs: list[Run] = []
+    for found, ended_steps in told:
+        earlier = runs[-1].record if runs and _is_same(runs[-1].record, found) else None
+        count = max(found.status.restart_count, earlier.status.restart_count + 1 if earlier else 0)
+        runs.append(Run(replace(found, status=replace(found.status, restart_count=count)), ended_steps))
+    return runs
+
+
+def _place(one: Record) -> tuple[str, float, int, float]:
+    """A key that sorts by time; of two in the same second the one that has not started is the later one."""
+    status = one.status
+    return one.own_id, status.submitted_at or 0, status.restart_count, status.started_at or float("inf")
+
+
+def _is_same(one: Record, other: Record) -> bool:
+    """Whether both tell of one job: a Slurm that was set up anew counts from 1 again, and gives ids to others."""
+    mine, others = one.status.keys, other.status.keys
+    return one.own_id == other.own_id and (mine == others or not mine.isdisjoint(others))
+
+
+def _with_shares(
+    found: list[Association], shares: Mapping[tuple[str, str], tuple[float | None, float | None]]
+) -> list[Association]:
+    nothing = (None, None)
+    return [
+        replace(one, fair_share=shares.get((one.account, one.user), nothing)[0], usage=shares.get(
+            (one.account, one.user), nothing)[1])
+        for one in found
+    ]  # fmt: skip
+
+
+def _each(read: Callable[[Mapping[str, object]], T], raws: list[Mapping[str, object]]) -> Iterator[T]:
+    """Every one that can be read: a single odd one must not hide the others."""
+    for raw in raws:
+        try:
+            yield read(raw)
+        except (ValueError, TypeError, KeyError, OverflowError):
+            continue
+
+
+def _list(answer: Json, name: str) -> list[Mapping[str, object]]:
+    """The list that an answer is about; an answer of 200 that has errors instead of it is an error."""
+    found, errors = answer.get(name), objects(answer.get("errors"))
+    is_empty = found == [] and all(integer(error.get("error_number")) == NOTHING_FOUND for error in errors)
+    if not isinstance(found, list) or not (found or is_empty):
+        raise SchedulerError(f"Slurm's answer has no {name}: {_said(answer)}")
+    return objects(found)
+
+
+def _said(answer: Json) -> str:
+    lines = [text(one.get("error")) or text(one.get("description")) for one in objects(answer.get("errors"))]
+    return "; ".join(filter(None, lines)) or "it gave no reason"
+
+
+def _is_unchanged(answer: Json) -> bool:
+    return any("No job changes" in text(one.get("description")) for one in objects(answer.get("warnings")))

@@ -1,0 +1,206 @@
+"""Slurm's own notations, read: numbers that may be unset, state words, host lists, GPUs, TRES. Pure.
+
+Every reader takes both families of shapes: plain values up to REST v0.0.39, lists and {set, infinite, number} since
+v0.0.40. What is not there, or of another kind than expected, reads as "not told": fields come and go between versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+
+UNSET = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})
+MOST_HOSTS = 100_000
+LATEST = 253_402_300_799  # the end of the year 9999: no calendar goes further
+_NOTHING = frozenset({"(null)", "N/A", "None", "None assigned"})
+_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}  # memory in MiB
+_RANGE = re.compile(r"(\d+)-(\d+)\Z")
+_GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:=(]+?))?[:=](?P<count>\d+)(?:\((?P<more>[^)]*)\))?\Z")
+
+
+def number(value: object) -> float | None:
+    """7, "7" and {"set": true, "number": 7} are 7; unset, infinite and Slurm's own markers of both are None."""
+    if isinstance(value, dict):
+        return number(value.get("number")) if value.get("set") and not value.get("infinite") else None
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+        return None
+    return None if value in UNSET or not 0 <= value < 2**64 else value
+
+
+def integer(value: object, default: int = 0) -> int:
+    """A whole number, read as number() does; `default` where there is none."""
+    found = number(value)
+    return default if found is None else int(found)
+
+
+def moment(value: object) -> float | None:
+    """Unix seconds; 0 is Slurm's "never"."""
+    found = number(value)
+    return found if found and found <= LATEST else None
+
+
+def text(value: object) -> str:
+    """A string; Slurm writes absent ones as null, (null) or N/A. Half a character (a lone surrogate) becomes "?"."""
+    if not isinstance(value, str) or value in _NOTHING:
+        return ""
+    if not value.isascii():
+        value = value.encode(errors="replace").decode()
+    return value.replace("\0", "").strip()
+
+
+def words(value: object) -> tuple[str, ...]:
+    """A list of words, one word, or words with commas between them."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in text(value).split(",") if word.strip())
+    if isinstance(value, list | tuple):
+        return tuple(word for item in value if (word := text(item)))
+    return ()
+
+
+def mapping(value: object) -> Mapping[str, object]:
+    """A JSON object; an empty one where there is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def objects(value: object) -> list[Mapping[str, object]]:
+    """The JSON objects of a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list | tuple) else []
+
+
+def at(value: object, *path: str) -> object:
+    """What lies at a path of keys, or None."""
+    for key in path:
+        value = mapping(value).get(key)
+    return value
+
+
+def hosts(value: object) -> tuple[str, ...]:
+    """ "dgx[01-03,07],login" is dgx01 dgx02 dgx03 dgx07 login; a list is of such. Nonsense without end is nobody."""
+    lines = value if isinstance(value, list | tuple) else [value]
+    try:
+        return tuple(islice((name for line in lines for name in _hosts(text(line))), MOST_HOSTS))
+    except (ValueError, RecursionError):
+        return ()
+
+
+def _hosts(line: str) -> Iterator[str]:
+    for part in _split(line):
+        yield from _expand(part)
+
+
+def _split(line: str) -> Iterator[str]:
+    """Splits at commas outside of brackets."""
+    depth = start = 0
+    for place, letter in enumerate(line):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth <= 0:
+            yield line[start:place]
+            start = place + 1
+    if line[start:]:
+        yield line[start:]
+
+
+def _expand(part: str) -> Iterator[str]:
+    head, bracket, rest = part.partition("[")
+    inside, closing, tail = rest.partition("]")
+    if not bracket or not closing:
+        yield part
+        return
+    for piece in inside.split(","):
+        for middle in _numbers(piece):
+            for end in _expand(tail):
+                yield f"{head}{middle}{end}"
+
+
+def _numbers(piece: str) -> Iterator[str]:
+    """ "08-10" is 08 09 10: leading zeros stay."""
+    if (found := _RANGE.match(piece)) is None:
+        yield piece
+        return
+    first, last = found.groups()
+    if int(last) - int(first) > MOST_HOSTS:
+        raise ValueError(f"{piece!r} is too long a range")
+    for value in range(int(first), int(last) + 1):
+        yield str(value).zfill(len(first))
+
+
+def gpus(value: object) -> dict[str, int]:
+    """GPUs by type: "gpu:h100:8(S:0-1),gpu:a100:2" is {"h100": 8, "a100": 2}; "" is the type of untyped ones."""
+    found: dict[str, int] = {}
+    for part in _split_gres(value):
+        if match := _GRES.match(part):
+            kind = match["type"] or ""
+            found[kind] = found.get(kind, 0) + int(match["count"])
+    return found
+
+
+def gpu_indices(value: object) -> tuple[int, ...]:
+    """The indices in use, of "gpu:h100:3(IDX:0-1,5)"."""
+    found: list[int] = []
+    for part in _split_gres(value):
+        match = _GRES.match(part)
+        more = match["more"] if match else None
+        if more and more.startswith("IDX:"):
+            for piece in more.removeprefix("IDX:").split(","):
+                with suppress(ValueError):
+                    found += [int(index) for index in _numbers(piece) if index.isdecimal()]
+    return tuple(sorted(set(found)))
+
+
+def _split_gres(value: object) -> Iterator[str]:
+    """Splits at commas outside of parentheses."""
+    line = ",".join(words(value)) if isinstance(value, list | tuple) else text(value)
+    depth = start = 0
+    for place, letter in enumerate(line):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            yield line[start:place]
+            start = place + 1
+    if line[start:]:
+        yield line[start:]
+
+
+def main_type(by_type: Mapping[str, int]) -> str:
+    """The type of most of them."""
+    typed = {kind: count for kind, count in by_type.items() if kind}
+    return max(typed, key=lambda kind: typed[kind]) if typed else ""
+
+
+def tres(value: object) -> dict[str, int]:
+    """ "cpu=4,mem=2G,gres/gpu:h100=2" and [{"type": "gres", "name": "gpu", "count": 2}] by name; memory in MiB."""
+    if isinstance(value, list | tuple):
+        return dict(_tres_of(item) for item in objects(value) if number(item.get("count")) is not None)
+    found = {}
+    for part in words(value):
+        name, _, amount = part.partition("=")
+        if (size := _amount(name, amount)) is not None:
+            found[name] = size
+    return found
+
+
+def _tres_of(item: Mapping[str, object]) -> tuple[str, int]:
+    kind, name = text(item.get("type")), text(item.get("name"))
+    return (f"{kind}/{name}" if name else kind), integer(item.get("count"))
+
+
+def _amount(name: str, amount: str) -> int | None:
+    unit = amount[-1:].upper()
+    factor = _UNITS.get(unit, 1.0) if name == "mem" else 1.0
+    digits = amount[:-1] if unit in _UNITS else amount
+    try:
+        return round(float(digits) * factor)
+    except (ValueError, OverflowError):
+        return None
+
+
+def gpus_of_tres(counted: Mapping[str, int]) -> tuple[int, str]:
+    """How many GPUs, and of which type."""
+    typed = {name.partition(":")[2]: count for name, count in counted.items() if name.startswith("gres/gpu:")}
+    return counted.get("gres/gpu", sum(typed.values())), main_type(typed)

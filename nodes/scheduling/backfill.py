@@ -1,0 +1,108 @@
+"""What jobs ahead leave free: each starts if it finds room, the others keep theirs from when they are planned to start.
+
+Pure, beside capacity.py: dataclasses in, dataclasses out, no Django.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from nodes.schedulers.base import NodeStatus
+from nodes.schedulers.cluster import QueuedJob
+from nodes.scheduling import features
+from nodes.scheduling.capacity import Cluster, Room, Seat, closed, copies, free, of_partition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """What is left once everybody ahead has started who can, and until when that is free."""
+
+    left: Mapping[str, Room]
+    waiting: tuple[QueuedJob, ...] = ()  # ahead, and no room for them yet; highest priority first
+    until: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # by partition: the first planned start
+
+
+MOST_PLACED = 100  # jobs ahead that fit what is free: a scheduler starts those within seconds
+
+
+def after(ahead: Sequence[QueuedJob], cluster: Cluster) -> Ahead:
+    """Give jobs what is free, in this order. Those that find no room keep theirs from when they are planned to start.
+
+    A plan names no nodes, so all of a partition count as planned for: what ends by then delays nobody.
+    """
+    left = {node.name: free(node) for node in cluster.nodes if not closed(node.state)}
+    by_partition: dict[str, list[NodeStatus]] = {}
+    hopeless: set[tuple[object, ...]] = set()
+    waiting, placed = [], 0
+    until: dict[str, tuple[float, str]] = {}
+    for job in ahead:
+        need, shape = _need(job), _shape(job)
+        if shape not in hopeless and placed < MOST_PLACED:
+            if job.partition not in by_partition:
+                there = of_partition(job.partition, cluster)
+                by_partition[job.partition] = [node for node in there if node.name in left]
+            if _place(job, need, by_partition[job.partition], left, cluster):
+                placed += 1
+                continue
+            hopeless.add(shape)
+        waiting.append(job)
+        planned = max(cluster.now, job.starts_at) if job.starts_at is not None else cluster.now
+        for name in job.partition.split(","):
+            if planned < until.get(name, (inf, ""))[0]:
+                until[name] = (planned, job.scheduler_id)
+    return Ahead(left=left, waiting=tuple(waiting), until=until)
+
+
+def held_back(seats: Iterable[Seat], ahead: Ahead) -> list[Seat]:
+    """The seats, each free only until somebody ahead is planned to start in one of its node's partitions."""
+    found = []
+    for seat in seats:
+        plans = [ahead.until[name] for name in seat.node.partitions if name in ahead.until]
+        plans += [ahead.until[""]] if "" in ahead.until else []
+        first = min(plans, default=(inf, ""))
+        found.append(replace(seat, until=first[0], taken_by=first[1]) if first[0] < seat.until else seat)
+    return found
+
+
+def _need(job: QueuedJob) -> Room:
+    """What a job needs on each of its nodes, shared evenly."""
+    nodes = max(1, job.node_count)
+    return Room(-(-job.cpus // nodes), -(-job.gpus // nodes), -(-job.memory_mib // nodes))
+
+
+def _shape(job: QueuedJob) -> tuple[object, ...]:
+    """Jobs of one shape find room alike: what is no use to one is none to the next."""
+    each = _need(job)
+    kind = (job.partition, job.gpu_type, job.features, job.reservation, job.node_count)
+    return (*kind, each.cpus, each.gpus, each.memory_mib)
+
+
+def _place(job: QueuedJob, need: Room, nodes: Sequence[NodeStatus], left: dict[str, Room], cluster: Cluster) -> bool:
+    """Take its room out of `left`, if there is enough."""
+    ways = features.read(job.features)
+    every = ways[0].every if ways is not None and len(ways) == 1 else features.ANY
+    chosen: list[tuple[str, int]] = []
+    missing = max(1, job.node_count)
+    for node in nodes:
+        known = node.memory_mib > 0
+        if job.gpu_type and job.gpus and node.gpu_type.lower() != job.gpu_type.lower():
+            continue
+        most = copies(need, left[node.name], memory_known=known)
+        most = most if cluster.is_one_machine else min(1, most)
+        if most and features.holds(every, node.features):
+            chosen.append((node.name, min(most, missing)))
+            missing -= min(most, missing)
+            if not missing:
+                break
+    if missing:
+        return False
+    for name, times in chosen:
+        room = left[name]
+        left[name] = Room(
+            room.cpus - need.cpus * times,
+            room.gpus - need.gpus * times,
+            max(0, room.memory_mib - need.memory_mib * times),
+        )
+    return True

@@ -1,0 +1,342 @@
+"""What is free on a cluster, and what could start on it now. Pure: dataclasses in, dataclasses out, no Django.
+
+    cluster = Cluster(nodes=…, partitions=…, reservations=…, queue=…, now=…)
+    seats = survey(request, cluster)      each node as this request may use it
+    fit = look(request, seats, cluster)   could it start, on which, and why not on the others
+
+Only what the scheduler tells is looked at: it alone decides, and knows more (licenses, topology, cores of a socket).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+from math import inf
+
+from nodes.schedulers.base import NodeStatus
+from nodes.schedulers.cluster import Association, Partition, Qos, QueuedJob, Reservation
+from nodes.scheduling import features
+
+# Slurm's word for a node's state, as sinfo or the REST API write it: why nothing new starts there.
+OUT = {
+    "down": "down", "drain": "drained", "drained": "drained", "drng": "draining", "draining": "draining",
+    "fail": "failing", "failg": "failing", "failing": "failing", "error": "failing", "unknown": "unknown to Slurm",
+    "unk": "unknown to Slurm", "future": "not set up", "futr": "not set up", "inval": "misconfigured",
+    "invalid_reg": "misconfigured", "blocked": "blocked", "no_respond": "not responding",
+    "not_responding": "not responding", "perfctrs": "taken by the administrators", "npc": "taken by the administrators",
+}  # fmt: skip
+PASSING = {
+    "completing": "being cleaned up", "comp": "being cleaned up", "reboot": "rebooting", "reboot_issued": "rebooting",
+    "reboot_requested": "rebooting", "boot": "rebooting", "power_down": "powering down", "pow_dn": "powering down",
+    "powering_down": "powering down", "power_up": "powering up", "powering_up": "powering up", "pow_up": "powering up",
+}  # fmt: skip
+CLOSED = {"maint": "reserved", "resv": "reserved", "reserved": "reserved", "maintenance": "reserved"}
+WINDOW = "window"  # why not: somebody else's time begins before it would be over
+MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "maint", "@": "reboot", "^": "reboot_issued"}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a node has, or has free: whole CPUs, GPUs, MiB."""
+
+    cpus: int = 0
+    gpus: int = 0
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """An allocation that somebody asks for. CPUs, GPUs and memory are those on each node."""
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    cpus: int = 1
+    gpus: int = 0
+    gpu_type: str = ""  # "": any
+    memory_mib: int = 0  # 0: the scheduler's default, which we don't know
+    time_limit_s: int = 3600
+    exclusive: bool = False
+    partition: str = ""  # "": the default one; several with commas between
+    constraint: str = ""
+    reservation: str = ""
+    required_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
+    user: str = ""
+    account: str = ""
+    qos: str = ""
+    begin_at: float | None = None  # Unix seconds; not before
+
+    @property
+    def room(self) -> Room:
+        return Room(self.cpus, self.gpus, self.memory_mib)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Everything that the scheduler last told."""
+
+    now: float  # Unix seconds
+    nodes: Sequence[NodeStatus] = ()
+    partitions: Sequence[Partition] = ()
+    qos: Sequence[Qos] = ()
+    associations: Sequence[Association] = ()
+    reservations: Sequence[Reservation] = ()
+    queue: Sequence[QueuedJob] = ()
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether one machine plays as many nodes as somebody asks for."""
+        return bool(self.nodes) and self.nodes[0].plays_many
+
+    def partition(self, name: str) -> Partition | None:
+        """The one of that name; the default one for "". Of several the first that is known."""
+        wanted = name.split(",") if name else []
+        known = (p for p in self.partitions if (p.name in wanted if wanted else p.is_default))
+        return next(known, None)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A node as one request may use it. `why` not, in a word, or ""; `until` when somebody else's time begins."""
+
+    node: NodeStatus
+    room: Room  # free now
+    why: str = ""
+    until: float = inf
+    taken_by: str = ""  # whose that time is
+    lasting: bool = False  # it will not do for this request, however long it waits
+
+
+class Step(IntEnum):
+    """How near a node is to taking a request."""
+
+    NEVER = 0  # too small, or not what is asked for
+    EVER = 1  # it would do, but is out of service
+    ABLE = 2  # it is in service
+    CLEAR = 3  # and nobody else's for long enough
+    NOW = 4  # and enough of it is free
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Whether a request could start now, and what keeps it. Counts are of nodes."""
+
+    starts: bool
+    nodes: tuple[str, ...]  # with room for it now
+    able: int  # that would do if nobody else had anything on them
+    could: bool  # enough of those, so that waiting helps
+    ever: bool  # enough of the cluster, with all that is out of service now
+    others: tuple[tuple[str, int], ...]  # why not the others, most first: ("drained", 2), ("room:gpus", 5)
+    free_gpus: Mapping[int, int] = field(default_factory=dict)  # of the able ones: GPUs free → nodes
+    until: float = inf  # the first moment at which time that belongs to somebody else is in the way
+    is_sure: bool = True  # False: features that we can't read
+
+
+def words_of(state: str) -> list[str]:
+    """The parts of a state: "idle+drain" and "down*" are two."""
+    parts = state.lower().replace("+", " ").split()
+    found = []
+    for part in parts:
+        word = part.rstrip("*~#%$@^!-+")
+        found += [word, *(MARKS[mark] for mark in part[len(word) :] if mark in MARKS)]
+    return found
+
+
+@lru_cache(maxsize=512)
+def closed(state: str) -> str:
+    """Why nothing new starts on a node in this state, in a word; "" where it may."""
+    words = words_of(state)
+    for table in (OUT, PASSING, CLOSED):
+        for word in words:
+            if word in table:
+                return table[word]
+    return ""
+
+
+@lru_cache(maxsize=512)
+def is_in_service(state: str) -> bool:
+    """Whether a node takes jobs, or will by itself: not drained, down, failing."""
+    return not any(word in OUT for word in words_of(state))
+
+
+def whole(node: NodeStatus) -> Room:
+    return Room(node.cpus, node.gpus, node.memory_mib)
+
+
+def free(node: NodeStatus) -> Room:
+    """What nobody has been given."""
+    return Room(
+        max(0, node.cpus - node.cpus_used),
+        max(0, node.gpus - node.gpus_used),
+        max(0, node.memory_mib - node.memory_used_mib),
+    )
+
+
+def lacking(need: Room, room: Room, *, memory_known: bool = True) -> str:
+    """What there is too little of: "gpus", "cpus", "memory", or ""."""
+    if need.gpus > room.gpus:
+        return "gpus"
+    if need.cpus > room.cpus:
+        return "cpus"
+    return "memory" if memory_known and need.memory_mib > room.memory_mib else ""
+
+
+def copies(need: Room, room: Room, *, memory_known: bool = True) -> int:
+    """How many nodes of this size one machine could play."""
+    pairs = [(need.cpus, room.cpus), (need.gpus, room.gpus), (need.memory_mib if memory_known else 0, room.memory_mib)]
+    return min((have // each for each, have in pairs if each), default=2**31)
+
+
+def survey(request: Request, cluster: Cluster, *, left: Mapping[str, Room] | None = None) -> list[Seat]:
+    """Each node of the request's partition as it may use it. `left`: what is free there, if not what the nodes say."""
+    claims = _claims(request, cluster)
+    ways = features.read(request.constraint)
+    every = [way.every for way in ways] if ways is not None else [features.ANY]
+    own = [r for r in cluster.reservations if r.name in request.reservation.split(",")] if request.reservation else None
+    fitting: dict[tuple[str, ...], bool] = {}
+    seats = []
+    for node in of_partition(request.partition, cluster):
+        if node.features not in fitting:
+            fitting[node.features] = any(features.holds(test, node.features) for test in every)
+        why = _unfit(request, node, fits=fitting[node.features], own=own)
+        until, by = claims.get(node.name, (inf, ""))
+        room = left.get(node.name, Room()) if left is not None else free(node)
+        lasting = bool(why)
+        if not why and until <= cluster.now:
+            why = "reserved"
+        word = why or closed(node.state)
+        if word == "reserved" and not why and own:
+            word = ""  # its own reservation is what closes the node to others
+        if not word and request.exclusive and (node.cpus_used or node.gpus_used):
+            room = Room()
+        seats.append(Seat(node, room, word, until, by, lasting))
+    return seats
+
+
+def look(request: Request, seats: Sequence[Seat], cluster: Cluster) -> Fit:
+    """Whether it could start now on these seats; if not, what is in the way."""
+    end = cluster.now + request.time_limit_s
+    judged = [(seat, *_judged(seat, request.room, end)) for seat in seats]
+
+    def at_least(step: Step) -> list[Seat]:
+        return [seat for seat, reached, _ in judged if reached >= step]
+
+    now_on, able, ever = at_least(Step.NOW), at_least(Step.ABLE), at_least(Step.EVER)
+    ways = features.read(request.constraint)
+    return Fit(
+        starts=ways is not None and _enough(request, now_on, ways, cluster),
+        nodes=tuple(seat.node.name for seat in now_on),
+        able=len(able),
+        could=ways is None or _enough(request, able, ways, cluster, empty=True),
+        ever=ways is None or _enough(request, ever, ways, cluster, empty=True),
+        others=tuple(Counter(why for _, _, why in judged if why).most_common()),
+        free_gpus=Counter(seat.room.gpus for seat in at_least(Step.CLEAR)),
+        until=min((seat.until for seat, _, why in judged if why == WINDOW), default=inf),
+        is_sure=ways is not None,
+    )
+
+
+def starts(request: Request, seats: Iterable[Seat], cluster: Cluster) -> bool:
+    """`look(…).starts` alone, and quicker: for who tries many requests."""
+    end, need = cluster.now + request.time_limit_s, request.room
+    ways = features.read(request.constraint)
+    now_on = [
+        seat
+        for seat in seats
+        if not seat.why
+        and need.gpus <= seat.room.gpus
+        and need.cpus <= seat.room.cpus
+        and end <= seat.until
+        and (need.memory_mib <= seat.room.memory_mib or not seat.node.memory_mib)
+    ]
+    return ways is not None and _enough(request, now_on, ways, cluster)
+
+
+def of_partition(name: str, cluster: Cluster) -> list[NodeStatus]:
+    """The nodes of it; of the default one for "", and all where none is known to be that."""
+    names = set(name.split(",")) if name else {p.name for p in cluster.partitions if p.is_default}
+    if not names:
+        return list(cluster.nodes)
+    listed = {node for p in cluster.partitions if p.name in names for node in p.nodes}
+    return [node for node in cluster.nodes if node.name in listed or not names.isdisjoint(node.partitions)]
+
+
+def may_use(reservation: Reservation, *, user: str, account: str) -> bool:
+    """Whether it was made for this person or account; "-anna" excludes."""
+    barred = {name[1:] for name in (*reservation.users, *reservation.accounts) if name.startswith("-")}
+    if barred & {user, account}:
+        return False
+    invited = {name for name in (*reservation.users, *reservation.accounts) if not name.startswith("-")}
+    return not invited or user in invited or account in invited
+
+
+def _judged(seat: Seat, need: Room, end: float) -> tuple[Step, str]:
+    """How far a seat is from taking this until then, and what keeps it from more, in a word; "" for nothing."""
+    node, known = seat.node, seat.node.memory_mib > 0
+    if seat.lasting:
+        return Step.NEVER, seat.why
+    if small := lacking(need, whole(node), memory_known=known):
+        return Step.NEVER, f"small:{small}"
+    if not is_in_service(node.state):
+        return Step.EVER, seat.why
+    if seat.why:
+        return Step.ABLE, seat.why
+    if seat.until < end:
+        return Step.ABLE, WINDOW
+    if short := lacking(need, seat.room, memory_known=known):
+        return Step.CLEAR, f"room:{short}"
+    return Step.NOW, ""
+
+
+def _claims(request: Request, cluster: Cluster) -> dict[str, tuple[float, str]]:
+    """From when on each node is reserved for others, and by what: now where the reservation has begun."""
+    own = request.reservation.split(",") if request.reservation else []
+    found: dict[str, tuple[float, str]] = {}
+    for reservation in cluster.reservations:
+        begins, ends = reservation.starts_at or 0.0, reservation.ends_at or inf
+        if reservation.name in own or ends <= cluster.now:
+            continue
+        for name in reservation.nodes:
+            if begins < found.get(name, (inf, ""))[0]:
+                found[name] = (begins, reservation.name)
+    return found
+
+
+def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[Reservation] | None) -> str:
+    """Why a node will not do for this request, however long it waits."""
+    if node.name in request.excluded_nodes:
+        return "excluded"
+    if node.name not in request.required_nodes and 0 < request.max_nodes <= len(set(request.required_nodes)):
+        return "not asked for"
+    if own is not None and not any(node.name in r.nodes or "FLEX" in r.flags for r in own):
+        return "outside the reservation"
+    if not fits:
+        return "other features"
+    if request.gpus and request.gpu_type and node.gpu_type.lower() != request.gpu_type.lower():
+        return "other GPUs"
+    return ""
+
+
+def _enough(
+    request: Request, seats: Sequence[Seat], ways: Iterable[features.Way], cluster: Cluster, *, empty: bool = False
+) -> bool:
+    """Whether these make the allocation. `empty`: as if nobody else had anything on them."""
+    if cluster.is_one_machine:
+        rooms = ((whole(s.node) if empty else s.room, s.node.memory_mib > 0) for s in seats)
+        return sum(copies(request.room, room, memory_known=known) for room, known in rooms) >= request.min_nodes
+    required = set(request.required_nodes)
+    if not required <= {seat.node.name for seat in seats}:
+        return False
+    return any(_is_met(request, seats, way, required) for way in ways)
+
+
+def _is_met(request: Request, seats: Sequence[Seat], way: features.Way, required: Collection[str]) -> bool:
+    kept = [seat.node for seat in seats if way.every is features.ANY or features.holds(way.every, seat.node.features)]
+    first = [node.features for node in kept if node.name in required]
+    if len(first) < len(required) or not features.is_served(way, [node.features for node in kept]):
+        return False
+    size = max(request.min_nodes, len(first) + features.size_of(way, first))
+    return size <= len(kept) and size <= max(request.max_nodes, request.min_nodes)

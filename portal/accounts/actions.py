@@ -1,0 +1,189 @@
+"""Accounts: signing in, the first start, one-time links, API tokens. Its pages are in portal/accounts/views.py."""
+
+import contextlib
+import getpass
+import json
+import os
+import secrets
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+
+from allauth.account.adapter import DefaultAccountAdapter
+from django.conf import settings
+from django.contrib.auth.hashers import make_password
+from django.core.exceptions import ValidationError
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+
+from portal.access import note
+from portal.models import LoginLink, Membership, Project, Token, TokenQuerySet, User, digest
+
+LINK_LIFE = timedelta(hours=1)
+CLI_TOKEN_DAYS = 365
+
+
+class Adapter(DefaultAccountAdapter):
+    """Accounts are made by sysadmins; nobody signs up by themselves."""
+
+    def is_open_for_signup(self, request: HttpRequest) -> bool:
+        return False
+
+
+# Guessing
+
+
+def guessed_username(request: HttpRequest, credentials: dict[str, str] | None = None) -> str | None:
+    """The name that is guessed at, spelled as allauth compares it: or each capital were a fresh set of tries."""
+    name = (credentials or {}).get("username") or request.POST.get("login") or request.POST.get("username")
+    return name.strip().lower() if name else None
+
+
+def locked_out(
+    request: HttpRequest, response: HttpResponse, credentials: dict[str, str] | None = None, *args: object
+) -> HttpResponse:
+    """The page that a guesser sees."""
+    minutes = round(settings.AXES_COOLOFF_TIME * 60)
+    answer = render(request, "account/locked.html", {"minutes": minutes}, status=429)
+    answer.headers["Retry-After"] = str(minutes * 60)
+    return answer
+
+
+# One-time links
+
+
+def make_link(user: User, *, at: str = "") -> str:
+    """The address of a new link that signs this person in once, on the portal `at`; older ones of theirs die."""
+    secret = secrets.token_urlsafe(32)
+    now = timezone.now()
+    with transaction.atomic():
+        user.login_links.filter(used_at=None).update(used_at=now)
+        LoginLink.objects.create(user=user, digest=digest(secret), expires_at=now + LINK_LIFE)
+    # Not by reverse(), which loads every page there is: half a second of each start.
+    return f"{at or settings.VIGIL_PUBLIC_URL}/accounts/link/{secret}/"
+
+
+def last_address() -> str:
+    """The address of this home's portal: as this process was told, else where it was started last."""
+    if not os.environ.get("VIGIL_PUBLIC_URL") and not os.environ.get("VIGIL_PORT"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return str(tomllib.loads((Path(settings.VIGIL_HOME) / "cli.toml").read_text())["url"])
+    return str(settings.VIGIL_PUBLIC_URL)
+
+
+def living_link(secret: str) -> LoginLink | None:
+    alive = LoginLink.objects.filter(used_at=None, expires_at__gt=timezone.now(), user__is_active=True)
+    return alive.select_related("user").filter(digest=digest(secret)).first()
+
+
+def consume_link(secret: str) -> User | None:
+    """The person whom the link signs in, the first time that it is used."""
+    link = living_link(secret)
+    # Of two who press the button at once, one wins the row.
+    if link is None or not LoginLink.objects.filter(pk=link.pk, used_at=None).update(used_at=timezone.now()):
+        return None
+    return link.user
+
+
+# Tokens
+
+
+def tokens_of(user: User) -> TokenQuerySet:
+    """What the person's page lists: everything not revoked, expired ones too."""
+    return Token.objects.filter(user=user, revoked_at=None)
+
+
+def make_token(user: User, name: str, scope: str, days: int) -> tuple[Token, str]:
+    """A new token and its secret; ValueError if the person may not have that scope."""
+    if scope == Token.Scope.ADMIN and not user.is_sysadmin:
+        raise ValueError("Only sysadmins have tokens of scope admin. Take write.")
+    token, secret = Token.issue(user, name, scope=scope, days=days)
+    if scope == Token.Scope.ADMIN:
+        note(user, "token.made", token)
+    return token, secret
+
+
+def revoke_token(user: User, token_id: int) -> bool:
+    """Whether there was such a token of theirs to revoke."""
+    return bool(tokens_of(user).filter(pk=token_id).update(revoked_at=timezone.now()))
+
+
+# The first start
+
+
+def first_start() -> str | None:
+    """Make the first sysadmin with a project and the CLI's token; a link, until somebody has signed in.
+
+    Safe to call at every start: it makes only what is missing.
+    """
+    with transaction.atomic():
+        sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+        if sysadmin is None:
+            sysadmin = _first_sysadmin()
+        project, made = Project.objects.get_or_create(slug="default", defaults={"title": "Default"})
+        if made:
+            Membership.objects.get_or_create(user=sysadmin, project=project, defaults={"role": Membership.Role.LEAD})
+    _leave_cli_token(sysadmin)
+    unseen = sysadmin.last_login is None and not sysadmin.has_usable_password()
+    return make_link(sysadmin) if unseen else None
+
+
+def _first_sysadmin() -> User:
+    name = _who_starts()
+    if User.objects.filter(username=name).exists():
+        name = f"{name}-admin"
+    fields = {"is_superuser": True, "is_staff": True, "slurm_user": _slurm_user(name), "password": make_password(None)}
+    # Two that start at once make one: the second finds the first's.
+    user, made = User.objects.get_or_create(username=name, defaults=fields)
+    if made:
+        note(None, "sysadmin.made", user.username, "first start")
+    return user
+
+
+def _who_starts() -> str:
+    try:
+        name = getpass.getuser()
+        User.username_validator(name)
+    except (OSError, KeyError, ValidationError):
+        return "admin"
+    return "admin" if name == "root" else name
+
+
+def _slurm_user(name: str) -> str | None:
+    """The first sysadmin's Slurm user: the one that polls, until somebody changes it."""
+    wanted = settings.VIGIL_SLURM_USER
+    taken = User.objects.filter(slurm_user=wanted).exists()
+    return wanted if wanted and wanted != "root" and not taken else None
+
+
+def _leave_cli_token(user: User) -> None:
+    """`$VIGIL_HOME/cli.toml` with this address and a token that lives: `vigil` on this machine just works."""
+    path = Path(settings.VIGIL_HOME) / "cli.toml"
+    secret = _living_secret(path)
+    if secret is None:
+        user.tokens.filter(name="cli.toml", revoked_at=None).update(revoked_at=timezone.now())
+        scope = Token.Scope.ADMIN if user.is_sysadmin else Token.Scope.WRITE
+        _, secret = Token.issue(user, "cli.toml", scope=scope, days=CLI_TOKEN_DAYS)
+    # JSON's strings are TOML's too.
+    text = f"url = {json.dumps(settings.VIGIL_PUBLIC_URL)}\ntoken = {json.dumps(secret)}\n"
+    if not path.exists() or path.read_text() != text:
+        _write_private(path, text)
+
+
+def _living_secret(path: Path) -> str | None:
+    try:
+        secret = tomllib.loads(path.read_text())["token"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return secret if isinstance(secret, str) and Token.objects.alive().filter(digest=digest(secret)).exists() else None
+
+
+def _write_private(path: Path, text: str) -> None:
+    """0600 from its first moment, and never half written."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)

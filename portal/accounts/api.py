@@ -1,0 +1,128 @@
+"""REST: who I am, my projects, my tokens."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from django.db.models import OuterRef, Subquery
+from ninja import Router, Schema, Status
+from pydantic import Field, StringConstraints
+
+from portal.accounts import actions
+from portal.http.api import ApiRequest, bad_field
+from portal.http.openapi import described
+from portal.http.problems import Problem
+from portal.models import Membership, Project, Token
+
+router = Router(tags=["people"])
+Scope = Literal["read", "write", "admin"]
+
+
+class ProjectShape(Schema):
+    slug: str
+    title: str
+    role: Literal["researcher", "lead"] | None = Field(description="Null: seen as a sysadmin.")
+    slurm_account: str
+    keep_checkpoints_days: int | None = Field(
+        description="Days after a job's end from which only its last checkpoint stays; null: all, for ever."
+    )
+
+
+class Projects(Schema):
+    items: list[ProjectShape]
+    next: str | None = None
+
+
+class Me(Schema):
+    username: str
+    sysadmin: bool
+    slurm_user: str | None
+    token_scope: Scope | None = Field(description="Of the token that asks; null for a session.")
+
+
+class TokenShape(Schema):
+    id: int
+    name: str
+    hint: str
+    scope: Scope
+    created_at: datetime
+    expires_at: datetime
+    last_used_at: datetime | None
+    expired: bool
+
+
+class NewToken(TokenShape):
+    secret: str = Field(description="Shown this once.")
+
+
+class Tokens(Schema):
+    items: list[TokenShape]
+    next: str | None = None
+
+
+class TokenAsked(Schema):
+    model_config = {"extra": "forbid"}
+    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100, pattern=r"^[^\x00]*$")]
+    scope: Scope = "write"
+    days: int = Field(90, ge=1, le=730)
+
+
+@router.get("/me", response=Me, summary="Who asks")
+def me(request: ApiRequest) -> dict[str, object]:
+    """Tells who the token or the session belongs to, and what it may do. A first request to try a token with."""
+    user = request.auth
+    return {
+        "username": user.username,
+        "sysadmin": user.is_sysadmin,
+        "slurm_user": user.slurm_user,
+        "token_scope": request.token_scope,
+    }
+
+
+@router.get("/projects", response=Projects, summary="Projects you can see")
+def projects(request: ApiRequest) -> dict[str, object]:
+    """Every project that you are a member of; sysadmins see all, with no role of their own."""
+    role = Membership.objects.filter(user=request.auth, project=OuterRef("pk")).values("role")
+    found = Project.objects.visible_to(request.auth).annotate(role=Subquery(role))
+    return {"items": list(found.values("slug", "title", "role", "slurm_account", "keep_checkpoints_days"))}
+
+
+@router.get("/tokens", response=Tokens, summary="Your tokens")
+def tokens(request: ApiRequest) -> dict[str, object]:
+    """Answers them without their secrets, which nobody can read again; revoked ones are left out."""
+    return {"items": [_shape(token) for token in actions.tokens_of(request.auth)]}
+
+
+@router.post(
+    "/tokens",
+    response={201: NewToken},
+    summary="Make a token; its secret is shown once",
+    openapi_extra=described(errors={403: "The token may not make one with this scope, or may only read."}),
+)
+def make_token(request: ApiRequest, asked: TokenAsked) -> Status[dict[str, object]]:
+    """The secret is in this answer and in no other. A token cannot make one that may do more than itself."""
+    scopes = Token.Scope.values
+    if request.token_scope is not None and scopes.index(asked.scope) > scopes.index(request.token_scope):
+        raise Problem(403, "A token cannot make one that may do more than itself. Sign in for that.", kind="scope")
+    try:
+        token, secret = actions.make_token(request.auth, asked.name, asked.scope, asked.days)
+    except ValueError as error:
+        raise bad_field("scope", str(error)) from error
+    return Status(201, {**_shape(token), "secret": secret})
+
+
+@router.delete(
+    "/tokens/{int:token_id}",
+    response={204: None},
+    summary="Revoke a token",
+    openapi_extra=described(errors={404: "You have no such token."}),
+)
+def revoke_token(request: ApiRequest, token_id: int) -> Status[None]:
+    """It stops working at once."""
+    if not actions.revoke_token(request.auth, token_id):
+        raise Problem(404, f"You have no token {token_id}.")
+    return Status(204, None)
+
+
+def _shape(token: Token) -> dict[str, object]:
+    names = ("id", "name", "hint", "scope", "created_at", "expires_at", "last_used_at")
+    return {**{name: getattr(token, name) for name in names}, "expired": token.is_expired}

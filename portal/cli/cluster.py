@@ -1,0 +1,112 @@
+"""The cluster on the command line: `vigil nodes`, `node`, `drain`, `undrain` and `queue`. No Django here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from portal.cli import tables
+from portal.cli.params import as_json, out
+from portal.cli.portal import find_portal
+
+
+@click.command()
+@click.option("--partition", help="Only those of this partition.")
+@click.option("--state", help="Only those in this state: idle, mixed, allocated, drained, down …")
+@as_json
+def nodes(partition: str | None, state: str | None, as_json: bool) -> None:
+    """List the nodes."""
+    found = find_portal().get("nodes", partition=partition, state=state)
+    _note_silence(found["reading"])
+    if not found["items"] and not as_json and (partition or state):
+        click.echo("No node is so. See them all with `vigil nodes`.")
+        click.echo(tables.as_of(found["reading"]))
+        return
+    out(found, tables.nodes, as_json)
+
+
+@click.command()
+@click.argument("name")
+@as_json
+def node(name: str, as_json: bool) -> None:
+    """Show one node."""
+    found = find_portal().get(_node_path(name))
+    _note_silence(found["reading"])
+    out(found, tables.node, as_json)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--reason", required=True, metavar="R", help="What the scheduler shows; your name is added to it.")
+@as_json
+def drain(name: str, reason: str, as_json: bool) -> None:
+    """Let nothing new start on a node (sysadmins).
+
+    What runs there goes on. Waits up to 30 s for what the scheduler says.
+    """
+    _order(name, "drain", {"reason": reason}, as_json)
+
+
+@click.command()
+@click.argument("name")
+@as_json
+def undrain(name: str, as_json: bool) -> None:
+    """Let jobs start on a drained node again (sysadmins)."""
+    _order(name, "undrain", None, as_json)
+
+
+@click.command()
+@click.option("--state", multiple=True, help="pending, running, suspended or completing; may be repeated.")
+@click.option("--partition", help="Only those of this partition.")
+@click.option("--user", help="A Unix user.")
+@click.option("--mine", is_flag=True, help="Only your own.")
+@click.option("-q", "--search", "q", help="Words in the name; or the scheduler's number, a person, an account.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@as_json
+def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
+    """Show the scheduler's queue, everybody's jobs.
+
+    Your own come first, then those that wait by priority, then those that run.
+    """
+    portal = find_portal()
+    wanted = {**filters, "mine": "true" if mine else None, "limit": min(limit, 200)}
+    page = portal.get("queue", **wanted)
+    _note_silence(page["reading"])
+    found = page["items"][:limit]
+    while page["next"] and len(found) < limit:
+        page = portal.get("queue", cursor=page["next"], **wanted)
+        found += page["items"][: limit - len(found)]
+    if not found and not as_json and (mine or any(filters.values())):
+        click.echo("Nothing matches. See everything with `vigil queue`.")
+        for line in tables.freshness(page):
+            click.echo(line)
+        return
+    out({"items": found} | {name: page[name] for name in ("reading", "unseen") if name in page}, tables.queue, as_json)
+
+
+ALL = (nodes, node, drain, undrain, queue)
+
+
+def _order(name: str, action: str, body: dict[str, str] | None, as_json: bool) -> None:
+    """Ask for it and wait for what the scheduler says; leaves with 1 where that is no, or nothing yet."""
+    from portal.cli import drain as ordering
+
+    order = ordering.carry_out(find_portal(), _node_path(name), action, body)
+    if as_json:
+        click.echo(json.dumps(order, indent=2))
+    raise click.exceptions.Exit(0 if order["state"] == "done" else 1)
+
+
+def _node_path(name: str) -> str:
+    from urllib.parse import quote
+
+    return f"nodes/{quote(name, safe='')}"
+
+
+def _note_silence(reading: dict[str, Any]) -> None:
+    """Says on stderr that the scheduler does not answer, so that stdout stays what it is."""
+    if reading["error"]:
+        since = f"This is what it said at {tables.local(reading['read_at'])}. " if reading["read_at"] else ""
+        click.echo(f"vigil: the scheduler does not answer. {since}{reading['error']}", err=True)

@@ -1,0 +1,88 @@
+"""`vigil submit`: the spec as the person means it, the script's folder, and sending both. No Django here."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from portal.cli.code_archive import Packed, Unpackable, pack
+from portal.cli.portal import Portal, Trouble
+
+
+def read(path: Path, changes: list[str]) -> str:
+    """The spec's text with the changes ("run.steps=400") made in it."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{path} cannot be read: {error}.") from error
+    if not changes:
+        return text
+    from jobs.errors import SpecError
+    from jobs.spec import set_values
+
+    try:
+        return set_values(text, dict(map(_change, changes)))
+    except SpecError as error:
+        raise Trouble(str(error)) from error
+
+
+def pack_for(spec: Path, text: str) -> Packed | None:
+    """The folder that a script job runs, packed; named from where the spec lies. None for all other jobs."""
+    try:
+        script = tomllib.loads(text).get("script")
+    except (ValueError, RecursionError):
+        return None  # the portal says what is wrong
+    if not isinstance(script, dict) or script.get("git"):
+        return None
+    directory = script.get("directory")
+    if not isinstance(directory, str) or not directory:
+        return None
+    try:
+        packed = pack(spec.parent / Path(directory).expanduser())
+    except Unpackable as error:
+        raise Trouble(str(error)) from error
+    entry = script.get("entry", "train.py")
+    if entry in packed.left_out:
+        raise Trouble(f"git does not track {entry}, so it would not be sent: git add {entry}")
+    return packed
+
+
+def is_sweep(text: str) -> bool:
+    """Whether it has [sweep]; what is no TOML is told by the portal."""
+    try:
+        return "sweep" in tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return False
+
+
+def check(portal: Portal, text: str) -> dict[str, Any]:
+    """What the portal would do with it."""
+    answer: dict[str, Any] = portal.post("jobs/check", json={"spec_toml": text})
+    return answer
+
+
+def submit(portal: Portal, text: str, packed: Packed | None, key: str) -> dict[str, Any]:
+    """The job, or the sweep; sent again with the same key if the portal does not answer, so that there is one."""
+    to = "sweeps" if is_sweep(text) else "jobs"
+    if packed is None:
+        made: dict[str, Any] = portal.post(to, json={"spec_toml": text}, key=key)
+    else:
+        files = {"code": ("code.tar.gz", packed.code, "application/gzip")}
+        made = portal.post(to, data={"spec_toml": text}, files=files, key=key)
+    return made
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """("run.steps", 400) from "run.steps=400": TOML on the right, and what is no TOML is a text."""
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip() or not all(path.strip().split(".")):
+        raise click.UsageError(f"--set {text!r}: write it as run.steps=400.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        parsed = value
+    # 00:10:00 is a time of day to TOML; in a spec it is a text.
+    return path.strip(), parsed if isinstance(parsed, bool | int | float | str | list | dict) else value

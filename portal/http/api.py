@@ -1,0 +1,304 @@
+"""The API's ground: who asks, how errors are told, what every list and answer shares. Endpoints live in the apps."""
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Collection, Iterator
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.core.cache import cache
+from django.core.exceptions import BadRequest, RequestDataTooBig
+from django.core.handlers.asgi import ASGIRequest
+from django.db import OperationalError
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.shortcuts import render
+from django.utils import timezone
+from ninja import NinjaAPI, Schema
+from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
+from ninja.openapi.docs import Swagger
+from ninja.openapi.schema import OpenAPISchema
+from ninja.parser import Parser
+from ninja.renderers import BaseRenderer
+from ninja.security import APIKeyCookie, HttpBearer
+from ninja.throttling import BaseThrottle
+from ninja.utils import check_csrf
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+
+from portal.http import openapi, problems
+from portal.http.paging import BadCursor
+from portal.http.problems import FieldError, Problem
+from portal.models import Token, User, digest
+
+log = logging.getLogger(__name__)
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+# What a person may write into a field or a filter: PostgreSQL keeps no NUL.
+Piece = TypeVar("Piece", str, bytes)
+Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]
+Words = TypeVar("Words", str, list[str])
+Cursor = Annotated[str | None, Field(None, max_length=500, description="`next` of the page before.")]
+Limit = Annotated[int, Field(50, ge=1, le=200, description="Items a page.")]
+
+
+class WantedPage(Schema):
+    """A page of a list: how long, and after which one."""
+
+    limit: Limit
+    cursor: Cursor
+
+
+class ApiRequest(HttpRequest):
+    """A request whose sender is known: what every endpoint gets."""
+
+    auth: User
+    token_scope: str | None  # None: a session, which may do all that its person may
+
+
+_EXAMPLE: dict[str, Any] = {
+    "type": "urn:vigil:problem:invalid-spec",
+    "title": "Unprocessable Entity",
+    "status": 422,
+    "detail": "run.global_batch: 500 does not divide over 16 ranks × micro batch 4. Nearest that do: 448 or 512.",
+    "errors": [
+        {
+            "field": "run.global_batch",
+            "message": "500 does not divide over 16 ranks × micro batch 4. Nearest that do: 448 or 512.",
+        }
+    ],
+}
+
+
+class ProblemField(Schema):
+    field: str
+    message: str
+
+
+class ProblemDocument(Schema):
+    """An error, as RFC 9457 has it; `errors` names fields by their dotted path."""
+
+    model_config = {"json_schema_extra": {"example": _EXAMPLE}}
+    type: str = Field(description="urn:vigil:problem:KIND, for programs to tell kinds apart; else about:blank.")
+    title: str
+    status: int
+    detail: str = Field(description="What is wrong and what to do, for people.")
+    errors: list[ProblemField]
+
+
+class Bearer(HttpBearer):
+    """A person's token in the Authorization header."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> User:
+        found = Token.objects.alive().select_related("user").filter(digest=digest(token)).first()
+        if found is None:
+            raise _unauthorized("This token is unknown, revoked or expired.")
+        if request.method not in SAFE and found.scope == Token.Scope.READ:
+            raise Problem(403, f"The token {found.name!r} may only read. Make one with scope write.", kind="scope")
+        _note_use(found)
+        request.user = found.user
+        cast(ApiRequest, request).token_scope = found.scope
+        return found.user
+
+
+class Session(APIKeyCookie):
+    """The browser's session, with its CSRF token for everything but reading."""
+
+    param_name = settings.SESSION_COOKIE_NAME
+
+    def __call__(self, request: HttpRequest) -> User | None:
+        if request.headers.get("Authorization") or not isinstance(request.user, User) or not request.user.is_active:
+            return None
+        if request.method not in SAFE and check_csrf(request):
+            raise Problem(403, "The CSRF token is missing or wrong: send it as X-CSRFToken.", kind="csrf")
+        cast(ApiRequest, request).token_scope = None
+        return request.user
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> None:
+        """Never reached: the session itself says who it is."""
+
+
+class PerPerson(BaseThrottle):
+    """Lets each person send so many requests a minute, counted in each web process."""
+
+    def allow_request(self, request: HttpRequest) -> bool:
+        key = f"rate:{cast(ApiRequest, request).auth.pk}:{int(time.time() // 60)}"
+        cache.add(key, 0, timeout=120)
+        try:
+            return cache.incr(key) <= settings.VIGIL_API_RATE
+        except ValueError:  # evicted in between
+            return True
+
+    def wait(self) -> float:
+        return 60 - time.time() % 60
+
+
+class _Reader(Parser):
+    """Strict JSON: no NaN, no lone surrogates, bounded nesting."""
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        body = msgspec.json.decode(request.body)
+        if not isinstance(body, dict):
+            raise ValueError("The body is not an object.")
+        return body
+
+
+class _Writer(BaseRenderer):
+    """JSON in which NaN and infinities are null."""
+
+    media_type = "application/json"
+
+    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> bytes:
+        return msgspec.json.encode(data, enc_hook=_encode)
+
+
+class Api(NinjaAPI):
+    """ninja's, with problem documents instead of its own errors, also in the schema."""
+
+    def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:
+        schema = super().get_openapi_schema(**kwargs)
+        schema["components"]["schemas"].update(_definitions(ProblemDocument))
+        for path in schema["paths"].values():
+            for method, operation in path.items():
+                openapi.complete(method, operation)
+        return schema
+
+    def set_default_exception_handlers(self) -> None:
+        for kind, handler in {
+            Problem: lambda request, error: error.response(),
+            BadCursor: lambda request, error: bad_field("cursor", str(error)).response(),
+            AuthenticationError: lambda request, error: _unauthorized("Nobody is signed in.").response(),
+            Throttled: lambda request, error: problems.plain(429),  # ninja adds Retry-After
+            HttpError: _http_error,
+            ValidationError: _validation_error,
+            Http404: lambda request, error: Problem(404, "There is nothing here that you can see.").response(),
+            RequestDataTooBig: lambda request, error: too_large().response(),
+            MultiPartParserError: lambda request, error: Problem(400, f"The upload is malformed: {error}").response(),
+            BadRequest: lambda request, error: problems.plain(400),
+            OperationalError: _database_busy,
+            Exception: _unexpected,
+        }.items():
+            self.add_exception_handler(kind, handler)
+
+
+class _Docs(Swagger):
+    """Swagger's page from our own server, under our own policy: no inline script, nothing from outside."""
+
+    def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
+        page = {**self.settings, "url": self.get_openapi_url(api, kwargs)}
+        return render(request, "api/docs.html", {"swagger_settings": json.dumps(page, indent=1)})
+
+
+def make_api() -> Api:
+    """The API without endpoints; portal.urls adds what the apps have."""
+    return Api(
+        title="Vigil",
+        version="1",
+        description="A lab's portal for model training. Send `Authorization: Bearer <token>`; tokens are made at /me/.",
+        docs=_Docs(),
+        urls_namespace="api",
+        auth=[Bearer(), Session()],
+        throttle=PerPerson(),
+        parser=_Reader(),
+        renderer=_Writer(),
+    )
+
+
+def answer(data: object) -> HttpResponse:
+    """JSON as it is: a list of 200 is through pydantic half of its time; tests hold such answers to the schema."""
+    return HttpResponse(msgspec.json.encode(data, enc_hook=_encode), content_type="application/json; charset=utf-8")
+
+
+def stream(request: HttpRequest, pieces: Iterator[Piece], content_type: str) -> StreamingHttpResponse:
+    """A long answer piece by piece; each piece is made in a thread, so that sockets and other requests go on."""
+    if not isinstance(request, ASGIRequest):
+        return StreamingHttpResponse(pieces, content_type=content_type)
+
+    async def each() -> AsyncIterator[Piece]:
+        following = sync_to_async(lambda: next(pieces, None))
+        while (piece := await following()) is not None:
+            yield piece
+
+    return StreamingHttpResponse(each(), content_type=content_type)
+
+
+def too_large() -> Problem:
+    return Problem(413, "The request is larger than this address takes.", kind="too-large")
+
+
+def bad_field(field: str, message: str) -> Problem:
+    return Problem(422, message, kind="invalid", errors=[{"field": field, "message": message}])
+
+
+def among(known: Collection[str], what: str) -> AfterValidator:
+    """Takes a word of those, or a list of them, and refuses any other in a sentence that names them all."""
+
+    def check(given: Words) -> Words:
+        for word in [given] if isinstance(given, str) else given:
+            if word not in known:
+                raise ValueError(f"{word[:40]!r} is not {what}. Take one of {', '.join(known)}.")
+        return given
+
+    return AfterValidator(check)
+
+
+def plain_message(error: dict[str, Any]) -> str:
+    """pydantic's message as a sentence of ours: an error raised by a validator speaks for itself."""
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message if message.endswith(".") else f"{message}."
+
+
+def _unauthorized(reason: str) -> Problem:
+    remedy = f"Sign in, or send `Authorization: Bearer …` with a token made at {settings.VIGIL_PUBLIC_URL}/me/."
+    return Problem(401, f"{reason} {remedy}", kind="unauthorized", headers={"WWW-Authenticate": 'Bearer realm="Vigil"'})
+
+
+def _note_use(token: Token) -> None:
+    now = timezone.now()
+    if token.last_used_at is None or (now - token.last_used_at).total_seconds() > 60:
+        Token.objects.filter(pk=token.pk).update(last_used_at=now)
+
+
+def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    if isinstance(error.__cause__, RequestDataTooBig):  # ninja hides what reading the body met
+        return too_large().response()
+    if error.status_code == 400:
+        cause = f" {error.__cause__}" if error.__cause__ else ""
+        return Problem(400, f"The body is not the JSON that this address takes.{cause}", kind="malformed").response()
+    return Problem(error.status_code, str(error)).response()
+
+
+def _validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    errors = [FieldError(field=_field(e["loc"]), message=plain_message(e)) for e in error.errors]
+    detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors[:3])
+    return Problem(422, detail, kind="invalid", errors=errors).response()
+
+
+def _field(place: tuple[Any, ...]) -> str:
+    """("body", "asked", "tags", 0) → "tags.0": where it was and our argument's name mean nothing to the sender."""
+    parts = place[1:]
+    if place[0] == "body":
+        parts = parts[1:]
+    return ".".join(map(str, parts)) or str(place[0])
+
+
+def _database_busy(request: HttpRequest, error: OperationalError) -> HttpResponse:
+    log.error("%s %s: the database did not answer: %s", request.method, request.path, error)
+    return problems.plain(503, {"Retry-After": "5"})
+
+
+def _unexpected(request: HttpRequest, error: Exception) -> HttpResponse:
+    raise error  # Django logs it; the middleware tells it
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return str(value)
+
+
+def _definitions(model: type[Schema]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**schema.pop("$defs", {}), model.__name__: schema}

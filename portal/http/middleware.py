@@ -1,0 +1,127 @@
+"""The site's own middleware."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from asgiref.sync import iscoroutinefunction
+from csp.middleware import CSPMiddleware, PolicyParts
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.middleware.common import CommonMiddleware
+from django.urls import is_valid_path
+from django.utils.decorators import sync_and_async_middleware
+from django.utils.http import escape_leading_slashes
+from whitenoise.middleware import WhiteNoiseMiddleware
+
+from portal.http import problems
+
+# unfold evaluates expressions in the page and styles in place; only sysadmins reach it.
+_RECORDS = {"script-src": ["'unsafe-eval'", "'unsafe-inline'"], "style-src": ["'unsafe-inline'"]}
+
+
+class ContentSecurityPolicy(CSPMiddleware):
+    """django-csp's, a little wider for /admin alone."""
+
+    def get_policy_parts(
+        self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
+    ) -> PolicyParts:
+        parts = super().get_policy_parts(request, response, report_only)
+        if request.path_info.startswith("/admin/"):
+            parts.update = {**(parts.update or {}), **_RECORDS}
+        return parts
+
+
+class Slashes(CommonMiddleware):
+    """Django's, sending a page's address with a slash too many or too few on to the one that there is; nothing else.
+
+    Only who reads is sent on: what is posted to a wrong address is not found. Below /api portal.urls does it.
+    """
+
+    def should_redirect_with_slash(self, request: HttpRequest) -> bool:
+        path = request.path_info
+        if request.method not in {"GET", "HEAD"} or path == "/api" or path.startswith("/api/"):
+            return False
+        if not path.endswith("/"):
+            return super().should_redirect_with_slash(request)
+        return not is_valid_path(path) and bool(is_valid_path(path[:-1]))
+
+    def get_full_path_with_slash(self, request: HttpRequest) -> str:
+        if not request.path_info.endswith("/"):
+            return super().get_full_path_with_slash(request)
+        path, mark, query = request.get_full_path().partition("?")
+        return escape_leading_slashes(path.removesuffix("/")) + mark + query  # "//evil" would be another site
+
+
+class StaticFiles(WhiteNoiseMiddleware):
+    """whitenoise's, answering a file whole: under ASGI Django reads its iterator in one go anyway, and complains."""
+
+    @staticmethod
+    def serve(static_file: Any, request: HttpRequest) -> HttpResponse:
+        found = static_file.get_response(request.method, request.META)
+        content = b""
+        if found.file is not None:
+            with found.file:
+                content = found.file.read()
+        response = HttpResponse(content, status=int(found.status))
+        del response.headers["Content-Type"]
+        for name, value in found.headers:
+            response.headers[name] = value
+        return response
+
+
+@sync_and_async_middleware
+def private(
+    get_response: Callable[[HttpRequest], HttpResponseBase],
+) -> Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
+    """No proxy and no browser keeps what Vigil answers: it is for whoever asked, as things stand now.
+
+    Static files are answered further out, and keep theirs.
+    """
+    if iscoroutinefunction(get_response):
+
+        async def answer_async(request: HttpRequest) -> HttpResponseBase:
+            return _kept_by_nobody(await get_response(request))
+
+        return answer_async
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        return _kept_by_nobody(get_response(request))
+
+    return answer
+
+
+def _kept_by_nobody(response: HttpResponseBase) -> HttpResponseBase:
+    response.headers["Cache-Control"] = problems.PRIVATE
+    return response
+
+
+@sync_and_async_middleware
+def problem_documents(
+    get_response: Callable[[HttpRequest], HttpResponseBase],
+) -> Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
+    """Whatever goes wrong below /api/ is told as a problem document, also what never reached an endpoint."""
+    if iscoroutinefunction(get_response):
+
+        async def answer_async(request: HttpRequest) -> HttpResponseBase:
+            return _told(request, await get_response(request))
+
+        return answer_async
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        return _told(request, get_response(request))
+
+    return answer
+
+
+def _told(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    if not f"{request.path_info}/".startswith("/api/") or response.status_code < 400:
+        return response
+    if response.headers.get("Content-Type", "").startswith(problems.MEDIA_TYPE):
+        return response
+    if settings.DEBUG and response.status_code >= 500:
+        return response  # Django's page with the traceback
+    kept = {name: response.headers[name] for name in ("Allow", "Retry-After") if name in response.headers}
+    told: HttpResponse = problems.plain(response.status_code, kept)
+    told.cookies = cast(HttpResponse, response).cookies
+    return told

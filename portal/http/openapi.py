@@ -1,0 +1,74 @@
+"""What the API says of itself: each operation's errors by status, each a problem document.
+
+Most follow from what an operation is: who is asked, whether it has a body, an address with a name in it. What an error
+means at one address in particular, or that it can happen there at all, its operation says by `described(errors=…)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from portal.http import problems
+
+SAFE = frozenset({"get", "head", "options"})
+USUAL = {
+    400: "The body cannot be read: it is not JSON, or no object.",
+    401: "Nobody is signed in, or the token is unknown, revoked or expired.",
+    403: "The token may only read, or a session's CSRF token is missing.",
+    404: "There is nothing at this address that you can see.",
+    413: "The body is larger than this address takes.",
+    415: "The body is of a type that this address does not take.",
+    422: "A parameter or a field is not what it may be. `errors` names each, with what would do.",
+    429: "More requests a minute than one person may send.",
+    500: "Vigil failed to answer. Its log says why.",
+    503: "Vigil cannot answer just now: its database is busy.",
+}
+_HEADERS = {
+    401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
+    429: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
+    503: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
+}
+
+
+def described(*parts: Mapping[str, Any], errors: Mapping[int, str] | None = None) -> dict[str, Any]:
+    """`openapi_extra` of an operation: the parts put together, and what these errors mean at its address."""
+    told: dict[str, Any] = {}
+    responses: dict[int, Any] = {}
+    for part in parts:
+        told |= part
+        responses |= part.get("responses", {})
+    responses |= {status: error(status, meaning) for status, meaning in (errors or {}).items()}
+    return {**told, "responses": responses}
+
+
+def error(status: int, meaning: str) -> dict[str, Any]:
+    """The response of that status."""
+    answer: dict[str, Any] = {
+        "description": meaning,
+        "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+    }
+    return answer | ({"headers": _HEADERS[status]} if status in _HEADERS else {})
+
+
+def complete(method: str, operation: dict[str, Any]) -> None:
+    """Add the errors that follow from what the operation is."""
+    responses = operation["responses"]
+    for status in sorted(_usual(method, operation) - set(responses)):
+        responses[status] = error(status, USUAL[status])
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _usual(method: str, operation: dict[str, Any]) -> set[int]:
+    found = {500, 503}
+    if {"Session": []} not in operation["security"]:  # not a person's door: it says itself what it refuses
+        return found
+    found |= {401, 429} | (set() if method in SAFE else {403})
+    places = {parameter["in"] for parameter in operation.get("parameters", ())}
+    if "path" in places:
+        found.add(404)
+    if places & {"query", "header"}:
+        found.add(422)
+    if "requestBody" in operation:
+        found |= {400, 413, 422}
+    return found

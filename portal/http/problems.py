@@ -1,0 +1,65 @@
+"""Problem documents (RFC 9457): how the API says what went wrong and what to do about it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import TypedDict
+
+from django.http import HttpResponse
+
+MEDIA_TYPE = "application/problem+json"
+PRIVATE = "private, no-store"
+"""Cache-Control of everything but static files."""
+
+
+class FieldError(TypedDict):
+    """One thing wrong with one field, named by its dotted path."""
+
+    field: str
+    message: str
+
+
+class Problem(Exception):
+    """Raise it anywhere below an API endpoint; it becomes the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        kind: str = "",
+        errors: Iterable[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.kind = kind
+        self.errors = list(errors)
+        self.headers = dict(headers or {})
+
+    def response(self) -> HttpResponse:
+        body = {
+            "type": f"urn:vigil:problem:{self.kind}" if self.kind else "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            "errors": self.errors,
+        }
+        return HttpResponse(json.dumps(body), status=self.status, content_type=MEDIA_TYPE, headers=self.headers)
+
+
+DETAILS = {
+    400: "The request could not be read.",
+    404: "There is nothing at this address. The API's addresses are listed at /api/docs.",
+    405: "This address does not take this method.",
+    413: "The request is too large.",
+    429: "Too many requests.",
+    500: "Vigil failed to answer. The server's log says why.",
+    503: "Vigil cannot answer just now. Try again in a moment.",
+}
+
+
+def plain(status: int, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    """The document for an error that nothing more is known of."""
+    return Problem(status, DETAILS.get(status, HTTPStatus(status).phrase + "."), headers=headers).response()

@@ -1,0 +1,39 @@
+"""Addresses that people type or guess, and where they lead. Whoever only reads is sent on; nothing is taken at them."""
+
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_safe
+
+# Not permanent: a browser that has once been told so would never ask again, even when there is a page of that name.
+LEADS = {
+    "account_login": ("login", "login/", "signin", "signin/", "sign-in"),
+    "account_logout": ("logout", "logout/", "signout", "signout/", "sign-out"),
+    "account_signup": ("signup", "signup/", "register", "register/"),
+    "me": ("account", "profile", "tokens", "settings"),
+    "home": ("home", "dashboard", "index.html"),
+    "submit": ("jobs/new", "new"),
+    "nodes": ("cluster",),
+    "admin:index": ("records",),
+    "alive": ("health",),
+    "api:openapi-view": ("docs", "docs/", "api", "api/", "api/v1", "api/v1/", "api/docs/"),
+    "api:openapi-json": ("openapi.json", "api/v1/openapi.json"),
+}
+OF_ONE = {"job": "job/<int:job_id>", "sweep": "sweep/<int:sweep_id>", "node": "node/<str:name>"}
+
+
+def _leads_to(name: str, route: str) -> URLPattern:
+    @csrf_exempt  # who posts is told that nothing is taken here, not that a token is missing
+    @require_safe
+    def lead(request: HttpRequest, **named: int | str) -> HttpResponse:
+        there = reverse(name, kwargs=named)
+        query = request.META.get("QUERY_STRING", "")
+        return HttpResponseRedirect(f"{there}?{query}" if query else there)
+
+    return path(route, lead)
+
+
+urlpatterns = [
+    *(_leads_to(name, route) for name, routes in LEADS.items() for route in routes),
+    *(_leads_to(name, route) for name, route in OF_ONE.items()),
+]

@@ -1,0 +1,146 @@
+"""The door of every websocket: whose page it comes from, and who opens it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlsplit
+
+from channels.auth import AuthMiddlewareStack
+from channels.db import database_sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest
+from django.http.request import split_domain_port, validate_host
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from portal.http.problems import PRIVATE
+from portal.models import Token, User, digest
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[Any], Awaitable[None]]
+Application = Callable[[Scope, Callable[[], Awaitable[Any]], Send], Awaitable[None]]
+
+
+class Gone(ConnectionError):
+    """The socket's other end is there no more, or was told that it is over: no fault, and nothing left to say."""
+
+
+class Door:
+    """Refuses (403, before anything is accepted) other sites' pages, and cookies that come from no page at all.
+
+    A browser always says which page opens a socket; a script says nothing and must bring a token, in its header: one
+    in the query would end up in logs.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self.with_token = application
+        self.with_session: Application = AuthMiddlewareStack(application)
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        # The server's own, past Channels' session, which would look at every frame that goes out.
+        scope["send"], scope["write"] = teller(send), writer_of(send)
+        with contextlib.suppress(Gone):
+            await self._open(scope, receive, _private(scope["send"]))
+
+    async def _open(self, scope: Scope, receive: Any, send: Any) -> None:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        origin, authorization = headers.get("origin"), headers.get("authorization")
+        if not is_ours(origin, headers.get("host", "")) or (origin is None and authorization is None):
+            await send({"type": "websocket.close", "code": 4403})
+            return
+        if authorization is None:
+            await self.with_session(scope, receive, send)
+            return
+        scope["token"] = digest(authorization.partition(" ")[2])
+        scope["user"] = await database_sync_to_async(_user_of_token)(scope["token"])
+        await self.with_token(scope, receive, send)
+
+
+def _private(send: Send) -> Send:
+    """`send` whose answer to the handshake no cache keeps, like all of ours."""
+
+    async def tell(message: Any) -> None:
+        if message["type"] == "websocket.accept":
+            message = {**message, "headers": [*message.get("headers", ()), (b"cache-control", PRIVATE.encode())]}
+        await send(message)
+
+    return tell
+
+
+def teller(send: Send) -> Send:
+    """`send` that raises Gone, and nothing else, where the server says in one of its ways that the socket is over."""
+    protocol = _protocol_of(send)
+
+    async def tell(message: Any) -> None:
+        # Between a peer's reset and uvicorn's learning of it, asyncio takes what is written, and complains.
+        if protocol is not None and protocol.handshake_complete and _is_over(protocol):
+            raise Gone
+        try:
+            await send(message)
+        except OSError as error:
+            raise Gone from error
+        except RuntimeError as error:
+            if protocol is None or not _is_over(protocol):
+                raise  # said at a wrong time, by us
+            raise Gone from error
+
+    return tell
+
+
+def _protocol_of(send: Any) -> WebSocketsSansIOProtocol | None:
+    protocol = getattr(send, "__self__", None)
+    return protocol if isinstance(protocol, WebSocketsSansIOProtocol) else None
+
+
+def _is_over(protocol: WebSocketsSansIOProtocol) -> bool:
+    """Whether nothing gets through any more: one of both has closed it, or the connection has broken."""
+    return protocol.close_sent or protocol.disconnected or protocol.transport.is_closing()
+
+
+def writer_of(send: Any) -> Callable[[bytes], bool] | None:
+    """What puts a finished frame on the wire at once; uvicorn's own `send` would wrap it for each socket anew.
+
+    It answers False while the peer is slow to read or the socket is not open: then the frame has to be sent, and
+    waited for. None under another server, or where frames are compressed.
+    """
+    protocol = _protocol_of(send)
+    if protocol is None or protocol.conn.extensions:
+        return None
+
+    def write(frame: bytes) -> bool:
+        if not protocol.writable.is_set() or _is_over(protocol):
+            return False
+        protocol.transport.write(frame)
+        return True
+
+    return write
+
+
+def is_ours(origin: str | None, host: str) -> bool:
+    """Whether a page of this origin may talk to us; scripts have none."""
+    domain, _ = split_domain_port(host)
+    if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
+        return False
+    if origin is None:
+        return True
+    return origin in settings.CSRF_TRUSTED_ORIGINS or urlsplit(origin).netloc == host
+
+
+def still(scope: Scope) -> User | AnonymousUser:
+    """The person whom this socket belongs to now: nobody, once signed out, deactivated, or the token has died."""
+    if "token" in scope:
+        return _user_of_token(scope["token"])
+    request = HttpRequest()
+    # Read anew: what the socket's scope holds is the session as it was when the socket opened.
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(scope["session"].session_key)
+    user = get_user(request)
+    return user if isinstance(user, User) else AnonymousUser()
+
+
+def _user_of_token(token: str) -> User | AnonymousUser:
+    found = Token.objects.alive().select_related("user").filter(digest=token).first()
+    return found.user if found else AnonymousUser()

@@ -1,0 +1,47 @@
+"""What the pages of nodes and of the queue share: how fresh they are, in words."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+
+from nodes.cluster import sync
+from nodes.models import Reading
+from portal import formatting
+
+LATE = timedelta(seconds=90)  # a part is read at least every minute
+
+
+def scheduler_name() -> str:
+    return "Slurm" if settings.VIGIL_SCHEDULER == "slurm" else "The scheduler"
+
+
+def stale(part: Reading.Part, now: datetime) -> str:
+    """What is wrong with a page that shows this part; "" while it is fresh."""
+    reading = sync.readings()[part]
+    if reading.read_at is None:
+        return f"{scheduler_name()} does not answer. {_ended(reading.error)}" if reading.error else ""
+    said = f"this is what it said at {formatting.clock(reading.read_at, now)}."
+    silent = formatting.rough((now - reading.read_at).total_seconds())
+    if reading.error:
+        return f"{scheduler_name()} has not answered for {silent}; {said} {_ended(reading.error)}"
+    if now - reading.read_at > LATE:
+        return f"{scheduler_name()} was last asked {silent} ago; {said} Is Vigil’s worker running?"
+    return ""
+
+
+def varied(response: HttpResponse) -> HttpResponse:
+    """Page and fragment share an address: no cache must mix them up."""
+    response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
+    return response
+
+
+def is_fragment(request: HttpRequest) -> bool:
+    """Whether only what is live on the page is asked for."""
+    return request.headers.get("HX-Target") == "live"
+
+
+def _ended(text: str) -> str:
+    return text if not text or text[-1] in ".!?…" else f"{text}."

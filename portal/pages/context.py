@@ -1,0 +1,54 @@
+"""What every page's frame needs: the theme, and what the bar shows to whom."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils.functional import SimpleLazyObject
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST
+
+from portal.models import User
+
+THEMES = {"light", "dark"}
+YEAR_S = 365 * 86400
+
+
+def context(request: HttpRequest) -> dict[str, object]:
+    """What every template may use. What costs a query is asked only where a page shows it."""
+    theme = request.COOKIES.get("theme")
+    return {
+        "theme": theme if theme in THEMES else None,
+        "active_jobs": SimpleLazyObject(lambda: _active_jobs(request)),
+        "sees_disk": SimpleLazyObject(lambda: _sees_disk(request)),
+    }
+
+
+def _active_jobs(request: HttpRequest) -> int:
+    """How many jobs that this person may see are pending or running."""
+    from jobs.models import Attempt, Job
+
+    if not isinstance(request.user, User):
+        return 0
+    return Job.objects.visible_to(request.user).filter(latest__state__in=Attempt.ALIVE).count()
+
+
+def _sees_disk(request: HttpRequest) -> bool:
+    """Whether the page about the disk is for this person."""
+    from jobs.disk import usage
+
+    return isinstance(request.user, User) and usage.may_see(request.user)
+
+
+@require_POST
+def theme(request: HttpRequest) -> HttpResponse:
+    """Remember light or dark in a cookie, so that the next page comes in it; anything else follows the system."""
+    back = request.META.get("HTTP_REFERER", "")
+    if not url_has_allowed_host_and_scheme(back, {request.get_host()}, require_https=request.is_secure()):
+        back = "/"
+    response = HttpResponseRedirect(back)
+    wanted = request.POST.get("theme")
+    if wanted in THEMES:
+        response.set_cookie("theme", wanted, max_age=YEAR_S, samesite="Lax")
+    else:
+        response.delete_cookie("theme", samesite="Lax")
+    return response

@@ -1,0 +1,260 @@
+"""The pages of nodes: what they have, who holds it, what is out of service; and draining, for sysadmins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from jobs.listing import visibility
+from jobs.listing.queue import QueueSearch, unseen
+from jobs.listing.visibility import Held
+from nodes.cluster import drain as orders
+from nodes.models import Node, NodeOrder, Partition, Reading
+from portal import formatting
+from portal.access import CLUSTER, can, user_of
+from portal.pages.cluster import is_fragment, stale, varied
+from portal.pages.free_slots import counted, free_now
+from portal.untrusted import plain
+
+MOST = 120  # nodes a page: each is drawn with its GPUs
+FAMILY = {"idle": "completed", "mixed": "running", "allocated": "running", "completing": "completing"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A GPU of a node. `look`: idle, busy, mine or out; `mark` says the same without colour."""
+
+    index: int
+    look: str
+    mark: str
+    title: str
+    url: str
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node with what one person may know of who holds it."""
+
+    node: Node
+    held: list[Held]
+
+    @property
+    def family(self) -> str:
+        """The family whose glyph its state has."""
+        return family(self.node)
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [self._cell(index) for index in range(self.node.gpus)]
+
+    @property
+    def others(self) -> int:
+        """How many more hold something than are named."""
+        return max(0, len(self.held) - 2)
+
+    @property
+    def memory(self) -> str:
+        """ "500 of 2,016 GiB": what is allocated."""
+        used, there = (formatting.count(round(mib / 1024)) for mib in (self.node.memory_used_mib, self.node.memory_mib))
+        return f"{used} of {there}{formatting.NBSP}GiB"
+
+    def _cell(self, index: int) -> Cell:
+        holder = next((held for held in self.held if index in held.gpus), None)
+        place = f"GPU {index}"
+        if holder is not None:
+            url = reverse("job", args=[holder.job.pk]) if holder.job else ""
+            whose = f"{holder.name}, {holder.user}" if holder.user else "in use"
+            return Cell(index, "mine" if holder.is_mine else "busy", _letters(holder), f"{place}: {whose}", url)
+        if self._is_taken(index):
+            return Cell(index, "busy", "", f"{place}: in use", "")
+        if not self.node.takes_jobs:
+            return Cell(index, "out", "–", f"{place}: {formatting.word(self.node.state)}", "")
+        return Cell(index, "idle", "", f"{place}: free", "")
+
+    def _is_taken(self, index: int) -> bool:
+        """Whether this GPU is taken: some schedulers tell which are, others how many."""
+        node = self.node
+        return index in node.gpus_allocated if node.gpus_allocated else index < node.gpus_used
+
+
+@dataclass(frozen=True)
+class Group:
+    """A partition and its nodes; a node of several stands in the first of them."""
+
+    name: str
+    partition: Partition | None
+    nodes: list[NodeRow]
+    free: str
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    user, now = user_of(request), timezone.now()
+    everything = list(Node.objects.all())
+    partition, text = plain(request.GET.get("partition", "")), plain(request.GET.get("q", ""))[:200]
+    wanted = [node for node in everything if _matches(node, partition, text, request.GET.get("state", ""))]
+    first = min(_whole(request.GET.get("from")), max(0, len(wanted) - 1))
+    page = wanted[first : first + MOST]
+    held = visibility.held_on(user, (node.name for node in page))
+    jobs = QueueSearch().counts(user)
+    lead, more = say(everything)
+    context = {
+        "section": "nodes",
+        "fragment": is_fragment(request),
+        "stale": stale(Reading.Part.NODES, now),
+        "say": (lead, f"{more} {unseen(user).text}".strip()),
+        "facts": facts(everything, jobs.get("pending", 0), jobs.get("running", 0)),
+        "groups": grouped([NodeRow(node, held[node.name]) for node in page], partition),
+        "partitions": sorted({name for node in everything for name in node.partitions}),
+        "partition": partition,
+        "text": text,
+        "state": request.GET.get("state", ""),
+        "states": sorted({node.state for node in everything}),
+        "any": bool(everything),
+        "draws_gpus": any(node.gpus for node in page),
+        "found": len(wanted),
+        "first": first + 1,
+        "last": first + len(page),
+        "before": max(0, first - MOST) if first else None,
+        "after": first + MOST if first + MOST < len(wanted) else None,
+        "read": Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first(),
+    }
+    return varied(render(request, "nodes/_index.html" if is_fragment(request) else "nodes/index.html", context))
+
+
+@login_required
+@require_safe
+def one(request: HttpRequest, name: str) -> HttpResponse:
+    user, now = user_of(request), timezone.now()
+    node = _node(name)
+    context = {
+        "section": "nodes",
+        "shown": NodeRow(node, visibility.held_on(user, [node.name])[node.name]),
+        "node": node,
+        "stale": stale(Reading.Part.NODES, now),
+        "orders": NodeOrder.objects.filter(node=node.name).select_related("asked_by")[:5],
+        "may_drain": can(user, "change", CLUSTER) and not node.is_made_up,
+        "most_reason": orders.MOST_REASON,
+    }
+    return varied(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
+
+
+@login_required
+@require_POST
+def drain(request: HttpRequest, name: str) -> HttpResponse:
+    reason = " ".join(plain(request.POST.get("reason", "")).split())
+    if not reason or len(reason) > orders.MOST_REASON:
+        messages.error(request, f"Say why, in at most {orders.MOST_REASON} characters: whoever asks Slurm reads it.")
+        return redirect("node", name)
+    return _ask(request, name, NodeOrder.Action.DRAIN, reason)
+
+
+@login_required
+@require_POST
+def undrain(request: HttpRequest, name: str) -> HttpResponse:
+    return _ask(request, name, NodeOrder.Action.UNDRAIN)
+
+
+def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
+    user = user_of(request)
+    if not can(user, "change", CLUSTER):
+        raise PermissionDenied(f"Only sysadmins {action} nodes. Ask one of them.")
+    node = _node(name)
+    if node.is_made_up:
+        raise PermissionDenied(f"{name} is made up: the scheduler knows nothing of it.")
+    orders.ask(user, node, action, reason)
+    return redirect("node", name)
+
+
+def family(node: Node) -> str:
+    """A node's state as one of the glyphs: goes well, is busy, or wants somebody."""
+    if not node.is_in_service:
+        return "node_fail" if node.state in {"down", "not_responding", "fail", "failing"} else "cancelled"
+    return FAMILY.get(node.state, "pending")
+
+
+def say(nodes: list[Node]) -> tuple[str, str]:
+    """The sentence that leads the page: what is out of service, else that nothing is; then what is free."""
+    if not nodes:
+        return "No node is known yet.", "The scheduler is asked within seconds of Vigil’s start."
+    out = [node for node in nodes if not node.is_in_service]
+    free = f"Free now: {free_now(nodes)}"
+    if len(out) == 1:
+        why = f": {out[0].reason}" if out[0].reason else ""
+        return f"{out[0].name} is {formatting.word(out[0].state)}{why.rstrip('.')}.", free
+    if out:
+        names = formatting.listed([node.name for node in out[:3]]) if len(out) < 4 else f"{out[0].name} and others"
+        return f"{formatting.plural(len(out), 'node')} are out of service: {names}.", free
+    everything = "The node is" if len(nodes) == 1 else f"All {formatting.plural(len(nodes), 'node')} are"
+    return f"{everything} in service.", free
+
+
+def facts(nodes: list[Node], waiting: int, running: int) -> list[tuple[str, str, str, str]]:
+    """(title, value, what it is of, where it leads)."""
+    places = counted(nodes)
+    if not places:
+        return []
+    unit = f"{places[0].unit}s"
+    total = sum(place.total for place in places)
+    out = sum(not node.takes_jobs for node in nodes)
+    queue = reverse("queue")
+    return [
+        ("In use", formatting.count(sum(place.used for place in places)), f"of {formatting.count(total)} {unit}", ""),
+        ("Free", formatting.count(sum(place.free for place in places)), unit, ""),
+        (
+            "Takes no jobs",
+            formatting.count(out),
+            f"of {formatting.plural(len(nodes), 'node')}",
+            "?state=out" if out else "",
+        ),
+        ("Running", formatting.count(running), "jobs", f"{queue}?state=running"),
+        ("Waiting", formatting.count(waiting), "jobs", f"{queue}?state=pending"),
+    ]
+
+
+def grouped(shown: Iterable[NodeRow], only: str) -> list[Group]:
+    """Groups them by partition, the default one first; a node of several stands in the first of them."""
+    known = {partition.name: partition for partition in Partition.objects.all()}
+    order = {name: place for place, name in enumerate(known)}
+    groups: dict[str, list[NodeRow]] = {}
+    for one in shown:
+        names = sorted(one.node.partitions, key=lambda name: (order.get(name, len(order)), name))
+        groups.setdefault(only or (names[0] if names else ""), []).append(one)
+    places = sorted(groups, key=lambda name: (not name, order.get(name, len(order)), name))
+    return [Group(name, known.get(name), groups[name], free_now(s.node for s in groups[name])) for name in places]
+
+
+def _matches(node: Node, partition: str, text: str, state: str) -> bool:
+    if partition and partition not in node.partitions:
+        return False
+    if state and (node.takes_jobs if state == "out" else node.state != state):
+        return False
+    where = " ".join((node.name, node.reason, node.gpu_type, *node.features)).lower()
+    return all(word in where for word in text.lower().split())
+
+
+def _node(name: str) -> Node:
+    node = Node.objects.filter(name=plain(name)).first()
+    if node is None:
+        raise Http404(f"There is no node {name}.")
+    return node
+
+
+def _letters(held: Held) -> str:
+    """Two letters that tell people apart: of first and last name where the user name has both."""
+    parts = [part for part in held.user.replace("-", ".").replace("_", ".").split(".") if part]
+    return (parts[0][0] + parts[1][0] if len(parts) > 1 else held.user[:2]).lower()
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 7 else 0

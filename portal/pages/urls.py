@@ -1,0 +1,16 @@
+"""The pages that need both jobs and nodes, and home."""
+
+from django.urls import path
+
+from portal.pages import context, home, nodes, queue
+
+urlpatterns = [
+    path("", home.home, name="home"),
+    path("seen", home.seen, name="seen"),
+    path("theme", context.theme, name="theme"),
+    path("nodes", nodes.index, name="nodes"),
+    path("nodes/<str:name>", nodes.one, name="node"),
+    path("nodes/<str:name>/drain", nodes.drain, name="node_drain"),
+    path("nodes/<str:name>/undrain", nodes.undrain, name="node_undrain"),
+    path("queue", queue.index, name="queue"),
+]

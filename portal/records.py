@@ -1,0 +1,76 @@
+"""The records: Django's admin as the rest of Vigil looks and speaks. It holds every app's, for sysadmins only."""
+
+from typing import Any
+
+from django.apps import apps
+from django.http import HttpRequest
+from django.templatetags.static import static
+from django.urls import reverse
+from unfold.sites import UnfoldAdminSite
+
+from portal.models import User
+
+BACK = (("home", "Home", "home"), ("jobs", "Jobs", "list"), ("nodes", "Nodes", "dns"), ("me", "You", "person"))
+APPS = {"axes": "portal"}  # where records of apps that are not ours belong
+
+
+class Records(UnfoldAdminSite):
+    """Django's admin, for superusers alone: being staff is not enough."""
+
+    index_title = "Records"
+
+    def has_permission(self, request: HttpRequest) -> bool:
+        return isinstance(request.user, User) and request.user.is_sysadmin
+
+    def register(self, models: Any, admin_class: Any = None, **options: Any) -> None:
+        """Registers as Django does; `called` of the class is what people read: one and many.
+
+        No table knows it, so no migration.
+        """
+        super().register(models, admin_class, **options)
+        if called := getattr(admin_class, "called", None):
+            for model in models:
+                model._meta.verbose_name, model._meta.verbose_name_plural = called
+                if ours := APPS.get(model._meta.app_label):
+                    model._meta.app_config.verbose_name = apps.get_app_config(ours).verbose_name
+
+    def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:
+        """Every app's records, those of libraries among ours."""
+        found: dict[str, Any] = {app["app_label"]: app for app in super().get_app_list(request)}
+        for stranger, ours in APPS.items():
+            if stranger in found and ours in found:
+                found[ours]["models"] += found.pop(stranger)["models"]
+        for app in found.values():
+            app["models"].sort(key=lambda model: str(model["name"]).lower())
+        label = APPS.get(app_label or "", app_label)
+        return [app for app in found.values() if label in {None, app["app_label"]}]
+
+    def each_context(self, request: HttpRequest) -> dict[str, Any]:
+        theme = request.COOKIES.get("theme")
+        icon = static("favicon.svg")
+        looks = {
+            "site_title": "Vigil",
+            "site_header": "Vigil",
+            "site_subheader": "Records",
+            "site_icon": icon,
+            "site_favicons": [{"rel": "icon", "href": icon, "type": "image/svg+xml"}],
+            "styles": [static("css/tokens.css"), static("css/records.css")],
+            "colors": None,  # static/css/records.css has them
+            "theme": theme if theme in {"light", "dark"} else None,
+            "sidebar_navigation": self._navigation(request) if self.has_permission(request) else [],
+        }
+        return {**super().each_context(request), **looks}
+
+    def _navigation(self, request: HttpRequest) -> list[dict[str, Any]]:
+        """Back to the pages first, then every record."""
+        back: list[dict[str, Any]] = [
+            {"title": title, "icon": icon, "link": reverse(name), "active": False} for name, title, icon in BACK
+        ]
+        groups: list[dict[str, Any]] = [{"title": "Portal", "items": back}]
+        for app in self.get_app_list(request):
+            items = [{"title": model["name"], "link": model["admin_url"]} for model in app["models"]]
+            groups.append({"title": app["name"], "separator": True, "items": items})
+        return [{**group, "items": self._get_navigation_items(request, group["items"])} for group in groups]
+
+
+site = Records(name="admin")

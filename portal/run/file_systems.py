@@ -1,0 +1,25 @@
+"""The kind of file system that holds a path, by the kernel's own list of mounts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "glusterfs"}
+)
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds this path, as the kernel calls it; empty where it does not say."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    kind, longest = "", -1
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        mount = before.split()[4].replace("\\040", " ")
+        # Later mounts cover earlier ones at the same place.
+        if len(mount) >= longest and path.resolve().is_relative_to(mount):
+            kind, longest = after.split()[0], len(mount)
+    return kind

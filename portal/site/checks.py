@@ -1,0 +1,148 @@
+"""System checks: what would make a site misbehave later is said at its start, with the remedy.
+
+`manage.py prepare` (so `vigil up` and every container) runs those tagged `vigil`; `manage.py check --deploy` all.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+from jobs.disk import rundir, sharing
+from portal.run import redis
+from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
+
+TAG = "vigil"
+ROOM_BYTES = 2 * 1024**3
+
+
+@register(TAG)
+def database_is_local(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """SQLite's locks and its shared memory don't hold across machines: a network file system corrupts it."""
+    database = settings.DATABASES["default"]
+    if not str(database["ENGINE"]).endswith("sqlite3"):
+        return []
+    kind = file_system(Path(str(database["NAME"])).parent)
+    if kind not in NETWORK_FILE_SYSTEMS:
+        return []
+    hint = "Put VIGIL_HOME on a local disk (VIGIL_RUNS may stay on the shared one), or use PostgreSQL: DATABASE_URL."
+    return [Error(f"SQLite cannot be kept on {kind} ({database['NAME']}).", hint=hint, id="vigil.E001")]
+
+
+@register(TAG)
+def runs_can_be_written(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Every job needs its run directory; nobody outside the group should read them."""
+    runs: Path = settings.VIGIL_RUNS
+    try:
+        rundir.open_root()
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            hint = "Mount its file system, or make it. Jobs wait until then."
+            return [Warning(f"There is no {runs}.", hint=hint, id="vigil.W004")]
+        return [Error(f"{runs} cannot be made: {error.strerror}.", hint="Set VIGIL_RUNS.", id="vigil.E002")]
+    if not os.access(runs, os.W_OK | os.X_OK):
+        hint = "Give it to the user that runs Vigil, or set VIGIL_RUNS."
+        return [Error(f"{runs} cannot be written.", hint=hint, id="vigil.E002")]
+    found: list[CheckMessage] = []
+    if runs.stat().st_mode & stat.S_IRWXO:
+        found.append(
+            Warning(f"Everybody on this machine may look into {runs}.", hint=f"chmod o= {runs}", id="vigil.W001")
+        )
+    if _runs_are_shared() and not sharing.is_possible(runs):
+        hint = "Mount it with POSIX ACLs (ext4, XFS, Lustre, NFS 3 have them), or set VIGIL_RUNS to one that has."
+        message = f"The file system of {runs} keeps no access control lists: jobs of other Unix users are refused."
+        found.append(Warning(message, hint=hint, id="vigil.W005"))
+    free = shutil.disk_usage(runs).free
+    if free < ROOM_BYTES:
+        hint = "Delete jobs that nobody needs, or put VIGIL_RUNS on a larger disk."
+        found.append(Warning(f"Only {free / 1024**3:.1f} GiB are free for {runs}.", hint=hint, id="vigil.W002"))
+    return found
+
+
+@register(TAG)
+def home_is_closed(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """It holds people's password hashes and the key that signs sessions. Vigil makes it so; a folder that was there
+    before is as somebody left it."""
+    home: Path = settings.VIGIL_HOME
+    if not home.stat().st_mode & stat.S_IRWXO:
+        return []
+    message, hint = f"Everybody on this machine may go into {home}.", f"chmod o= {home}"
+    if settings.VIGIL_LOCAL_USER:
+        return [
+            Error(f"{message} So may everybody's jobs, as {settings.VIGIL_LOCAL_USER}.", hint=hint, id="vigil.E007")
+        ]
+    return [Warning(message, hint=hint, id="vigil.W007")]
+
+
+def _runs_are_shared() -> bool:
+    """Whether jobs run as other Unix users than the portal."""
+    from nodes.cluster.sync import unix_user
+
+    return bool(unix_user("anybody"))
+
+
+@register(TAG)
+def scheduler_is_known(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """A portal with another would start, and run no job."""
+    from nodes.schedulers import choose
+
+    name = settings.VIGIL_SCHEDULER
+    return [] if name in choose.NAMES else [Error(choose.unknown(name), id="vigil.E006")]
+
+
+@register(TAG)
+def slurm_is_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """What Slurm cannot be spoken with without; nothing is asked of it here. `vigil check slurm` asks everything."""
+    if settings.VIGIL_SCHEDULER != "slurm":
+        return []
+    from jobs.checking import here
+    from jobs.checking import settings as asked
+
+    site = here.settings_only()
+    found = [one for one in (asked.url(site), asked.tokens(site)) if one.level == "error"]
+    if found:
+        message = " ".join(f"{one.detail}. {one.remedy}" for one in found)
+        return [Error(f"VIGIL_SCHEDULER=slurm, and {message}", id="vigil.E005")]
+    mentioned = asked.key_mode(site) if site.key_file and not site.token_command else None
+    if mentioned is None:
+        return []
+    return [Warning(f"{mentioned.detail[:1].upper()}{mentioned.detail[1:]}.", hint=mentioned.remedy, id="vigil.W006")]
+
+
+@register(TAG)
+def people_can_sign_in(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Off loopback the cookies are sent over TLS only."""
+    url = urlsplit(settings.VIGIL_PUBLIC_URL)
+    if settings.ON_LOOPBACK or url.scheme == "https":
+        return []
+    hint = "Put a proxy with TLS before it and set VIGIL_PUBLIC_URL=https://…, VIGIL_BEHIND_PROXY=1."
+    message = f"Nobody can sign in at {settings.VIGIL_PUBLIC_URL}: its cookies travel over https only."
+    return [Error(message, hint=hint, id="vigil.E003")]
+
+
+@register(TAG)
+def trainer_is_there(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Jobs of the local scheduler run in this very environment, unless another is named; looked for, never imported."""
+    if settings.VIGIL_SCHEDULER != "local" or "VIGIL_JOB_PYTHON" in os.environ or importlib.util.find_spec("torch"):
+        return []
+    hint = "Run `make run` once more, or use another scheduler."
+    return [Warning("torch is not installed: jobs on this machine will fail.", hint=hint, id="vigil.W003")]
+
+
+@register(TAG, deploy=True)
+def redis_answers(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    if problem := redis.url_answers(settings.REDIS_URL):
+        hint = "Start it (`vigil up` starts a private one), or set REDIS_URL."
+        return [Error(f"Redis does not answer: {problem}.", hint=hint, id="vigil.E004")]
+    return []

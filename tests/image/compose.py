@@ -1,0 +1,95 @@
+"""docker/compose.yaml, read as an engine would: what each service is made of and what must be before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.stack import REPOSITORY
+
+DOCKER = REPOSITORY / "docker"
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+@dataclass(frozen=True)
+class Service:
+    """One service, its short forms written out."""
+
+    name: str
+    image: str
+    target: str | None
+    """Which stage of our Dockerfile; none where the image is somebody else's."""
+    command: list[str] | None
+    environment: dict[str, str]
+    secrets: list[str]
+    volumes: list[tuple[str, str, bool]]
+    """Source, place, read-only; a source without a slash is a volume's name."""
+    tmpfs: list[str]
+    read_only: bool
+    without_capabilities: bool
+    shm_size: str
+    ports: list[str]
+    healthcheck: list[str] | None
+    after: dict[str, str]
+    """By service, its condition."""
+
+
+def read(environment: Mapping[str, str] | None = None) -> dict[str, Service]:
+    """Every service, in an order in which they can be started."""
+    text = (DOCKER / "compose.yaml").read_text()
+    filled = _VARIABLE.sub(lambda found: (environment or {}).get(found[1]) or found[2] or "", text)
+    services = {name: _service(name, said) for name, said in yaml.safe_load(filled)["services"].items()}
+    return {name: services[name] for name in _ordered(services)}
+
+
+def images() -> set[str]:
+    """Images that the compose file takes from elsewhere."""
+    return {service.image for service in read().values() if service.target is None}
+
+
+def _service(name: str, said: dict[str, Any]) -> Service:
+    known = {
+        "image", "build", "restart", "environment", "secrets", "volumes", "command", "depends_on", "healthcheck",
+        "ports", "shm_size", "read_only", "tmpfs", "cap_drop", "security_opt",
+    }  # fmt: skip
+    assert not said.keys() - known, f"{name}: {said.keys() - known} would be left out here; tests/image/compose.py"
+    check = said.get("healthcheck", {}).get("test")
+    assert check is None or check[0] == "CMD", f"{name}: a health check is written as a list that begins with CMD"
+    return Service(
+        name=name,
+        image=said["image"],
+        target=said["build"]["target"] if "build" in said else None,
+        command=said.get("command"),
+        environment={key: str(value) for key, value in said.get("environment", {}).items()},
+        secrets=said.get("secrets", []),
+        volumes=[_volume(line) for line in said.get("volumes", [])],
+        tmpfs=said.get("tmpfs", []),
+        read_only=said.get("read_only", False),
+        without_capabilities=said.get("cap_drop") == ["ALL"],
+        shm_size=said.get("shm_size", "64m"),
+        ports=said.get("ports", []),
+        healthcheck=check and check[1:],
+        after={other: wanted["condition"] for other, wanted in said.get("depends_on", {}).items()},
+    )
+
+
+def _volume(line: str) -> tuple[str, str, bool]:
+    source, place, *options = line.split(":")
+    return source, place, options == ["ro"]
+
+
+def _ordered(services: Mapping[str, Service]) -> list[str]:
+    order: list[str] = []
+    while left := [name for name in services if name not in order]:
+        order += [name for name in left if not services[name].after.keys() - set(order)] or left
+    return order
+
+
+def secrets(folder: Path) -> dict[str, Path]:
+    """The files of the site's secrets, by name, in a copy of docker/ whose secrets.sh was run."""
+    return {path.name: path for path in (folder / "secrets").iterdir()}

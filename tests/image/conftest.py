@@ -1,0 +1,50 @@
+"""These tests look into built images: `make test-image` builds them and sets TEST_IMAGE; `make test` skips them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.image.build import TARGETS
+from tests.image.site import Site
+from tests.image.storage import mounted
+
+collect_ignore_glob = [] if os.environ.get("TEST_IMAGE") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session", params=TARGETS)
+def target(request: pytest.FixtureRequest) -> str:
+    """One of the images that docker/Dockerfile makes."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def root(target: str) -> Iterator[Path]:
+    """Its files."""
+    with mounted(f"vigil:{target}") as root:
+        yield root
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    """The compose file's site, all of it up. Shared: what a test stops it starts again."""
+    with tempfile.TemporaryDirectory(prefix="vigil-image-") as folder:
+        site = Site(Path(folder))
+        try:
+            site.start()
+            yield site
+        finally:
+            print(site.said())
+            site.close()
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[httpx.Client]:
+    """The first sysadmin's, through the proxy."""
+    with site.client() as client:
+        yield client

@@ -1,0 +1,46 @@
+"""buildah, with a store of its own in var/image: the machine's images are none of ours."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.stack import REPOSITORY
+
+FOLDER = REPOSITORY / "var" / "image"
+RUN = FOLDER / "run"
+
+
+class Failed(Exception):
+    """A program that builds did not do it; the message is the end of what it said."""
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise Failed("\n".join([f"`{' '.join(command)[:300]}` failed:", *said[-40:]]))
+    return done.stdout
+
+
+def buildah(*arguments: str) -> str:
+    own = ("--root", str(FOLDER / "storage"), "--runroot", str(RUN), "--storage-driver", "overlay")
+    return run("buildah", *own, *arguments)
+
+
+def images() -> set[str]:
+    names = buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
+    return {name.removeprefix("localhost/") for name in names}
+
+
+@contextmanager
+def mounted(image: str) -> Iterator[Path]:
+    """What a new container of the image sees as its root; what is written there goes with it."""
+    container = buildah("from", "--pull=never", image).strip()
+    try:
+        yield Path(buildah("mount", container).strip())
+    finally:
+        buildah("umount", container)
+        buildah("rm", container)

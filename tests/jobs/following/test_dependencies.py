@@ -1,0 +1,137 @@
+"""Jobs that wait for others to complete, whatever becomes of these."""
+
+from __future__ import annotations
+
+import pytest
+from django.utils import timezone
+
+from jobs.errors import SpecError
+from jobs.following import dependencies, handover
+from jobs.models import Attempt, Job
+from jobs.submitting.submit import cancel, delete, resume
+from portal.models import Project, User
+from tests.jobs.asking import ask, spec_of
+from tests.jobs.schedulers import Told
+from tests.lab import a_job, a_project, person
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def first(oskar: User, project: Project) -> Job:
+    return a_job(oskar, project, state="running", attempt={"scheduler_id": "77"})
+
+
+def ended(job: Job, state: str) -> None:
+    Attempt.objects.filter(job=job).update(state=state, ended_at=timezone.now(), decided_at=timezone.now())
+
+
+def latest(job: Job) -> Attempt:
+    return Attempt.objects.filter(job=job).latest("number")
+
+
+def tick(told: Told) -> list[int]:
+    """What the follower does about new attempts; the ids that it handed over."""
+    dependencies.look()
+    due = handover.due()
+    for attempt_id in due:
+        handover.hand_over(attempt_id, told)
+    return due
+
+
+def test_waits_until_the_other_has_completed(oskar: User, first: Job, told: Told) -> None:
+    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    handover.hand_over(latest(job).pk, told)  # as the task does at once
+    assert tick(told) == []
+    assert (latest(job).state, latest(job).reason) == ("pending", f"Waits for #{first.pk} to complete.")
+    ended(first, "completed")
+    assert tick(told) == [latest(job).pk]
+    assert len(told.submissions) == 1
+
+
+def test_a_restart_of_the_other_does_not_end_the_wait(oskar: User, first: Job, told: Told) -> None:
+    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    Attempt.objects.filter(job=first).update(state="node_fail", ended_at=timezone.now())  # not decided yet
+    assert tick(told) == []
+    ended(first, "node_fail")
+    again = Attempt.objects.create(job=first, number=2, state="running", scheduler_id="78")
+    Job.objects.filter(pk=first.pk).update(latest=again)
+    assert tick(told) == []
+    assert latest(job).ended_at is None
+    ended(first, "completed")
+    assert tick(told) == [latest(job).pk]
+
+
+def test_all_of_them_must_have_completed(oskar: User, project: Project, first: Job, told: Told) -> None:
+    second = a_job(oskar, project, state="pending", attempt={"scheduler_id": "7"})
+    job, _ = ask(oskar, spec_of(after=[first.pk, second.pk]))
+    assert latest(job).reason == f"Waits for #{first.pk} and #{second.pk} to complete."
+    ended(first, "completed")
+    assert tick(told) == []
+    assert latest(job).reason == f"Waits for #{second.pk} to complete."
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled", "timeout", "out_of_memory"])
+def test_in_vain_is_cancelled_and_names_the_other(oskar: User, first: Job, told: Told, state: str) -> None:
+    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    then, _ = ask(oskar, spec_of(after=[job.pk]))
+    ended(first, state)
+    tick(told)
+    attempt = latest(job)
+    word = state.replace("_", " ")
+    assert (attempt.state, attempt.cause) == ("cancelled", "unmet")
+    assert attempt.reason == f"#{first.pk} ended as {word}, so this one did not start."
+    assert latest(then).ended_at is None
+    ended(job, "cancelled")  # as the follower settles it
+    tick(told)
+    assert latest(then).reason == f"#{job.pk} ended as cancelled, so this one did not start."
+    assert not told.submissions
+
+
+def test_a_deleted_one_did_not_complete(oskar: User, first: Job, told: Told) -> None:
+    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    number = first.pk
+    Attempt.objects.filter(job=first).update(ended_at=timezone.now(), decided_at=timezone.now(), state="failed")
+    delete(oskar, first)
+    tick(told)
+    assert latest(job).reason == f"#{number} was deleted before it had completed, so this one did not start."
+
+
+def test_waiting_can_be_cancelled(oskar: User, first: Job, told: Told) -> None:
+    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    cancel(oskar, job)
+    tick(told)
+    assert (latest(job).state, latest(job).cause) == ("cancelled", "cancelled")
+
+
+def test_resumed_it_waits_again_and_once_met_no_more(oskar: User, first: Job, told: Told) -> None:
+    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    cancel(oskar, job)
+    tick(told)
+    ended(job, "cancelled")
+    resume(oskar, job)
+    assert tick(told) == []
+    assert latest(job).reason == f"Waits for #{first.pk} to complete."
+    ended(first, "completed")
+    assert tick(told) == [latest(job).pk]
+    Attempt.objects.filter(job=first).update(state="running", ended_at=None, decided_at=None)
+    assert not dependencies.is_waiting(job.pk)
+
+
+def test_only_jobs_that_there_are_for_one_and_can_complete(oskar: User, first: Job, project: Project) -> None:
+    hidden = a_job(person("zoe"), a_project("secret"), state="running")
+    failed = a_job(oskar, project, state="failed")
+    with pytest.raises(SpecError) as caught:
+        ask(oskar, spec_of(after=[first.pk, hidden.pk, 999_999, failed.pk]))
+    assert [problem.message for problem in caught.value.problems] == [
+        f"#{hidden.pk} is no job that you can see. Take it out.",
+        "#999999 is no job that you can see. Take it out.",
+        f"#{failed.pk} has ended as failed, so this would never start. Resume it first, or take it out.",
+    ]
+
+
+def test_many_that_wait_hold_up_nobody(oskar: User, first: Job, told: Told) -> None:
+    for _ in range(25):
+        ask(oskar, spec_of(after=[first.pk]))
+    job, _ = ask(oskar)
+    assert tick(told) == [latest(job).pk]

@@ -1,0 +1,179 @@
+"""What Slurm would refuse with an error 2050, or never start, is told by field before anything is submitted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from jobs.errors import SpecError
+from jobs.models import Job, Sweep
+from jobs.spec import SweepSpec
+from jobs.submitting import sweeps
+from jobs.submitting.admission import check
+from jobs.submitting.dryrun import dry_run
+from nodes.cluster import sync
+from nodes.schedulers.base import NodeStatus, SchedulerError
+from nodes.schedulers.cluster import Accounts, Association, Limits, Partition, Qos, QueuedJob, Reservation
+from portal.models import Project, User
+from tests.jobs.asking import ask, spec_of
+from tests.jobs.schedulers import DGX_01, Told
+
+pytestmark = pytest.mark.django_db
+NODES = [
+    NodeStatus(name=f"dgx-0{i}", state="idle", partitions=("gpu", "short"), gpus=8, gpu_type="h100", cpus=128)
+    for i in range(1, 5)
+]
+GPU = "gres/gpu"
+SMALL = Limits(
+    max_time_s=7200, job={GPU: 4, "node": 2}, node={"cpu": 16}, group={"mem": 65_536}, user={GPU: 8}, user_submitted=2
+)
+
+
+@pytest.fixture(autouse=True)
+def _lab(oskar: User, project: Project) -> None:
+    User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
+    oskar.refresh_from_db()
+    Project.objects.filter(pk=project.pk).update(slurm_account="vision")
+
+
+def read(*queue: QueuedJob, reserved: tuple[Reservation, ...] = (), **facts: Any) -> None:
+    partitions = [
+        Partition(name="gpu", is_default=True, max_time_s=86_400),
+        Partition(name="short", max_time_s=600, max_nodes=1, denied_accounts=("vision",), allowed_qos=("normal",)),
+    ]
+    own = Association(account="vision", user="oskar", default_qos="normal", limits=Limits(user_submitted=3), **facts)
+    accounts = Accounts(
+        qos=(Qos(name="normal"), Qos(name="small", limits=SMALL)),
+        associations=(Association(account="lab"), Association(account="vision", parent="lab"), own),
+    )
+    told = Told(machines=NODES, divided=partitions, queued=list(queue), reserved=list(reserved), accounted=accounts)
+    sync.read(told)
+
+
+def told(user: User, **resources: Any) -> dict[str, str]:
+    spec = spec_of(resources=resources, run={"global_batch": 3360})
+    try:
+        check(user, spec, code=None)
+    except SpecError as error:
+        return {
+            one.field.removeprefix("resources."): one.message.replace("\N{NO-BREAK SPACE}", " ")
+            for one in error.problems
+        }
+    return {}
+
+
+def test_a_partition_s_limits(oskar: User) -> None:
+    read()
+    assert told(oskar) == {}
+    assert told(oskar, time_limit="25:00:00") == {
+        "time_limit": "Partition gpu lets a job run for 1 d; this asks for 1 d 1 h."
+        " Take 1 d at most, or another partition."
+    }
+    found = told(oskar, partition="short", nodes=2, time_limit="01:00:00", qos="small")
+    assert set(found) == {"time_limit", "nodes", "partition", "qos"}
+    assert found["time_limit"].startswith("Partition short lets a job run for 10 min; this asks for 1 h.")
+    assert found["nodes"] == "Partition short gives a job at most 1 node; this asks for 2."
+    assert found["partition"] == "Partition short does not take account vision. Take another partition."
+    assert "does not take QOS small. It takes normal." in found["qos"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "says"),
+    [
+        ({"time_limit": "03:00:00"}, "time_limit", "QOS small lets a job run for 2 h; this asks for 3 h. Ask for 2 h"),
+        ({"gpus_per_node": 8}, "gpus_per_node", "QOS small lets one job use 4 GPUs; this asks for 8. Ask for 4 GPUs"),
+        ({"gpus_per_node": 4, "nodes": 2}, "nodes", "QOS small lets one job use 4 GPUs; this asks for 8."),
+        ({"nodes": 3}, "nodes", "QOS small lets one job use 2 nodes; this asks for 3. Ask for 2 nodes at most."),
+        ({"ranks_per_node": 32}, "ranks_per_node", "use 16 CPUs on each node; this asks for 32."),
+        ({"cpus_per_rank": 32}, "cpus_per_rank", "use 16 CPUs on each node; this asks for 32."),
+        ({"memory_gib": 65}, "memory_gib", "lets everybody in it together use 64.0 GiB of memory at once"),
+    ],
+)
+def test_a_qos_s_limits(oskar: User, asked: dict[str, Any], field: str, says: str) -> None:
+    read()
+    found = told(oskar, qos="small", **{"time_limit": "01:00:00", **asked})
+    assert list(found) == [field]
+    assert says in found[field]
+
+
+def test_what_others_use_now_is_waited_for(oskar: User) -> None:
+    read(QueuedJob(scheduler_id="5", name="j", user="oskar", state="running", qos="small", gpus=8, partition="gpu"))
+    assert told(oskar, qos="small", gpus_per_node=2, time_limit="01:00:00") == {}
+
+
+def test_how_many_may_be_in_the_queue(oskar: User) -> None:
+    one = QueuedJob(scheduler_id="5", name="j", user="oskar", state="pending", qos="small", account="vision")
+    read(one)
+    asked = {"qos": "small", "time_limit": "01:00:00"}
+    assert told(oskar, **asked) == {}
+    ask(oskar, spec_of(resources=asked))  # which the queue does not have yet
+    assert told(oskar, **asked) == {
+        "qos": "QOS small lets a person have 2 jobs waiting and running at once; oskar has 2."
+        " Submit it once one has ended, or cancel one."
+    }
+    read(*(QueuedJob(scheduler_id=f"{n}", name="j", user="oskar", state="running", account="vision") for n in range(3)))
+    assert told(oskar)["project"].startswith("Account vision lets a person have 3 jobs waiting and running at once;")
+
+
+def test_a_sweep_counts_with_all_its_jobs(oskar: User) -> None:
+    read()
+    data = {"name": "s", "sweep": {"over": {"run.seed": [1, 2, 3, 4]}}}
+    spec = SweepSpec.parse(data, 'name = "s"\n[sweep.over]\n"run.seed" = [1, 2, 3, 4]\n')
+    with pytest.raises(SpecError, match="waiting and running at once; oskar has 0; this asks for 4 more"):
+        sweeps.submit(oskar, spec, spec_toml="")
+    assert not Sweep.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_reservations(oskar: User) -> None:
+    now = time.time()
+    read()
+    assert told(oskar, reservation="workshop") == {
+        "reservation": 'Slurm has no reservation "workshop". It has none. Take it out.'
+    }
+    read(
+        reserved=(
+            Reservation(name="theirs", nodes=("dgx-01",), ends_at=now + 90_000, users=("mira",)),
+            Reservation(name="short", nodes=("dgx-01",), ends_at=now + 1830),
+            Reservation(name="lab", nodes=("dgx-01",), ends_at=now + 90_000, accounts=("lab",)),
+        )
+    )
+    assert told(oskar, reservation="theirs")["reservation"] == "Reservation theirs is for others. Take it out."
+    assert "has no reservation" in told(oskar, reservation="thiers")["reservation"]
+    found = told(oskar, reservation="short", time_limit="01:00:00")["time_limit"]
+    assert found.startswith("Reservation short ends in 30 min ")
+    assert found.endswith("this asks for 1 h. Take 30 min at most.")
+    assert "is over at" in told(oskar, reservation="short", time_limit="00:10:00", begin="+2h")["begin"]
+    assert told(oskar, reservation="lab", time_limit="01:00:00") == {}
+
+
+def test_one_error_for_one_type_of_gpu(oskar: User) -> None:
+    read()
+    assert told(oskar, gpus_per_node=1, gpu_type="a100") == {
+        "gpu_type": 'Slurm has no GPU of type "a100". Did you mean "h100"?'
+    }
+    spec = spec_of(resources={"gpus_per_node": 1, "gpu_type": "a100"})
+    with pytest.raises(SpecError) as caught:
+        check(oskar, spec, code=None)
+    assert len(caught.value.problems) == 1
+
+
+def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
+    read()
+    start = next(one for one in dry_run(oskar, spec_of(resources={"begin": "+2h"})) if one.title == "Start")
+    assert start.text.startswith("Waits until ")
+    assert "Starts now" not in start.text
+    (finding,) = dry_run(oskar, spec_of(resources={"time_limit": "25:00:00"}))
+    assert finding.level == "error"
+    assert "resources.time_limit: Partition gpu lets a job run for" in finding.text
+
+
+def test_where_nothing_is_known_nothing_is_refused(oskar: User) -> None:
+    asked = {"qos": "small", "partition": "short", "reservation": "r", "time_limit": "90:00:00"}
+    assert told(oskar, **asked) == {}
+    sync.read(Told(broken=SchedulerError("Slurm does not answer")))
+    assert told(oskar, **asked) == {}
+    sync.read(Told(machines=[DGX_01]))  # one machine that plays all nodes knows no limits
+    assert told(oskar, time_limit="90:00:00") == {}

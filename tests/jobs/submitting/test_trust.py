@@ -1,0 +1,132 @@
+"""On this machine jobs run as the portal: at no door does a researcher get code run, or another's file read."""
+
+import os
+import pwd
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.disk import rundir, trust
+from jobs.errors import SpecError
+from jobs.following import handover
+from jobs.models import Attempt, Job
+from jobs.spec import JobSpec, SweepSpec, write_toml
+from jobs.submitting import sweeps
+from jobs.submitting.dryrun import dry_run, sweep_run
+from jobs.submitting.submit import resume
+from portal.models import Project, User
+from tests.jobs.asking import ask, packed, spec_of
+from tests.jobs.schedulers import Told
+from tests.lab import a_job, bearer, person, send, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+PYTHON: dict[str, Any] = {"environment": {"python": "/any/program"}}
+EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples").glob("*.toml"))
+SWEEP = 'name = "s"\n[sweep.over]\n"run.language.source" = ["stdlib", "/srv/secrets"]\n'
+
+
+class TestEveryDoor:
+    def test_submit_and_dry_run(self, oskar: User) -> None:
+        with pytest.raises(SpecError) as error:
+            ask(oskar, spec_of(**PYTHON))
+        assert [problem.field for problem in error.value.problems] == ["environment.python"]
+        (finding,) = dry_run(oskar, spec_of(**PYTHON))
+        assert finding.level == "error"
+        assert "environment.python" in finding.text
+        assert not Job.objects.exists()
+
+    def test_rest(self, oskar: User) -> None:
+        client = bearer(oskar)
+        answer = send(client, "post", "/api/v1/jobs", {"spec": {"name": "x", **PYTHON}})
+        assert answer.status_code == 422
+        assert [error["field"] for error in answer.json()["errors"]] == ["environment.python"]
+        answer = send(client, "post", "/api/v1/jobs?dry_run=1", {"spec": {"name": "x", **PYTHON}})
+        assert "environment.python" in answer.content.decode()
+
+    def test_the_page_and_a_clone(self, oskar: User, project: Project) -> None:
+        theirs, _ = ask(sysadmin(), spec_of(**PYTHON))
+        client = signed_in(oskar)
+        page = client.get(f"/submit?from={theirs.pk}")
+        assert "Chooses what code runs" in page.content.decode()
+        form = {"toml": theirs.spec_toml, "side": "toml", "do": "submit", "from": theirs.pk}
+        assert client.post("/submit", form).status_code == 422
+        assert Job.objects.count() == 1
+
+    def test_each_job_of_a_sweep(self, oskar: User) -> None:
+        sweep = SweepSpec.parse_toml(SWEEP)
+        with pytest.raises(SpecError, match="/srv/secrets would be read"):
+            sweeps.submit(oskar, sweep, spec_toml=SWEEP)
+        assert "/srv/secrets would be read" in sweep_run(oskar, sweep)[0].text
+        page = signed_in(oskar).post("/submit", {"toml": SWEEP, "side": "toml", "do": "submit"})
+        assert page.status_code == 422
+        assert not Job.objects.exists()
+
+    def test_resume_of_what_a_sysadmin_submitted(self, oskar: User, project: Project) -> None:
+        lead = person("lea", project, role="lead")
+        spec = spec_of(**PYTHON)
+        job = a_job(sysadmin(), project, state="failed", spec=spec.model_dump(mode="json"))
+        with pytest.raises(SpecError, match=r"environment\.python"):
+            resume(lead, job)
+
+    def test_restart_once_trust_was_withdrawn(self, oskar: User, told: Told, settings: Any) -> None:
+        settings.VIGIL_LOCAL_TRUST = "everyone"
+        kept, _ = ask(oskar, spec_of(**PYTHON))
+        script, _ = ask(oskar, spec_of(kind="script", script={"directory": "."}), code=packed(train_py=""))
+        settings.VIGIL_LOCAL_TRUST = "sysadmins"
+        for job, says in ((kept, "environment.python"), (script, "VIGIL_LOCAL_TRUST=everyone")):
+            attempt = Attempt.objects.get(job=job)
+            handover.hand_over(attempt.pk, told)
+            attempt.refresh_from_db()
+            assert (attempt.state, attempt.cause) == ("failed", "rejected")
+            assert says in attempt.reason
+        assert not told.submissions
+
+    def test_no_project_setting_is_a_leads(self, project: Project) -> None:
+        """What its jobs run with is set in the administration alone, by sysadmins."""
+        client = signed_in(person("lea", project, role="lead"))
+        asked = {"job_environment": 'python = "/any/program"', "keep_checkpoints_days": 3}
+        assert client.post(f"/admin/portal/project/{project.pk}/change/", asked).status_code in {302, 403}
+        assert send(client, "patch", "/api/v1/projects/default", asked).status_code in {403, 422}
+        client.post("/disk/default/keep", {**asked, "days": "3"})
+        project.refresh_from_db()
+        assert project.job_environment == ""
+
+
+class TestWhoseJobs:
+    def test_sysadmins_may(self, project: Project) -> None:
+        assert ask(sysadmin(), spec_of(**PYTHON))[1]
+
+    def test_everybody_may_where_the_system_decides(self, oskar: User, settings: Any) -> None:
+        for name, value in (("SCHEDULER", "slurm"), ("LOCAL_TRUST", "everyone"), ("LOCAL_USER", "nobody")):
+            before = getattr(settings, f"VIGIL_{name}")
+            setattr(settings, f"VIGIL_{name}", value)
+            assert not trust.problems(oskar, spec_of(**PYTHON))
+            assert trust.roots_of(oskar) is None
+            setattr(settings, f"VIGIL_{name}", before)
+
+    @pytest.mark.parametrize("user", ["root", "portal"])
+    def test_not_where_the_other_user_is_the_portals_own(self, oskar: User, settings: Any, user: str) -> None:
+        settings.VIGIL_LOCAL_USER = "root" if user == "root" else pwd.getpwuid(os.geteuid()).pw_name
+        assert trust.problems(oskar, spec_of(**PYTHON))
+
+    @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+    def test_the_examples_are_for_researchers(self, oskar: User, example: Path) -> None:
+        text = example.read_text()
+        if "[sweep]" in text:
+            assert sweeps.submit(oskar, SweepSpec.parse_toml(text), spec_toml=text)[1]
+        else:
+            assert ask(oskar, JobSpec.parse_toml(text))[1]
+
+
+def test_the_trainer_is_told_where_it_may_read(oskar: User, told: Told, settings: Any, tmp_path: Path) -> None:
+    settings.VIGIL_DATA_ROOTS = (tmp_path / "data",)
+    spec = spec_of(run={"language": {"source": str(tmp_path / "data" / "texts")}})
+    for user, roots in ((oskar, [str(tmp_path / "data")]), (sysadmin(), None)):
+        job, _ = ask(user, spec)
+        handover.hand_over(Attempt.objects.get(job=job).pk, told)
+        job.refresh_from_db()
+        run = tomllib.loads((rundir.path_of(job.directory) / "portal" / "run.toml").read_text())
+        assert run["launch"].get("data_roots") == roots
+    assert "/any" not in write_toml(spec)

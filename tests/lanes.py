@@ -1,0 +1,154 @@
+"""Runs stages of the proof side by side: each lane one stage after the other, the lanes at the same time.
+
+    python -m tests.lanes check,test-quick,test-ranks test-portal,test-slurm
+
+A stage is a target of the Makefile. What it says goes to var/lanes/<stage>.log and is printed whole once it is done;
+the ends of those that failed come once more at the end, then what each room and each stage took, and all their tests
+in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.seconds import KEPT, Seconds
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / "var" / "lanes"
+TAIL_LINES = 60
+COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed|rerun|deselected|warnings?)\b")
+LAST_LINE = re.compile(r"^=*\s*\d+ \w+.* in [\d.]+s( \([\d:]+\))?\s*=*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One that has run."""
+
+    name: str
+    code: int
+    began: float
+    seconds: float
+    cpu: float  # of it and of all that it started and waited for; a stage with little of it mostly waits
+    log: Path
+
+    def __str__(self) -> str:
+        outcome = "" if self.code == 0 else f", exit code {self.code}"
+        return f"{self.name}: {self.seconds:.0f} s{outcome}"
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def tail(self) -> str:
+        return "\n".join(self.said.splitlines()[-TAIL_LINES:])
+
+    @property
+    def last_lines(self) -> list[str]:
+        """What each pytest of this stage ended with."""
+        return [found[0].strip("= \n") for found in LAST_LINE.finditer(self.said)]
+
+
+class Proof:
+    """Every lane in a thread of its own; a lane goes on after a stage that failed, for the rest is worth knowing."""
+
+    def __init__(self, lanes: Sequence[Sequence[str]], logs: Path = LOGS, tables: Path = KEPT) -> None:
+        self.lanes, self.logs, self.tables = lanes, logs, tables
+        self.done: list[Stage] = []
+        self._began = time.monotonic()
+        self._printing = threading.Lock()
+
+    def run(self) -> int:
+        for folder in (self.logs, self.tables):
+            folder.mkdir(parents=True, exist_ok=True)
+        threads = [threading.Thread(target=self._take, args=(lane,)) for lane in self.lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("\n".join(self._summary()), flush=True)
+        return 1 if self._failed else 0
+
+    @property
+    def _failed(self) -> list[Stage]:
+        return [stage for stage in self.done if stage.code]
+
+    def _take(self, lane: Sequence[str]) -> None:
+        for name in lane:
+            stage = self._run(name)
+            with self._printing:
+                self.done.append(stage)
+                print(f"\n== {stage}\n{stage.said.rstrip()}", flush=True)
+
+    def _run(self, name: str) -> Stage:
+        print(f"-- {name} …", flush=True)
+        log, began = self.logs / f"{name}.log", time.monotonic()
+        self._table(name).unlink(missing_ok=True)
+        with log.open("wb") as file:
+            command = [os.environ.get("MAKE", "make"), "--no-print-directory", name]
+            stage = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment()
+            )
+            _, status, used = os.wait4(stage.pid, 0)  # Popen.wait would not tell what it used
+            stage.returncode = code = os.waitstatus_to_exitcode(status)
+        cpu = used.ru_utime + used.ru_stime
+        return Stage(name, code, began - self._began, time.monotonic() - began, cpu, log)
+
+    def _table(self, name: str) -> Path:
+        """What the tests of a stage leave (TEST_STAGE in the Makefile)."""
+        return self.tables / f"{name}.tsv"
+
+    def _rooms(self) -> Seconds:
+        """Of all stages together."""
+        every = Seconds()
+        for table in (self._table(stage.name) for stage in self.done):
+            if table.exists():
+                every.read(table.read_text())
+        return every.rooms()
+
+    def _summary(self) -> Iterable[str]:
+        for stage in self._failed:
+            yield f"\n== {stage}; its end, all of it in {stage.log}\n{stage.tail}"
+        if (rooms := self._rooms()).seconds:
+            yield "\n== seconds by room, of all stages"
+            yield from rooms.lines(rooms.dearest())
+        wall = time.monotonic() - self._began
+        yield "\n== seconds by stage"
+        for stage in sorted(self.done, key=lambda stage: -stage.seconds):
+            told = "; ".join(stage.last_lines) or ("ok" if stage.code == 0 else f"exit code {stage.code}")
+            yield (
+                f"{stage.seconds:8.0f} s from {stage.began:5.0f} s, {stage.cpu:5.0f} s of CPU  {stage.name:<14} {told}"
+            )
+        yield total(stage.said for stage in self.done) + f" in {wall:.2f}s ({_clock(wall)})"
+
+
+def total(said: Iterable[str]) -> str:
+    """All tests of these outputs counted together, in pytest's own words."""
+    counted: Counter[str] = Counter()
+    for text in said:
+        for line in LAST_LINE.finditer(text):
+            counted.update({word.rstrip("s"): int(number) for number, word in COUNTED.findall(line[0])})
+    words = ["failed", "passed", "skipped", "xfailed", "xpassed", "error", "rerun"]
+    return ", ".join(f"{counted[word]} {word}" for word in words if counted[word]) or "no tests ran"
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"
+
+
+def _environment() -> dict[str, str]:
+    """Without what a make above us says to its own children: each stage is a make by itself."""
+    return {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
+
+
+if __name__ == "__main__":
+    sys.exit(Proof([lane.split(",") for lane in sys.argv[1:]]).run())

@@ -1,0 +1,146 @@
+"""Draining nodes: asked over REST, carried out by a tick, told where it was asked."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from nodes.cluster import drain, sync
+from nodes.models import Node, NodeOrder
+from nodes.schedulers.base import SchedulerError
+from portal.models import AuditEntry, User
+from tests.jobs.schedulers import Told
+from tests.lab import bearer, person, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+@pytest.fixture
+def told() -> Told:
+    scheduler = Told()
+    sync.read(scheduler)
+    return scheduler
+
+
+def post(user: User, address: str, **body: Any) -> Any:
+    client: Client = signed_in(user)
+    return client.post(f"/api/v1/nodes/{address}", body, content_type="application/json")
+
+
+def order_of(user: User, name: str = "dgx-01") -> Any:
+    return signed_in(user).get(f"/api/v1/nodes/{name}").json()["order"]
+
+
+def test_is_carried_out_by_the_next_tick(ops: User, told: Told) -> None:
+    answer = post(ops, "dgx-01/drain", reason="XID 79 on GPU 5")
+    assert answer.status_code == 202
+    assert (answer.json()["state"], answer.json()["asked_by"]) == ("asked", "ops")
+    assert not told.drained, "no scheduler is asked in a request"
+    drain.carry_out(told)
+    assert told.drained == {"dgx-01": "XID 79 on GPU 5 (vigil: ops)"}
+    assert sync.is_due(), "the page is to show it at once"
+    sync.sync(told)
+    node = signed_in(ops).get("/api/v1/nodes/dgx-01").json()
+    assert (node["state"], node["takes_jobs"], node["gpus_free"]) == ("drained", False, 0)
+    assert (node["order"]["state"], node["order"]["outcome"]) == ("done", "")
+    entry = AuditEntry.objects.get()
+    assert (entry.user, entry.action, entry.thing, entry.detail) == (ops, "drain", "dgx-01", "XID 79 on GPU 5")
+
+    assert post(ops, "dgx-01/undrain").status_code == 202
+    drain.carry_out(told)
+    assert not told.drained
+    listed = signed_in(ops).get("/api/v1/nodes/dgx-01/orders?limit=1").json()
+    assert [order["action"] for order in listed["items"]] == ["undrain"]
+    assert listed["next"]
+
+
+@pytest.mark.parametrize(("reason", "said"), [(" ", "Say why"), ("x" * 201, "at most 200"), ("fan\n3", "in one line")])
+def test_a_reason_that_does_not_do_is_told_what_would(ops: User, told: Told, reason: str, said: str) -> None:
+    answer = post(ops, "dgx-01/drain", reason=reason)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "reason"
+    assert said in error["message"]
+    assert not NodeOrder.objects.exists()
+
+
+def test_asking_twice_is_one_order_and_another_wish_replaces_it(ops: User, told: Told) -> None:
+    first = post(ops, "dgx-01/drain", reason="fan").json()
+    assert post(ops, "dgx-01/drain", reason=" fan ").json()["id"] == first["id"]
+    assert AuditEntry.objects.count() == 1
+    second = post(ops, "dgx-01/undrain").json()
+    assert NodeOrder.objects.get(pk=first["id"]).state == "replaced"
+    drain.carry_out(told)
+    assert NodeOrder.objects.get(pk=second["id"]).state == "done"
+    assert told.asked.count("drain") == 0
+
+
+def test_what_the_scheduler_refuses_is_told_in_its_words(ops: User, told: Told) -> None:
+    told.broken_parts["drain"] = SchedulerError("Invalid node name specified", permanent=True)
+    post(ops, "dgx-01/drain", reason="fan")
+    drain.carry_out(told)
+    assert order_of(ops)["state"] == "refused"
+    assert order_of(ops)["outcome"] == "Invalid node name specified"
+
+
+def test_a_silent_scheduler_is_asked_again_but_not_for_ever(ops: User, told: Told) -> None:
+    told.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
+    post(ops, "dgx-01/drain", reason="fan")
+    drain.carry_out(told)
+    drain.carry_out(told)
+    assert told.asked.count("drain") == 1, "not at every tick"
+    assert (order_of(ops)["state"], order_of(ops)["outcome"]) == ("asked", "Slurm did not answer for 10 s.")
+    _age(drain.AGAIN)
+    told.broken_parts.clear()
+    drain.carry_out(told)
+    assert order_of(ops)["state"] == "done"
+
+    told.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
+    post(ops, "dgx-01/drain", reason="again")
+    _age(drain.GIVE_UP)
+    drain.carry_out(told)
+    assert order_of(ops)["state"] == "refused"
+    assert "Given up after 10 min" in order_of(ops)["outcome"]
+
+
+def _age(by: timedelta) -> None:
+    for order in NodeOrder.objects.all():
+        NodeOrder.objects.filter(pk=order.pk).update(
+            asked_at=order.asked_at - by, tried_at=order.tried_at and order.tried_at - by
+        )
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [("fan", 202), ("", 422), ("   ", 422), ("x" * 201, 422), ("a\nb", 422), ("a\0b", 422)]
+)
+def test_a_reason_is_one_line(ops: User, told: Told, reason: str, status: int) -> None:
+    assert post(ops, "dgx-01/drain", reason=reason).status_code == status
+
+
+def test_sysadmins_alone(told: Told) -> None:
+    answer = post(person("mira"), "dgx-01/drain", reason="fan")
+    assert answer.status_code == 403
+    assert "sysadmins" in answer.json()["detail"]
+    assert not NodeOrder.objects.exists()
+    assert not AuditEntry.objects.exists()
+
+
+def test_a_token_needs_the_scope_for_it(ops: User, told: Told) -> None:
+    for scope, status in (("write", 403), ("admin", 202)):
+        client = bearer(ops, scope)
+        answer = client.post("/api/v1/nodes/dgx-01/drain", {"reason": "fan"}, content_type="application/json")
+        assert answer.status_code == status
+
+
+def test_only_what_is_there(ops: User, told: Told) -> None:
+    Node.objects.create(name="dgx-99", is_made_up=True)
+    assert post(ops, "dgx-02/drain", reason="fan").status_code == 404
+    assert post(ops, "dgx-99/drain", reason="fan").status_code == 409

@@ -1,0 +1,16 @@
+"""The bench of lists asks every address that may list or count."""
+
+from bench import addresses
+
+
+def test_no_address_is_forgotten() -> None:
+    """A route without a place for one thing lists, unless it is told to be still."""
+    whole = {
+        route
+        for route, name in addresses.routes()
+        if "<" not in route and (not route.startswith("admin/") or name.endswith("_changelist"))
+    }
+    asked = set(addresses.all_asked())
+    assert whole - asked - addresses.STILL - addresses.lead_elsewhere() == set()
+    assert asked - {route for route, _ in addresses.routes()} == set(), "asked for, and not there"
+    assert asked & addresses.STILL == set()

@@ -1,0 +1,64 @@
+"""What a portal does where nothing happens, and what its processes load for that; bench/idle.py has the figures."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.stack import REPOSITORY, Stack, wait_for
+
+WORKER = (
+    "import portal.worker, celery.apps.worker, jobs.tasks, portal.tasks; from jobs.following import follow, handover"
+)
+BEAT = "import portal.ticks, celery.apps.beat"
+
+
+@pytest.mark.parametrize(
+    ("code", "without"),
+    [
+        (WORKER, {"ninja", "uvicorn", "jobs.api", "portal.urls", "celery.bin", "prompt_toolkit"}),
+        (BEAT, {"django.db", "jobs", "celery.bin", "prompt_toolkit"}),
+    ],
+    ids=["worker", "beat"],
+)
+def test_what_nobody_asks_it_is_not_loaded(tmp_path: Path, code: str, without: set[str]) -> None:
+    environment = {**os.environ, "VIGIL_HOME": str(tmp_path), "DJANGO_SETTINGS_MODULE": "portal.settings"}
+    command = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
+    loaded = subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True)
+    assert not without & set(loaded.stdout.split())
+
+
+@pytest.mark.slow
+def test_a_worker_keeps_its_database_open(portal_up: Stack) -> None:
+    follower, database = psutil.Process(portal_up.pid("follow")), str(portal_up.home / "vigil.sqlite3")
+
+    def has_it_open() -> bool:
+        return database in {file.path for file in follower.open_files()}
+
+    wait_for(has_it_open, "its first task")
+    until = time.monotonic() + 4.5  # two ticks
+    while time.monotonic() < until:
+        assert has_it_open()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_only_what_pages_need_is_collected(prepared_home: Path) -> None:
+    static = prepared_home / "static"
+    assert {path.name.partition(".")[0] for path in (static / "ninja").iterdir()} == {
+        "favicon",
+        "swagger-ui",
+        "swagger-ui-bundle",
+        "swagger-ui-init",
+    }
+    hashed = json.loads((static / "staticfiles.json").read_text())["paths"]
+    text = "".join((static / hashed[name]).read_text() for name in hashed if name.startswith("js/"))
+    imported = {f"js/{module}" for module in re.findall(r'(?:from|import) "\./([^"]+)"', text)}
+    assert imported, "our modules import each other"
+    assert imported <= set(hashed.values()), "by names that a browser may keep for good"

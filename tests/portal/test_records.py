@@ -1,0 +1,110 @@
+"""The records: Django's admin under Vigil's name, in its words and colours, for sysadmins."""
+
+import re
+
+import pytest
+from django.contrib.staticfiles import finders
+from django.test import Client
+
+from jobs.models import Attempt
+from portal import admin
+from portal.models import AuditEntry
+from tests import lab
+
+pytestmark = pytest.mark.django_db
+PAGES = ("/admin/", "/admin/portal/user/", "/admin/portal/user/add/", "/admin/nodes/qos/", "/admin/axes/accessattempt/")
+
+
+@pytest.fixture
+def browser() -> Client:
+    return lab.signed_in(lab.sysadmin())
+
+
+def words(html: str) -> str:
+    """What a reader sees."""
+    html = re.sub(r"<(script|style|template)\b.*?</\1>", "", html, flags=re.S)
+    html = re.sub(r'<span class="material-symbols[^>]*>[^<]*</span>', "", html)  # drawn, not read
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_they_have_vigils_name_and_lead_back(browser: Client, path: str) -> None:
+    html = browser.get(path).text
+    title = html.partition("<title>")[2].partition("</title>")[0]
+    assert title.strip().endswith("| Vigil"), title
+    seen = words(html)
+    assert "unfold" not in seen.lower()
+    assert "django" not in seen.lower()
+    assert "Axes" not in seen
+    for there in ("/", "/jobs", "/nodes", "/me/"):
+        assert f'href="{there}"' in html
+
+
+def test_they_speak_our_words(browser: Client) -> None:
+    seen = words(browser.get("/admin/").text)
+    for name in ("People and projects", "People", "Audit log", "Locked out for guessing", "Cluster", "QOS"):
+        assert name in seen
+    assert "Axes" not in seen
+    assert "Access attempts" not in seen
+    assert "Sysadmin" in words(browser.get("/admin/portal/user/").text)
+    assert "uperuser" not in words(
+        browser.get("/admin/portal/user/add/").text + browser.get("/admin/portal/user/").text
+    )
+
+
+def test_their_colours_come_from_our_own_styles(browser: Client) -> None:
+    html = browser.get("/admin/").text
+    for name in ("css/tokens.css", "css/records.css", "favicon.svg"):
+        assert f"/static/{name}" in html
+        assert finders.find(name)
+    assert "unfold-theme-colors" not in html
+
+
+def test_they_come_in_the_theme_that_was_chosen(browser: Client) -> None:
+    browser.cookies["theme"] = "dark"
+    assert 'class="dark"' in browser.get("/admin/").text.partition("<head>")[0]
+    browser.cookies["theme"] = '"><script>'
+    assert 'class="' not in browser.get("/admin/").text.partition("<head>")[0]
+
+
+def test_they_are_for_sysadmins_alone() -> None:
+    member = lab.signed_in(lab.person("mira", lab.a_project(), is_staff=True))
+    assert member.get("/admin/").status_code == 302
+
+
+def test_of_many_they_count_and_page_some_and_say_so(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "MOST", 3)
+    monkeypatch.setattr(admin.History, "list_per_page", 2)
+    for number in range(5):
+        AuditEntry.objects.create(action="job.cancel", thing=f"#{number}")
+    first = words(browser.get("/admin/portal/auditentry/").text)
+    assert "3+ audit log" in first
+    assert "#4" in first
+    assert "#2" not in first, "the newest come first, and a page is a page"
+    assert "#2" in words(browser.get("/admin/portal/auditentry/?p=2").text)
+
+
+def test_a_word_is_looked_for_among_the_newest(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "AMONG", 2)
+    for number in range(4):
+        AuditEntry.objects.create(action="job.cancel", thing=f"heron-{number}")
+    html = browser.get("/admin/portal/auditentry/?q=heron").text
+    seen = words(html)
+    assert "heron-3" in seen
+    assert "heron-2" in seen
+    assert "heron-1" not in seen
+    assert "Among the newest" in html
+    assert "Show counts" not in seen
+
+
+def test_jobs_are_found_as_on_their_page_and_attempts_by_their_numbers(browser: Client) -> None:
+    mira, project = lab.person("mira"), lab.a_project()
+    heron, wren = (lab.a_job(mira, project, name=name) for name in ("heron", "wren"))
+    Attempt.objects.filter(job=wren).update(scheduler_id="4711")
+    seen = words(browser.get("/admin/jobs/job/?q=hero").text)
+    assert "heron" in seen
+    assert "wren" not in seen
+    for word in ("4711", f"#{wren.pk}", wren.latest.key):
+        seen = words(browser.get("/admin/jobs/attempt/", {"q": word}).text)
+        assert "wren" in seen
+        assert "heron" not in seen

@@ -1,0 +1,78 @@
+"""An upgrade in place: what the code before has started goes on under today's, and ends well."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.portal.test_up_kill import NO_END, check, job_of, submit_to, wait_for_end, wait_for_step
+from tests.stack import REPOSITORY, Stack, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.whole]
+
+BEFORE = "603847406221a5789c8b0a7cc07a6f89ed406bab"
+"""The last commit before modules moved into rooms; what its processes call by name must stay (protocols.md §9)."""
+KEPT = {"var", ".venv"}
+
+
+def before(folder: Path) -> None:
+    """The code of then, as a checkout of its own."""
+    archive = subprocess.run(["git", "archive", BEFORE], cwd=REPOSITORY, capture_output=True, check=False)
+    assert archive.returncode == 0, "the repository's history is not here: clone it whole"
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+
+
+def upgrade(folder: Path) -> None:
+    """Today's code in the place of the other, as `git pull` leaves it: file by file, and then what is gone."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    names = {name for name in os.fsdecode(listed).split("\0") if name}
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, folder / f"{name}.new")
+        (folder / f"{name}.new").replace(folder / name)
+    for path in folder.rglob("*"):
+        relative = path.relative_to(folder)
+        if path.is_file() and str(relative) not in names and relative.parts[0] not in KEPT:
+            path.unlink()
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    checkout = tmp_path / "vigil"
+    checkout.mkdir()
+    before(checkout)
+    stack = Stack(checkout=checkout, VIGIL_LOCAL_CPUS="2")
+    yield stack
+    stack.close()
+
+
+def test_what_ran_and_what_waited_goes_on(stack: Stack) -> None:
+    stack.start()
+    runs, waits = submit_to(stack, NO_END), submit_to(stack, 40)
+    wait_for_step(stack, runs, 120)
+    wait_for(lambda: job_of(stack, waits)["attempt"]["scheduler_id"], "the second job to wait at the scheduler")
+    stack.stop()
+    upgrade(stack.checkout)
+    stack.start()
+    wait_for_step(stack, runs, (job_of(stack, runs)["progress"]["step"] or 0) + 50)
+    # Its launcher, of the code before, starts ranks of today's.
+    rank = next(p for p in stack.job_processes() if "training" in p.cmdline() and p.environ().get("RANK") == "1")
+    os.kill(rank.pid, signal.SIGKILL)
+    wait_for(lambda: job_of(stack, runs)["attempt"]["incarnation"] == 1, "the ranks to be started again", 60)
+    wait_for_step(stack, runs, (job_of(stack, runs)["progress"]["step"] or 0) + 50)
+    with stack.client() as client:
+        assert client.post(f"/api/v1/jobs/{runs}/cancel").status_code == 202
+        assert wait_for_end(stack, runs)["state"] == "cancelled"
+        assert wait_for_end(stack, waits)["state"] == "completed"
+        # Today's code goes on from what the other saved.
+        newest = client.get(f"/api/v1/jobs/{runs}/checkpoints").json()["items"][0]["step"]
+        resumed = client.post(f"/api/v1/jobs/{runs}/resume", json={"steps": newest + 20})
+        assert resumed.status_code == 201, resumed.text
+    assert wait_for_end(stack, runs)["state"] == "completed"
+    check(stack, waits)

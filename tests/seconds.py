@@ -1,0 +1,110 @@
+"""What each room of tests costs: after every run a table of its seconds, kept in var/seconds/ and printed.
+
+Loaded for every run (`-p` in pyproject.toml). TEST_STAGE names the file; a run by hand writes pytest.tsv.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+KEPT = Path(__file__).resolve().parents[1] / "var" / "seconds"
+SHOWN_FILES = 10
+HEADER = "room\tfile\ttests\tseconds"
+
+
+@dataclass
+class Seconds:
+    """By file: how many tests ran in it, and for how long, with what their fixtures took."""
+
+    tests: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, file: str, seconds: float, *, is_test: bool) -> None:
+        self.tests[file] += is_test
+        self.seconds[file] += seconds
+
+    def read(self, table: str) -> None:
+        """Add what `table` wrote."""
+        for line in table.splitlines()[1:]:
+            _, file, tests, seconds = line.split("\t")
+            self.tests[file] += int(tests)
+            self.seconds[file] += float(seconds)
+
+    def rooms(self) -> Seconds:
+        """The same by folder."""
+        found = Seconds()
+        for file, seconds in self.seconds.items():
+            room = room_of(file)
+            found.tests[room] += self.tests[file]
+            found.seconds[room] += seconds
+        return found
+
+    def dearest(self) -> list[str]:
+        return sorted(self.seconds, key=lambda name: -self.seconds[name])
+
+    def lines(self, names: list[str]) -> Iterator[str]:
+        """For people: seconds, their share, tests."""
+        whole = sum(self.seconds.values()) or 1.0
+        for name in names:
+            yield (f"{self.seconds[name]:8.1f} s {self.seconds[name] / whole:5.0%} {self.tests[name]:6,} tests  {name}")
+
+    def table(self) -> str:
+        """For programs: one file a line, tabs between."""
+        rows = [f"{room_of(file)}\t{file}\t{self.tests[file]}\t{self.seconds[file]:.2f}" for file in self.dearest()]
+        return "\n".join([HEADER, *rows]) + "\n"
+
+
+def room_of(file: str) -> str:
+    """The test's folder."""
+    return str(PurePosixPath(file).parent)
+
+
+class Recorder:
+    """Listens to every report. With several workers only their controller hears all, so it alone writes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.began = time.monotonic()
+        self.seconds = Seconds()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = report.nodeid.partition("::")[0]
+        self.seconds.add(file, report.duration, is_test=report.when == "call" and report.outcome != "rerun")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.seconds.seconds:
+            return
+        write(self.seconds)
+        rooms = self.seconds.rooms()
+        if len(rooms.seconds) == 1:
+            return  # who runs one room sees its seconds in pytest's own last line
+        terminalreporter.section("seconds by room")
+        terminalreporter.write_line("\n".join(rooms.lines(rooms.dearest())))
+        terminalreporter.write_line(f"dearest {SHOWN_FILES} files:")
+        terminalreporter.write_line("\n".join(self.seconds.lines(self.seconds.dearest()[:SHOWN_FILES])))
+        terminalreporter.write_line(self._told())
+
+    def _told(self) -> str:
+        whole, wall = sum(self.seconds.seconds.values()), time.monotonic() - self.began
+        return f"{whole:,.0f} s of tests in {wall:,.0f} s"
+
+
+def write(seconds: Seconds) -> None:
+    """Kept for the next who asks what a room costs; a checkout that is not ours to write to goes without."""
+    try:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{os.environ.get('TEST_STAGE', 'pytest')}.tsv").write_text(seconds.table())
+    except OSError:
+        return
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(config), "vigil-seconds")

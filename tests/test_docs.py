@@ -1,0 +1,102 @@
+"""What the documents name is there: files and folders, modules, targets of make, and the places that links lead to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCUMENTS = [
+    path.relative_to(REPOSITORY).as_posix()
+    for path in (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(REPOSITORY.glob("docs/**/*.md")))
+]
+ELSEWHERE = re.compile(r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|nodes\.(lost|joined)")
+"""What looks like ours and is not in the repository: files of a run directory, of a site, an address, two events."""
+
+
+@cache
+def _tracked() -> frozenset[str]:
+    """The files of the repository, with those not added yet, and its folders with a slash at the end."""
+    asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    return frozenset(files) | {f"{folder}/" for file in files for folder in Path(file).parents if folder.name}
+
+
+def _text(document: str) -> str:
+    return (REPOSITORY / document).read_text(encoding="utf-8")
+
+
+def _quoted(document: str) -> set[str]:
+    """What stands between backticks, `cli/{main,drain}.py` as the two names that it stands for."""
+    names: set[str] = set()
+    for quoted in re.findall(r"`([^`\n]+)`", re.sub(r"(?ms)^ *```.*?^ *```", "", _text(document))):
+        parts = re.split(r"\{([^}]*)\}", quoted)
+        choices = [part.split(",") if at % 2 else [part] for at, part in enumerate(parts)]
+        names |= {"".join(words) for words in product(*choices)}
+    return {name for name in names if not ELSEWHERE.fullmatch(name)}
+
+
+def _is_there(path: str) -> bool:
+    return path in _tracked() or f"{path.rstrip('/')}/" in _tracked()
+
+
+def _is_a_module(name: str) -> bool:
+    """A module or package of ours, or what one of them defines."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        path = "/".join(parts[:end])
+        if file := next((file for file in (f"{path}.py", f"{path}/__init__.py") if file in _tracked()), None):
+            defined = rf"(?m)^\s*(async )?(def|class) {parts[-1]}\b|^{parts[-1]}\b"
+            return end == len(parts) or re.search(defined, _text(file)) is not None
+    return False
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_and_folders_that_it_names_are_there(document: str) -> None:
+    rooms = {path.split("/")[0] for path in _tracked() if "/" in path}
+    named = {name for name in _quoted(document) if re.fullmatch(r"[\w.-]+/[\w./-]*", name)}
+    assert {name for name in named if name.split("/")[0] in rooms and not _is_there(name)} == set()
+
+
+def test_rooms_that_contributors_are_told_of_are_there() -> None:
+    """Told in short, inside the table of the package that they are in: `views/`, `trainer.py`."""
+    named = {name for name in _quoted("CONTRIBUTING.md") if re.fullmatch(r"[\w./-]+(/|\.py)", name)}
+    assert {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in _tracked())} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_and_targets_that_it_names_are_there(document: str) -> None:
+    named = {name.split("(")[0] for name in _quoted(document)}
+    ours = {name for name in named if re.fullmatch(r"(portal|jobs|nodes|training|tests|bench)(\.\w+)+", name)}
+    assert {name for name in ours if not _is_a_module(name)} == set()
+    started = set(re.findall(r"python3? -m ((?:portal|training|tests|bench)[\w.]*)", _text(document)))
+    assert {name for name in started if not _is_a_module(name)} == set()
+    targets = set(re.findall(r"(?m)^([a-z-]+):", _text("Makefile")))
+    assert set(re.findall(r"(?m)(?:^ *|`)make ([a-z-]+)", _text(document))) <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_places_that_its_links_lead_to_are_there(document: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _text(document)):
+        file, _, heading = link.partition("#")
+        if ":" in file:
+            continue
+        path = (REPOSITORY / document).parent / file if file else REPOSITORY / document
+        assert path.exists(), link
+        if heading:
+            titles = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
+            assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, link
+
+
+def test_documents_that_the_code_refers_to_are_there() -> None:
+    """A decision by its number alone, `docs/decisions/0018`."""
+    for file in sorted(
+        file for file in _tracked() if file.endswith((".py", ".sh", ".html", ".js", ".css", "Makefile"))
+    ):
+        for path in re.findall(r"\bdocs/[\w./-]*\w", _text(file)) if file != "tests/test_docs.py" else []:
+            assert any(there.startswith(path) for there in _tracked()), f"{file}: {path}"

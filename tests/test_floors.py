@@ -1,0 +1,29 @@
+"""What the contracts of import-linter cannot say: that they name every room, and what a pure room leaves alone."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ROWS_AND_REQUESTS = ("django.db", "django.http", "django.shortcuts", "django.contrib")
+
+
+def test_every_room_of_the_portal_stands_above_below_or_beside_jobs_and_nodes() -> None:
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    named = {room.strip() for layer in contracts[0]["layers"] for room in layer.split(":")}
+    modules = {path.stem for path in (REPOSITORY / "portal").glob("*.py")} - {"__init__"}
+    packages = {path.parent.name for path in (REPOSITORY / "portal").glob("*/__init__.py")} - {"migrations"}
+    assert named == {"jobs", "nodes", *(f"portal.{room}" for room in modules | packages)}
+
+
+@pytest.mark.parametrize("room", ["jobs/presenting", "nodes/scheduling"])
+def test_a_pure_room_reads_no_rows_and_no_requests(room: str) -> None:
+    for path in (REPOSITORY / room).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not [name for name in names if name.startswith(ROWS_AND_REQUESTS)], path

@@ -1,0 +1,254 @@
+"""The job's GPUs, read by real NVML bindings over a stand-in of the library: healthy, lost, silent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.training.launching import ENDLESS, Run
+from tests.training.nvml import LIBRARY, StandIn
+from tests.waiting import PATIENCE_S, until
+from training.launch.gpus import Gpus, named
+from training.provenance import machine
+
+EVERY = 0.1
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no cc to build the stand-in with")
+    return StandIn.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def nvml(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """What this test starts finds two GPUs."""
+    library.say("")
+    for name, value in library.environment.items():
+        monkeypatch.setenv(name, value)
+    return library
+
+
+class Watched:
+    """GPUs as a launcher watches them, and what it was told."""
+
+    def __init__(self, *names: str, silent_seconds: float = 60.0) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.gpus = Gpus(
+            list(names),
+            every=EVERY,
+            tell=self._tell,
+            opening_seconds=silent_seconds,
+            silent_seconds=silent_seconds,
+            retry_seconds=(0.05, 0.1),
+        )
+
+    def _tell(self, kind: str, **data: Any) -> None:
+        self.events.append((kind, data))
+
+    def look(self) -> dict[str, float]:
+        began = time.monotonic()
+        self.gpus.tend()
+        told = self.gpus.look()
+        assert time.monotonic() - began < 1.0, "no look waits for a driver"
+        return told
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        self.look()
+        return [data for name, data in self.events if name == kind]
+
+
+@pytest.fixture
+def watch() -> Iterator[Any]:
+    watched: list[Watched] = []
+
+    def start(*names: str, **more: float) -> Watched:
+        watched.append(Watched(*names, **more))
+        return watched[-1]
+
+    yield start
+    for one in watched:
+        pids = one.gpus.pids
+        one.gpus.close()
+        for pid in pids:
+            with suppress(OSError):  # those that a test has made unkillable
+                os.kill(pid, signal.SIGKILL)
+        until(partial(_has_none, one.gpus))
+
+
+def _has_none(gpus: Gpus) -> bool:
+    return not gpus.pids
+
+
+def test_what_the_gpus_do_together(nvml: StandIn, watch: Any) -> None:
+    nvml.say("use 0 10\nuse 1 97\n")
+    told = until(watch("0", "1").look)
+    assert told == {"gpu_percent": 53.5, "gpu_memory_gib": 60.0, "gpu_watts": 700.0}
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("GPU-0", "GPU-1"), {"gpu_percent": 90.0, "gpu_memory_gib": 60.0, "gpu_watts": 350.0}),
+        (("1",), {"gpu_memory_gib": 30.0}),
+    ],
+    ids=["one of two", "only one"],
+)
+def test_what_a_gpu_does_not_tell_is_no_zero(
+    nvml: StandIn, watch: Any, names: tuple[str, ...], told: dict[str, float]
+) -> None:
+    """A slice of a GPU (MIG) knows neither its use nor its power."""
+    nvml.say("mig 1\n")
+    assert until(watch(*names).look) == told
+
+
+def test_a_lost_gpu_is_told_once_and_stays_in_the_mean(nvml: StandIn, watch: Any) -> None:
+    nvml.say("use 0 10\nuse 1 97\n")
+    watched = watch("0", "1")
+    until(watched.look)
+    assert not watched.told("gpu.lost")
+    nvml.say("lost 0\nuse 1 97\n")
+    (lost,) = until(lambda: watched.told("gpu.lost"))
+    assert lost == {
+        "gpu": "0",
+        "of": 2,
+        "local_rank": 0,
+        "name": "NVIDIA H100 0",
+        "uuid": "GPU-0",
+        "bus": "00000000:05:00.0",
+    }
+    assert watched.look() == {"gpu_percent": 48.5, "gpu_memory_gib": 30.0, "gpu_watts": 350.0}
+    nvml.say("")
+    until(lambda: watched.look()["gpu_percent"] == 90.0)
+    nvml.say("lost 0\nlost 1\n")
+    until(lambda: [lost["gpu"] for lost in watched.told("gpu.lost")] == ["0", "0", "1"])
+    assert watched.look() == {"gpu_percent": 0.0}
+
+
+def test_one_that_was_lost_before_is_told_too(nvml: StandIn, watch: Any) -> None:
+    nvml.say("lost 1\n")
+    watched = watch("0", "1")
+    (lost,) = until(lambda: watched.told("gpu.lost"))
+    assert (lost["gpu"], lost.get("uuid")) == ("1", None)
+
+
+def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Any) -> None:
+    watched = watch("0", "1", silent_seconds=1.0)
+    until(watched.look)
+    hung = time.time()
+    nvml.say("hang\n")
+    (silent,) = until(lambda: watched.told("gpu.silent"))
+    assert abs(silent["since"] - hung) < 1.0
+    assert watched.look() == {}, "what was known is no answer any more"
+    nvml.say("")
+    (answers,) = until(lambda: watched.told("gpu.answers"))
+    assert answers["since"] == silent["since"]
+    assert watched.look()["gpu_percent"] == 90.0
+    assert len(watched.told("gpu.silent")) == 1
+
+
+def test_of_readers_that_cannot_be_killed_there_are_two(
+    nvml: StandIn, watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as held:
+        held.setattr(os, "kill", lambda pid, number: None)  # as where a driver holds them
+        nvml.say("hang\n")
+        watched = watch("0", "1", silent_seconds=0.3)
+        until(lambda: watched.look() == {} and len(watched.gpus.pids) == 2)
+        deadline = time.monotonic() + 1.5  # in which more would come
+        while time.monotonic() < deadline:
+            watched.look()
+            assert len(watched.gpus.pids) <= 2
+        assert len(watched.told("gpu.silent")) == 1
+    nvml.say("")  # the driver lets go of them: one reads on nowhere, and ends as nobody listens
+    until(lambda: watched.look() and len(watched.gpus.pids) == 1)
+
+
+def test_without_nvidia_nothing_is_told_and_nothing_started_again(watch: Any) -> None:
+    if machine.gpus(None):
+        pytest.skip("here is a driver")
+    watched = watch("0")
+    until(lambda: watched.gpus.pids or watched.look())
+    until(lambda: watched.look() == {} and not watched.gpus.pids)
+    assert watched.events == []
+
+
+def test_gpus_are_named_as_ranks_see_them() -> None:
+    assert named(2, "") == ["0", "1"]
+    assert named(2, "3, GPU-5") == ["3", "GPU-5"]
+
+
+# What an attempt ran with.
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"), [(None, ["NVIDIA H100 0", "NVIDIA H100 1"]), ("1", ["NVIDIA H100 1"]), ("", None)]
+)
+def test_gpus_are_those_that_ranks_see(nvml: StandIn, visible: str | None, names: list[str] | None) -> None:
+    told = machine.gpus(visible)
+    assert (told["driver"], told["cuda"]) == ("570.86.15", "12.8")
+    assert [gpu["name"] for gpu in told.get("gpus", [])] == (names or [])
+    assert all(gpu["memory_gib"] == 80.0 for gpu in told.get("gpus", []))
+
+
+def test_a_driver_that_hangs_costs_only_its_own_part(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "GPU_SECONDS", 0.5)
+    nvml.say("hang\n")
+    assert machine.gpus(None) == {}
+
+
+# The launcher.
+
+
+def _readers(launcher: int) -> list[psutil.Process]:
+    return [one for one in psutil.Process(launcher).children() if "nvml" in " ".join(one.cmdline())]
+
+
+@pytest.mark.slow
+def test_a_driver_that_hangs_holds_up_no_launcher(run: Run, nvml: StandIn) -> None:
+    """A rank that is lost is noticed, and a stop obeyed, while no call into the driver returns."""
+    nvml.say("hang\n")
+    run.describe('kind = "distributed"\n[launch]\ngpus_per_node = 2\nsample_seconds = 0.1\n')
+    launcher = run.launch(json.dumps({"steps": ENDLESS, "checkpoint_every": 5}), environment=nvml.environment)
+    ranks = run.started()
+    readers = until(
+        lambda: [one for one in psutil.Process(launcher.pid).children() if "nvml" in " ".join(one.cmdline())]
+    )
+    os.kill(ranks[1], signal.SIGKILL)
+    run.started(1)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(PATIENCE_S) == 75
+    (lost,) = [event for event in run.events("incarnation.ended") if event["incarnation"] == 0]
+    again, (asked,) = run.events("incarnation.started")[1], run.events("stop.requested")
+    assert again["time"] - lost["time"] < 10
+    assert asked["time"] > again["time"]
+    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in readers))
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_launcher_loads_no_driver_and_tells_a_lost_gpu(run: Run, nvml: StandIn) -> None:
+    nvml.say("use 0 10\nuse 1 97\n")
+    run.describe('kind = "distributed"\n[launch]\ngpus_per_node = 2\nsample_seconds = 0.1\n')
+    launcher = run.launch(json.dumps({"steps": ENDLESS}), environment=nvml.environment)
+    run.started()
+    until(lambda: 53.5 in run.series("gpu_percent", rank=-1).get(0, {}).values())
+    assert LIBRARY not in Path(f"/proc/{launcher.pid}/maps").read_text()
+    nvml.say("lost 0\nuse 1 97\n")
+    (lost,) = until(lambda: run.events("gpu.lost"))
+    assert (lost["node"], lost["uuid"]) == ("dgx01", "GPU-0")
+    until(lambda: 48.5 in run.series("gpu_percent", rank=-1)[0].values())
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(PATIENCE_S) == 75

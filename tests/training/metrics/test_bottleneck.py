@@ -1,0 +1,115 @@
+"""What bounds a run: from numbers as they are measured to the words, and what is not said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from training.metrics.bottleneck import LEAST_STEPS, SPLIT, Late, Measured, judge, split_of
+
+USUAL = {"forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.05}
+
+
+def measured(**given: Any) -> Measured:
+    known: dict[str, Any] = {"steps": 100, "split": USUAL, "busy": 0.95, "exposed": 0.0, "matmul": 0.7, "on_gpu": True}
+    return Measured(**{**known, **given})
+
+
+@pytest.mark.parametrize(
+    ("bound", "given"),
+    [
+        ("compute", {}),
+        ("compute", {"busy": None, "matmul": None, "mfu": 0.42}),
+        ("memory", {"matmul": 0.3, "mfu": 0.1}),
+        ("input", {"split": {**USUAL, "data": 0.4}}),
+        ("communication", {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65, "world": 8}),
+        ("host", {"busy": 0.5}),
+        ("host", {"split": {**USUAL, "other": 0.5}, "busy": None, "matmul": None}),
+        # Of two losses the larger one counts.
+        ("input", {"split": {**USUAL, "data": 0.6, "communication": 0.3}, "exposed": 0.2, "busy": 0.75}),
+    ],
+)
+def test_names_the_bound_with_its_numbers_and_a_remedy(bound: str, given: dict[str, Any]) -> None:
+    told = judge(measured(**given))
+    assert told.bound == bound
+    assert "%" in told.because
+    assert told.remedy
+
+
+@pytest.mark.parametrize("part", ["data", "compute", "host"])
+def test_a_named_straggler_comes_first(part: str) -> None:
+    """To the others the wait for it is communication."""
+    waits = {"split": {**USUAL, "communication": 3.0}, "exposed": 0.75, "busy": 0.2, "world": 8}
+    told = judge(measured(**waits, late=Late(3, 14.02, part)))
+    assert told.bound == "straggler"
+    assert told.because.startswith("Rank 3 takes 14.0 times the usual time of its own, most of it ")
+    assert told.remedy.startswith("Look at that rank's node")
+    assert judge(measured(**waits)).bound == "communication"
+
+
+def test_what_is_not_measured_decides_nothing() -> None:
+    few = judge(measured(steps=LEAST_STEPS - 1))
+    assert few.bound is None
+    assert f"a verdict takes {LEAST_STEPS}" in few.because
+    assert not few.remedy
+    assert judge(measured(busy=None, exposed=None, matmul=None)).bound is None
+    assert judge(measured(busy=None, exposed=None, matmul=None, mfu=0.2)).bound is None
+    assert judge(Measured(steps=0)).bound is None
+
+
+def test_the_remedy_fits_the_run() -> None:
+    communication = {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65}
+    assert "reshard" in judge(measured(**communication, parallelism="fsdp", world=8)).remedy
+    assert "global_batch" in judge(measured(**communication, parallelism="ddp", world=8)).remedy
+    assert "global_batch" not in judge(measured(**communication, parallelism="ddp", world=8, accumulation=4)).remedy
+    assert "bf16" in judge(measured(dtype="fp32")).remedy
+    assert "compile" in judge(measured(busy=0.5)).remedy
+    assert "compile" not in judge(measured(busy=0.5, compiled=True)).remedy
+    assert "larger global_batch" in judge(measured(busy=0.5)).remedy, "one micro-batch has the whole share already"
+    assert "larger micro_batch" in judge(measured(busy=0.5, accumulation=4)).remedy
+
+
+def test_nothing_is_told_to_be_tried_that_the_run_would_refuse() -> None:
+    all_of_it = frozenset(("compile", "fp8", "reshard"))
+    communication = {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65}
+    assert "reshard" not in judge(measured(**communication, parallelism="fsdp", world=8, refused=all_of_it)).remedy
+    assert "compile" not in judge(measured(busy=0.5, refused=all_of_it)).remedy
+    assert "compile" not in judge(measured(matmul=0.3, dtype="bf16", refused=all_of_it)).remedy
+    assert judge(measured(dtype="bf16", refused=all_of_it)).remedy == "As it should be. Try more GPUs."
+    assert "fp8" in judge(measured(dtype="bf16")).remedy
+
+
+def test_a_step_is_split_into_parts_that_add_up() -> None:
+    parts = {"forward": 1.0, "backward": 2.0, "optimizer": 0.5}
+    exposed = {"backward": 0.25, "forward": 0.1, "optimizer": 0.0}
+    split = split_of(step=4.0, data=0.2, parts=parts, checkpoint=0.1, exposed_by_part=exposed)
+    assert split == pytest.approx(
+        {
+            "forward": 0.9,
+            "backward": 1.5,
+            "optimizer": 0.5,
+            "communication": 0.6,
+            "data": 0.2,
+            "checkpoint": 0.1,
+            "other": 0.3,
+        }  # fmt: skip
+    )
+    assert sum(split.values()) == pytest.approx(4.1)
+    assert set(split) <= set(SPLIT)
+
+
+def test_what_replicas_exchange_between_steps_is_communication_whatever_a_sample_saw() -> None:
+    parts = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1, "exchange": 1.0}
+    split = split_of(step=2.1, data=0.0, parts=parts, exposed_by_part={"optimizer": 0.5})
+    assert split["communication"] == pytest.approx(1.05)
+    assert set(split) <= set(SPLIT)
+    told = judge(measured(split=split, exchange=1.0, busy=0.3))
+    assert told.bound == "communication"
+    assert "larger every" in told.remedy
+
+
+def test_data_that_was_waited_for_while_the_device_worked_cost_nothing() -> None:
+    split = split_of(step=3.5, data=1.0, parts={"forward": 1.0, "backward": 2.0, "optimizer": 0.4})
+    assert split["data"] == pytest.approx(0.1)
+    assert "other" not in split

@@ -1,0 +1,134 @@
+"""Exports to Hugging Face's format that are refused or stopped: a sentence, and nothing half written."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.weights.exported import checkpoint_of, tokenizer_of
+from training.__main__ import main
+from training.config import choices
+from training.weights import export_hugging_face
+from training.weights.export_hugging_face import OF_TRAINING, SAID
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "another recipe": ({"config": {"recipe": "vision", "vision": {}}}, [], "it is of the recipe vision, and only"),
+    "an option to come": (
+        {"config": {"recipe": "language", "language": {"qk_norm": True}}},
+        [],
+        "it was trained with qk_norm = true, which a Llama's config.json has no word for",
+    ),
+    "other sizes": (
+        {"config": {"recipe": "language", "language": {"layers": 3}}},
+        [],
+        "it has other tensors than its settings make",
+    ),
+    "adapters alone": (
+        {"config": {"recipe": "language", "language": {"lora_rank": 4, "from_weights": "/gone"}}},
+        [],
+        "it holds adapters alone, and this folder is of whole weights. Add --merged",
+    ),
+    "no tokenizer any more": (
+        {"data": "notes+words-01234567+0123456789"},
+        [],
+        "were made with words-01234567, which is not at /gone/tokenizer.json any more. Name that tokenizer.json",
+    ),
+    "another tokenizer": (
+        {"data": "notes+words-01234567+0123456789"},
+        ["--tokenizer", "/dev/null"],
+        "were made with words-01234567, and --tokenizer /dev/null is another file",
+    ),
+    "data without a name": ({"data": ""}, [], "were made with what it does not tell, which is not at"),
+}
+
+
+@pytest.mark.parametrize(("facts", "more", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_expressed_is_refused_in_a_sentence(
+    facts: dict[str, Any], more: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, _ = checkpoint_of(tmp_path / "run", tokenizer="/gone/tokenizer.json")
+    told = checkpoint / "COMMITTED"
+    told.write_text(json.dumps({**json.loads(told.read_text()), **facts}))
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out"), *more]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith(str(checkpoint))
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_tokenizer_is_found_again_by_name_or_left_out(tmp_path: Path) -> None:
+    path, data = tokenizer_of(tmp_path / "words")
+    moved = path.rename(tmp_path / "elsewhere.json")
+    checkpoint, _ = checkpoint_of(tmp_path / "run", data, vocabulary=16, tokenizer=str(path))
+    for name, asked in (("with", str(moved)), ("without", "none")):
+        assert main(["export", str(checkpoint), "--hf", str(tmp_path / name), "--tokenizer", asked]) == 0
+    assert (tmp_path / "with" / "tokenizer.json").read_bytes() == moved.read_bytes()
+    assert {path.name for path in (tmp_path / "without").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_token_beyond_the_embedding_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beyond = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"16": {"content": "<|im_end|>"}}}
+    path, data = tokenizer_of(tmp_path / "words", tokenizer_config=beyond)
+    checkpoint, _ = checkpoint_of(tmp_path / "run", data, vocabulary=16, tokenizer=str(path))
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
+    assert "adds '<|im_end|>' as token 16, but the model has 16. Take it out there, or" in capsys.readouterr().err
+
+
+def test_every_option_is_said_or_of_training_alone() -> None:
+    """A new one is put into one of the two lists, or its use is refused by name."""
+    assert {option.name for option in choices.get("recipes", "language").options} == SAID | OF_TRAINING
+    assert not SAID & OF_TRAINING
+
+
+def test_where_there_is_no_room_a_sentence_is_left_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, _ = checkpoint_of(tmp_path / "run")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        code = main(["export", str(checkpoint), "--hf", str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1
+    assert capsys.readouterr().err == (
+        f"{tmp_path / 'out'}: File too large. Nothing was left there: free some room, or name another place\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_lies_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, _ = checkpoint_of(tmp_path / "run")
+    (tmp_path / "out").mkdir()
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
+    assert "exists. Remove it, or choose another name." in capsys.readouterr().err
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "none" / "out")]) == 1
+    assert "none is no folder. Make it, or choose another place." in capsys.readouterr().err
+    (checkpoint / "COMMITTED").unlink()
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "new")]) == 1
+    assert "there is no COMMITTED manifest: it was never finished" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", str(checkpoint), str(tmp_path / "a"), "--dtype", "bf16"])
+    assert "--dtype, --shard-gb and --tokenizer go with --hf" in capsys.readouterr().err
+
+
+def test_killed_at_any_file_it_leaves_nothing_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 gives nobody time to clear away; so config.json, without which nothing loads, is written last."""
+    checkpoint, _ = checkpoint_of(tmp_path / "run")
+    there: list[set[str]] = []
+    write = export_hugging_face._write
+
+    def looks(path: Path, content: bytes) -> None:
+        there.append({other.name for other in path.parent.iterdir()})
+        assert not (tmp_path / "out").exists()
+        write(path, content)
+
+    monkeypatch.setattr(export_hugging_face, "_write", looks)
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out"), "--shard-gb", "0.00002"]) == 0
+    assert "config.json" not in set().union(*there)
+    assert there[-1] | {"config.json"} == {path.name for path in (tmp_path / "out").iterdir()}

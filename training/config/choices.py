@@ -1,0 +1,280 @@
+"""What a run may choose: the modules in training/recipes, training/parallel, … and their options.
+
+A choice is one file; its name in the configuration is the module's name, the first line of its docstring is its
+description, and its options are the keyword-only arguments of its entry functions, with types and literal defaults.
+Everything is read with `ast`: nothing is imported, so the portal can list what needs torch to run, and a folder added
+to a package's `__path__` is listed like our own.
+"""
+
+import ast
+import contextlib
+import difflib
+import functools
+import importlib
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Value = int | float | bool | str | None
+
+ENTRY = {"recipes": ("prepare", "build"), "parallel": ("apply",), "comm": ("exchange",)}
+"""The functions whose keyword-only arguments are a choice's options, by folder. Every module has the last of them."""
+CHOSEN = {"recipe": "recipes", "parallelism": "parallel", "communication": "comm"}
+"""The fields of [run] that name a module, with its folder."""
+
+RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
+PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")
+PATH_LETTERS = 4096
+
+
+class ChoiceError(ValueError):
+    """A module in a choices folder breaks the rules for options; the message names file and argument."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword-only argument: `name: Annotated[int, "1..64", "what it is"] = 4`."""
+
+    name: str
+    type: str
+    """int, float, bool or str."""
+    default: Value
+    optional: bool = False
+    values: tuple[Value, ...] = ()
+    """What a Literal allows; empty: anything of the type."""
+    low: float | None = None
+    high: float | None = None
+    description: str = ""
+    is_path: bool = False
+    """Noted "a path" or "word or a path": only its shape is judged here; it is opened inside the allocation."""
+    words: tuple[str, ...] = ()
+    """What may be written instead of a path."""
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with this value, with the fix; None if it is fine."""
+        if value is None:
+            return None if self.optional else f"must be {self._kind()}."
+        if not self._has_type(value):
+            return f"must be {self._kind()}, not {value!r}."
+        if self.values and value not in self.values:
+            return f"is {value!r}. Choose {either([str(v) for v in self.values])}."
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if self.low is not None and value < self.low:
+                return f"is {value}. The smallest allowed is {self.low:g}."
+            if self.high is not None and value > self.high:
+                return f"is {value}. The largest allowed is {self.high:g}."
+        return self._path_problem(value) if self.is_path and isinstance(value, str) else None
+
+    def _path_problem(self, value: str) -> str | None:
+        if value in self.words:
+            return None
+        if value.startswith(("/", "~/")) and len(value) <= PATH_LETTERS and value.isprintable():
+            return None
+        words = "".join(f'"{word}", ' for word in self.words)
+        return f"is {value!r:.100}. Write {words.removesuffix(', ')}{' or ' if words else ''}a whole path, from / on."
+
+    def _has_type(self, value: object) -> bool:
+        if self.type == "float":  # NaN is below no bound and above none
+            return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+        return type(value) is {"int": int, "bool": bool, "str": str}[self.type]
+
+    def _kind(self) -> str:
+        return {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}[self.type]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One module of a choices folder."""
+
+    name: str
+    description: str
+    options: tuple[Option, ...] = ()
+    constants: Mapping[str, object] = field(default_factory=dict)
+    """Upper-case module constants with literal values, e.g. a parallelism's AXES."""
+
+    def problems(self, given: Mapping[str, object]) -> list[tuple[str, str]]:
+        """(option, what is wrong and the fix) for each given value that can't be taken."""
+        known = {option.name: option for option in self.options}
+        found = []
+        for name, value in given.items():
+            if name not in known:
+                found.append((name, f"is not an option of {self.name}. {suggest(name, list(known))}"))
+            elif message := known[name].problem(value):
+                found.append((name, message))
+        return found
+
+    def with_defaults(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        return {option.name: _as_type(given.get(option.name, option.default), option.type) for option in self.options}
+
+
+_held: ContextVar[dict[tuple[str, ...], Any] | None] = ContextVar("_held", default=None)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Within it the folders are taken not to change, and each is read once: a plan asks tens of thousands of times."""
+    token = _held.set({} if (within := _held.get()) is None else within)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+
+
+def once(key: tuple[str, ...], read: Callable[[], T]) -> T:
+    """What `read` finds in the folders; where they are held, what it has found."""
+    within = _held.get()
+    if within is None:
+        return read()
+    if key not in within:
+        within[key] = read()
+    found: T = within[key]
+    return found
+
+
+def names(kind: str) -> list[str]:
+    """The modules of `training/<kind>/`, sorted."""
+    return sorted(_files(kind))
+
+
+def describe(kind: str) -> dict[str, Choice]:
+    """Every choice of a folder, by name."""
+    return {name: get(kind, name) for name in names(kind)}
+
+
+def get(kind: str, name: str) -> Choice:
+    """One choice; KeyError if there is no such module."""
+    return once(("choice", kind, name), lambda: _found(kind, name))
+
+
+def _found(kind: str, name: str) -> Choice:
+    file = _files(kind)[name]
+    return _read(file, ENTRY[kind], file.stat().st_mtime_ns)
+
+
+def suggest(wrong: str, right: list[str]) -> str:
+    """`Did you mean "layers"?`, or the list of what there is."""
+    close = difflib.get_close_matches(wrong, right, n=1)
+    if close:
+        return f'Did you mean "{close[0]}"?'
+    return f"There {'is' if len(right) == 1 else 'are'}: {', '.join(right)}." if right else "It has no options."
+
+
+def _files(kind: str) -> dict[str, Path]:
+    return once(("files", kind), lambda: _listed_now(kind))
+
+
+def _listed_now(kind: str) -> dict[str, Path]:
+    """By name. A folder is listed anew only when something has come or gone."""
+    folders = tuple(importlib.import_module(f"training.{kind}").__path__)
+    return _listed(folders, tuple(os.stat(folder).st_mtime_ns for folder in folders))
+
+
+@functools.lru_cache(maxsize=64)
+def _listed(folders: tuple[str, ...], _mtimes_ns: tuple[int, ...]) -> dict[str, Path]:
+    files = (file for folder in folders for file in Path(folder).glob("*.py"))
+    return {file.stem: file for file in files if not file.stem.startswith("_")}
+
+
+@functools.lru_cache(maxsize=256)
+def _read(file: Path, entry: tuple[str, ...], _mtime_ns: int) -> Choice:
+    tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in entry}
+    if entry[-1] not in functions:
+        raise ChoiceError(f"{file}: no function `{entry[-1]}`, which every module in {file.parent.name}/ has")
+    options: dict[str, Option] = {}
+    for function in functions.values():
+        for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+            if argument.arg in options:
+                raise ChoiceError(f"{file}: {argument.arg}: an option of two functions. Let one of them have it")
+            options[argument.arg] = _option(file, argument, default)
+    return Choice(file.stem, _first_line(tree), tuple(options.values()), _constants(tree))
+
+
+def _first_line(tree: ast.Module) -> str:
+    lines = (ast.get_docstring(tree) or "").splitlines()
+    return lines[0] if lines else ""
+
+
+def _constants(tree: ast.Module) -> dict[str, object]:
+    found = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id.isupper() and isinstance(node, ast.Assign | ast.AnnAssign):
+            try:
+                found[target.id] = ast.literal_eval(node.value) if node.value else None
+            except ValueError:
+                continue
+    return found
+
+
+def _option(file: Path, argument: ast.arg, default: ast.expr | None) -> Option:
+    where = f"{file}: {argument.arg}"
+    if argument.annotation is None or default is None:
+        raise ChoiceError(f"{where}: an option needs a type and a default")
+    try:
+        value: Value = ast.literal_eval(default)
+    except ValueError:
+        raise ChoiceError(f"{where}: an option's default must be a literal, not `{ast.unparse(default)}`") from None
+    annotation, notes = _unwrap(argument.annotation)
+    kind, optional, values = _kind(where, annotation)
+    low, high, path, description = _notes(notes)
+    words = tuple(path["words"].split(", ")) if path and path["words"] else ()
+    return Option(argument.arg, kind, value, optional, values, low, high, description, path is not None, words)
+
+
+def _unwrap(annotation: ast.expr) -> tuple[ast.expr, list[str]]:
+    """`Annotated[X, "a", "b"]` → X and its strings."""
+    if not _is_generic(annotation, "Annotated"):
+        return annotation, []
+    inner = annotation.slice  # type: ignore[attr-defined]
+    assert isinstance(inner, ast.Tuple)
+    notes = [n.value for n in inner.elts[1:] if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return inner.elts[0], notes
+
+
+def _kind(where: str, annotation: ast.expr) -> tuple[str, bool, tuple[Value, ...]]:
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        kind, _, values = _kind(where, annotation.left)
+        return kind, True, values
+    if _is_generic(annotation, "Literal"):
+        literal = ast.literal_eval(annotation.slice)  # type: ignore[attr-defined]
+        values = literal if isinstance(literal, tuple) else (literal,)
+        return type(values[0]).__name__, False, values
+    if isinstance(annotation, ast.Name) and annotation.id in {"int", "float", "bool", "str"}:
+        return annotation.id, False, ()
+    raise ChoiceError(
+        f"{where}: an option is int, float, bool, str, a Literal, or one of them | None, not {ast.unparse(annotation)}"
+    )
+
+
+def _notes(notes: list[str]) -> tuple[float | None, float | None, re.Match[str] | None, str]:
+    """Lowest and highest value, what "a path" was noted as, and the description."""
+    low = high = path = None
+    description = ""
+    for note in notes:
+        if match := RANGE.fullmatch(note):
+            low, high = (float(match[end]) if match[end] else None for end in ("low", "high"))
+        elif match := PATH.fullmatch(note):
+            path = match
+        else:
+            description = note
+    return low, high, path, description
+
+
+def _is_generic(annotation: ast.expr, name: str) -> bool:
+    return isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value).split(".")[-1] == name
+
+
+def _as_type(value: Value, kind: str) -> Value:
+    return float(value) if kind == "float" and isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def either(words: Sequence[str]) -> str:
+    """ "a", "a or b", "a, b or c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

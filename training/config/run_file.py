@@ -1,0 +1,69 @@
+"""The file that a run is described in: a run.toml, or a whole job spec, as far as the trainer cares."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.config.run_config import ConfigError, Problem, RunConfig, parse
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A run.toml or a whole job spec, as far as the trainer cares."""
+
+    name: str
+    config: RunConfig
+    on_cpu: bool
+    """The job asked for no GPU, so none is used even where there is one."""
+    mtbf_hours: float | None = None
+    """Hours between failures of the job's nodes together, as the portal has seen them."""
+    nodes: int = 1
+    """The most nodes that it may have."""
+    ranks_per_node: int = 1
+    gpus_per_node: int = 0
+    """GPUs that were asked for; 0: none, or it is not said."""
+    data_roots: tuple[str, ...] | None = None
+    """The folders that alone it may read of what it names; None: any."""
+
+
+def load(path: Path) -> RunFile:
+    """Reads a run.toml or a job spec; ConfigError with dotted field names if it can't be run."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError([Problem(str(path), f"can't be read: {why}.")]) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([Problem(str(path), f"is not TOML: {error}.")]) from error
+    if not isinstance(data.get("run"), dict):
+        raise ConfigError([Problem("run", 'is missing. Write a table [run] with at least recipe = "language".')])
+    allocation = data.get("launch", data.get("resources", {}))
+    allocation = allocation if isinstance(allocation, dict) else {}
+    hours, gpus = allocation.get("mtbf_hours"), allocation.get("gpus_per_node")
+    return RunFile(
+        str(data.get("name", path.stem)),
+        parse(data["run"]),
+        on_cpu=allocation.get("gpus_per_node") == 0,
+        mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
+        nodes=_most(allocation.get("max_nodes", allocation.get("nodes"))),
+        ranks_per_node=_most(allocation.get("gpus_per_node")) if gpus else _most(allocation.get("ranks_per_node")),
+        gpus_per_node=_most(gpus) if gpus else 0,
+        data_roots=_roots(allocation),
+    )
+
+
+def _roots(allocation: Mapping[str, object]) -> tuple[str, ...] | None:
+    """What makes no sense lets nothing be read."""
+    if "data_roots" not in allocation:
+        return None
+    found = allocation["data_roots"]
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _most(count: object) -> int:
+    """The most that `4` or `"2:4"` allows; 1 for what makes no sense, which is the job spec's to refuse."""
+    text = str(count).rpartition(":")[2]
+    return max(1, int(text)) if text.isdecimal() else 1

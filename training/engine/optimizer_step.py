@@ -1,0 +1,135 @@
+"""What one step does to the parameters: forward, backward, the gradient's norm, and the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from training.config.run_config import RunConfig
+from training.engine.assembling import Assembly
+from training.loader.feeding import Part
+from training.loader.order import Loader
+from training.runtime.seeds import derive_seed
+from training.step import arithmetic
+from training.step.arithmetic import MicroBatch
+from training.step.clipping import GradientGuard, Guarded
+from training.step.loss_scale import LossScale
+from training.step.norms import GradientNorm
+from training.step.own_time import OwnTime
+
+DISCARDED = 2**32
+"""Stands for a step's number in the seed of the pass that is thrown away."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step tells of itself; the tensors are scalars on the device."""
+
+    loss: Tensor
+    """This rank's own mean."""
+    norm: Tensor
+    """The whole gradient's norm, before clipping."""
+    learning_rate: float
+    guarded: Guarded
+
+
+class Known(NamedTuple):
+    """What the host knows of a step once the device has come this far: on a GPU some steps after it has left it."""
+
+    step: int
+    loss: float
+    """This rank's own mean."""
+    norm: float
+    seconds: float
+    """Seconds from the step's beginning to its end: the device's, where the host runs ahead of it."""
+    saving: bool
+    """Some rank was writing a checkpoint meanwhile."""
+    exchange: float = 0.0
+    """The part of the seconds in which replicas that stay apart exchanged after the step; told on rank 0."""
+
+
+class OptimizerStep:
+    """Steps of one run, on one rank."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        assembly: Assembly,
+        guard: GradientGuard,
+        scale: LossScale | None = None,
+        own_time: OwnTime | None = None,
+    ) -> None:
+        self._config, self._assembly = config, assembly
+        self._guard, self._scale, self._own_time = guard, scale, own_time
+        model, parameters = assembly.model, assembly.optimizer.parameters
+        self._token_coordinates = model.token_coordinates
+        self._norm = GradientNorm(parameters, model.shape, apart=model.exchange.is_apart)
+
+    def __call__(self, parts: list[Part], finished: int) -> StepResult:
+        """The step that follows so many finished ones."""
+        micro_batches = self._micro_batches(parts, finished)
+        if self._own_time is not None:
+            self._own_time.enter()
+        loss = self._assembly.model.forward_backward(micro_batches)
+        # With offload the gradients lie in main memory; the guard's numbers stay beside the loss.
+        guarded = self._guard(self._norm().to(loss.device))
+        if self._own_time is not None:
+            self._own_time.leave()
+        rate, optimizer = arithmetic.learning_rate(self._config, finished), self._assembly.optimizer
+        where = optimizer.parameters[0].device
+        optimizer.step(rate, guarded.divisor.to(where), guarded.skipped.to(where))
+        optimizer.zero_grad()
+        return StepResult(loss, guarded.norm, rate, guarded)
+
+    def rehearse(self, consumed: int, finished: int, *, whole: bool = False) -> Tensor:
+        """Does what `differentiate` does, and leaves the model's running means as they were."""
+        model = self._assembly.model
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        loss = self.differentiate(consumed, finished, whole=whole)
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        return loss
+
+    def differentiate(self, consumed: int, finished: int, *, whole: bool) -> Tensor:
+        """The loss of the step after so many finished ones, its gradient left in the parameters; nothing is updated.
+
+        Of its first micro-batch, or the whole batch. Gradients stay this rank's own where the layout allows it.
+        """
+        model, feed = self._assembly.model, self._assembly.feed
+        # Of its own: the feed's thread may be at the run's.
+        ids = Loader(self._assembly.order, self._assembly.share).ids(consumed)
+        parts = [feed.look_up("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
+        return model.forward_backward(self._micro_batches(parts, finished), alone=True)
+
+    def discard_one(self) -> None:
+        """One forward and backward whose result is thrown away, at every start, fresh or resumed.
+
+        DDP rebuilds its buckets after its first backward, so that pass adds gradients in another order than all later
+        ones; without this, a resumed run would differ from one that went on.
+        """
+        model, feed = self._assembly.model, self._assembly.feed
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        ids = self._assembly.loader.ids(0)
+        parts = [feed.look_up("train", part) for part in (ids if model.is_piped else ids[:1])]
+        model.forward_backward(self._micro_batches(parts, DISCARDED))
+        self._assembly.optimizer.zero_grad()
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+    def _micro_batches(self, parts: list[Part], finished: int) -> list[MicroBatch]:
+        share = self._assembly.share
+        place = (share.index, *self._token_coordinates)
+        return [
+            MicroBatch(
+                batch=part.batch,
+                weight=self._scaled(len(part.ids) * share.count / share.global_batch),
+                share=len(part.ids) / share.size,
+                seed=derive_seed(self._config.seed, finished, number, *place),
+            )
+            for number, part in enumerate(parts)
+        ]
+
+    def _scaled(self, weight: float) -> float | Tensor:
+        return weight if self._scale is None else self._scale.value * weight

@@ -1,0 +1,57 @@
+"""What a rank, or the launcher, reports: one stream a process, written to the attempt's spool (protocols.md §3).
+
+The writer itself is `vigil_report.Stream`, so that the trainer and other people's scripts write the very same files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vigil_report import Stream
+
+
+class Reporter(Stream):
+    """`log`, `event` and `flush` never wait for the disk; see Stream.
+
+    A trainer that gathers tensors on the device and hands over floats every N steps calls `flush()` right after, so
+    that they are on disk at once; and `flush(wait=…)` before a checkpoint is committed.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        attempt_dir: Path,
+        *,
+        rank: int,
+        incarnation: int,
+        node: str = "",
+        restart_count: int | None = None,
+        flush_seconds: float = 1.0,
+        flush_steps: int = 50,
+    ) -> Reporter:
+        return cls(
+            attempt_dir,
+            rank=rank,
+            incarnation=incarnation,
+            node=node,
+            restart_count=restart_count,
+            flush_seconds=flush_seconds,
+            flush_steps=flush_steps,
+        )
+
+
+class NullReporter:
+    """A reporter that does nothing: runs outside an attempt, and tests of the loop."""
+
+    def log(self, step: int, **values: float) -> None: ...
+
+    def event(self, kind: str, **data: Any) -> None: ...
+
+    def flush(self, wait: float = 0.0) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+AnyReporter = Reporter | NullReporter

@@ -1,0 +1,70 @@
+"""Which files a run may read of what its specification names: all, or those in folders that the site has named.
+
+A job that runs as the portal's own Unix user could open whatever that user can. So its run.toml says where it may read,
+and a file is judged by where it really lies once it is held: no link leads out, nor one that is swapped meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
+from pathlib import Path
+
+_roots: tuple[str, ...] | None = None
+_own: tuple[str, ...] = ()
+
+
+class OutsideRoots(PermissionError):
+    """A path leads to where this run may not read."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(errno.EACCES, "it leads out of the folders that jobs may read here", os.fspath(path))
+
+
+def confine(roots: Sequence[str], *, own: Sequence[Path]) -> None:
+    """Lets this process read data below `roots` alone from now on, which are real paths; and below `own`, where Vigil
+    keeps what it made itself."""
+    global _roots, _own
+    _roots, _own = tuple(roots), tuple(map(os.fspath, own))
+
+
+def are_set() -> bool:
+    return _roots is not None
+
+
+def open_file(path: str | os.PathLike[str], *, buffering: int = -1) -> BufferedReader:
+    """A file for reading. OutsideRoots where it may not be read; nothing of it was opened then."""
+    if _roots is None or _is_own(os.fspath(path)):
+        return _reader(path, buffering)
+    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _check(path, os.readlink(f"/proc/self/fd/{held}"))
+        return _reader(f"/proc/self/fd/{held}", buffering)
+    finally:
+        os.close(held)
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """OutsideRoots where the names in it are not to be listed. What they name is judged as it is opened."""
+    if _roots is not None and not _is_own(os.fspath(path)):
+        _check(path, os.path.realpath(path))
+
+
+def _reader(path: str | os.PathLike[str], buffering: int) -> BufferedReader:
+    return BufferedReader(FileIO(path), DEFAULT_BUFFER_SIZE if buffering < 0 else buffering)
+
+
+def _is_own(path: str) -> bool:
+    return ".." not in Path(path).parts and _lies_in(path, _own)
+
+
+def _check(path: str | os.PathLike[str], real: str) -> None:
+    assert _roots is not None
+    if not _lies_in(real, _roots):
+        raise OutsideRoots(path)
+
+
+def _lies_in(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

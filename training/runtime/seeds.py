@@ -1,0 +1,19 @@
+"""Seeds from numbers alone."""
+
+from __future__ import annotations
+
+_WORD = 2**64 - 1
+
+
+def derive_seed(*parts: int) -> int:
+    """A seed of 64 bits from numbers alone: nothing to save, and it survives any change of ranks (protocols.md §4)."""
+    seed = 0
+    for part in parts:
+        seed = _mix_int(seed ^ (part & _WORD) + 0x9E3779B97F4A7C15 & _WORD)
+    return seed
+
+
+def _mix_int(value: int) -> int:
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
+    return value ^ value >> 31
