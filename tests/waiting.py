@@ -12,9 +12,13 @@ PATIENCE_S = 120.0
 
 
 def until(look: Callable[[], T], seconds: float = PATIENCE_S) -> T:
-    """What `look` answers, as soon as that is true; fails after so long."""
-    deadline = time.monotonic() + seconds
+    """What `look` answers, as soon as that is true; fails after so long.
+
+    Looks ever less often, a tenth of what it has waited apart: most looks read files of the very processes waited for.
+    """
+    began = time.monotonic()
     while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {found!r}"
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not within {seconds:g} s: {found!r}"
+        time.sleep(min(max(0.005, waited / 10), 0.1))
     return found

@@ -20,6 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from portal.run.child import die_with
 from tests.stack import REPOSITORY, Stack, wait_for
+from tests.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -109,28 +110,36 @@ def site(prepared_home: Path) -> Iterator[Site]:
         site.close()
 
 
-def sign_in(site: Site) -> httpx.Client:
-    """A browser that followed the first start's link, all through the proxy."""
-    browser = httpx.Client(base_url=site.url, follow_redirects=True, trust_env=False, headers={"Referer": site.url})
-    page = browser.get(site.stack.sign_in_url)
-    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
-    assert token, page.text[:2000]
-    answer = browser.post(site.stack.sign_in_url, data={"csrfmiddlewaretoken": token[1]})
-    assert answer.status_code == 200, answer.text[:2000]
-    assert "sessionid" in browser.cookies
-    return browser
+@pytest.fixture(scope="module")
+def browser(site: Site) -> Iterator[httpx.Client]:
+    """One that followed the first start's link, all through the proxy."""
+    with httpx.Client(
+        base_url=site.url, follow_redirects=True, trust_env=False, headers={"Referer": site.url}, timeout=PATIENCE_S
+    ) as browser:
+        page = browser.get(site.stack.sign_in_url)
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
+        assert token, page.text[:2000]
+        answer = browser.post(site.stack.sign_in_url, data={"csrfmiddlewaretoken": token[1]})
+        assert answer.status_code == 200, answer.text[:2000]
+        assert "sessionid" in browser.cookies
+        yield browser
 
 
 def listen(site: Site, browser: httpx.Client) -> ClientConnection:
     cookies = "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
     url = f"{site.url.replace('http', 'ws', 1)}/ws/jobs?format=json"
-    return connect(url, additional_headers={"Cookie": cookies}, origin=site.url, proxy=None)  # type: ignore[arg-type]
+    # Nobody reads it to its end, so it would not see the answer to its pings either.
+    return connect(
+        url,
+        additional_headers={"Cookie": cookies},
+        origin=site.url,
+        proxy=None,
+        ping_interval=None,  # type: ignore[arg-type]
+    )
 
 
-def test_everything_works_through_the_proxy(site: Site) -> None:
+def test_everything_works_through_the_proxy(site: Site, browser: httpx.Client) -> None:
     with ExitStack() as closing:
-        browser = sign_in(site)
-        closing.callback(browser.close)
         # The proxy gives a new socket to the web with fewer of them, so two sockets are one at each.
         both = [closing.enter_context(listen(site, browser)) for _ in range(2)]
         with httpx.Client(base_url=site.url, headers=site.stack.authorization, trust_env=False) as client:
@@ -139,13 +148,14 @@ def test_everything_works_through_the_proxy(site: Site) -> None:
         job_id = answer.json()["id"]
         for one in both:
             assert job_id in heard(one), "a job's news reach the sockets of both processes"
-        wait_for(lambda: state_of(browser, job_id) == "completed", "the job, whose reports came through the proxy", 60)
+        what = "the job, whose reports came through the proxy"
+        wait_for(lambda: state_of(browser, job_id) == "completed", what, PATIENCE_S)
 
 
 def heard(one: ClientConnection) -> set[int]:
     """Ids of the jobs in the next messages, until one names a job."""
     for _ in range(50):
-        text = one.recv(timeout=20)
+        text = one.recv(timeout=PATIENCE_S)
         ids = {int(found) for found in re.findall(r'"(?:id|job)":\s*(\d+)', str(text))}
         if ids:
             return ids

@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.jobs.asking import packed
 from tests.points import points_of
 from tests.postgres import postgres
 from tests.stack import Stack, wait_for
@@ -21,10 +22,57 @@ pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("TEST_KILLS", "1"))  # of each kind, all in one job; test-all and soak take more
 BETWEEN = 50  # steps from one kill to the next
 MOMENTS = range(30, 30 + BETWEEN * KILLS, BETWEEN)
-STEPS = 1000  # some seconds, so that there is a middle to kill in
-# For jobs that are cancelled after the last kill: how long the kills take does not depend on how fast the steps are.
+STEPS = 400
+# For jobs that are cancelled after the last kill, however long the kills take.
 NO_END = 1_000_000
 SPEC = f"""\
+name = "killed"
+kind = "script"
+[resources]
+ranks_per_node = 2
+time_limit = "00:30:00"
+[restart]
+max_restarts = {KILLS + 1}
+[script]
+directory = "."
+args = ["STEPS"]
+"""
+# What trains is another's concern (tests/training): this one steps in lockstep, reports, saves and stops as it should,
+# and leaves the processor to what is killed.
+PROGRAM = """\
+import os, pathlib, socket, sys, time, vigil_report
+RANK, STEPS, PORT = int(os.environ["RANK"]), int(sys.argv[1]), int(os.environ["MASTER_PORT"])
+peer = socket.create_server(("127.0.0.1", PORT)).accept()[0] if RANK == 0 else None
+while peer is None:
+    try:
+        peer = socket.create_connection(("127.0.0.1", PORT))
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+state = pathlib.Path("state")
+resumed = vigil_report.resume_path()
+for step in range(int(resumed.read_text()) + 1 if resumed else 1, STEPS + 1):
+    time.sleep(0.01)
+    vigil_report.log(step, loss=1 / step, tokens_per_second=100.0)
+    vigil_report.progress(step, STEPS)
+    is_last = vigil_report.stopping() or step == STEPS
+    if RANK == 0:
+        peer.sendall(b"e" if is_last else b"g")
+        assert peer.recv(1), "the other rank has gone"
+    else:
+        answer = peer.recv(1)
+        assert answer, "the other rank has gone"
+        peer.sendall(b"g")
+        is_last = answer == b"e"
+    if RANK == 0 and (is_last or step % 100 == 0):
+        state.write_text(str(step))
+        vigil_report.checkpoint(state, step)
+    if is_last:
+        break
+"""
+
+
+# For the rank that is killed: it is started again by the launcher, from the trainer's own checkpoint.
+TRAINED = f"""\
 name = "killed"
 kind = "distributed"
 [resources]
@@ -65,18 +113,21 @@ def stack(home_of_all: Stack) -> Stack:
 
 
 class Submit(Protocol):
-    def __call__(self, steps: int = STEPS) -> int: ...
+    def __call__(self, steps: int = STEPS, *, spec: str = SPEC) -> int: ...
 
 
 @pytest.fixture
 def submit(stack: Stack) -> Submit:
-    return lambda steps=STEPS: submit_to(stack, steps)
+    return lambda steps=STEPS, *, spec=SPEC: submit_to(stack, steps, spec)
 
 
-def submit_to(stack: Stack, steps: int = STEPS) -> int:
-    """Two ranks of a small model."""
+def submit_to(stack: Stack, steps: int = STEPS, spec: str = SPEC) -> int:
+    """Two ranks."""
+    text = {"spec_toml": spec.replace("STEPS", str(steps))}
+    code = {"code": ("code.tar.gz", packed(train_py=PROGRAM))}
     with stack.client() as client:
-        answer = client.post("/api/v1/jobs", json={"spec_toml": SPEC.replace("STEPS", str(steps))})
+        sent: dict[str, Any] = {"data": text, "files": code} if spec is SPEC else {"json": text}
+        answer = client.post("/api/v1/jobs", **sent)
     assert answer.status_code == 201, answer.text
     return int(answer.json()["id"])
 
@@ -198,7 +249,7 @@ def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: 
 
 
 def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Submit) -> None:
-    job_id = submit(NO_END)
+    job_id = submit(NO_END, spec=TRAINED)
     for step in MOMENTS:
         wait_for_step(stack, job_id, step)
         (rank,) = [p for p in stack.job_processes() if p.environ().get("RANK") == "1"]
@@ -242,7 +293,7 @@ def test_restored_portal_takes_what_came_after_the_backup(stack: Stack, submit: 
     job_id, backup = submit(), str(tmp_path / "vigil.tar.gz")
     wait_for_step(stack, job_id, 150)
     assert stack.vigil("backup", backup).returncode == 0
-    wait_for_step(stack, job_id, 450)
+    wait_for_step(stack, job_id, 300)
     stack.stop()
     assert stack.vigil("restore", backup, "--force").returncode == 0
     stack.start()
@@ -257,7 +308,7 @@ def test_kills_one_after_another_on_postgres() -> None:
         try:
             stack.start()
             job_id = submit_to(stack)
-            for step, name in ((20, "redis"), (300, "web"), (600, "follow")):
+            for step, name in ((20, "redis"), (120, "web"), (240, "follow")):
                 wait_for_step(stack, job_id, step)
                 stack.wait_for_new(name, stack.kill(name))
             assert wait_for_end(stack, job_id)["state"] == "completed"

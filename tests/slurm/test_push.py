@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.portal import Portal, language, portal_on
-from tests.stack import REPOSITORY
+from tests.stack import REPOSITORY, wait_for
+from tests.waiting import PATIENCE_S
 
 SECRET = "what the lab's hooks know"
 
@@ -30,7 +31,11 @@ def hooks(slurm: Cluster, portal: Portal) -> Iterator[None]:
     before = settings.slurm_conf.read_text()
     conf.touch(0o600)
     conf.write_text(f'url = "{portal.url}/api/v1/scheduler/wake"\nheader = "Authorization: Bearer {SECRET}"\n')
-    shutil.copy(REPOSITORY / "docs" / "slurm" / "jobcomp.sh", script)
+    said = (REPOSITORY / "docs" / "slurm" / "jobcomp.sh").read_text()
+    script.write_text(said.replace("\n", f"\necho called >>{called(slurm)}\n", 1))
+    script.chmod(0o755)
+    called(slurm).touch()
+    called(slurm).chmod(0o666)
     settings.slurm_conf.write_text(f"{before}PrologSlurmctld={script}\n")
     slurm.run("scontrol", "reconfigure")
     try:
@@ -44,12 +49,23 @@ def hooks(slurm: Cluster, portal: Portal) -> Iterator[None]:
         slurm.wait_for(slurm.is_well, "every node to answer again")
 
 
+def called(slurm: Cluster) -> Path:
+    """A line for each call of the hook."""
+    return slurm.layout.scratch / "called"
+
+
 def test_starts_and_ends_are_seen_without_a_tick(slurm: Cluster, portal: Portal) -> None:
-    """Beat stands still, so only a push makes anybody look."""
+    """Beat stands still, so only a push makes anybody look. The prolog's comes some moments before the job runs, which
+    are longer here than anybody echoes it: so once more when it does, as a tick would.
+    """
     alice = portal.as_person("alice")
     with hooks(slurm, portal), alice.client:
         os.kill(portal.pid("beat"), signal.SIGSTOP)
-        job_id = alice.submit(language())
-        alice.wait(job_id, "running", timeout_s=60)
-        done = alice.wait(job_id, timeout_s=60)
-        assert done["state"] == "completed"
+        called(slurm).write_text("")
+        job_id = alice.submit(language(steps=60))
+        slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm's number", PATIENCE_S)
+        slurm.wait_for(lambda: slurm.state(slurm_id) == "RUNNING", "the job to run")
+        assert called(slurm).read_text(), "PrologSlurmctld was not called"
+        slurm.run(slurm.layout.job_ended_hook, "--test")
+        alice.wait(job_id, "running")
+        assert alice.wait(job_id)["state"] == "completed"
