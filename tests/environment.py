@@ -5,9 +5,13 @@ TEST_DATABASE=postgres runs on a private PostgreSQL; TEST_DATABASE_URL names one
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 
+# As in a terminal, whoever runs the tests: in the background a shell makes every process ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _home = tempfile.mkdtemp(prefix="vigil-test-")
 atexit.register(shutil.rmtree, _home, ignore_errors=True)

@@ -82,8 +82,6 @@ class Stack:
             self.process = subprocess.Popen(
                 command, cwd=self.checkout, env=self.environment, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                # As in a terminal, whoever runs the tests: in the background a shell makes Ctrl-C be ignored.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # fmt: skip
         wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.said()}", timeout_s)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -110,6 +111,7 @@ class Runs:
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                start_new_session=True,
             )  # fmt: skip
         )
         return self.started[-1]
@@ -130,8 +132,8 @@ def runs(tmp_path: Path, portal: Portal) -> Iterator[Runs]:
     (tmp_path / "train.py").write_text(TRAIN)
     yield made
     for process in made.started:
-        if process.poll() is None:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with what it started, which else keeps its pipes open
         process.communicate()
 
 
