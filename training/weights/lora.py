@@ -96,7 +96,7 @@ def add(model: nn.Module, lora: Lora) -> None:
         raise DataError(message, "lora_rank") from None
     wanted = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # any number: it is only divided by the rank
+        lora_alpha=lora.alpha,  # any number: it is only divided by the rank
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets),
         bias="none",
