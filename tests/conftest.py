@@ -12,10 +12,13 @@ import hypothesis
 import pytest
 
 import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
+from tests.examples import examples
 from tests.stack import Stack
 
 # The same examples in every run, however loaded the machine: a failure is a change's, never the day's.
-hypothesis.settings.register_profile("vigil", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile(
+    "vigil", max_examples=examples(100), derandomize=True, deadline=None, database=None
+)
 hypothesis.settings.load_profile("vigil")
 
 

@@ -15,6 +15,7 @@ from nodes.schedulers.cluster import Partition, QueuedJob, Reservation
 from nodes.scheduling import features
 from nodes.scheduling.backfill import after, held_back
 from nodes.scheduling.capacity import Cluster, Fit, Request, Room, closed, is_in_service, look, starts, survey
+from tests.examples import examples
 
 NOW = 1_000_000.0
 GOOD = ("idle", "mixed", "allocated", "planned", "idle~")
@@ -148,7 +149,7 @@ def oracle(request: Request, where: Cluster) -> bool:
     return False
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(clusters(), requests())
 @pytest.mark.long
 def test_starts_exactly_where_some_choice_of_nodes_would_do(where: Cluster, request: Request) -> None:
@@ -158,7 +159,7 @@ def test_starts_exactly_where_some_choice_of_nodes_would_do(where: Cluster, requ
     assert sum(count for _, count in fit.others) + len(fit.nodes) <= len(where.nodes)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(clusters(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 8), st.integers(1, 32)), max_size=6))
 @pytest.mark.long
 def test_jobs_ahead_never_take_more_than_there_is(where: Cluster, asked: list[tuple[int, int, int]]) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from portal.models import Series
 from portal.series import bands_read, compact, store
+from tests.examples import examples
 from tests.portal.series import LATER, OWNER, everybody, finite, nobody, ramp, small, write
 
 pytestmark = pytest.mark.django_db
@@ -105,7 +106,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(histories)
 @pytest.mark.long
 def test_bands_are_those_of_the_points_whenever_compacted(monkeypatch: pytest.MonkeyPatch, history: list[Any]) -> None:

@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
 from jobs.models import Event, Job
 from portal.models import Token
 from tests import lab
+from tests.examples import examples
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
@@ -52,7 +53,7 @@ def secret(tmp_path, settings, one_connection):
 
 @schema.parametrize()
 @settings(
-    max_examples=15, deadline=None, derandomize=True, database=None,
+    max_examples=examples(15), deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much, HealthCheck.too_slow],
 )  # fmt: skip
 def test_api_keeps_its_own_schema(case, secret):

@@ -15,6 +15,7 @@ from portal.models import Chunk, Series
 from portal.series import codec, compact, read, store
 from portal.series.codec import Points
 from portal.series.store import Owner
+from tests.examples import examples
 from tests.portal.series import LATER, OWNER, everybody, nobody, ramp, small, write
 
 pytestmark = pytest.mark.django_db
@@ -70,7 +71,7 @@ writes = st.lists(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(writes)
 @pytest.mark.long
 def test_the_line_of_record_is_the_newest_word_on_each_step(

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.disk.batch import Batch
+from tests.examples import examples
 
 # What is played says what it was called with: words ended by NUL, calls by an empty word.
 STUB = """#!/bin/bash
@@ -102,7 +103,7 @@ def options_of(call: list[str]) -> tuple[list[str], list[str]]:
     return call[:at], call[at:]
 
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @quick

@@ -16,6 +16,7 @@ from jobs.intake import reports, wire
 from jobs.models import Attempt, Checkpoint, Event, Stream
 from portal.models import Chunk, Series
 from portal.series import read, store
+from tests.examples import examples
 from tests.jobs.reporting import Spooled, attempt_of, frame, job_of, post, send, stored, world
 
 pytestmark = pytest.mark.django_db
@@ -70,7 +71,7 @@ def test_an_ended_stream_is_known_as_such() -> None:
     assert Stream.objects.filter(ended=True).count() == 2
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 @pytest.mark.long
 def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st.DataObject) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jobs.errors import SpecError
 from jobs.spec import JobSpec, limit_of, read_toml, seconds_of, set_values, write_toml
+from tests.examples import examples
 
 SCRIPT = {"name": "mine", "kind": "script", "script": {"directory": ".", "entry": "train.py"}}
 
@@ -201,7 +202,7 @@ def test_what_breaks_a_text_is_told_by_its_line_with_the_fix(text: str, said: st
     assert told.endswith(f" It reads: {line.replace(chr(0), '').strip()}")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(st.sampled_from("ab1 =\"'[]{}#,:.\\\n\r\t“\0-_"), max_size=40))
 def test_any_text_is_read_or_told_what_breaks_it(text: str) -> None:
     with contextlib.suppress(SpecError):

@@ -15,6 +15,7 @@ from nodes.schedulers.base import ALIVE, ENDED, UNKNOWN
 from nodes.schedulers.slurm import job_cache, shapes
 from nodes.schedulers.slurm.states import ended_before, hold_of, job_state, node_state
 from nodes.schedulers.slurm.values import gpu_indices, gpus, hosts, integer, moment, number, text, tres, words
+from tests.examples import examples
 from tests.nodes.slurm.playing import VERSIONS, Played, body
 
 NEWEST = VERSIONS[-1]
@@ -183,7 +184,7 @@ ACCOUNT_FIELDS = [
 NODE_FIELDS = sorted(body(NEWEST, "busy/slurm-nodes")["nodes"][0]) + ["state_flags"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(fields(READ), fields(JOB_FIELDS))
 def test_no_job_upsets_the_readers(first: dict[str, Any], second: dict[str, Any]) -> None:
     raw = {**second, **first, "job_id": 17}
@@ -194,7 +195,7 @@ def test_no_job_upsets_the_readers(first: dict[str, Any], second: dict[str, Any]
     assert queued.state == found.status.state
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     fields(NODE_FIELDS), fields(ACCOUNT_FIELDS), fields(sorted(body(NEWEST, "busy/slurm-partitions")["partitions"][0]))
 )
@@ -209,7 +210,7 @@ def test_nothing_else_upsets_them(node: dict[str, Any], row: dict[str, Any], par
     shapes.shares({"shares": {"shares": [row, node, 7]}})
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(JSON | fields(READ), min_size=1, max_size=3), st.integers(0, 2**31))
 @pytest.mark.long
 def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.waiting import until
 from training.loader import prefetch
 from training.loader.prefetch import Prefetch
@@ -84,7 +85,7 @@ def test_nothing_is_looked_up_beyond_the_end_unless_it_is_asked_for() -> None:
     found.close()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.integers(0, 12), max_size=40))
 def test_it_gives_what_is_asked_for_wherever_that_is(steps: list[int]) -> None:
     found = _ahead(lambda position: position * 7, end=100)

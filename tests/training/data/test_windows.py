@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from training.corpus.errors import DataError
 from training.corpus.shards import read_index
 from training.corpus.windows import Windows
@@ -34,7 +35,7 @@ def _windows(folder: Path, context: int) -> Windows:
     return Windows(folder, read_index(folder), "train", context)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=6), st.integers(1, 20), st.integers(0, 2**32))
 def test_every_position_is_a_target_once_an_epoch(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], context: int, seed: int
@@ -56,7 +57,7 @@ def test_every_position_is_a_target_once_an_epoch(
     assert sum(windows.by_shard) == len(windows)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 5), st.integers(1, 300), st.integers(0, 2**32))
 def test_no_two_coordinates_share_a_sample(batch: int, count: int, step: int, spare: int, seed: int) -> None:
     """Of one epoch; where it ends within a batch, the next one's samples come again."""

@@ -9,12 +9,15 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+from tests.examples import examples
 from training.corpus.preparing import CorpusOptions, prepare
 from training.corpus.shards import read_index
 from training.corpus.tokenizer import END_OF_BYTES
 from training.data import Prepared
 
-relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+relaxed = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(50)
+)
 
 
 def numbered(count: int = 200) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.training.parallel import advice
 from training.config.run_config import ConfigError, parse
 from training.planning import checking
@@ -66,7 +67,7 @@ RANKS = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(RUNS, RANKS)
 def test_a_refusal_ends_with_what_works_as_it_is_told(table: dict[str, Any], ranks: Ranks) -> None:
     table = {"parallelism": "auto", **table}
