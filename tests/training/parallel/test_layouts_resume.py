@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.examples import WHOLE
 from tests.training.digesting import digests
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
@@ -19,8 +20,10 @@ from tests.training.ranks import TINY, Run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # all runs of a class are in one fixture
 
 IS_SOAK = "TEST_COMBINATIONS" in os.environ
+EVERY = 4 if WHOLE else 2  # steps from one checkpoint to the next
+STEPS, SAVED = 3 * EVERY, 2 * EVERY
 MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
-CONFIG: dict[str, Any] = {**TINY, "global_batch": 16, "checkpoint_every": 4, "language": MODEL}
+CONFIG: dict[str, Any] = {**TINY, "global_batch": 16, "steps": STEPS, "checkpoint_every": EVERY, "language": MODEL}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {}),
     "ddp": (4, {}),
@@ -69,10 +72,10 @@ def finish_all(asked: dict[str, tuple[str, Run]], folder: Path, *, resume: str =
 
 
 def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
-    """With all that lies in its job folder up to step 8, on a layout of its own."""
+    """With all that lies in its job folder up to step SAVED, on a layout of its own."""
     made = Run(folder, {**CONFIG, **LAYOUTS[layout][1], **changes})
     shutil.copytree(run.job_dir, made.job_dir, dirs_exist_ok=True)
-    shutil.rmtree(made.job_dir / "checkpoints" / "step-12", ignore_errors=True)
+    shutil.rmtree(made.job_dir / "checkpoints" / f"step-{STEPS}", ignore_errors=True)
     made.attempts = run.attempts
     return made
 
@@ -91,12 +94,12 @@ def asked_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="class")
 def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Done]]:
-    """By layout: the run to its end, and the same from its step 8 on."""
+    """By layout: the run to its end, and the same from its step SAVED on."""
     folder, names = tmp_path_factory.mktemp("own"), [one["layout"] for one in asked_of(request)]
     asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in names}
     whole = finish_all(asked, folder / "whole")
     again = {name: (name, copy_of(whole[name][0], folder / f"{name} again", name, **WITH_DROPOUT)) for name in names}
-    resumed = finish_all(again, folder / "again", resume="step-8")
+    resumed = finish_all(again, folder / "again", resume=f"step-{SAVED}")
     return {name: (whole[name], resumed[name]) for name in names}
 
 
@@ -104,7 +107,7 @@ class TestOnItsOwnLayout:
     @pytest.mark.parametrize("layout", OWN)
     def test_hex_equal(self, layout: str, own: dict[str, tuple[Done, Done]]) -> None:
         (whole, whole_dir), (resumed, resumed_dir) = own[layout]
-        assert resumed.events("run.started")[0]["resumed_from"] == "step-8"
+        assert resumed.events("run.started")[0]["resumed_from"] == f"step-{SAVED}"
         for rank in range(LAYOUTS[layout][0]):
             for name in ("loss", "gradient_norm"):
                 found, expected = resumed.series(name, rank), whole.series(name, rank)
@@ -119,19 +122,20 @@ Others = tuple[dict[str, Done], dict[str, Done], dict[str, Done]]
 
 @pytest.fixture(scope="class")
 def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Others:
-    """What was written up to step 8, the same gone on, and as other layouts read it and go on ("written > read")."""
+    """What was written up to SAVED, the same gone on, and as other layouts read it and go on ("written > read")."""
     folder = tmp_path_factory.mktemp("others")
     wanted = [(one["written"], one["read"]) for one in asked_of(request)]
     names = dict.fromkeys(name for name, _ in wanted)
-    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": 8})) for name in names}
+    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": SAVED})) for name in names}
     written = finish_all(asked, folder / "written")
-    on = {name: (name, copy_of(written[name][0], folder / f"{name} on", name, steps=9)) for name in names}
-    went_on = finish_all(on, folder / "went on", resume="step-8")
+    on = {name: (name, copy_of(written[name][0], folder / f"{name} on", name, steps=SAVED + 1)) for name in names}
+    went_on = finish_all(on, folder / "went on", resume=f"step-{SAVED}")
     reading = {
-        f"{name} > {layout}": (layout, copy_of(written[name][0], folder / f"{name} > {layout}", layout, steps=9))
+        made: (layout, copy_of(written[name][0], folder / made, layout, steps=SAVED + 1))
         for name, layout in wanted
+        for made in [f"{name} > {layout}"]
     }
-    return written, went_on, finish_all(reading, folder / "read", resume="step-8")
+    return written, went_on, finish_all(reading, folder / "read", resume=f"step-{SAVED}")
 
 
 def pairs() -> Iterator[Any]:
@@ -143,7 +147,7 @@ def pairs() -> Iterator[Any]:
 class TestOnAnotherLayout:
     @pytest.mark.parametrize(("written", "read"), list(pairs()))
     def test_the_same_run(self, written: str, read: str, others: Others) -> None:
-        """What was saved at step 8 is read whole and alike, and the next loss is the one that would have come."""
+        """What was saved at step SAVED is read whole and alike, and the next loss is the one that would have come."""
         wrote, went_on, reads = others
         run, attempt_dir = reads[f"{written} > {read}"]
         assert digests(attempt_dir, "restored") == digests(wrote[written][1], "ended")
@@ -151,4 +155,4 @@ class TestOnAnotherLayout:
 
 
 def _loss(run: Run, layout: str) -> float:
-    return fmean(run.series(rank=rank)[9] for rank in range(LAYOUTS[layout][0]))
+    return fmean(run.series(rank=rank)[SAVED + 1] for rank in range(LAYOUTS[layout][0]))
