@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,23 @@ def test_the_first_that_lives_leads(members: tuple[Members, Members, Members]) -
     for lost in (second, third):
         first.forget(lost.me)
     until(lambda: first.leads(last))  # nobody else is left
+
+
+def test_time_in_which_a_launcher_was_held_is_no_silence_of_others(
+    members: tuple[Members, Members, Members], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system of them all hung for a minute: who goes on first finds no sign of the others yet."""
+    first, second, _ = members
+    ahead = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, time_ns=time.time_ns)
+    monkeypatch.setattr("training.launch.members.time", clock)
+    assert first.is_live(second.me)
+    ahead += 60
+    assert first.is_live(second.me)
+    for _ in range(25):
+        ahead += 1
+        first.refresh()
+    assert not first.is_live(second.me)
 
 
 def test_a_later_launcher_of_a_node_replaces_the_earlier(tmp_path: Path) -> None:
