@@ -37,7 +37,10 @@ POINTS_A_BATCH = 5_000
 PENDING_POINTS = 200_000  # what waits in memory while the disk is full or hangs; beyond, points are dropped and counted
 PENDING_EVENTS = 2_000
 EVENT_BYTES = 32 * 1024
-LAST_STEP = 2**63 - 1
+# What a reader does not take costs the whole line, with all points in it.
+LAST_STEP = 2**53 - 1
+KIND_LETTERS = 64
+DEPTH = 60
 CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
@@ -144,6 +147,9 @@ class Stream:
 
     def event(self, kind: str, **data: Any) -> None:
         """Something that happened: fsynced as soon as the writer gets to it, after everything logged before."""
+        if "time" in data:
+            data = {name: value for name, value in data.items() if name != "time"}
+            self.refuse("event.time", "an event's time is when it is told: call what you say otherwise; left out")
         event = _event(kind, data)
         with self._lock:
             if self._closing:
@@ -335,15 +341,30 @@ def _say(line: str) -> None:
 
 def _event(kind: str, data: dict[str, Any]) -> Event:
     """An event as it is now: what it holds may be changed before it is written."""
-    at = time.time()
+    about = {"kind": _kind(kind), "time": time.time()}
     try:
-        text = _dump({"kind": kind, "time": at, **data})
+        text = _dump({**about, **data})
         if len(text) > EVENT_BYTES:
-            text = _dump({"kind": kind, "time": at, "truncated": True, **_short(data)})
+            text = _dump({**about, "truncated": True, **_short(data)})
         event: Event = json.loads(text)
-        return event
+        if _is_flat(event, DEPTH):
+            return event
     except Exception:  # whatever somebody's objects say when they are asked for a text
-        return {"kind": kind, "time": at, "text": _repr(data)}
+        pass
+    return {**about, "text": _repr(data)}
+
+
+def _kind(kind: object) -> str:
+    """As readers take it: one short line."""
+    said = kind if isinstance(kind, str) else _repr(kind)
+    return "".join(letter if letter >= " " else " " for letter in said[:KIND_LETTERS]).strip() or "event"
+
+
+def _is_flat(value: Any, room: int) -> bool:
+    """Whether lists and tables lie at most `room` deep within each other."""
+    if not isinstance(value, (list, dict)):
+        return True
+    return room > 0 and all(_is_flat(item, room - 1) for item in (value.values() if isinstance(value, dict) else value))
 
 
 def _repr(thing: object) -> str:

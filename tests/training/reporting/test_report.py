@@ -230,6 +230,29 @@ def test_an_event_is_told_as_it_was(tmp_path: Path) -> None:
     assert event["history"] == {"loss": [1.0]}
 
 
+def test_nothing_odd_costs_the_points_beside_it(tmp_path: Path) -> None:
+    """Of a line that is not as it should be, a reader takes nothing."""
+    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    deep: list[Any] = []
+    for _ in range(70):
+        deep = [deep]
+    with reporter._lock:  # so that all of it is written at once
+        reporter.log(time.time_ns(), loss=2.0)
+        reporter.event("two\nlines")
+        reporter.event("")
+        reporter.event("x" * 100)
+        reporter.event(7)  # type: ignore[arg-type]
+        reporter.event("evaluated", time="12:30", accuracy=0.5)
+        reporter.event("deep", thing=deep)
+        reporter.log(1, loss=1.0)
+    reporter.close()
+    _, batches, _ = read_spool(_only(tmp_path))
+    events = [event for batch in batches for event in batch.events]
+    assert [event["kind"] for event in events] == ["two lines", "event", "x" * 64, "7", "evaluated", "deep"]
+    assert events[4]["accuracy"] == 0.5
+    assert [batch.series for batch in batches] == [{"loss": [(1, 1.0)]}]
+
+
 class _Odd:
     """An object that can't say what it is."""
 
