@@ -502,7 +502,7 @@ def _leave_stacks(name: str) -> None:
 
 
 def _is_asked() -> bool:
-    return (_attempt() / "stop-requested").exists()
+    return os.path.exists(_attempt() / "stop-requested")  # Path.exists would raise what its file system errs
 
 
 def _leave_word() -> None:

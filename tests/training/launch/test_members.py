@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
 from training.launch.plan import Plan, read_plan
 from training.launch.sizes import most_nodes
+from training.launch.stop import Regroup, Stop
 
 
 @pytest.fixture
@@ -100,6 +103,27 @@ def test_the_later_launcher_is_so_by_whatever_clock(tmp_path: Path, monkeypatch:
     earlier._listed = 0.0
     assert earlier.is_replaced
     assert not later.is_replaced
+
+
+def test_a_file_system_that_errs_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shared one does while its server changes: no reason to end what runs."""
+    look, errs = os.stat, True
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if errs and str(path).startswith(str(tmp_path)):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return look(path, *arguments, **options)
+
+    (tmp_path / "portal").mkdir()
+    (tmp_path / "portal" / "cancelled").touch()
+    stop, regroup = Stop(tmp_path, tmp_path, tmp_path / "told"), Regroup(tmp_path)
+    monkeypatch.setattr(os, "stat", stat)
+    assert not stop.look(None)
+    assert not stop.saved
+    assert not regroup.was_asked(0)
+    errs = False
+    assert stop.look(None)
+    assert stop.reason == "cancel"
 
 
 def test_a_claimed_generation_fences_nobody_before_it_is_published(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -182,6 +183,19 @@ def test_a_signal_that_the_script_has_a_use_for_stays_its_own(reporting: Path) -
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert heard == [signal.SIGUSR2]
+
+
+def test_a_file_system_that_errs_stops_nobody(reporting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not vigil_report.stopping()
+    look = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("stop-requested"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return look(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert not vigil_report.stopping()
 
 
 def test_where_no_thread_can_be_started_it_is_said_once(
