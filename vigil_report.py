@@ -37,12 +37,15 @@ POINTS_A_BATCH = 5_000
 PENDING_POINTS = 200_000  # what waits in memory while the disk is full or hangs; beyond, points are dropped and counted
 PENDING_EVENTS = 2_000
 EVENT_BYTES = 32 * 1024
+# What a reader does not take costs the whole line, with all points in it.
+LAST_STEP = 2**53 - 1
+KIND_LETTERS = 64
+DEPTH = 60
 CLOSE_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
 FILE = re.compile(r"(?!COMMITTED$|VERIFIED$|DAMAGED$)[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
-_NO_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)  # the last of a tensor of several
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 Points = dict[str, list[tuple[int, float]]]
@@ -104,7 +107,8 @@ class Stream:
             "time": time.time(),
         }
         self._flush_seconds, self._flush_steps = flush_seconds, flush_steps
-        self._lock = threading.Lock()
+        # A handler of a signal may report, too, and it may run while its own thread is in here.
+        self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)  # the writer waits here for work
         self._wrote = threading.Condition(self._lock)  # flush and close wait here for the writer
         self._points: Points = {}
@@ -143,12 +147,10 @@ class Stream:
 
     def event(self, kind: str, **data: Any) -> None:
         """Something that happened: fsynced as soon as the writer gets to it, after everything logged before."""
-        event = {"kind": kind, "time": time.time(), **data}
-        try:
-            if len(_dump(event)) > EVENT_BYTES:
-                event = {"kind": kind, "time": event["time"], "truncated": True, **_short(data)}
-        except (TypeError, ValueError):
-            event = {"kind": kind, "time": event["time"], "text": repr(data)[:4096]}
+        if "time" in data:
+            data = {name: value for name, value in data.items() if name != "time"}
+            self.refuse("event.time", "an event's time is when it is told: call what you say otherwise; left out")
+        event = _event(kind, data)
         with self._lock:
             if self._closing:
                 return
@@ -204,10 +206,10 @@ class Stream:
     def _append(self, name: str, step: int, value: float) -> None:
         try:
             step, value = int(step), float(value)
-            if step < 0 or (name not in self._points and not NAME.fullmatch(name)):
+            if not 0 <= step <= LAST_STEP or (name not in self._points and not NAME.fullmatch(name)):
                 raise ValueError
-        except _NO_NUMBER:
-            self.refuse(name, f"{name} at step {step!r} is not a number under a plain name; skipped")
+        except Exception:  # whatever somebody's object says when it is asked for a number
+            self.refuse(name, f"{name} at step {_repr(step)} is not a number under a plain name; skipped")
             return
         self._points.setdefault(name, []).append((step, value))
         self._waiting += 1
@@ -333,8 +335,43 @@ def _filesystem(file: int) -> str:
 
 
 def _say(line: str) -> None:
-    with suppress(OSError, ValueError):  # a log on a full disk, or closed
+    with suppress(OSError, ValueError, RuntimeError):  # a log on a full disk, or closed, or being written to just now
         print(f"vigil_report: {line}", file=sys.stderr, flush=True)
+
+
+def _event(kind: str, data: dict[str, Any]) -> Event:
+    """An event as it is now: what it holds may be changed before it is written."""
+    about = {"kind": _kind(kind), "time": time.time()}
+    try:
+        text = _dump({**about, **data})
+        if len(text) > EVENT_BYTES:
+            text = _dump({**about, "truncated": True, **_short(data)})
+        event: Event = json.loads(text)
+        if _is_flat(event, DEPTH):
+            return event
+    except Exception:  # whatever somebody's objects say when they are asked for a text
+        pass
+    return {**about, "text": _repr(data)}
+
+
+def _kind(kind: object) -> str:
+    """As readers take it: one short line."""
+    said = kind if isinstance(kind, str) else _repr(kind)
+    return "".join(letter if letter >= " " else " " for letter in said[:KIND_LETTERS]).strip() or "event"
+
+
+def _is_flat(value: Any, room: int) -> bool:
+    """Whether lists and tables lie at most `room` deep within each other."""
+    if not isinstance(value, (list, dict)):
+        return True
+    return room > 0 and all(_is_flat(item, room - 1) for item in (value.values() if isinstance(value, dict) else value))
+
+
+def _repr(thing: object) -> str:
+    try:
+        return repr(thing)[:4096]
+    except Exception as error:
+        return f"a {type(thing).__name__} ({type(error).__name__})"
 
 
 def _short(data: dict[str, Any]) -> dict[str, Any]:
@@ -347,6 +384,7 @@ def _short(data: dict[str, Any]) -> dict[str, Any]:
 # What a script calls.
 
 _opened: Stream | None = None
+_is_mute = False
 _said: dict[str, Any] = {"stopping": False, "finished": False, "step": None, "steps": None}
 _line: list[list[int]] = []  # [step, generation] of every checkpoint that the next one descends from, in order
 
@@ -363,8 +401,8 @@ def progress(step: int, total: int) -> None:
         try:
             _said.update(step=int(step), steps=int(total))
             stream.event("progress", step=int(step), steps=int(total))
-        except _NO_NUMBER:
-            stream.refuse("progress", f"progress({step!r}, {total!r}) are not two numbers; skipped")
+        except Exception:
+            stream.refuse("progress", f"progress({_repr(step)}, {_repr(total)}) are not two numbers; skipped")
 
 
 def event(kind: str, **data: Any) -> None:
@@ -432,7 +470,7 @@ def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int
     stream.flush(wait=10)  # a resume begins after this step: what was logged before it must not be lost
     try:
         return _commit(stream, Path(path), int(step), int(consumed_samples), began)
-    except (OSError, shutil.Error, *_NO_NUMBER) as error:
+    except Exception as error:  # a disk, a folder or a number that is not what it should be: training goes on
         _say(f"no checkpoint at step {step}: {error}")
         stream.event("checkpoint.skipped", step=step, reason=str(error)[:500], failed=True)
         return None
@@ -440,22 +478,31 @@ def checkpoint(path: str | os.PathLike[str], step: int, *, consumed_samples: int
 
 def _stream() -> Stream | None:
     """This process's stream, opened by the first call; None outside a Vigil job and in a forked child."""
-    global _opened
-    if _opened is None and "VIGIL_ATTEMPT_DIR" in os.environ:
+    global _opened, _is_mute
+    if _opened is None and not _is_mute and "VIGIL_ATTEMPT_DIR" in os.environ:
         rank, incarnation = _rank(), int(os.environ.get("VIGIL_INCARNATION") or 0)
-        _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
+        try:
+            _opened = Stream(_attempt(), rank=rank, incarnation=incarnation)
+        except RuntimeError as error:  # no thread is left for this user, or Python has begun to end
+            _is_mute = True
+            _say(f"nothing is reported: {error}")
+            return None
         atexit.register(_leave_word)
         _line[:] = _resumed_line()
-        try:  # so that Vigil can ask for stacks when the script does not stop
-            stacks = os.open(_attempt() / "stacks" / f"{incarnation}.{rank}.txt", _APPEND, 0o640)
-            faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-        except (OSError, ValueError):
-            pass
+        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:  # else the script has a use of its own for it
+            _leave_stacks(f"{incarnation}.{rank}.txt")
     return _opened if _opened is not None and _opened.mine else None
 
 
+def _leave_stacks(name: str) -> None:
+    """So that Vigil can ask for stacks when the script does not stop."""
+    with suppress(OSError, ValueError):
+        stacks = os.open(_attempt() / "stacks" / name, _APPEND, 0o640)
+        faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+
+
 def _is_asked() -> bool:
-    return (_attempt() / "stop-requested").exists()
+    return os.path.exists(_attempt() / "stop-requested")  # Path.exists would raise what its file system errs
 
 
 def _leave_word() -> None:
@@ -571,7 +618,8 @@ def _commit(stream: Stream, path: Path, step: int, consumed_samples: int, began:
 
 def _tell_saved(stream: Stream, step: int, target: Path) -> None:
     """Tells the launcher that the stop's checkpoint is committed."""
-    _write_durable(_attempt() / "stopped.json", json.dumps({"step": step, "name": target.name}).encode())
+    with suppress(OSError):  # a disk that is full by now: what is committed is so all the same
+        _write_durable(_attempt() / "stopped.json", json.dumps({"step": step, "name": target.name}).encode())
     stream.event("stop.saved", step=step)
 
 

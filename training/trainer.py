@@ -49,7 +49,7 @@ class Trainer:
     """One rank's run."""
 
     assembly: Assembly
-    update: OptimizerStep
+    optimizer_step: OptimizerStep
     meter: Meter
     measuring: Measuring
 

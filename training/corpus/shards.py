@@ -103,7 +103,7 @@ def read_index(folder: Path) -> Index:
         raise DataError(f"{path} is not JSON ({error}). Make the shards anew.", "source") from None
     try:
         index = _index(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{path} does not describe token shards: {what}. See docs/data.md.", "source") from None
     for shard in index.files:
@@ -217,7 +217,8 @@ def _index(found: Mapping[str, Any]) -> Index:
 
 def _shard(item: Mapping[str, Any]) -> Shard:
     name = item["file"]
-    if not isinstance(name, str) or not name or name != os.path.basename(name) or name.startswith("."):
+    is_name = isinstance(name, str) and name.isprintable() and name == os.path.basename(name)
+    if not is_name or not name or name.startswith("."):
         raise ValueError(f"{name!r} is no file beside it")
     return Shard(name, _count(item, "tokens"), str(item.get("sha256", "")))
 

@@ -64,5 +64,5 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
     try:
         with data_roots.open_file(path) as file:
             return np.memmap(file, dtype=dtype, mode="r")
-    except data_roots.OutsideRoots as error:
+    except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}. Copy it anew.", "source") from None

@@ -258,8 +258,7 @@ class Guards:
         consumed = self._consumed_before(trouble.step)
         if self._world.leads:
             self._write(self._file_of(trouble.step), trouble, consumed, everybody, everybody)
-        apart = self._assembly.model.exchange.is_apart
-        found = passing.judge(troubles, shares=gather(self._world, self._assembly.share.index), apart=apart)
+        found = passing.judge(troubles, shares=gather(self._world, self._assembly.share.index))
         checked = self._checks.run(consumed, trouble.step - 1)
         if checked is not None and checked.ranks and not found.ranks:
             found = replace(found, ranks=checked.ranks[:1])

@@ -40,7 +40,7 @@ class Capturing:
 
     def begin(self) -> None:
         """Begin once an attempt, on the first node: a little later, or with the end if that comes first."""
-        if not self._due and self._plan.is_first and not (self._attempt.folder / FILE).exists():
+        if not self._due and self._plan.is_first and not os.path.exists(self._attempt.folder / FILE):
             self._due = time.monotonic() + AFTER_SECONDS
 
     def tend(self, *, at_once: bool = False) -> None:
@@ -57,7 +57,7 @@ class Capturing:
             return
         until = min(time.monotonic() + LAST_SECONDS, self._deadline)
         while self.pid and time.monotonic() < until:
-            if (self._attempt.folder / FILE).exists():  # all is written but the GPUs
+            if os.path.exists(self._attempt.folder / FILE):  # all is written but the GPUs
                 until = min(until, time.monotonic() + GPU_SECONDS)
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(GPU_SECONDS)

@@ -134,7 +134,7 @@ class Launcher:
         """The attempt's last word, written by whoever comes first: the one who said it may have died since."""
         if self._members.is_replaced:
             return ending.exit_code
-        if not (result := self._attempt.folder / "result.json").exists():
+        if not os.path.exists(result := self._attempt.folder / "result.json"):
             with suppress(OSError):  # the code is told all the same
                 self._patiently(write_json, result, ending.result, durable=True)
         tell_code(self._plan, ending.exit_code)

@@ -5,6 +5,7 @@ Nothing here decides alone: Members.decide takes the first word, so two that bot
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -204,7 +205,7 @@ class Leading:
         """Whether what this incarnation was to start from was found damaged, and is not what a person chose."""
         is_chosen = last.number == 0 and bool(self._attempt.resume)
         start = self._plan.checkpoints / last.resume
-        return bool(last.resume) and not is_chosen and (start / DAMAGED).exists()
+        return bool(last.resume) and not is_chosen and os.path.exists(start / DAMAGED)
 
     def _hung(self, number: int, broken: dict[str, Any]) -> list[Failure]:
         """The ranks to blame for a hang, now that all have left their evidence."""

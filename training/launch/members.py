@@ -34,6 +34,7 @@ LIST_SECONDS = 1.0  # between two listings of the folder, once there is an incar
 # A launcher that refreshes nothing for so long is gone, unless a lifeline told sooner; attributes on shared file
 # systems lag seconds.
 DEAD_SECONDS = 20.0
+HELD_SECONDS = 2.0  # between two rounds of ours: longer, and this launcher was held
 FILE = re.compile(r"node-(\d{1,9})\.([0-9a-f]{1,40})")
 
 
@@ -53,6 +54,7 @@ class Members:
         self.me = Member(plan.node_rank, plan.node, _later_id(folder, plan.node_rank))
         self._lifelines = None if plan.is_alone else Lifelines(self.me.id)
         self._refreshed = self._listed = -1e9
+        self._awake = time.monotonic()
         self._beat = 0
         self._has_begun = False
         self._newest: dict[int, str] = {}  # node → the id of its latest launcher
@@ -62,6 +64,7 @@ class Members:
 
     def refresh(self) -> None:
         """Say that this launcher lives."""
+        self._leave_out_held()
         now = time.monotonic()
         if now - self._refreshed < REFRESH_SECONDS or (self._plan.is_alone and self._beat):
             return
@@ -94,7 +97,17 @@ class Members:
         seen = self._look(member.node, member.id)
         if seen is None or self.is_known_dead(member):
             return False
+        self._leave_out_held()
         return not self._plan.is_alone and time.monotonic() - seen.changed <= DEAD_SECONDS
+
+    def _leave_out_held(self) -> None:
+        """Time in which this launcher was held, by a file system that hung or as its job was suspended, is no silence
+        of others: they were held as well, and say so a moment later."""
+        now = time.monotonic()
+        if (held := now - self._awake - HELD_SECONDS) > 0:
+            for seen in self._seen.values():
+                seen.changed += held
+        self._awake = now
 
     def is_proven_live(self, member: Member) -> bool:
         """Not only that its file is there: it has beaten since we know it, or holds our lifeline."""

@@ -1,6 +1,8 @@
 """Being asked to stop: TERM and USR1 to the launcher become the file `stop-requested` for everybody (protocols.md §2).
 
 Under srun only USR1 gets here (srun answers TERM by killing its tasks): which signal it was, batch.sh writes down.
+All of it is asked in the loop that watches the ranks: a file system that errs just now, where Path.exists would raise,
+is asked again at the next look.
 """
 
 from __future__ import annotations
@@ -76,19 +78,19 @@ class Stop:
     @property
     def saved(self) -> bool:
         """A rank has said that the stop's checkpoint is committed."""
-        return self._stopped.exists()
+        return os.path.exists(self._stopped)
 
     def _word(self, asked: signal.Signals | None) -> str | None:
         """The signal's name: the batch script's word for it, else our own."""
         with suppress(OSError, ValueError):
             return f"SIG{self._asked.read_text().strip()}"
-        if asked is None and self._cancelled.exists():  # the batch script, which gets the signal, may be lost
+        if asked is None and os.path.exists(self._cancelled):  # the batch script, which gets the signal, may be lost
             return signal.SIGUSR1.name
         return asked.name if asked is not None else None
 
     def _request(self, word: str) -> None:
-        reason = "cancel" if self._cancelled.exists() else "time_limit" if word == "SIGUSR1" else "signal"
-        if not self._requested.exists():
+        reason = "cancel" if os.path.exists(self._cancelled) else "time_limit" if word == "SIGUSR1" else "signal"
+        if not os.path.exists(self._requested):
             write_json(self._requested, {"reason": reason, "time": time.time()}, durable=True)
 
 
@@ -107,7 +109,7 @@ class Regroup:
             write_json(self._folder / f"regroup-{number}", {"reason": "regroup", "time": time.time()}, durable=True)
 
     def was_asked(self, number: int) -> bool:
-        return (self._folder / f"regroup-{number}").exists()
+        return os.path.exists(self._folder / f"regroup-{number}")
 
     def finish(self, number: int) -> None:
         """The ranks' word that they have saved is not one about the attempt's stop."""

@@ -2,7 +2,8 @@
 
 A rank that waits in a collective looks stuck too; the one to blame is *behind*: at the lowest step. Nobody is judged
 while any rank at that step is within the limit of the phase it is in, so a long validation, compile or write by one
-rank never costs the others that wait for it.
+rank never costs the others that wait for it. Time in which nobody looked does not count: whatever held this process,
+as a job that is suspended or a file system that hangs, held the ranks or their word, too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ LIMITS: Mapping[str, float] = {
 }
 STEPS_TO_ARM = 5
 MEDIAN_FACTOR = 10
+HELD_SECONDS = 2.0  # between two looks: longer, and this process was held
 NEVER = float("inf")
 FLIGHT_BYTES = 64 * 1024 * 1024
 
@@ -105,10 +107,13 @@ class Watchdog:
             _Watched(rank, heartbeat_path(attempt_dir, rank=rank, incarnation=incarnation), now) for rank in ranks
         ]
         self._all_in_init: float | None = None
+        self._looked = now
 
     def look(self, now: float | None = None) -> Hang | None:
         """Read every heartbeat; the hang that they show, if any."""
         now = time.monotonic() if now is None else now
+        self._leave_out(now - self._looked - HELD_SECONDS)
+        self._looked = now
         for watched in self._watched:
             watched.look(now)
         if self._all_in_init is None and all(watched.phase != "start" for watched in self._watched):
@@ -119,6 +124,14 @@ class Watchdog:
         longest = max(behind, key=lambda watched: now - watched.changed)
         ranks = sorted(watched.rank for watched in behind)
         return Hang(ranks, len(self._watched), longest.phase, max(longest.step, 0), now - longest.changed)
+
+    def _leave_out(self, seconds: float) -> None:
+        """So long nobody looked."""
+        if seconds > 0:
+            for watched in self._watched:
+                watched.changed += seconds
+            if self._all_in_init is not None:
+                self._all_in_init += seconds
 
     @property
     def has_stepped(self) -> bool:

@@ -85,6 +85,8 @@ def _our_sizes(weights: Weights) -> dict[str, Any]:
 def _check_shapes(weights: Weights, sizes: Mapping[str, Any]) -> None:
     """Every parameter of such a model is there, in its shape, and nothing else."""
     theirs = _is_theirs(weights)
+    if sizes["layers"] > len(weights.tensors):  # before a name is made of each
+        raise wrong(f"{weights.path} has {len(weights.tensors)} tensors, too few for {sizes['layers']} layers.")
     expected = {their_name(name) if theirs else name: shape for name, shape in shapes(sizes).items()}
     there = {name: stored for name, stored in weights.tensors.items() if not IGNORED.fullmatch(name)}
     if sizes["tied"]:

@@ -17,6 +17,8 @@ from training.weights.opening import CONFIG, Weights, wrong
 CONTEXT = 2048
 """Tokens of a sample where neither the run nor the weights' own run says: what a GPU has room for, not what the model
 could see."""
+LARGEST = 1e300
+"""No number of a model is as large; JSON may spell some that no float can hold."""
 LLAMA3 = "llama3"
 THEIR_SCALING = {
     "rope_factor": "factor",
@@ -108,7 +110,7 @@ class _Said:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.content.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
             what = f"has no {name}" if value is None else f"has a {name} that is no number"
             raise wrong(f"{self.weights.path / CONFIG} {what}.")
         return float(value)

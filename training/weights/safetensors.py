@@ -112,7 +112,9 @@ def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
         raise FormatError(f"{path} is no safetensors file: its header says nothing of where {name} lies.") from None
     if not isinstance(kind, str) or kind not in DTYPES:
         raise FormatError(f"{path} has {name} as {kind!r:.40}, which is no type that is known here.")
-    if not whole or high - low != math.prod(shape) * DTYPES[kind][1]:
+    if not whole:
+        raise FormatError(f"{path} is damaged: where {name} lies is told by something else than whole numbers.")
+    if high - low != math.prod(shape) * DTYPES[kind][1]:
         message = f"{name} of shape {list(shape)} can't lie in {high - low} bytes of {kind}."
         raise FormatError(f"{path} is damaged: {message}")
     return Stored(path, kind, shape, start + low, high - low)

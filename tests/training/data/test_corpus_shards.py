@@ -70,6 +70,9 @@ def test_ready_made_shards_are_read_where_they_lie(shards: Path, tmp_path: Path)
         ({"train": [{"file": "../a.bin", "tokens": 1}]}, "'../a.bin' is no file beside it"),
         ({"train": [{"file": "a.bin", "tokens": -1}]}, "tokens is -1, not a count"),
         ({"train": [{"tokens": 1}]}, "file is missing"),
+        ({"train": [{"file": "a\0.bin", "tokens": 1}]}, "is no file beside it"),
+        ({"train": [{"file": "\ud800.bin", "tokens": 1}]}, "is no file beside it"),
+        ({"documents": float("inf")}, "does not describe token shards"),
         ({"train": 3}, "does not describe token shards"),
         ({"tokenizer": None}, "does not describe token shards"),
         (

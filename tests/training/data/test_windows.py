@@ -91,3 +91,12 @@ def test_a_context_longer_than_the_data(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         _windows(_shards(tmp_path, [30, 50]), 50)
     assert str(caught.value) == "context: 50 is longer than the train data, 50 tokens. Take at most 49, or more data."
+
+
+def test_a_shard_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """Its length may be asked by whoever may not read it."""
+    folder = _shards(tmp_path, [50])
+    index = read_index(folder)
+    (folder / "0.bin").unlink()
+    with pytest.raises(DataError, match="0.bin can't be read: No such file or directory"):
+        Windows(folder, index, "train", 8)

@@ -53,6 +53,15 @@ def test_replicas_that_exchange_no_gradients_are_not_blamed(tmp_path: Path) -> N
     assert event["what"].endswith("gradient norm nan")
 
 
+def test_a_replica_whose_loss_it_was_is_named(tmp_path: Path) -> None:
+    """Norms are of all replicas together, so that they skip alike; a loss is each one's own."""
+    run = planted_run(tmp_path, {"passing": 31, "passing_rank": 1}, steps=60, communication="local_sgd")
+    incarnation = run.start(2)
+    assert incarnation.wait() == [1, 1], incarnation.output()
+    (event,) = run.events("guard.corruption")
+    assert (event["step"], event["check"], event["ranks"]) == (30, "redo", [1])
+
+
 def test_a_step_is_done_again_with_the_weights_that_a_replica_had(tmp_path: Path) -> None:
     """Though all became one model after it, at the end of that very step."""
     run = planted_run(

@@ -10,9 +10,9 @@ from training.guards.nonfinite import Seen
 from training.guards.numerics import Trouble
 
 
-def _troubles(own: set[int], ranks: int, *, only: bool = False) -> list[Trouble]:
-    """Of each rank; `only`: of those alone whose loss it was, as where replicas are apart."""
-    return [Trouble("nonfinite", 9, "loss nan", rank, rank in own) for rank in range(ranks) if rank in own or not only]
+def _troubles(own: set[int], ranks: int) -> list[Trouble]:
+    """Of each rank, since the norm is all ranks' together; `own`: whose loss it was."""
+    return [Trouble("nonfinite", 9, "loss nan", rank, rank in own) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,8 @@ def _troubles(own: set[int], ranks: int, *, only: bool = False) -> list[Trouble]
 def test_who_it_was_is_said_where_it_is_known(
     own: set[int], shares: list[int], named: tuple[int, ...], among: tuple[int, ...]
 ) -> None:
-    found = passing.judge(_troubles(own, len(shares)), shares=shares, apart=False)
+    found = passing.judge(_troubles(own, len(shares)), shares=shares)
     assert (found.check, found.ranks, found.among) == ("redo", named, among)
-
-
-def test_a_replica_that_is_apart_has_a_norm_of_its_own() -> None:
-    found = passing.judge([Trouble("nonfinite", 9, "gradient norm inf", 1)], shares=[0, 1, 2], apart=True)
-    assert found.ranks == (1,)
 
 
 def test_what_may_be_too_large_to_square_or_was_not_redone_is_no_proof() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
 from training.launch.plan import Plan, read_plan
 from training.launch.sizes import most_nodes
+from training.launch.stop import Regroup, Stop
 
 
 @pytest.fixture
@@ -58,6 +62,23 @@ def test_the_first_that_lives_leads(members: tuple[Members, Members, Members]) -
     until(lambda: first.leads(last))  # nobody else is left
 
 
+def test_time_in_which_a_launcher_was_held_is_no_silence_of_others(
+    members: tuple[Members, Members, Members], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system of them all hung for a minute: who goes on first finds no sign of the others yet."""
+    first, second, _ = members
+    ahead = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead, time_ns=time.time_ns)
+    monkeypatch.setattr("training.launch.members.time", clock)
+    assert first.is_live(second.me)
+    ahead += 60
+    assert first.is_live(second.me)
+    for _ in range(25):
+        ahead += 1
+        first.refresh()
+    assert not first.is_live(second.me)
+
+
 def test_a_later_launcher_of_a_node_replaces_the_earlier(tmp_path: Path) -> None:
     plan = Plan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
     earlier = Members(tmp_path, plan)
@@ -82,6 +103,27 @@ def test_the_later_launcher_is_so_by_whatever_clock(tmp_path: Path, monkeypatch:
     earlier._listed = 0.0
     assert earlier.is_replaced
     assert not later.is_replaced
+
+
+def test_a_file_system_that_errs_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shared one does while its server changes: no reason to end what runs."""
+    look, errs = os.stat, True
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if errs and str(path).startswith(str(tmp_path)):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return look(path, *arguments, **options)
+
+    (tmp_path / "portal").mkdir()
+    (tmp_path / "portal" / "cancelled").touch()
+    stop, regroup = Stop(tmp_path, tmp_path, tmp_path / "told"), Regroup(tmp_path)
+    monkeypatch.setattr(os, "stat", stat)
+    assert not stop.look(None)
+    assert not stop.saved
+    assert not regroup.was_asked(0)
+    errs = False
+    assert stop.look(None)
+    assert stop.reason == "cancel"
 
 
 def test_a_claimed_generation_fences_nobody_before_it_is_published(tmp_path: Path) -> None:

@@ -43,11 +43,14 @@ class Ranks:
         for beat in self.beats:
             beat.beat(phase, step)
 
-    def look(self, seconds: float) -> list[int] | None:
-        """After so many seconds: the ranks that are found stuck."""
-        self.now += seconds
-        hang = self.watchdog.look(self.now)
-        return hang.ranks if hang else None
+    def look(self, seconds: float, *, every: float = 1.0) -> list[int] | None:
+        """The ranks that are found stuck after so many seconds, in which it looks again and again."""
+        until = self.now + seconds
+        while True:
+            self.now = min(self.now + every, until)
+            hang = self.watchdog.look(self.now)
+            if self.now == until:
+                return hang.ranks if hang else None
 
     def step(self, steps: int, *, seconds: float = 1.0, first: int = 0) -> None:
         for step in range(first, first + steps):
@@ -134,6 +137,21 @@ def test_who_has_finished_holds_up_nobody(ranks: Ranks) -> None:
     for rank in (0, 1):
         ranks.beats[rank].beat("end", 20)
     assert ranks.look(61) == [2, 3]
+
+
+def test_time_in_which_nobody_looked_is_no_silence(ranks: Ranks) -> None:
+    """The job was suspended for an hour, or its file system hung: launcher and ranks go on together."""
+    ranks.step(20)
+    assert ranks.look(3600, every=3600) is None
+    assert ranks.look(50) is None
+    ranks.all("step", 20)
+    assert ranks.look(1) is None
+    assert ranks.look(70) == [0, 1, 2, 3]
+
+
+def test_slow_looks_find_a_hang_all_the_same(ranks: Ranks) -> None:
+    ranks.step(20)
+    assert ranks.look(180, every=4.0) == [0, 1, 2, 3]
 
 
 def test_a_torn_heartbeat_is_read_again_later(ranks: Ranks, tmp_path: Path) -> None:

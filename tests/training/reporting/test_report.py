@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,6 +213,95 @@ def test_an_event_that_is_too_long_keeps_its_beginning(tmp_path: Path) -> None:
     assert events["run.failed"]["step"] == 3
     assert events["run.failed"]["error"] == "x" * 1024
     assert "odd" in events
+
+
+def test_an_event_is_told_as_it_was(tmp_path: Path) -> None:
+    """A program goes on with its own lists and dicts, and may make of them what no JSON can hold."""
+    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    history = {"loss": [1.0]}
+    with reporter._lock:  # nothing is written meanwhile
+        reporter.event("epoch", history=history)
+        history["loss"].append(math.nan)
+    reporter.log(1, loss=1.0)
+    assert reporter.flush(wait=10)
+    reporter.close()
+    _, batches, _ = read_spool(_only(tmp_path))
+    (event,) = [event for batch in batches for event in batch.events]
+    assert event["history"] == {"loss": [1.0]}
+
+
+def test_nothing_odd_costs_the_points_beside_it(tmp_path: Path) -> None:
+    """Of a line that is not as it should be, a reader takes nothing."""
+    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    deep: list[Any] = []
+    for _ in range(70):
+        deep = [deep]
+    with reporter._lock:  # so that all of it is written at once
+        reporter.log(time.time_ns(), loss=2.0)
+        reporter.event("two\nlines")
+        reporter.event("")
+        reporter.event("x" * 100)
+        reporter.event(7)  # type: ignore[arg-type]
+        reporter.event("evaluated", time="12:30", accuracy=0.5)
+        reporter.event("deep", thing=deep)
+        reporter.log(1, loss=1.0)
+    reporter.close()
+    _, batches, _ = read_spool(_only(tmp_path))
+    events = [event for batch in batches for event in batch.events]
+    assert [event["kind"] for event in events] == ["two lines", "event", "x" * 64, "7", "evaluated", "deep"]
+    assert events[4]["accuracy"] == 0.5
+    assert [batch.series for batch in batches] == [{"loss": [(1, 1.0)]}]
+
+
+class _Odd:
+    """An object that can't say what it is."""
+
+    def __repr__(self) -> str:
+        raise AttributeError("nothing to say")
+
+    def __float__(self) -> float:
+        raise AttributeError("no number either")
+
+
+def test_no_object_gets_into_training_s_way(tmp_path: Path) -> None:
+    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    reporter.event("odd", thing=_Odd())
+    reporter.event("deep", thing=deep)
+    reporter.log(1, odd=_Odd())  # type: ignore[arg-type]
+    reporter.log(10**5000, loss=1.0)
+    reporter.log(2, loss=1.0)
+    reporter.close()
+    _, batches, ended = read_spool(_only(tmp_path))
+    assert [event["kind"] for batch in batches for event in batch.events] == ["odd", "deep"]
+    assert [batch.series for batch in batches if batch.series] == [{"loss": [(2, 1.0)]}]
+    assert ended
+
+
+def test_a_signal_s_handler_may_report(tmp_path: Path) -> None:
+    """It runs wherever its thread just is, as within a call of ours that waits for a GPU."""
+    source = """
+import signal, sys
+import vigil_report
+stream = vigil_report.Stream(sys.argv[1], rank=0, incarnation=0)
+class Late:
+    def __float__(self):
+        signal.raise_signal(signal.SIGUSR1)
+        return 1.0
+def save(number, frame):
+    stream.log(1, saved=1.0)
+    stream.event("saving")
+    assert stream.flush(wait=10)
+signal.signal(signal.SIGUSR1, save)
+stream.log(1, loss=Late())
+stream.close()
+"""
+    subprocess.run([sys.executable, "-c", source, str(tmp_path)], timeout=60, check=True)
+    _, batches, ended = read_spool(_only(tmp_path))
+    assert {name for batch in batches for name in batch.series} == {"loss", "saved"}
+    assert ended
 
 
 def test_a_forked_child_leaves_the_stream_alone(tmp_path: Path) -> None:

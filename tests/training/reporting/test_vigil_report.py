@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ def reporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name, value in {**told, "VIGIL_INCARNATION": "0", "RANK": "0", "WORLD_SIZE": "2", "VIGIL_RESUME": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(vigil_report, "_opened", None)
+    monkeypatch.setattr(vigil_report, "_is_mute", False)
     monkeypatch.setattr(vigil_report, "_line", [])
     yield tmp_path / "job" / "checkpoints"
     stream = vigil_report._opened
@@ -169,6 +172,59 @@ def test_it_is_one_file_of_the_standard_library(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "False\n"
+
+
+def test_a_signal_that_the_script_has_a_use_for_stays_its_own(reporting: Path) -> None:
+    heard = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    try:
+        vigil_report.log(1, loss=1.0)
+        signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert heard == [signal.SIGUSR2]
+
+
+def test_a_file_system_that_errs_stops_nobody(reporting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not vigil_report.stopping()
+    look = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("stop-requested"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return look(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert not vigil_report.stopping()
+
+
+def test_where_no_thread_can_be_started_it_is_said_once(
+    reporting: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    vigil_report.log(1, loss=1.0)
+    vigil_report.event("odd")
+    assert vigil_report.checkpoint("model.pt", 1) is None
+    assert capsys.readouterr().err == "vigil_report: nothing is reported: can't start new thread\n"
+
+
+def test_what_is_committed_is_so_though_the_disk_is_full_then(
+    reporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job" / "attempt-1" / "stop-requested").touch()
+    write = vigil_report._write_durable
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "stopped.json":
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(vigil_report, "_write_durable", full)
+    assert vigil_report.checkpoint(_file(tmp_path), 3) == reporting / "step-3"
+    assert manifest.check(reporting / "step-3").step == 3
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +115,14 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "whole numbers": (lambda f: _header(f, {"a": _entry(dtype="I32")}), "as I32; weights to start from are F64, F32"),
     "a place that is none": (lambda f: _header(f, {"a": _entry(data_offsets=[0])}), "nothing of where a lies"),
     "more than it has room for": (lambda f: _header(f, {"a": _entry(shape=[2])}), "can't lie in 4 bytes of F32"),
+    "a place in words": (lambda f: _header(f, {"a": _entry(data_offsets=["0", 4])}), "else than whole numbers"),
     "nothing said in a list": (lambda f: _header(f, {"__metadata__": ["x"], "a": _entry()}), "neither an export"),
+    "more blocks than there can be": (
+        lambda f: _config(f, num_hidden_layers=10**7),
+        "too few for 10000000 layers",
+    ),
+    "no end of a number": (lambda f: _config(f, rms_norm_eps=math.inf), "has a rms_norm_eps that is no number"),
+    "a number beyond all": (lambda f: _config(f, rms_norm_eps=10**400), "has a rms_norm_eps that is no number"),
     "a base of words": (lambda f: _config(f, rope_theta="1e6"), "has a rope_theta that is no number"),
     "scaling in a word": (lambda f: _config(f, rope_scaling="linear"), "has a rope_scaling that is no JSON object"),
     "brackets alone": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
