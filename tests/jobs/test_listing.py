@@ -136,6 +136,23 @@ def test_a_search_that_has_looked_far_enough_offers_to_go_on(signed_in, mira, pr
     assert [job["id"] for job in found] == [oldest.pk]
 
 
+@pytest.mark.parametrize("sort", ["owner", "-owner"])
+def test_a_search_through_many_people_ends_after_as_many_lines(signed_in, mira, project, short, sort):
+    """Each has fewer jobs than are looked at for a page; all of them together have not."""
+    for name in ("ada", "bo", "cy", "di"):
+        person = lab.person(name, project)
+        for number in range(2):
+            lab.a_job(person, project, name=f"{'zz' if name in {'ada', 'di'} else 'gpt'}-{number}")
+    found, short_ones, cursor = [], 0, ""
+    while cursor is not None:
+        page = signed_in.get(f"{JOBS}?q=zz&sort={sort}&cursor={cursor}").json()
+        assert len(page["items"]) <= walk.EFFORT
+        short_ones += not page["items"]
+        found, cursor = found + [job["id"] for job in page["items"]], page["next"]
+    assert short_ones, "nobody of those in between has one"
+    assert len(found) == len(set(found)) == 4
+
+
 @pytest.mark.parametrize(
     ("word", "found"),
     [
