@@ -222,7 +222,7 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
     openapi_extra=described(
         errors={
             403: NOT_YOURS,
-            409: "It has not ended: cancel it first.",
+            409: "It has not ended: cancel it first. Or its run directory's file system is away.",
         }
     ),
 )
