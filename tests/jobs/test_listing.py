@@ -20,6 +20,7 @@ from jobs.models import Attempt, Job, Listing
 from portal.access import note
 from portal.admin import History
 from portal.models import User
+from portal.site import prepare
 from tests import lab
 
 pytestmark = pytest.mark.django_db
@@ -77,6 +78,16 @@ def test_what_nobody_kept_meanwhile_is_brought_in_step(signed_in, mira, project)
     call_command("migrate", verbosity=0)  # nothing to apply: triggers that are missing come back all the same
     assert keeping.is_kept(connection)
     assert [line[0] for line in told()] == ["heron", "new"]
+    assert names(signed_in, "q=heron") == ["heron"]
+
+
+def test_a_start_finishes_what_an_upgrade_that_was_killed_left_undone(signed_in, mira, project, monkeypatch):
+    """The last migration was applied, and what keeps the listing not put back yet."""
+    keeping.let_go(connection)
+    lab.a_job(mira, project, name="heron")
+    monkeypatch.setattr(prepare, "_collect_static", lambda: None)
+    prepare.prepare()
+    assert keeping.is_kept(connection)
     assert names(signed_in, "q=heron") == ["heron"]
 
 
