@@ -221,6 +221,16 @@ def test_no_address_reads_through_all_jobs(signed_in, mira, project, address):
     assert _read_through(queries) == []
 
 
+def test_a_clone_gets_its_name_without_a_look_at_every_job_of_its_project(signed_in, mira, project):
+    job = lab.a_job(mira, project, name="lora", spec_toml='name = "lora"\n')
+    for number in range(2, 105):
+        lab.a_job(mira, project, name=f"lora-{number}")
+    with CaptureQueriesContext(connection) as queries:
+        html = signed_in.get(f"/submit?from={job.pk}").text
+    assert "lora-105" in html
+    assert [query["sql"] for query in queries if "LIKE" in query["sql"]] == []
+
+
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite tells its plan without any rows to go by")
 @pytest.mark.parametrize("address", OF_SYSADMINS)
 def test_no_address_of_sysadmins_reads_through_all_of_them(mira, project, address, monkeypatch):
