@@ -128,7 +128,7 @@ def test_of_a_thousand_series_each_has_its_band(server: Server, ada: User) -> No
 
 
 def test_a_relay_that_opens_is_fed_and_ticks(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the ranks reported before is gathered in a thread; what they report meanwhile is neither lost nor doubled."""
+    """What the ranks reported before is gathered in a thread; what they report meanwhile is not lost."""
     attempt, begun, go_on = attempt_of(), Event(), Event()
     ranks = [Spooled(rank=rank).log(1, loss=rank + 1.0, step_seconds=1.0) for rank in range(3)]
     sent: list[bytes] = []
