@@ -138,8 +138,9 @@ def _gather(into: dict[Key, Gathering], attempt: int, runs: Iterable[Run], now: 
     touched: dict[Key, set[int]] = {}
     for name, incarnation, rank, step, value in runs:
         key = (attempt, name, incarnation)
-        into[key] = into.pop(key, None) or Gathering()
-        into[key].add(rank, step, value, now)
+        gathering = into.pop(key) if key in into else Gathering()
+        into[key] = gathering  # the last now: it was reported last
+        gathering.add(rank, step, value, now)
         touched.setdefault(key, set()).update(step.tolist())
     return touched
 
