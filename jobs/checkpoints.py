@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from django.db.models import Q
@@ -95,15 +96,16 @@ def _is_told_pruned(new: Checkpoint) -> bool:
 
 def newest_on_line(attempt: Attempt) -> Checkpoint | None:
     """The newest resumable checkpoint on the line of descent of this attempt, never just the highest number."""
-    own = Checkpoint.objects.resumable().filter(attempt=attempt)
-    if (newest := own.order_by("-generation", "-step").first()) is not None:
-        return newest
-    if attempt.resume_from is not None and attempt.resume_from.resumable:
-        return attempt.resume_from
-    if attempt.resume_from is not None:
-        return _ancestor(attempt.resume_from)
-    earlier = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).order_by("-number").first()
-    return newest_on_line(earlier) if earlier is not None else None
+    resumable = Checkpoint.objects.resumable().filter(job=attempt.job_id).order_by("-generation", "-step")
+    if not resumable.exists():  # it may have been preempted any number of times
+        return None
+    earlier = Attempt.objects.filter(job=attempt.job_id, number__lt=attempt.number).select_related("resume_from")
+    for one in chain([attempt], earlier.order_by("-number")):  # each goes on where the one before would have
+        if (newest := resumable.filter(attempt=one).first()) is not None:
+            return newest
+        if one.resume_from is not None:
+            return _ancestor(one.resume_from)
+    return None
 
 
 def newest_before(attempt: Attempt, step: int) -> Checkpoint | None:

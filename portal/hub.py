@@ -188,17 +188,21 @@ class Hub:
         listener = Listener(topic, audience, send, write)
         if entry is None:
             entry = self._topics[topic] = _Topic(self._relay(topic))
-            # Before Redis is asked: who joins and leaves meanwhile must not be the last, and take the topic away.
-            entry.listeners.add(listener)
-            await self._subscribe(topic)
+        # Before Redis is asked: who joins and leaves meanwhile must not be the last, and take the topic away.
         entry.listeners.add(listener)
         entry.audiences.add(audience)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(entry.subscribed.wait(), _ACK_S)
-        async with entry.opened:
-            if not entry.is_open:
-                await entry.relay.open()
-                entry.is_open = True
+        try:
+            if not entry.subscribed.is_set():  # perhaps by somebody who was cancelled before that was sent
+                await self._subscribe(topic)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(entry.subscribed.wait(), _ACK_S)
+            async with entry.opened:
+                if not entry.is_open:
+                    await entry.relay.open()
+                    entry.is_open = True
+        except BaseException:  # nobody gets this listener, so nobody else can make it leave
+            await self.leave(listener)
+            raise
         return listener
 
     async def leave(self, listener: Listener) -> None:

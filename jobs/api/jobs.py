@@ -1,7 +1,7 @@
 """REST: jobs. Thin: authorise, call one function, answer."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from django.db.models import QuerySet
@@ -82,9 +82,14 @@ class WantedJobs(Schema):
     @field_validator("created_after", "created_before")
     @classmethod
     def _with_zone(cls, time: datetime | None) -> datetime | None:
-        if time is not None and time.tzinfo is None:
+        if time is None:
+            return None
+        if time.tzinfo is None:
             raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
-        return time
+        try:
+            return time.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("That is before the first of all days, or after the last. Leave it out.") from None
 
     def search(self) -> Search:
         return Search(
@@ -222,7 +227,7 @@ def change(request: ApiRequest, job_id: int, changes: Changes) -> dict[str, Any]
     openapi_extra=described(
         errors={
             403: NOT_YOURS,
-            409: "It has not ended: cancel it first.",
+            409: "It has not ended: cancel it first. Or its run directory's file system is away.",
         }
     ),
 )

@@ -17,6 +17,7 @@ from django.utils import timezone
 from jobs import checkpoints, reliability, suspects
 from jobs.disk import environments, pins, rundir, sharing, trust, upload
 from jobs.disk.batch import array_text
+from jobs.errors import Refused
 from jobs.models import Attempt, Job, Sweep
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes.cluster import sync
@@ -208,7 +209,12 @@ def _unpack_code(job: Job, root: Path) -> None:
     if target.exists():
         return
     key = job.sweep.key if job.sweep is not None else job.attempts.values_list("key", flat=True).get(number=1)
-    rundir.write(root / "portal" / "code.json", json.dumps(asdict(upload.about(key))))
+    try:
+        sent = upload.about(key)
+    except FileNotFoundError:
+        reason = "The code that it was sent with is kept for a day where nothing starts with it, and is gone."
+        raise Refused(reason, "Submit it once more, with its code.") from None
+    rundir.write(root / "portal" / "code.json", json.dumps(asdict(sent)))
     upload.unpack(key, target)
     if job.sweep is None:  # the others of a sweep need it, too: it is forgotten once all have it (tasks.empty_trash)
         upload.forget(key)

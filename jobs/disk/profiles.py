@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from jobs.disk import rundir
 from jobs.disk.folders import find_folder, root_of
@@ -40,16 +41,17 @@ def download(attempt: Attempt, name: str) -> Download:
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder or not NAME.match(name):
         raise ProfileError(f"Attempt {attempt.number} has no profile {name[:120]}.")
+    relative = f"job/{folder}/{FOLDER}/{name}"
     try:
-        descriptor = rundir.open_under(root, f"job/{folder}/{FOLDER}/{name}")
+        os.close(rundir.open_under(root, relative))  # that there is none is said now, not after the head of the answer
     except OSError:
         raise ProfileError(f"{name} of attempt {attempt.number} is not on disk any more.") from None
-    return Download(f"job-{attempt.job_id}.{attempt.number}-{name}", _pieces(descriptor))
+    return Download(f"job-{attempt.job_id}.{attempt.number}-{name}", _pieces(root, relative))
 
 
-def _pieces(descriptor: int) -> Iterator[bytes]:
+def _pieces(root: Path, relative: str) -> Iterator[bytes]:
     """Yields the file in pieces, as much of it as there was at the first look."""
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    with os.fdopen(rundir.open_under(root, relative), "rb", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0 and (piece := file.read(min(PIECE_BYTES, left))):
             left -= len(piece)

@@ -44,7 +44,7 @@ def _remove(attempt: Attempt) -> bool:
         with rundir.folder_under(rundir.path_of(attempt.job.directory), f"job/{attempt.directory}") as folder:
             shutil.rmtree("spool", dir_fd=folder)
     except FileNotFoundError:
-        return True
+        return not rundir.is_away(attempt.job.directory)
     except (OSError, RecursionError) as error:
         logger.warning("attempt %s: its spools cannot be removed: %s", attempt.pk, error)
         return False

@@ -104,6 +104,11 @@ def write(path: Path, text: str, *, mode: int = 0o640) -> None:
         raise
 
 
+def is_away(directory: str) -> bool:
+    """Whether even its project's folder is missing: then the file system is, and says nothing of what it holds."""
+    return not path_of(directory).parent.is_dir()
+
+
 def has_checkpoint(directory: str, name: str) -> bool:
     """Whether a run directory holds a committed checkpoint of this name; OSError where that cannot be told."""
     try:

@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.disk.rundir import OPEN_FOLDER, folder_under, parts_of, path_of, runs_root
+from jobs.disk.rundir import OPEN_FOLDER, folder_under, is_away, parts_of, path_of, runs_root
+from jobs.errors import Conflict
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +25,19 @@ _told: set[str] = set()  # what could not be removed, and is said once
 
 @contextlib.contextmanager
 def discarded(directory: str) -> Iterator[None]:
-    """Move a run directory out of the way, and back if what follows fails; `empty` removes the bytes."""
+    """Move a run directory out of the way, and back if what follows fails; `empty` removes the bytes.
+
+    Raises Conflict where its file system is away: what lies there would be nobody's once it is back.
+    """
     if not directory:
         yield
         return
+    if is_away(directory):
+        folder = path_of(directory).parent
+        raise Conflict(
+            f"Not deleted. {folder} is not there, so nothing in it can be removed: mount its file system."
+            " Where it is gone for good, make the empty folder."
+        )
     place, moved = path_of(directory), _made() / f"{directory.replace('/', '-')}-{secrets.token_hex(4)}"
     with contextlib.suppress(FileNotFoundError):
         os.rename(place, moved)

@@ -200,9 +200,9 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
 
 
 def awaited() -> set[str]:
-    """Names of uploads that are still to be unpacked: some jobs wait for days."""
-    first = Attempt.objects.filter(number=1, ended_at=None, scheduler_id="", job__kind="script")
-    rows = first.values_list("key", "job__sweep__key")
+    """Names of uploads that are still to be unpacked: some jobs wait for days, be it in a later attempt."""
+    waiting = Attempt.objects.filter(ended_at=None, scheduler_id="", job__kind="script").values("job")
+    rows = Attempt.objects.filter(number=1, job__in=waiting).values_list("key", "job__sweep__key")
     return {sweep_key or key for key, sweep_key in rows}
 
 

@@ -77,11 +77,12 @@ def measure(job: Job, budget_s: float = BUDGET_S) -> None:
 def _size_of(job: Job, deadline: float) -> Size:
     if not job.directory:
         return Size(0, False)
-    rundir.runs_root().stat()  # where even this is missing, nothing is known of what lies under it
     try:
         with rundir.folder_under(rundir.runs_root(), job.directory) as folder:
             return size_of(folder, deadline=deadline)
     except FileNotFoundError:
+        if rundir.is_away(job.directory):
+            raise
         return Size(0, False)
 
 

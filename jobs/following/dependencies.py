@@ -50,7 +50,13 @@ def is_waiting(job_id: int) -> bool:
 
 def look() -> None:
     """See which have completed, end what waits in vain, and say what the others wait for."""
+    held = Attempt.objects.open().filter(ended_at=None, scheduler_id="", cancel_asked_at=None)
+    just_completed = Attempt.objects.open().filter(state=Attempt.State.COMPLETED)
     unmet = Predecessor.objects.filter(met=False)
+    # Also for what was cancelled and may be resumed. Else only what is held is looked at: of what has waited in vain
+    # there is ever more.
+    unmet.filter(before__in=just_completed.values("job")).update(met=True)
+    unmet = unmet.filter(job__in=held.values("job"))
     before = list(unmet.exclude(before=None).values_list("before", flat=True).distinct())
     if not before and not unmet.exists():
         return
@@ -60,14 +66,11 @@ def look() -> None:
         completed = [pk for pk, state in some if state == Attempt.State.COMPLETED]
         if completed:
             unmet.filter(before__in=completed).update(met=True)
-    held = Attempt.objects.filter(ended_at=None, scheduler_id="", cancel_asked_at=None)
-    vain = unmet.filter(_NEVER, job__latest__in=held).select_related("job__latest", "before__latest")
+    vain = unmet.filter(_NEVER).select_related("job__latest", "before__latest")
     for row in vain.order_by("job", "number")[:AT_ONCE]:
         _end(row)
     waiting: dict[int, list[int]] = {}
-    for attempt_id, number in (
-        unmet.filter(job__latest__in=held).values_list("job__latest", "number").order_by("number")
-    ):
+    for attempt_id, number in unmet.values_list("job__latest", "number").order_by("number"):
         waiting.setdefault(attempt_id, []).append(number)
     for attempt_id, numbers in waiting.items():
         reason = _reason(numbers)

@@ -2,7 +2,7 @@
 
     end        the scheduler's final state and the cause, by a conditional update; whoever changed the row goes on
     collect    what the shipper had not posted, from the spools
-    follow_up  the next attempt, or the decision to stop (restart)
+    follow_up  the next attempt, or the decision to stop (policy, next_attempt)
     close      once nothing can come any more
 Each leaves a row that the next tick finds: ended_at without decided_at, decided_at without closed_at.
 """

@@ -2,7 +2,7 @@
 
     poll      scheduler states → attempt states (poll)
     cancel    asked → signalled → killed, a step a tick (cancels); what came too late (strays)
-    give back what has ended and still holds its nodes (outlived)
+    give back what has ended and still holds its nodes (leftover_allocations)
     settle    what ended: collect, decide, close (ending)
     submit    what no scheduler has yet (handover; sweeps: arrays)
 Nothing here may take long: a tick that is cut short goes on with the next one. A scheduler that did not answer the poll

@@ -258,13 +258,21 @@ class Finder:
         rows: list[Place] = []
         for name, group in self._groups(cursor, after):
             begin = (None, after[1]) if after is not None and after[0] == name else None
-            found = self._walk_one(cursor, [Sql(f"{key} = %s", (group,))], begin, limit - len(rows), effort)
+            equal = [Sql(f"{key} = %s", (group,))]
+            found = self._walk_one(cursor, equal, begin, limit - len(rows), effort)
             rows += [(name, pk) for _, pk in found.places]
             if found.next is not None:
                 return Found(rows, (name, found.next[1]))
             if len(rows) == limit:
                 return Found(rows, rows[-1])
+            effort -= self._length(cursor, equal, begin, effort)  # fewer, or there would be a next line
         return Found(rows, None)
+
+    def _length(self, cursor: Any, equal: list[Sql], after: Place | None, most: int) -> int:
+        """How many lines a walk along the numbers of one group looks at."""
+        inner = self._inner(equal, after, "id", f" LIMIT {most}", "id")
+        cursor.execute(f"SELECT count(*) FROM ({inner.text}) l", inner.params)
+        return int(cursor.fetchone()[0])
 
     def _groups(self, cursor: Any, after: Place | None) -> list[tuple[str, int]]:
         """The people or projects that have jobs, from the one on in which the page before ended."""

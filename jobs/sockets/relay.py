@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from channels.db import database_sync_to_async
 from numpy.typing import NDArray
 
 from jobs import live
-from jobs.intake.reports import owner_of
+from jobs.intake.reports import SERIES, owner_of
 from jobs.models import Attempt
 from portal.hub import Item, Plain, Relay
 from portal.series import store
@@ -20,7 +21,9 @@ from portal.series.bands import PATIENCE_S, Band, Gathering
 Key = tuple[int, str, int]  # attempt, series, incarnation
 Run = tuple[str, int, int, NDArray[Any], NDArray[Any]]  # series, incarnation, rank, step, value
 
-KEPT = 256  # series and incarnations whose bands are being made at once
+KEPT = SERIES  # series and incarnations whose bands are being made at once
+COLUMNS = 2**17  # of ranks in all of these: 600 MB
+EARLY = 64  # messages that may come while a relay opens
 
 
 def relay_for(topic: str) -> Relay:
@@ -39,43 +42,53 @@ class JobRelay:
     def __init__(self, job_id: int) -> None:
         self.job_id = job_id
         self._about: dict[str, Any] = {}
-        self._gathering: dict[Key, Gathering] = {}
+        self._gathering: dict[Key, Gathering] = {}  # what was reported longest ago comes first
+        self._early: deque[bytes] | None = deque(maxlen=EARLY)  # None: it is open
 
     async def open(self) -> None:
         """Begin with what the ranks reported last: their other halves are still to come."""
-        await database_sync_to_async(self._catch_up)()
+        # Gathered in a thread, where nobody else looks: `feed` and `tick` go on meanwhile.
+        about, gathering = await database_sync_to_async(self._catch_up)()
+        self._about, self._gathering = about, gathering
+        early, self._early = self._early or (), None
+        for message in early:
+            self._take(*live.split(message))
+        self._make_room()
 
     def feed(self, message: bytes, audiences: set[str]) -> Iterator[Item]:
         frame, block = live.split(message)
         # Sent before the rest is so much as read: nobody waits for bands, or lacks the frame where they cannot be made.
         yield "", frame
-        about, columns = live.unpack(frame)
-        now, touched = time.monotonic(), dict[Key, set[int]]()
-        self._about = about
-        self._gather(about["attempt"], _own(about, columns), touched, now)
-        if block:
-            others, columns = live.unpack(block)
-            runs = list(_runs(others, columns))
-            self._gather(about["attempt"], runs, touched, now)
-            yield from self._single_ranks(runs, audiences)
+        if self._early is not None:  # bands come once it is open: before that nobody has been let in
+            self._early.append(message)
+            return
+        runs, touched = self._take(frame, block)
+        yield from self._single_ranks(runs, audiences)
         complete = {key: self._gathering[key].complete(steps) for key, steps in touched.items()}
+        self._make_room()
         yield from self._frames(complete)
 
     def tick(self) -> Iterator[Item]:
         now = time.monotonic()
         yield from self._frames({key: gathering.overdue(now) for key, gathering in self._gathering.items()})
 
-    def _gather(self, attempt: int, runs: Iterable[Run], touched: dict[Key, set[int]], now: float) -> None:
-        for name, incarnation, rank, step, value in runs:
-            key = (attempt, name, incarnation)
-            gathering = self._gathering.get(key)
-            if gathering is None:
-                # Nobody says when a series or an incarnation is over, so the first ones make room.
-                while len(self._gathering) >= KEPT:
-                    del self._gathering[next(iter(self._gathering))]
-                gathering = self._gathering[key] = Gathering()
-            gathering.add(rank, step, value, now)
-            touched.setdefault(key, set()).update(step.tolist())
+    def _take(self, frame: bytes, block: bytes) -> tuple[list[Run], dict[Key, set[int]]]:
+        """Gather a message's points; answers those of all ranks but 0, and which steps were touched."""
+        self._about, columns = live.unpack(frame)
+        now, attempt = time.monotonic(), self._about["attempt"]
+        touched = _gather(self._gathering, attempt, _own(self._about, columns), now)
+        runs = list(_runs(*live.unpack(block))) if block else []
+        for key, steps in _gather(self._gathering, attempt, runs, now).items():
+            touched.setdefault(key, set()).update(steps)
+        return runs, touched
+
+    def _make_room(self) -> None:
+        """Nobody says when a series or an incarnation is over, so those reported longest ago go."""
+        columns = sum(gathering.columns for gathering in self._gathering.values())
+        for key in list(self._gathering):
+            if len(self._gathering) <= KEPT and columns <= COLUMNS:
+                return
+            columns -= self._gathering.pop(key).columns
 
     def _frames(self, bands: dict[Key, Band | None]) -> Iterator[Item]:
         """One frame with the bands of each attempt (as good as always there is one)."""
@@ -105,18 +118,31 @@ class JobRelay:
             flat = [column for *_, step, value in mine for column in (step.astype("<f8"), value.astype("<f4"))]
             yield audience, live.pack({**self._about, "extra": True, "events": [], "series": entries}, *flat)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self) -> tuple[dict[str, Any], dict[Key, Gathering]]:
+        gathering: dict[Key, Gathering] = {}
         attempt = Attempt.objects.filter(job_id=self.job_id).order_by("-number").first()
         if attempt is None:
-            return
-        self._about = live.header(attempt)
+            return {}, gathering
         recent = store.recent(owner_of(attempt.pk), seconds=PATIENCE_S)
         runs = [
             (name, incarnation, rank, points.step, points.value)
             for name, incarnation, rank, points in recent
             if rank >= 0
         ]
-        self._gather(attempt.pk, runs, {}, time.monotonic())
+        _gather(gathering, attempt.pk, runs, time.monotonic())
+        return live.header(attempt), gathering
+
+
+def _gather(into: dict[Key, Gathering], attempt: int, runs: Iterable[Run], now: float) -> dict[Key, set[int]]:
+    """Add the points of these runs; answers the steps that each series and incarnation got."""
+    touched: dict[Key, set[int]] = {}
+    for name, incarnation, rank, step, value in runs:
+        key = (attempt, name, incarnation)
+        gathering = into.pop(key) if key in into else Gathering()
+        into[key] = gathering  # the last now: it was reported last
+        gathering.add(rank, step, value, now)
+        touched.setdefault(key, set()).update(step.tolist())
+    return touched
 
 
 def _own(about: dict[str, Any], data: memoryview) -> Iterator[Run]:

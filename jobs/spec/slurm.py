@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import datetime, timedelta, tzinfo
+from datetime import MAXYEAR, MINYEAR, datetime, timedelta, tzinfo
 
 MOST_NODES = 1_000  # named in one list
 AHEAD = timedelta(days=366)  # how late a job may begin
@@ -87,7 +87,8 @@ def begin(value: str) -> str:
     if not value or _AFTER.match(value):
         return value
     try:
-        datetime.fromisoformat(value)
+        if not MINYEAR < datetime.fromisoformat(value).year < MAXYEAR:
+            raise ValueError  # by its offset it may be before the first of all days, or after the last
     except ValueError:
         value = value if len(value) <= 80 else f"{value[:80]}…"
         raise ValueError(f'"{value}" is no moment. Write 2026-12-01T02:00, or +2h for two hours from now.') from None

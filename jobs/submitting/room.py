@@ -41,7 +41,7 @@ def misfits(spec: JobSpec) -> list[Problem]:
 def _eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | None]:
     """Nodes of the partition, GPU type and features that are asked for; or which of these leaves none.
 
-    An unknown partition or type is told elsewhere (named): then no node is eligible, and nothing is said here.
+    An unknown partition or type is told elsewhere (names): then no node is eligible, and nothing is said here.
     """
     asked = spec.resources
     found = _in_partition(asked.partition, nodes)

@@ -14,6 +14,7 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from jobs.disk.provenance import history
+from jobs.errors import SpecError
 from jobs.gathering import charts as curves
 from jobs.gathering import guard_events, layouts
 from jobs.gathering import life as lives
@@ -199,8 +200,12 @@ def spec(request: HttpRequest, job_id: int) -> HttpResponse:
     if parent is not None and not can(user, "see", parent):
         parent = None
     show = request.GET.get("show")
-    is_whole = show == "all" and not page.job.is_attached
-    text = write_toml(JobSpec.model_validate(page.job.spec), defaults=True) if is_whole else page.job.spec_toml
+    text = page.job.spec_toml
+    if show == "all":
+        try:
+            text = write_toml(JobSpec.parse(page.job.spec), defaults=True)
+        except SpecError:  # one that sbatch started, or of another release
+            show = None
     context = page.context(
         "spec",
         parent=parent,

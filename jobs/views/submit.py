@@ -20,7 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from jobs.disk.upload import MAX_BYTES as MAX_CODE
 from jobs.errors import JobError, Problem, SpecError
-from jobs.models import Job
+from jobs.models import Job, Listing
 from jobs.presenting import form_sections
 from jobs.presenting.form_fields import Section
 from jobs.presenting.toml_lines import line_of, locate
@@ -36,6 +36,7 @@ from portal.models import Project, User
 from portal.untrusted import whole
 
 ASKED = frozenset(Resources.model_fields)  # what a link may fill in
+AT_ONCE = 100  # names of clones that are looked for
 START = """\
 name = "my-first-run"
 kind = "distributed"
@@ -273,10 +274,13 @@ def _next_name(parent: Job) -> str:
     stem, dash, number = parent.name.rpartition("-")
     if not (dash and number.isdigit() and len(number) < 4):
         stem, number = parent.name[:59], "1"
-    alike = Job.objects.filter(project=parent.project_id, name__startswith=f"{stem}-")
-    taken = set(alike.values_list("name", flat=True))
-    others = (f"{stem}-{n}" for n in count(int(number) + 1))
-    return next(name for name in others if name not in taken)
+    for first in count(int(number) + 1, AT_ONCE):  # by name and project there is an index of the listing
+        others = [f"{stem}-{n}" for n in range(first, first + AT_ONCE)]
+        alike = Listing.objects.filter(project_id=parent.project_id, name__in=others)
+        taken = set(alike.values_list("name", flat=True))
+        if free := [name for name in others if name not in taken]:
+            return free[0]
+    raise AssertionError("unreachable")
 
 
 def _sections(user: User, drafted: Draft) -> list[Section]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from jobs.models import Attempt, Job, Sweep
+from jobs.models import Attempt, Sweep
+from jobs.models.sweep import standing
 from portal import formatting
 from portal.access import user_of
 from portal.http.paging import BadCursor, Order, Page, page
@@ -78,17 +75,9 @@ def _page(user: User, cursor: str | None) -> Page[Sweep]:
         return page(sweeps, NEWEST, cursor=None, limit=ROWS)
 
 
-def counted(sweeps: Iterable[Sweep]) -> Any:
-    """(sweep, state, how many) of these sweeps' jobs: as much work as they have jobs, however many others there are."""
-    jobs = Job.objects.filter(sweep__in=[sweep.pk for sweep in sweeps]).order_by()
-    return jobs.values_list("sweep", "latest__state").annotate(count=Count("pk"))
-
-
 def _lines(sweeps: list[Sweep]) -> list[SweepRow]:
-    by_sweep: dict[int, dict[str, int]] = defaultdict(dict)
-    for sweep, state, count in counted(sweeps):
-        by_sweep[sweep][state or Attempt.State.PENDING] = count
-    return [SweepRow(sweep, by_sweep[sweep.pk]) for sweep in sweeps]
+    stand = standing(sweeps)
+    return [SweepRow(sweep, stand[sweep.pk][0]) for sweep in sweeps]
 
 
 def say(lines: list[SweepRow]) -> tuple[str, str]:

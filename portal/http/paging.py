@@ -4,7 +4,7 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from django.db.models import Model, Q, QuerySet
@@ -85,8 +85,10 @@ def decode(cursor: str, order: Order) -> tuple[Any, int]:
     try:
         name, value, pk = json.loads(urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)))
         if isinstance(value, dict):
-            value = datetime.fromisoformat(value["time"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+            value = datetime.fromisoformat(value["time"]).astimezone(UTC)
+        elif isinstance(value, str):
+            value.encode()  # half a surrogate pair cannot be
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BadCursor from error
     plain = value is None or isinstance(value, str | int | float | datetime)
     if isinstance(value, str) and "\0" in value:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib import import_module
 from typing import Any
-from urllib.parse import urlsplit
 
 from channels.auth import AuthMiddlewareStack
 from channels.db import database_sync_to_async
@@ -127,7 +126,7 @@ def is_ours(origin: str | None, host: str) -> bool:
         return False
     if origin is None:
         return True
-    return origin in settings.CSRF_TRUSTED_ORIGINS or urlsplit(origin).netloc == host
+    return origin in settings.CSRF_TRUSTED_ORIGINS or origin.partition("://")[2] == host
 
 
 def still(scope: Scope) -> User | AnonymousUser:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.contrib.auth.decorators import login_required
 from django.db.models import Count, Exists, Min, OuterRef, Q
@@ -109,12 +110,10 @@ def home(request: HttpRequest) -> HttpResponse:
 def seen(request: HttpRequest) -> HttpResponse:
     """Everything that the page showed has been read: up to the moment that it was made."""
     user = user_of(request)
-    try:
-        until = datetime.fromisoformat(request.POST.get("until", ""))
-    except ValueError:
-        until = timezone.now()
-    if timezone.is_naive(until) or until > timezone.now():
-        until = timezone.now()
+    until = now = timezone.now()
+    with suppress(ValueError, OverflowError):
+        said = datetime.fromisoformat(request.POST.get("until", ""))
+        until = now if timezone.is_naive(said) else min(said.astimezone(UTC), now)
     User.objects.filter(pk=user.pk).filter(Q(seen_at=None) | Q(seen_at__lt=until)).update(seen_at=until)
     return redirect("home")
 

@@ -65,6 +65,11 @@ class Gathering:
     def ranks(self) -> int:
         return len(self._columns)
 
+    @property
+    def columns(self) -> int:
+        """What it takes: so many times WINDOW values."""
+        return int(self._values.shape[1])
+
     def add(self, rank: int, step: Integers, value: Floats, now: float) -> None:
         """One rank's new values, in order of arrival; `now` is monotonic."""
         if rank not in self._columns:
@@ -87,15 +92,14 @@ class Gathering:
 
     def overdue(self, now: float) -> Band | None:
         """The bands of steps that have waited long enough."""
-        if self.ranks < 2 or not self._rows:
+        used = len(self._rows)  # the first so many rows have a step
+        waits = ~self._done[:used] & (self._since[:used] <= now - PATIENCE_S)
+        if self.ranks < 2 or not waits.any():
             return None
-        return self._band(sorted(s for s, row in self._rows.items() if self._waited(row, now)))
+        return self._band(sorted(step for step, row in self._rows.items() if waits[row]))
 
     def _ready(self, row: int, count: NDArray[np.int64]) -> bool:
         return bool(self._done[row]) or int(count[row]) == self.ranks
-
-    def _waited(self, row: int, now: float) -> bool:
-        return not self._done[row] and now - self._since[row] >= PATIENCE_S
 
     def _band(self, steps: list[int]) -> Band | None:
         if not steps:

@@ -11,6 +11,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
+from jobs.listing import keeping
 from portal.accounts import actions
 from portal.http.staticfiles import UNUSED
 from portal.run.preflight import Refused
@@ -53,7 +54,9 @@ def _migrate() -> None:
             cursor.execute("SELECT pg_advisory_lock(%s)", [LOCK])
         try:
             executor = MigrationExecutor(connection)
-            if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+            is_behind = bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+            # A start that was killed after its last migration has yet to put the listing's triggers back.
+            if is_behind or not keeping.is_kept(connection):
                 call_command("migrate", interactive=False, verbosity=0)
         finally:
             if connection.vendor == "postgresql":

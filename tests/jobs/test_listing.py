@@ -20,6 +20,7 @@ from jobs.models import Attempt, Job, Listing
 from portal.access import note
 from portal.admin import History
 from portal.models import User
+from portal.site import prepare
 from tests import lab
 
 pytestmark = pytest.mark.django_db
@@ -80,6 +81,16 @@ def test_what_nobody_kept_meanwhile_is_brought_in_step(signed_in, mira, project)
     assert names(signed_in, "q=heron") == ["heron"]
 
 
+def test_a_start_finishes_what_an_upgrade_that_was_killed_left_undone(signed_in, mira, project, monkeypatch):
+    """The last migration was applied, and what keeps the listing not put back yet."""
+    keeping.let_go(connection)
+    lab.a_job(mira, project, name="heron")
+    monkeypatch.setattr(prepare, "_collect_static", lambda: None)
+    prepare.prepare()
+    assert keeping.is_kept(connection)
+    assert names(signed_in, "q=heron") == ["heron"]
+
+
 @pytest.mark.parametrize("sort", ["-created", "name", "state", "-started", "owner"])
 @pytest.mark.parametrize("query", ["", "q=lora", "state=completed&q=lora"])
 def test_pages_are_whole_where_four_jobs_are_many(signed_in, mira, project, short, sort, query):
@@ -134,6 +145,23 @@ def test_a_search_that_has_looked_far_enough_offers_to_go_on(signed_in, mira, pr
         page = signed_in.get(f"{JOBS}?q=zz&cursor={cursor}").json()
         found, cursor = found + page["items"], page["next"]
     assert [job["id"] for job in found] == [oldest.pk]
+
+
+@pytest.mark.parametrize("sort", ["owner", "-owner"])
+def test_a_search_through_many_people_ends_after_as_many_lines(signed_in, mira, project, short, sort):
+    """Each has fewer jobs than are looked at for a page; all of them together have not."""
+    for name in ("ada", "bo", "cy", "di"):
+        person = lab.person(name, project)
+        for number in range(2):
+            lab.a_job(person, project, name=f"{'zz' if name in {'ada', 'di'} else 'gpt'}-{number}")
+    found, short_ones, cursor = [], 0, ""
+    while cursor is not None:
+        page = signed_in.get(f"{JOBS}?q=zz&sort={sort}&cursor={cursor}").json()
+        assert len(page["items"]) <= walk.EFFORT
+        short_ones += not page["items"]
+        found, cursor = found + [job["id"] for job in page["items"]], page["next"]
+    assert short_ones, "nobody of those in between has one"
+    assert len(found) == len(set(found)) == 4
 
 
 @pytest.mark.parametrize(
@@ -191,6 +219,16 @@ def test_no_address_reads_through_all_jobs(signed_in, mira, project, address):
     with CaptureQueriesContext(connection) as queries:
         assert signed_in.get(address).status_code == 200
     assert _read_through(queries) == []
+
+
+def test_a_clone_gets_its_name_without_a_look_at_every_job_of_its_project(signed_in, mira, project):
+    job = lab.a_job(mira, project, name="lora", spec_toml='name = "lora"\n')
+    for number in range(2, 105):
+        lab.a_job(mira, project, name=f"lora-{number}")
+    with CaptureQueriesContext(connection) as queries:
+        html = signed_in.get(f"/submit?from={job.pk}").text
+    assert "lora-105" in html
+    assert [query["sql"] for query in queries if "LIKE" in query["sql"]] == []
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite tells its plan without any rows to go by")

@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from jobs.disk import profiles as files
 from jobs.disk import rundir
 from jobs.models import Event, Job
 from portal.models import Project, User
@@ -135,6 +136,17 @@ def test_nothing_else_is_handed_out(job: Job, mira: User, tmp_path: Path) -> Non
         assert bearer(mira).get(f"/api/v1/jobs/{job.pk}/profiles/1/{name}").status_code == 404, name
         assert signed_in(mira).get(f"/jobs/{job.pk}/profiles/1/{name}").status_code == 404, name
     assert bearer(mira).get(f"/api/v1/jobs/{job.pk}/profiles/2/{NAME}").status_code == 404
+
+
+def test_who_goes_before_the_first_piece_leaves_no_file_open(job: Job) -> None:
+    place = rundir.path_of(job.directory) / "job" / "attempt-1" / "profiles"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / NAME).write_bytes(b"x")
+    assert job.latest is not None
+    before = len(os.listdir("/proc/self/fd"))
+    asked = files.download(job.latest, NAME)
+    del asked
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_events_that_make_no_sense_are_shown_as_nothing(job: Job, mira: User) -> None:

@@ -138,9 +138,11 @@ def test_bodies_are_cut_off_before_they_are_kept():
     assert ask_bounded({}, [mib] * 100) == (413, 3)
     assert ask_bounded({"content-length": str(10**10)}, [mib]) == (413, 0)
     form = {"content-type": "multipart/form-data; boundary=x"}
-    assert ask_bounded(form, [mib] * 52) == (200, 52)
-    assert ask_bounded(form, [mib] * 60) == (413, 53)
-    assert ask_bounded(form, [mib] * 60, "/accounts/login/") == (413, 3)
+    for path in ("/api/v1/jobs", "/api/v1/sweeps", "/submit"):
+        assert ask_bounded(form, [mib] * 52, path) == (200, 52)
+        assert ask_bounded(form, [mib] * 60, path) == (413, 53)
+    for path in ("/accounts/login/", "/jobs/7/edit"):
+        assert ask_bounded(form, [mib] * 60, path) == (413, 3)
 
 
 def test_schema_is_openapi_3_1_with_problem_documents():

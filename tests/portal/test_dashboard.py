@@ -117,6 +117,7 @@ def test_seen_means_gone_from_the_list(mira: User, project: Project) -> None:
     mira.refresh_from_db()
     before = mira.seen_at
     client.post("/seen", {"until": (timezone.now() - timedelta(days=3)).isoformat()})
+    client.post("/seen", {"until": "0001-01-01T00:00:00+14:00"})
     client.post("/seen", {"until": "nonsense"})
     mira.refresh_from_db()
     assert before

@@ -15,7 +15,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
 from portal.http.sockets import writer_of
-from portal.hub import QUEUE, Hub, Item, frame
+from portal.hub import QUEUE, Hub, Item, Plain, frame
 from tests.redis import Server, redis_up
 
 
@@ -140,6 +140,22 @@ def test_joining_without_redis_does_not_fail(server: Server) -> None:
         assert await listener.get() is None
 
     run(server, scene)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, asyncio.CancelledError])
+def test_who_could_not_join_leaves_nothing_behind(server: Server, fault: type[BaseException]) -> None:
+    class Closed(Plain):
+        """A relay that never opens: its database is away, or whoever joins is no longer wanted."""
+
+        async def open(self) -> None:
+            raise fault
+
+    async def scene(hub: Hub) -> None:
+        with pytest.raises(fault):
+            await join(hub, "a")
+        assert not hub._topics
+
+    run(server, scene, relay=lambda topic: Closed())
 
 
 class Shout:

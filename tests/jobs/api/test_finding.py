@@ -1,5 +1,9 @@
 """Finding jobs over REST: filters, words, orders, pages."""
 
+import json
+from base64 import urlsafe_b64encode
+from urllib.parse import quote
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -66,7 +70,20 @@ def test_search_by_number(client, four):
     assert ids(client.get(JOBS, {"q": f"#{four[2].pk}"})) == [four[2].pk]
 
 
-@pytest.mark.parametrize("query", ["state=asleep", "sort=colour", "created_after=2020-01-01T00:00:00", "limit=0"])
+BEFORE_ALL_DAYS, AFTER_ALL_DAYS = "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "state=asleep",
+        "sort=colour",
+        "created_after=2020-01-01T00:00:00",
+        f"created_after={quote(BEFORE_ALL_DAYS)}",
+        f"created_before={AFTER_ALL_DAYS}",
+        "limit=0",
+    ],
+)
 def test_wrong_filters_say_what_there_is(client, query):
     answer = client.get(f"{JOBS}?{query}")
     assert answer.status_code == 422
@@ -100,6 +117,19 @@ def test_a_new_job_shifts_no_page(client, mira, project):
 @pytest.mark.parametrize("cursor", ["x", "bm9uc2Vuc2U", "WyItY3JlYXRlZCIsbnVsbCwiYSJd", "W10", "é"])
 def test_a_cursor_that_is_none_of_ours(client, four, cursor):
     assert client.get(JOBS, {"cursor": cursor}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("sort", "place"),
+    [
+        ("started", ["started_or_never", {"time": BEFORE_ALL_DAYS}, 3]),
+        ("started", ["started_or_never", {"time": 7}, 3]),
+        ("name", ["name", "\ud800", 3]),
+    ],
+)
+def test_a_cursor_of_a_place_that_cannot_be(client, four, sort, place):
+    cursor = urlsafe_b64encode(json.dumps(place).encode()).decode()
+    assert client.get(JOBS, {"sort": sort, "cursor": cursor}).status_code == 422
 
 
 def test_a_cursor_belongs_to_its_order(client, four):

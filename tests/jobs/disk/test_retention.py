@@ -84,6 +84,19 @@ def test_what_has_gone_already_is_no_error(root: Path) -> None:
     assert not folder.exists()
 
 
+def test_where_the_file_system_is_away_nothing_has_gone(root: Path) -> None:
+    """The folder that it is mounted on is there, and empty."""
+    attempt, folder = closed(20)
+    runs = rundir.runs_root()
+    os.rename(runs, root / "away")
+    runs.mkdir()
+    assert retention.remove_spools() == 0
+    runs.rmdir()
+    os.rename(root / "away", runs)
+    assert retention.remove_spools() == 1
+    assert not (folder / "spool").exists()
+
+
 def test_what_cannot_be_removed_does_not_keep_the_rest_waiting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "AT_ONCE", 1)
     (_, odd), (_, plain) = closed(20), closed(20)

@@ -99,6 +99,9 @@ def test_gone_directory_takes_nothing_and_an_absent_file_system_says_nothing(run
     known = job.disk_bytes
     runs.rename(runs.with_name("away"))
     assert measured(job).disk_bytes == known
+    runs.mkdir()
+    assert measured(job).disk_bytes == known, "the folder that it is mounted on is there"
+    runs.rmdir()
     runs.with_name("away").rename(runs)
     with trash.discarded(job.directory):
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.utils import timezone
 
@@ -86,6 +88,35 @@ def test_in_vain_is_cancelled_and_names_the_other(oskar: User, first: Job, told:
     tick(told)
     assert latest(then).reason == f"#{job.pk} ended as cancelled, so this one did not start."
     assert not told.submissions
+
+
+def test_what_has_waited_in_vain_is_not_looked_at_again(
+    oskar: User, first: Job, told: Told, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
+) -> None:
+    monkeypatch.setattr(dependencies, "AT_ONCE", 1)
+    with django_assert_max_num_queries(20) as nothing_yet:
+        dependencies.look()
+    for _ in range(4):
+        ask(oskar, spec_of(after=[a_job(oskar, first.project, state="running").pk]))
+    Attempt.objects.exclude(job=first).filter(job__predecessors=None).update(state="failed", decided_at=timezone.now())
+    for _ in range(4):
+        tick(told)
+    assert set(Attempt.objects.exclude(cause="").values_list("cause", flat=True)) == {"unmet"}
+    with django_assert_max_num_queries(len(nothing_yet)):
+        dependencies.look()
+
+
+def test_what_completes_meanwhile_counts_for_what_is_resumed(oskar: User, first: Job, told: Told) -> None:
+    """However it ends later: it has completed once."""
+    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    cancel(oskar, job)
+    tick(told)
+    ended(first, "completed")
+    tick(told)
+    ended(first, "failed")
+    Attempt.objects.filter(job=job).update(decided_at=timezone.now())
+    attempt = resume(oskar, job)
+    assert tick(told) == [attempt.pk]
 
 
 def test_a_deleted_one_did_not_complete(oskar: User, first: Job, told: Told) -> None:

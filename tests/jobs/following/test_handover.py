@@ -290,3 +290,26 @@ def test_a_scripts_code_lies_in_the_run_directory(told: Told) -> None:
     assert "directory" not in text
     sent = json.loads((rundir.path_of(job.directory) / "portal" / "code.json").read_text())
     assert (len(sent["digest"]), sent["commit"], sent["dirty"]) == (64, "", False)
+
+
+def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(told: Told) -> None:
+    """Cancelled before it started, and resumed: it is the second attempt that fetches it."""
+    a_project()
+    sam, spec = sysadmin(), spec_of(kind="script", script={"directory": "."})
+    jobs = [ask(sam, spec, code=packed(train_py="print(1)"))[0] for _ in range(2)]
+    for job in jobs:
+        cancel(sam, job)
+        assert job.latest_id is not None
+        handover.hand_over(job.latest_id, told)
+    Attempt.objects.update(decided_at=timezone.now())
+    waits = resume(sam, jobs[0])
+    upload.forget_stale(older_than_s=-1, awaited=upload.awaited())
+    for attempt in (waits, resume(sam, jobs[1])):
+        handover.hand_over(attempt.pk, told)
+        attempt.refresh_from_db()
+    assert waits.scheduler_id
+    assert (attempt.cause, attempt.reason) == (
+        "rejected",
+        "The code that it was sent with is kept for a day where nothing starts with it, and is gone."
+        " Submit it once more, with its code.",
+    )

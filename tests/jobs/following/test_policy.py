@@ -14,7 +14,7 @@ from django.utils import timezone
 from jobs import checkpoints
 from jobs.disk import rundir
 from jobs.following.cause import WORDS, Ended, cause_of
-from jobs.following.policy import RESTARTED
+from jobs.following.policy import RESTARTED, decide
 from jobs.intake import reports, verify
 from jobs.models import Attempt, Checkpoint, Job
 from tests.jobs.reporting import Spooled, post
@@ -198,6 +198,14 @@ class TestCheckpoints:
         Checkpoint.objects.filter(pk=newest.pk).update(state="corrupt")
         third.refresh_from_db()
         assert checkpoints.newest_on_line(third) == chosen  # up the line of parents
+
+    def test_line_of_any_number_of_attempts_is_gone_up(self, job: Job, attempt: Attempt) -> None:
+        """As of a program that saves nothing, in a partition where it is preempted every few hours."""
+        Attempt.objects.bulk_create(Attempt(job=job, number=number, cause="preempted") for number in range(2, 1202))
+        last = Attempt.objects.latest("number")
+        assert decide(last, "preempted").text.endswith("Started anew from the beginning as attempt 1202.")
+        checkpoints.note_event(attempt, event(100))
+        assert checkpoints.newest_on_line(last) == Checkpoint.objects.get()
 
     def test_verification_finds_what_is_wrong(self, job: Job, attempt: Attempt) -> None:
         on_disk(job)

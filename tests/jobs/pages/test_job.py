@@ -367,6 +367,9 @@ def test_a_spec_shows_what_differs_from_its_parent(client: Client, mira: User, p
     html = text(client.get(f"/jobs/{job.pk}/spec"))
     assert "<del>name = &quot;parent&quot;</del><ins>name = &quot;child&quot;</ins>" in html
     assert "validate_every = 100" in text(client.get(f"/jobs/{job.pk}/spec?show=all")), "defaults filled in"
+    job.spec["of_another_release"] = 1
+    job.save(update_fields=["spec"])
+    assert "As it was written" in text(client.get(f"/jobs/{job.pk}/spec?show=all")), "nobody knows its defaults"
     download = client.get(f"/jobs/{job.pk}/spec.toml")
     assert download.content == b'name = "child"\nsteps = 1\n'
     assert "attachment" in download.headers["Content-Disposition"]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from threading import Event
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 
 from jobs import live
+from jobs.intake.reports import SERIES
 from jobs.models import Attempt, Job
 from jobs.sockets import consumers
+from jobs.sockets.relay import JobRelay
 from portal import hub
 from portal.models import Project, Token, User
+from portal.series import bands
 from tests.jobs.reporting import Spooled, attempt_of
 from tests.jobs.sockets.listening import Socket, play, take
 from tests.lab import signed_in
@@ -96,6 +102,69 @@ def test_ranks_become_a_band_once_all_have_reported_a_step(server: Server, ada: 
         await socket.disconnect()
         await alone.disconnect()
 
+    play(scene)
+
+
+def test_of_a_thousand_series_each_has_its_band(server: Server, ada: User) -> None:
+    """As many as an attempt may have, all of them in one message of each rank."""
+    attempt = attempt_of()
+    client = signed_in(ada)
+    values = {f"norm/{number}": 1.0 for number in range(SERIES)}
+
+    async def scene() -> None:
+        socket = Socket(f"/ws/jobs/{attempt.job_id}", client)
+        await socket.connect()
+        await socket.hear("hello")
+        ranks = [Spooled(rank=rank).log(1, **values) for rank in range(2)]
+        await take(attempt, (ranks[0], 0, 1))
+        await socket.hear()
+        await take(attempt, (ranks[1], 0, 1))
+        await socket.hear()
+        header, _ = await socket.hear()
+        assert {series["name"] for series in header["series"] if series["kind"] == "band"} == values.keys()
+        await socket.disconnect()
+
+    play(scene)
+
+
+def test_a_relay_that_opens_is_fed_and_ticks(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the ranks reported before is gathered in a thread; what they report meanwhile is not lost."""
+    attempt, begun, go_on = attempt_of(), Event(), Event()
+    ranks = [Spooled(rank=rank).log(1, loss=rank + 1.0, step_seconds=1.0) for rank in range(3)]
+    sent: list[bytes] = []
+    gather = bands.Gathering.add
+
+    def slowly(*arguments: Any) -> None:
+        gather(*arguments)
+        begun.set()
+        assert go_on.wait(10)
+
+    def hurried(self: bands.Gathering, now: float) -> None:
+        go_on.set()  # the thread adds its next series while the tick goes through those that it finds
+        while len(relay._gathering) < 2:
+            time.sleep(0.001)
+
+    async def scene() -> None:
+        monkeypatch.setattr(live, "_send", lambda messages: sent.append(messages[live.job_topic(attempt.job_id)]))
+        await take(attempt, (ranks[0], 0, 1))
+        await take(attempt, (ranks[1], 0, 1))
+        monkeypatch.setattr(bands.Gathering, "add", slowly)
+        monkeypatch.setattr(bands.Gathering, "overdue", hurried)
+        opening = asyncio.create_task(relay.open())
+        await asyncio.to_thread(begun.wait, 10)
+        assert list(relay.tick()) == []
+        assert len(list(relay.feed(sent[1], set()))) == 1, "the frame alone"
+        go_on.set()
+        await opening
+        await take(attempt, (ranks[2], 0, 1))
+        frames = [frame for _, frame in relay.feed(sent[2], set())]
+        header, data = live.unpack(frames[-1])
+        assert [(series["name"], series["kind"]) for series in header["series"]] == [
+            ("loss", "band"), ("step_seconds", "band")
+        ]  # fmt: skip
+        assert live.columns_of(header, data)[0]["worst"].tolist() == [2.0]
+
+    relay = JobRelay(attempt.job_id)
     play(scene)
 
 

@@ -97,6 +97,11 @@ def test_a_moment_of_the_past_or_far_ahead_is_refused(oskar: User) -> None:
             ask(oskar, spec_of(resources={"begin": text}))
 
 
+@pytest.mark.parametrize("text", ["0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"])
+def test_a_moment_before_or_after_all_days_is_none(text: str) -> None:
+    assert "is no moment" in problems(resources={"begin": text})["resources.begin"]
+
+
 def test_what_does_not_hold_says_the_fix() -> None:
     found = problems(resources={"partition": "a b", "qos": "-x", "constraint": "a&(b", "begin": "tomorrow"})
     assert found["resources.partition"].startswith('"a b" is no name in Slurm.')

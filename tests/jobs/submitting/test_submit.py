@@ -25,7 +25,7 @@ from portal.series import store
 from tests.jobs import reporting
 from tests.jobs.asking import ask, packed, spec_of
 from tests.jobs.schedulers import DGX_01, Told
-from tests.lab import a_checkpoint, a_job, a_project, person, sysadmin
+from tests.lab import a_checkpoint, a_job, a_project, on_disk, person, sysadmin
 
 pytestmark = pytest.mark.django_db
 
@@ -236,6 +236,19 @@ class TestCancelAndDelete:
         assert not root.exists()
         trash.empty()
         assert not list((rundir.runs_root() / trash.TRASH).iterdir())
+
+    def test_what_lies_on_a_file_system_that_is_away_is_not_forgotten(self, oskar: User, project: Project) -> None:
+        job = a_job(oskar, project, state="failed")
+        root, runs = on_disk(job), rundir.runs_root()
+        runs.rename(runs.with_name("away"))
+        runs.mkdir()
+        with pytest.raises(Conflict, match="mount its file system"):
+            delete(oskar, job)
+        assert list(runs.iterdir()) == []
+        runs.rmdir()
+        runs.with_name("away").rename(runs)
+        delete(oskar, job)
+        assert not root.exists()
 
     @pytest.mark.django_db(transaction=True)
     def test_what_the_database_keeps_stays_on_disk(
