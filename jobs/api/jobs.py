@@ -1,7 +1,7 @@
 """REST: jobs. Thin: authorise, call one function, answer."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from django.db.models import QuerySet
@@ -84,7 +84,10 @@ class WantedJobs(Schema):
     def _with_zone(cls, time: datetime | None) -> datetime | None:
         if time is not None and time.tzinfo is None:
             raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
-        return time
+        try:
+            return time and time.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("There is no such time in UTC. Say one between the years 1 and 9999.") from None
 
     def search(self) -> Search:
         return Search(

@@ -66,7 +66,14 @@ def test_search_by_number(client, four):
     assert ids(client.get(JOBS, {"q": f"#{four[2].pk}"})) == [four[2].pk]
 
 
-@pytest.mark.parametrize("query", ["state=asleep", "sort=colour", "created_after=2020-01-01T00:00:00", "limit=0"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("state=asleep", "sort=colour", "limit=0", "created_after=2020-01-01T00:00:00"),
+        # Before the first day, and after the last, once in UTC.
+        *("created_after=0001-01-01T00:00:00%2B01:00", "created_before=9999-12-31T23:59:59-01:00"),
+    ],
+)
 def test_wrong_filters_say_what_there_is(client, query):
     answer = client.get(f"{JOBS}?{query}")
     assert answer.status_code == 422
