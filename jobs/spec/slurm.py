@@ -87,7 +87,8 @@ def begin(value: str) -> str:
     if not value or _AFTER.match(value):
         return value
     try:
-        datetime.fromisoformat(value)
+        if datetime.fromisoformat(value).year in {1, 9999}:  # in another zone there may be no such moment
+            raise ValueError
     except ValueError:
         value = value if len(value) <= 80 else f"{value[:80]}…"
         raise ValueError(f'"{value}" is no moment. Write 2026-12-01T02:00, or +2h for two hours from now.') from None

@@ -127,7 +127,10 @@ def is_ours(origin: str | None, host: str) -> bool:
         return False
     if origin is None:
         return True
-    return origin in settings.CSRF_TRUSTED_ORIGINS or urlsplit(origin).netloc == host
+    try:
+        return origin in settings.CSRF_TRUSTED_ORIGINS or urlsplit(origin).netloc == host
+    except ValueError:  # of no page: "http://["
+        return False
 
 
 def still(scope: Scope) -> User | AnonymousUser:

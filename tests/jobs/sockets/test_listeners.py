@@ -65,6 +65,7 @@ def test_other_sites_pages_and_cookies_without_a_page_are_turned_away(ada: User)
         for headers in (
             {"origin": "http://evil.example", "cookie": cookie},
             {"origin": "null", "cookie": cookie},
+            {"origin": "http://[", "cookie": cookie},
             {"cookie": cookie},
             {"origin": "http://evil.example", "host": "evil.example", "cookie": cookie},
         ):

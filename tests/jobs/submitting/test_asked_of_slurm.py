@@ -97,6 +97,12 @@ def test_a_moment_of_the_past_or_far_ahead_is_refused(oskar: User) -> None:
             ask(oskar, spec_of(resources={"begin": text}))
 
 
+@pytest.mark.parametrize("text", ["0001-01-01T00:00+23:59", "9999-12-31T23:59-23:59"])
+def test_a_moment_that_is_none_in_another_zone_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="is no moment"):
+        spec_of(resources={"begin": text})
+
+
 def test_what_does_not_hold_says_the_fix() -> None:
     found = problems(resources={"partition": "a b", "qos": "-x", "constraint": "a&(b", "begin": "tomorrow"})
     assert found["resources.partition"].startswith('"a b" is no name in Slurm.')
