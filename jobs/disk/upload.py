@@ -26,7 +26,8 @@ from portal import untrusted
 
 MAX_BYTES = 50 * 1000 * 1000
 MAX_UNPACKED = 500 * 1000 * 1000
-MAX_MEMBERS = 20_000
+MAX_MEMBERS = 20_000  # with the folders that only their paths name
+MAX_NAME, MAX_PART = 1000, 255  # bytes of a member's path, and of each name in it
 UPLOADS = ".uploads"
 STAGING = "unpacking-"
 DIRTY = "VIGIL.dirty"  # `vigil submit` says so where the files differ from the commit that it names
@@ -141,13 +142,15 @@ class _Bounded(io.RawIOBase):
 
 def _walk(code: bytes) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """The members in order, names cleaned; _Bad at the first that is not a plain file, folder or link within."""
-    total, seen = 0, dict[PurePosixPath, bool]()
+    total, seen = 0, {PurePosixPath("."): True}
     source = _Bounded(code)
     with tarfile.open(fileobj=source, mode="r|") as archive:
         for count, member in enumerate(archive):
+            if member.size < 0:  # else a folder of -1 GB makes room for as much
+                raise _Bad(f"{member.name[:80]!r} is of {member.size:,} bytes. Pack the directory anew.")
             total += member.size
             source.allowance += member.size + 65_536
-            if count >= MAX_MEMBERS:
+            if count >= MAX_MEMBERS or len(seen) > MAX_MEMBERS:
                 raise _Bad(f"More than {MAX_MEMBERS:,} files. Pack what the program needs.")
             if total > MAX_UNPACKED:
                 raise _Bad("More than 500 MB unpacked. Keep data and weights out of it.")
@@ -156,8 +159,7 @@ def _walk(code: bytes) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
                 continue
             if not (member.isreg() or member.isdir() or member.issym()):
                 raise _Bad(f"{path} is not a file, a folder or a link. Take it out.")
-            if any(not seen.get(parent, True) for parent in path.parents):
-                raise _Bad(f"{path} lies behind a link or a file. Pack the folder itself.")
+            _note_folders(path, seen)
             if path in seen and not (seen[path] and member.isdir()):
                 raise _Bad(f"{path} is packed twice. Pack the directory anew.")
             if member.issym():
@@ -169,14 +171,34 @@ def _walk(code: bytes) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
 
 def _clean(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 1000:
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise _Bad(f"{name[:80]!r} leads out of the upload. Pack relative names.")
+    if _is_too_long(path):
+        raise _Bad(f"{name[:80]!r} is too long a name. Call it something shorter.")
     return path
+
+
+def _is_too_long(path: PurePosixPath) -> bool:
+    """Whether file systems have no room for it: each part's and a whole path's bytes are bounded."""
+    name = os.fsencode(path)
+    return len(name) > MAX_NAME or max(map(len, name.split(b"/"))) > MAX_PART
+
+
+def _note_folders(path: PurePosixPath, seen: dict[PurePosixPath, bool]) -> None:
+    """The folders on the way to a member, which need no member of their own; those above a known one are known."""
+    for parent in path.parents:
+        if parent in seen:
+            if not seen[parent]:
+                raise _Bad(f"{path} lies behind a link or a file. Pack the folder itself.")
+            return
+        seen[parent] = True
 
 
 def _check_link(path: PurePosixPath, target: str) -> None:
     """Upward steps first, no more than the link lies deep, then names: such a target cannot lead out."""
     parts = PurePosixPath(target).parts
+    if "\0" in target or _is_too_long(PurePosixPath(target)):
+        raise _Bad(f"{path} is a link to what no file can be called. Pack the file itself.")
     up = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
     if target.startswith("/") or ".." in parts[up:] or up > len(path.parent.parts) or not parts:
         raise _Bad(f"{path} is a link that leads out of the upload. Pack the file itself.")

@@ -140,9 +140,11 @@ def _typed(text: str | None) -> int | None:
 
 
 def _safe(request: HttpRequest) -> str:
-    """The page that the person came from, if it is one of ours."""
+    """The page that the person came from, if it is one of ours: an address, for a bare word would be a view's name."""
     back = request.POST.get("back") or request.META.get("HTTP_REFERER", "")
-    ours = url_has_allowed_host_and_scheme(back, {request.get_host()}, require_https=request.is_secure())
+    ours = "/" in back and url_has_allowed_host_and_scheme(
+        back, {request.get_host()}, require_https=request.is_secure()
+    )
     return back if ours else ""
 
 

@@ -115,7 +115,7 @@ def standard_library() -> Source:
 def find(path: Path, *, suffixes: tuple[str, ...], text_field: str, tell: Callable[[], None] = lambda: None) -> Source:
     """The texts and JSON lines at a path: a file, or all in a folder and below; DataError if there are none."""
     try:
-        kind = os.stat(path).st_mode
+        kind = data_roots.stat(path).st_mode
     except OSError as error:
         raise _unreadable(path, error) from None
     label = plain(_unpacked(path.name))
@@ -166,7 +166,7 @@ def _walk(
                 tell()
             if name.lower().endswith(endings) and not name.startswith("."):
                 path = os.path.join(folder, name)
-                if os.path.isfile(path):
+                if data_roots.is_file(path):
                     yield _file(path, os.path.relpath(path, root))
 
 
@@ -177,7 +177,7 @@ def _unpacked(name: str) -> str:
 
 def _file(path: str | Path, name: str) -> File:
     try:
-        about = os.stat(path)
+        about = data_roots.stat(path)
     except OSError as error:
         raise _unreadable(path, error) from None
     return File(os.fspath(path), name, about.st_size, about.st_mtime_ns)

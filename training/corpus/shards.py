@@ -88,7 +88,7 @@ class Index:
 
 def are_in(folder: Path) -> bool:
     """Whether it says so. What can't be looked at is no such folder: whoever reads it next says why."""
-    return os.path.isfile(folder / INDEX)
+    return data_roots.is_file(folder / INDEX)
 
 
 def read_index(folder: Path) -> Index:
@@ -232,7 +232,7 @@ def _count(item: Mapping[str, Any], name: str) -> int:
 
 def _check_length(path: Path, expected: int) -> None:
     try:
-        size = path.stat().st_size
+        size = data_roots.stat(path).st_size
     except OSError as error:
         raise _unreadable(path, error) from None
     if size != expected:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
 from pathlib import Path
 
@@ -36,20 +37,55 @@ def are_set() -> bool:
 
 def open_file(path: str | os.PathLike[str], *, buffering: int = -1) -> BufferedReader:
     """A file for reading. OutsideRoots where it may not be read; nothing of it was opened then."""
-    if _roots is None or _is_own(os.fspath(path)):
+    if _is_open(path):
         return _reader(path, buffering)
-    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        _check(path, os.readlink(f"/proc/self/fd/{held}"))
+    with _held(path) as held:
         return _reader(f"/proc/self/fd/{held}", buffering)
-    finally:
-        os.close(held)
+
+
+def stat(path: str | os.PathLike[str]) -> os.stat_result:
+    """What os.stat says of it. OutsideRoots where it may not be read: how large it is, say, is not to be told."""
+    if _is_open(path):
+        return os.stat(path)
+    with _held(path) as held:
+        return os.fstat(held)
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file to read. A link that leads out counts as one, whether there is anything behind it or
+    not: whoever opens it is told that it leads out, and no more."""
+    if not _is_open(path) and os.path.islink(path):
+        try:
+            check_folder(path)
+        except OutsideRoots:
+            return True
+    return os.path.isfile(path)
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
     """OutsideRoots where the names in it are not to be listed. What they name is judged as it is opened."""
-    if _roots is not None and not _is_own(os.fspath(path)):
+    if not _is_open(path):
         _check(path, os.path.realpath(path))
+
+
+@contextmanager
+def _held(path: str | os.PathLike[str]) -> Iterator[int]:
+    """A descriptor of what lies in the roots, with which nothing can be read."""
+    try:
+        held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        _check(path, os.path.realpath(path))  # of what is outside, not even that it is not there
+        raise
+    try:
+        _check(path, os.readlink(f"/proc/self/fd/{held}"))
+        yield held
+    finally:
+        os.close(held)
+
+
+def _is_open(path: str | os.PathLike[str]) -> bool:
+    """Whether it may be opened as it is."""
+    return _roots is None or _is_own(os.fspath(path))
 
 
 def _reader(path: str | os.PathLike[str], buffering: int) -> BufferedReader:

@@ -48,7 +48,7 @@ class Weights:
         """All that is needed to open it again, and to export what comes of it."""
         folder = self.path if self.path.is_dir() else self.path.parent
         beside = (CONFIG, INDEX, TOKENIZER, *BESIDE_TOKENIZER) if self.path.is_dir() else ()
-        there = [folder / name for name in beside if (folder / name).is_file()]
+        there = [folder / name for name in beside if data_roots.is_file(folder / name)]
         return [*sorted({stored.file for stored in self.tensors.values()}), *there]
 
     def read(self, name: str) -> Tensor:

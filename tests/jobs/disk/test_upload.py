@@ -46,6 +46,32 @@ def other(name: str, kind: bytes, target: str = "") -> Plant:
     return add
 
 
+def linked_by_header(target: str) -> Plant:
+    """A link whose target stands in a header of its own, where any letter may be."""
+
+    def add(archive: tarfile.TarFile) -> None:
+        member = tarfile.TarInfo("x")
+        member.type, member.pax_headers = tarfile.SYMTYPE, {"linkpath": target}
+        archive.addfile(member)
+
+    return add
+
+
+def folder_of(size: int) -> Plant:
+    """A folder that says that it has a size, which nobody asks one for."""
+
+    def add(archive: tarfile.TarFile) -> None:
+        member = tarfile.TarInfo("d")
+        member.type = tarfile.DIRTYPE
+        block = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+        block[124:136] = size.to_bytes(12, "big", signed=True)
+        block[148:156] = b"%06o\0 " % (sum(block[:148]) + sum(block[156:]) + 8 * ord(" "))
+        assert archive.fileobj is not None
+        archive.fileobj.write(block)
+
+    return add
+
+
 def says(code: bytes, entry: str = "train.py") -> str:
     return " ".join(problem.message for problem in upload.problems(code, entry=entry))
 
@@ -153,6 +179,16 @@ def open_folder() -> Iterator[Path]:
         ([other("d/a", tarfile.SYMTYPE, ".."), other("x", tarfile.SYMTYPE, "d/a/b/../..")], "link that leads out"),
         ([other("a", tarfile.SYMTYPE, "b"), file("a/x")], "behind a link"),
         ([file("f"), file("f/x")], "behind a link or a file"),
+        ([file("f"), file("f/g/x")], "behind a link or a file"),
+        # What only a path names is a folder: a file or a link in its place could not be unpacked.
+        ([file("d/x"), file("d")], "packed twice"),
+        ([file("d/x"), other("d", tarfile.SYMTYPE, "train.py")], "packed twice"),
+        ([file("x" * 256)], "too long a name"),
+        ([file("é" * 128)], "too long a name"),
+        ([file("/".join(["x" * 200] * 6))], "too long a name"),
+        ([other("x", tarfile.SYMTYPE, "y" * 256)], "no file can be called"),
+        ([other("x", tarfile.SYMTYPE, "y/" * 600)], "no file can be called"),
+        ([linked_by_header("a\0b")], "no file can be called"),
         ([file("train.py")], "packed twice"),
         ([other("x", tarfile.LNKTYPE, "train.py")], "not a file, a folder or a link"),
         ([other("x", tarfile.CHRTYPE)], "not a file, a folder or a link"),
@@ -182,6 +218,19 @@ def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_large_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "MAX_UNPACKED", 100_000)
     assert "More than 500 MB" in says(packed(file("zeros", bytes(200_000))))
+
+
+def test_a_size_below_zero_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "MAX_UNPACKED", 100_000)
+    assert "-150,000 bytes" in says(packed(folder_of(-150_000), file("zeros", bytes(200_000))))
+
+
+def test_folders_that_only_paths_name_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few thousand bytes could make millions of folders."""
+    monkeypatch.setattr(upload, "MAX_MEMBERS", 1_000)
+    way = "/".join("a" * 400)
+    assert says(packed(file(f"0/{way}"))) == ""
+    assert "More than 1,000 files" in says(packed(*(file(f"{number}/{way}") for number in range(4))))
 
 
 def test_a_small_archive_cannot_inflate_to_a_huge_header() -> None:

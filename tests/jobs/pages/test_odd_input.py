@@ -29,3 +29,15 @@ def test_other_pages_answer_plainly(client: Client, mira: User, project: Project
     for name in ("rank", "attempt", "incarnation"):
         assert client.get(f"/jobs/{job.pk}/logs?{name}={odd}").status_code in {200, 404}, name
     assert client.post(f"/jobs/{job.pk}/resume", {"step": odd}).status_code == 302
+
+
+@pytest.mark.parametrize(
+    "back", ["0", "jobs", "<script>", "//evil.example/", "/\\evil.example", "a/b\nc", "javascript:alert(1)"]
+)
+def test_the_way_back_leads_to_a_page_of_ours(client: Client, mira: User, project: Project, back: str) -> None:
+    job = a_job(mira, project, state="completed")
+    for path in ("/jobs/cancel", f"/jobs/{job.pk}/cancel"):
+        answer = client.post(path, {"back": back})
+        assert answer.status_code == 302
+        assert "evil" not in answer.headers["Location"]
+        assert ":" not in answer.headers["Location"]

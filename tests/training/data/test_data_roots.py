@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from training.corpus import preparing
 from training.corpus.errors import DataError
 from training.corpus.preparing import CorpusOptions
 from training.runtime import data_roots
-from training.weights.opening import open_weights
+from training.weights.opening import Weights, open_weights
 
 
 @pytest.fixture
@@ -74,6 +75,31 @@ def test_shards_and_weights_behind_links_are_not_read(root: Path, tmp_path: Path
     (root / "model.safetensors").symlink_to(tmp_path / "secret" / "a.txt")
     with pytest.raises(DataError, match="leads out"):
         open_weights(root / "model.safetensors")
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["a file", "nothing"])
+def test_of_what_a_link_leads_out_to_nothing_is_told(root: Path, tmp_path: Path, there: bool) -> None:
+    """Not its size, and not whether it is there."""
+    target = tmp_path / "secret" / ("a.txt" if there else "b.txt")
+    prepared(tmp_path, root)
+    shutil.copytree(next((tmp_path / "cache").iterdir()), root / "made")
+    for name in ("train-00000.bin", "index.json"):
+        (root / "made" / name).unlink()
+        (root / "made" / name).symlink_to(target)
+        with pytest.raises(DataError, match=rf"{name} can't be read \(it leads out") as told:
+            prepared(tmp_path, root / "made")
+        assert "bytes" not in str(told.value)
+    (root / "texts").mkdir()
+    (root / "texts" / "a.txt").symlink_to(target)
+    with pytest.raises(DataError, match="a.txt can't be read: it leads out"):
+        prepared(tmp_path, root / "texts")
+    with pytest.raises(DataError, match="leads out"):
+        prepared(tmp_path, root / "texts" / "a.txt")
+    with pytest.raises(DataError, match="leads out"):
+        open_weights(root / "texts" / "a.txt")
+    (root / "weights").mkdir()
+    (root / "weights" / "tokenizer.json").symlink_to(target)
+    assert Weights(root / "weights", {}).files == [root / "weights" / "tokenizer.json"]
 
 
 def test_tokens_of_other_folders_are_not_taken_for_its_own(root: Path, tmp_path: Path) -> None:
