@@ -19,6 +19,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from portal.run.child import die_with
+from tests import steady
 from tests.stack import REPOSITORY, Stack, wait_for
 from tests.waiting import PATIENCE_S
 
@@ -26,7 +27,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed"),
 ]
-SPEC = 'name = "seen-by-both"\nkind = "distributed"\n[run]\nrecipe = "language"\nsteps = 30\n'
 
 
 def free_port() -> int:
@@ -143,7 +143,7 @@ def test_everything_works_through_the_proxy(site: Site, browser: httpx.Client) -
         # The proxy gives a new socket to the web with fewer of them, so two sockets are one at each.
         both = [closing.enter_context(listen(site, browser)) for _ in range(2)]
         with httpx.Client(base_url=site.url, headers=site.stack.authorization, trust_env=False) as client:
-            answer = client.post("/api/v1/jobs", json={"spec_toml": SPEC})
+            answer = client.post("/api/v1/jobs", **steady.upload(steady.spec(30)))
         assert answer.status_code == 201, answer.text
         job_id = answer.json()["id"]
         for one in both:

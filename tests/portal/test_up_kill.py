@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.jobs.asking import packed
+from tests import steady
 from tests.points import points_of
 from tests.postgres import postgres
 from tests.stack import Stack, wait_for
@@ -25,76 +25,21 @@ MOMENTS = range(30, 30 + BETWEEN * KILLS, BETWEEN)
 STEPS = 400
 # For jobs that are cancelled after the last kill, however long the kills take.
 NO_END = 1_000_000
-SPEC = f"""\
-name = "killed"
-kind = "script"
-[resources]
-ranks_per_node = 2
-time_limit = "00:30:00"
-[restart]
-max_restarts = {KILLS + 1}
-[script]
-directory = "."
-args = ["STEPS"]
-"""
-# What trains is another's concern (tests/training): this one steps in lockstep, reports, saves and stops as it should,
-# and leaves the processor to what is killed.
-PROGRAM = """\
-import os, pathlib, socket, sys, time, vigil_report
-RANK, STEPS, PORT = int(os.environ["RANK"]), int(sys.argv[1]), int(os.environ["MASTER_PORT"])
-peer = socket.create_server(("127.0.0.1", PORT)).accept()[0] if RANK == 0 else None
-while peer is None:
-    try:
-        peer = socket.create_connection(("127.0.0.1", PORT))
-    except ConnectionRefusedError:
-        time.sleep(0.05)
-state = pathlib.Path("state")
-resumed = vigil_report.resume_path()
-for step in range(int(resumed.read_text()) + 1 if resumed else 1, STEPS + 1):
-    time.sleep(0.01)
-    vigil_report.log(step, loss=1 / step, tokens_per_second=100.0)
-    vigil_report.progress(step, STEPS)
-    is_last = vigil_report.stopping() or step == STEPS
-    if RANK == 0:
-        peer.sendall(b"e" if is_last else b"g")
-        assert peer.recv(1), "the other rank has gone"
-    else:
-        answer = peer.recv(1)
-        assert answer, "the other rank has gone"
-        peer.sendall(b"g")
-        is_last = answer == b"e"
-    if RANK == 0 and (is_last or step % 100 == 0):
-        state.write_text(str(step))
-        vigil_report.checkpoint(state, step)
-    if is_last:
-        break
-"""
-
-
 # For the rank that is killed: it is started again by the launcher, from the trainer's own checkpoint.
-TRAINED = f"""\
-name = "killed"
-kind = "distributed"
-[resources]
-ranks_per_node = 2
-time_limit = "00:30:00"
-[restart]
-max_restarts = {KILLS + 1}
-[run]
-recipe = "language"
-steps = STEPS
-global_batch = 4
-checkpoint_every = 100
-validate_every = 150
-validation_batches = 1
-flush_seconds = 0.2
-flush_steps = 5
-[run.language]
-layers = 1
-heads = 2
-head_width = 16
-context = 64
-"""
+TRAINED: dict[str, Any] = {
+    "name": "killed",
+    "resources": {"ranks_per_node": 2, "time_limit": "00:30:00"},
+    "run": {
+        "recipe": "language",
+        "global_batch": 4,
+        "checkpoint_every": 100,
+        "validate_every": 150,
+        "validation_batches": 1,
+        "flush_seconds": 0.2,
+        "flush_steps": 5,
+        "language": {"layers": 1, "heads": 2, "head_width": 16, "context": 64},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -113,21 +58,23 @@ def stack(home_of_all: Stack) -> Stack:
 
 
 class Submit(Protocol):
-    def __call__(self, steps: int = STEPS, *, spec: str = SPEC) -> int: ...
+    def __call__(self, steps: int = STEPS, *, trained: bool = False) -> int: ...
 
 
 @pytest.fixture
 def submit(stack: Stack) -> Submit:
-    return lambda steps=STEPS, *, spec=SPEC: submit_to(stack, steps, spec)
+    return lambda steps=STEPS, *, trained=False: submit_to(stack, steps, trained=trained)
 
 
-def submit_to(stack: Stack, steps: int = STEPS, spec: str = SPEC) -> int:
+def submit_to(stack: Stack, steps: int = STEPS, *, trained: bool = False) -> int:
     """Two ranks."""
-    text = {"spec_toml": spec.replace("STEPS", str(steps))}
-    code = {"code": ("code.tar.gz", packed(train_py=PROGRAM))}
+    restart = {"max_restarts": KILLS + 1}
+    if trained:
+        asked = {"json": {"spec": {**TRAINED, "restart": restart, "run": {**TRAINED["run"], "steps": steps}}}}
+    else:
+        asked = steady.upload(steady.spec(steps, restart=restart))
     with stack.client() as client:
-        sent: dict[str, Any] = {"data": text, "files": code} if spec is SPEC else {"json": text}
-        answer = client.post("/api/v1/jobs", **sent)
+        answer = client.post("/api/v1/jobs", **asked)
     assert answer.status_code == 201, answer.text
     return int(answer.json()["id"])
 
@@ -249,7 +196,7 @@ def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: 
 
 
 def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Submit) -> None:
-    job_id = submit(NO_END, spec=TRAINED)
+    job_id = submit(NO_END, trained=True)
     for step in MOMENTS:
         wait_for_step(stack, job_id, step)
         (rank,) = [p for p in stack.job_processes() if p.environ().get("RANK") == "1"]

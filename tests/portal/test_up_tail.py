@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,22 +12,20 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests import steady
+from tests.stack import Stack, wait_for
 
 pytestmark = pytest.mark.slow
 
 LIVE_S = 5.0
-SMALL = {"layers": 1, "heads": 2, "head_width": 8, "context": 32}
 
 
 def test_charts_are_live_without_a_post(make_stack: Callable[..., Stack]) -> None:
     """Of the points that a socket got while the job ran, all but a few were there within five seconds."""
     stack = make_stack(VIGIL_REPORTS="tail", VIGIL_REPORT_URL="http://127.0.0.1:9")  # nothing listens there
     stack.start()
-    spec = tomllib.loads((REPOSITORY / "examples" / "language.toml").read_text())
-    spec["run"] |= {"language": SMALL, "steps": 600, "checkpoint_every": 0, "validate_every": 0}
     with stack.client() as client:
-        job_id = client.post("/api/v1/jobs", json={"spec": spec}).json()["id"]
+        job_id = client.post("/api/v1/jobs", **steady.upload(steady.spec(600))).json()["id"]
         arrived: dict[int, float] = {}
         url = f"{stack.url.replace('http', 'ws', 1)}/ws/jobs/{job_id}?format=json"
         with connect(url, additional_headers=stack.authorization, proxy=None) as socket:

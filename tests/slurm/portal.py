@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from nodes.schedulers.base import ENDED
+from tests import steady
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import PORTAL, People
 from tests.stack import REPOSITORY, Stack, wait_for
@@ -98,7 +99,7 @@ class Person:
         self.portal, self.client = portal, client
 
     def submit(self, spec: Mapping[str, Any]) -> int:
-        answer = self.client.post("/jobs", json={"spec": dict(spec)})
+        answer = self.client.post("/jobs", **steady.upload(spec))
         assert answer.status_code == 201, answer.text
         return int(answer.json()["id"])
 
@@ -169,6 +170,12 @@ def portal_on(slurm: Cluster, **environment: str) -> Iterator[Portal]:
         yield made
     finally:
         made.close()
+
+
+def script(steps: int, *, seconds: float = 0.02, every: int = 100, **resources: Any) -> dict[str, Any]:
+    """Two ranks on one node that compute nothing, for what is around a job."""
+    asked = {"time_limit": "00:05:00", **resources}
+    return steady.spec(steps, seconds=seconds, every=every, project="vision", resources=asked)
 
 
 def language(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE
-from tests.slurm.portal import Person, Portal, language
+from tests.slurm.portal import Person, Portal, language, script
 from tests.stack import REPOSITORY, wait_for
 
 
@@ -40,7 +40,7 @@ def test_two_nodes_train_over_gloo_and_go_on_from_a_checkpoint(alice: Person) ->
 
 
 def test_a_run_is_its_owner_s_alone(portal: Portal, alice: Person) -> None:
-    job_id = alice.submit(language(steps=10))
+    job_id = alice.submit(script(10))
     alice.wait(job_id)
     (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
     token = run / "portal" / "token"
@@ -56,7 +56,7 @@ def test_a_run_is_its_owner_s_alone(portal: Portal, alice: Person) -> None:
 def test_a_run_root_that_is_closed_to_somebody_is_named_and_not_tried_again(portal: Portal, alice: Person) -> None:
     portal.runs.chmod(0o2700)
     try:
-        job_id = alice.submit(language(steps=10))
+        job_id = alice.submit(script(10))
         alice.wait(job_id)
         wait_for(lambda: alice.job(job_id)["attempt"]["decided_at"], "the decision")
     finally:
@@ -67,14 +67,14 @@ def test_a_run_root_that_is_closed_to_somebody_is_named_and_not_tried_again(port
 
 
 def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, alice: Person) -> None:
-    waiting = alice.submit(language(resources={"begin": "+2h"}))
+    waiting = alice.submit(script(10, begin="+2h"))
     alice.wait(waiting, "pending")
     wait_for(lambda: alice.job(waiting)["attempt"]["scheduler_id"], "Slurm to have it")
     assert "BeginTime" in wait_for(lambda: alice.job(waiting)["reason"], "the reason")
     alice.cancel(waiting)
     assert alice.wait(waiting)["state"] == "cancelled"
 
-    running = alice.submit(language(steps=100_000))
+    running = alice.submit(script(100_000))
     alice.wait_for_step(running, 5)
     alice.cancel(running)
     done = alice.wait(running)
@@ -87,7 +87,7 @@ def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, 
 
 def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
     """As sysadmins do, who need not know whose job it is: it saves, and does not come back."""
-    job_id = alice.submit(language(steps=1_000_000))
+    job_id = alice.submit(script(1_000_000))
     scheduler_id = alice.wait_for_step(job_id, 15)["attempt"]["scheduler_id"]
     slurm.run("scancel", scheduler_id)
     done = alice.wait(job_id)
@@ -99,7 +99,7 @@ def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
 
 def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
     """Slurm looks at limits twice a minute and may warn a minute early."""
-    job_id = alice.submit(language(steps=1_000_000, resources={"time_limit": "00:02:00"}))
+    job_id = alice.submit(script(1_000_000, time_limit="00:02:00"))
     alice.wait_for_step(job_id, 5)
     wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 180)
     first, second = alice.attempts(job_id)
@@ -127,7 +127,7 @@ def test_preempted_it_goes_on_with_the_same_losses(slurm: Cluster, alice: Person
 
 
 def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, slurm: Cluster, alice: Person) -> None:
-    job_id = alice.submit(language(steps=100_000, checkpoint_every=20, resources={"nodes": 2}))
+    job_id = alice.submit(script(100_000, every=20, nodes=2))
     alice.wait_for_step(job_id, 25)
     (first,) = alice.attempts(job_id)
     lost = first["nodes"][0]
@@ -184,8 +184,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
 ) -> None:
     """Its node is lost, srun with it. Slurm lets the others go on, and would keep them up to the time limit."""
     wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
-    resources = {"nodes": "1:3", "ranks_per_node": 1}
-    job_id = alice.submit(language(steps=800, checkpoint_every=50, global_batch=12, resources=resources))
+    job_id = alice.submit(script(800, every=50, nodes="1:3", ranks_per_node=1))
     alice.wait_for_step(job_id, 25)
     (attempt,) = alice.attempts(job_id)
     with slurm.without(attempt["nodes"][0]):
@@ -247,7 +246,7 @@ def _is_start(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("daemon", ["slurmrestd", "slurmdbd", "slurmctld"])
 def test_a_daemon_that_is_away_ends_nothing(slurm: Cluster, alice: Person, daemon: str) -> None:
-    job_id = alice.submit(language(steps=100_000))
+    job_id = alice.submit(script(100_000))
     alice.wait_for_step(job_id, 5)
     with slurm.without(daemon):
         step = alice.job(job_id)["progress"]["step"]
@@ -274,7 +273,7 @@ def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
 
 
 def test_the_portal_away_for_a_job_s_whole_life(portal: Portal, alice: Person) -> None:
-    job_id = alice.submit(language(steps=60, resources={"begin": "+5s"}))
+    job_id = alice.submit(script(60, begin="+5s"))
     wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
     portal.stop()
     (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
@@ -291,7 +290,7 @@ def test_two_followers_do_nothing_twice(portal: Portal, slurm: Cluster, alice: P
     with subprocess.Popen(command, cwd=REPOSITORY, env=portal.environment, stderr=subprocess.DEVNULL) as second:
         try:
             before = len(slurm.run("sacct", "-nX", "--allusers", "--format=jobid").split())
-            jobs = [alice.submit(language(steps=5)) for _ in range(5)]
+            jobs = [alice.submit(script(5)) for _ in range(5)]
             for job_id in jobs:
                 assert alice.wait(job_id)["attempt"]["number"] == 1
             after = len(slurm.run("sacct", "-nX", "--allusers", "--format=jobid").split())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.portal import Portal, language, portal_on
+from tests.slurm.portal import Portal, portal_on, script
 from tests.stack import REPOSITORY, wait_for
 from tests.waiting import PATIENCE_S
 
@@ -62,7 +62,7 @@ def test_starts_and_ends_are_seen_without_a_tick(slurm: Cluster, portal: Portal)
     with hooks(slurm, portal), alice.client:
         os.kill(portal.pid("beat"), signal.SIGSTOP)
         called(slurm).write_text("")
-        job_id = alice.submit(language(steps=60))
+        job_id = alice.submit(script(200))
         slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm's number", PATIENCE_S)
         slurm.wait_for(lambda: slurm.state(slurm_id) == "RUNNING", "the job to run")
         assert called(slurm).read_text(), "PrologSlurmctld was not called"
