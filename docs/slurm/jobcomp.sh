@@ -1,5 +1,6 @@
 #!/bin/sh
-# Tells Vigil at once that something happened to a job; without it Vigil notices within two seconds. In slurm.conf:
+# Tells Vigil at once that something happened to a job; without it Vigil notices within two seconds. In slurm.conf, with
+# a restart of slurmctld, for which `scontrol reconfigure` is not enough:
 #
 #   JobCompType=jobcomp/script
 #   JobCompLoc=/etc/slurm/vigil/jobcomp.sh           # jobs that ended; Slurm calls this for nothing else
