@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import Q
 from django.utils import timezone
 
+from jobs import starts
 from jobs.models import Attempt, Checkpoint, Event
 from portal import untrusted
 
@@ -23,7 +24,7 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
         return  # they lie in a folder of their owner's: nothing of ours looks after them
     if kind == "checkpoint.committed":
         _committed(attempt, event)
-    elif kind == "run.started":
+    elif kind == starts.kind_of(attempt.job):
         _started(attempt, event)
     elif kind in {"checkpoint.pruned", "checkpoint.damaged"}:
         step = untrusted.count(event.get("step"))
@@ -38,7 +39,7 @@ def note_event(attempt: Attempt, event: Mapping[str, Any]) -> None:
 
 
 def _started(attempt: Attempt, event: Mapping[str, Any]) -> None:
-    """What the scheduler requeued finds by itself where to go on: only its trainer can tell. Its own do not count."""
+    """What the scheduler requeued finds by itself where to go on: only what runs can tell. Its own do not count."""
     if attempt.resume_from_id is not None or attempt.origin != Attempt.Origin.REQUEUED:
         return
     rows = Checkpoint.objects.filter(job_id=attempt.job_id, name=str(event.get("resumed_from"))[:100])

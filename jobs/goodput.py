@@ -12,14 +12,15 @@ Of very long jobs whole stretches of steps are added, so at the places where wor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
 
+from jobs import starts
 from jobs.intake.reports import owner_of
-from jobs.models import Attempt, Checkpoint, Event
+from jobs.models import Attempt, Checkpoint
 from portal.series import read
 
 SERIES = "step_seconds"
@@ -47,7 +48,7 @@ def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
     if not wall or not len(found.first):
         return None
     ids = [(owner[1], incarnation) for owner, incarnation in sources]
-    limits = _limits(ids, _starts(attempts), attempts[-1])
+    limits = _limits(ids, starts.steps(attempts, MOST_STARTS), attempts[-1])
     last_kept = np.array([limits[source] for source in found.source.tolist()])
     length = found.last - found.first + 1
     kept = np.clip((last_kept - found.first + 1) / length, 0.0, 1.0)
@@ -72,13 +73,3 @@ def _last_kept(latest: Attempt) -> float:
     if step is None:
         step = latest.resume_from.step if latest.resume_from else 0
     return float(step)
-
-
-def _starts(attempts: Iterable[Attempt]) -> dict[tuple[int, int], int]:
-    """The step from which each incarnation went on."""
-    rows = Event.objects.filter(attempt__in=list(attempts), kind="run.started").order_by("-id")
-    found = {}
-    for attempt_id, incarnation, data in rows.values_list("attempt_id", "incarnation", "data")[:MOST_STARTS]:
-        if isinstance(step := data.get("start_step"), int):
-            found[attempt_id, incarnation or 0] = step
-    return found

@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from typing import Any
 
+from jobs import starts
 from jobs.intake.reports import owner_of
-from jobs.models import Event, Job
+from jobs.models import Job
 from jobs.presenting.charts import LOSS_SERIES
 from jobs.presenting.header import Life
 from portal import formatting
@@ -55,13 +56,12 @@ def _breaks(life: Life) -> list[dict[str, Any]]:
 
 def _restarts(life: Life) -> list[int]:
     """The steps from which ranks that were started again within an attempt went on, where the line still shows it."""
-    again = [attempt.pk for attempt in life.attempts if attempt.incarnation]
+    again = [attempt for attempt in life.attempts if attempt.incarnation]
     if not again:
         return []
-    started = Event.objects.filter(attempt__in=again, kind="run.started", incarnation__gt=0)
     steps: dict[int, list[int]] = defaultdict(list)
-    for attempt_id, data in started.order_by("incarnation", "id").values_list("attempt_id", "data")[:MOST_RESTARTS]:
-        if isinstance(step := data.get("start_step"), int):
+    for (attempt_id, incarnation), step in sorted(starts.steps(again, MOST_RESTARTS).items()):
+        if incarnation > 0:
             steps[attempt_id].append(step)
     found: list[int] = []
     for attempt in life.attempts:

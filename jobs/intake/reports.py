@@ -18,7 +18,7 @@ from django.db import DatabaseError, DataError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import checkpoints, live
+from jobs import checkpoints, live, starts
 from jobs.disk import rundir
 from jobs.intake import wire
 from jobs.intake.standing import Standing
@@ -339,7 +339,7 @@ def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
 
 
 def _tell_checkpoints(attempt: Attempt, event: Event) -> None:
-    if not event.kind.startswith("checkpoint.") and event.kind != "run.started":
+    if not event.kind.startswith("checkpoint.") and event.kind not in starts.KINDS:
         return
     checkpoints.note_event(attempt, {**event.data, "kind": event.kind, "time": event.time.timestamp()})
 

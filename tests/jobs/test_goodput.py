@@ -55,6 +55,22 @@ def test_steps_done_again_count_once() -> None:
     assert of(job) == (40 * 2.0 + 60 * 3.0, 600.0)
 
 
+def test_of_a_program_of_somebody_s_the_launcher_says_where_it_went_on() -> None:
+    job = job_of()
+    job.kind = "script"
+    job.save(update_fields=["kind"])
+    attempt = an_attempt(job, 1, minutes=10)
+    launcher = Spooled(rank=-1)
+    for incarnation, (first, last) in enumerate([(0, 60), (40, 50)]):
+        launcher.tell("incarnation.started", incarnation=incarnation, resumed_from=f"step-{first}" if first else "")
+        stream = Spooled(incarnation=incarnation)
+        for step in range(first + 1, last + 1):
+            stream.log(step, step_seconds=2.0)
+        reports.take(attempt.pk, post(stream))
+    reports.take(attempt.pk, post(launcher))
+    assert of(job) == (100.0, 600.0), "41 to 60 were done in vain, whether it has done them again or not"
+
+
 def test_steps_behind_a_restart_are_lost_before_they_are_done_again() -> None:
     job = job_of()
     first = an_attempt(job, 1, minutes=20, state="node_fail", ended_at=NOW - timedelta(minutes=10))

@@ -117,6 +117,21 @@ class TestCheckpoints:
         checkpoints.note_event(asked, started)
         assert asked.resume_from is None, "a person's own choice stays"
 
+    def test_of_a_program_of_somebody_s_its_launcher_tells_where_it_goes_on(self, attempt: Attempt) -> None:
+        Job.objects.update(kind="script")
+        attempt = Attempt.objects.select_related("job").get()
+        checkpoints.note_event(attempt, event(100))
+        second = Attempt.objects.create(job=attempt.job, number=2, state="running", origin=Attempt.Origin.REQUEUED)
+        told = {"incarnation": 0, "nodes": ["dgx01"], "resumed_from": ""}
+        launcher = Spooled(rank=-1).tell("incarnation.started", **told)
+        reports.take(second.pk, post(launcher))
+        second.refresh_from_db()
+        assert second.resume_from is None, "anew"
+        launcher.tell("incarnation.started", **{**told, "incarnation": 1, "resumed_from": "step-100"})
+        reports.take(second.pk, post((launcher, 1, 2)))
+        second.refresh_from_db()
+        assert second.resume_from == Checkpoint.objects.get()
+
     def test_one_that_its_trainer_found_damaged_is_started_from_no_more(self, attempt: Attempt) -> None:
         checkpoints.note_event(attempt, event(100))
         checkpoints.note_event(attempt, event(200, parent_step=100, parent_generation=1))

@@ -86,6 +86,16 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
     assert 'id="marked"' not in client.get(f"/jobs/{job.pk}/life?tab=logs").text
 
 
+def test_charts_of_a_program_of_somebody_s_mark_its_restarts_too(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, state="running", kind="script", attempt={"incarnation": 2})
+    for incarnation, name in enumerate(["", "step-80", "step-120.g3", "?"]):
+        told = {"incarnation": incarnation, "resumed_from": name}
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", rank=-1, data=told)
+    page = client.get(f"/jobs/{job.pk}/life?tab=overview").text
+    marks = json.loads(page.split('id="marked" type="application/json">')[1].split("<")[0])
+    assert marks["restarts"] == [80, 120]
+
+
 def test_what_replicas_send_is_drawn_where_somebody_chose_how(client: Client, mira: User, project: Project) -> None:
     def drawn(**run: str) -> list[str]:
         job = a_job(mira, project, state="running", spec={"run": {"recipe": "language", **run}})

@@ -1,0 +1,46 @@
+"""Where ranks began: each incarnation of an attempt at the step of a checkpoint, or at 0.
+
+The trainer tells of it as it begins ("run.started"). A program of somebody's does not: there the launcher's word
+counts, which names the checkpoint that the program was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.models import Attempt, Event, Job
+from portal import untrusted
+from training.manifest import NAME
+
+KINDS = frozenset({"run.started", "incarnation.started"})
+
+
+def kind_of(job: Job) -> str:
+    """The kind of event that tells where this job's ranks begin."""
+    return "incarnation.started" if job.kind == "script" else "run.started"
+
+
+def steps(attempts: Sequence[Attempt], most: int) -> dict[tuple[int, int], int]:
+    """By (attempt's id, incarnation) the step, by the newest `most` events of one job's attempts, oldest first."""
+    if not attempts:
+        return {}
+    kind = kind_of(attempts[0].job)
+    rows = Event.objects.filter(attempt__in=list(attempts), kind=kind).order_by("-id")
+    found: dict[tuple[int, int], int] = {}
+    for attempt_id, told_by, data in reversed(list(rows.values_list("attempt_id", "incarnation", "data")[:most])):
+        if kind == "incarnation.started":  # told by the launcher, whose own stream is of none
+            incarnation, step = untrusted.count(data.get("incarnation")), _step_of(data.get("resumed_from"))
+        else:
+            incarnation, step = told_by, untrusted.count(data.get("start_step"))
+        if step is not None:
+            found.setdefault((attempt_id, incarnation or 0), step)
+    return found
+
+
+def _step_of(resumed_from: Any) -> int | None:
+    """0 where it began anew; None where this is no checkpoint's name."""
+    if not resumed_from:
+        return 0
+    match = NAME.fullmatch(resumed_from) if isinstance(resumed_from, str) else None
+    return int(match["step"]) if match else None
