@@ -172,7 +172,7 @@ def portal_on(slurm: Cluster, **environment: str) -> Iterator[Portal]:
         made.close()
 
 
-def script(steps: int, *, seconds: float = 0.02, every: int = 100, **resources: Any) -> dict[str, Any]:
+def script(steps: int, *, seconds: float = 0.05, every: int = 100, **resources: Any) -> dict[str, Any]:
     """Two ranks on one node that compute nothing, for what is around a job."""
     asked = {"time_limit": "00:05:00", **resources}
     return steady.spec(steps, seconds=seconds, every=every, project="vision", resources=asked)

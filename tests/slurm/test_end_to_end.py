@@ -135,7 +135,7 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
         wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 120)
         assert alice.attempts(job_id)[0]["state"] == "node_fail"
         # Long enough for those there to have saved again, if nothing kept them from it.
-        alice.wait_for_step(job_id, alice.attempts(job_id)[0]["step"] + 600, 120)
+        alice.wait_for_step(job_id, alice.attempts(job_id)[0]["step"] + 200, 120)
         second = alice.attempts(job_id)[1]
         assert lost not in second["nodes"]
     started = datetime.fromisoformat(second["started_at"]).timestamp()
@@ -185,7 +185,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
 ) -> None:
     """Its node is lost, srun with it. Slurm lets the others go on, and would keep them up to the time limit."""
     wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
-    job_id = alice.submit(script(800, every=50, nodes="1:3", ranks_per_node=1))
+    job_id = alice.submit(script(400, every=50, nodes="1:3", ranks_per_node=1))
     alice.wait_for_step(job_id, 25)
     (attempt,) = alice.attempts(job_id)
     with slurm.without(attempt["nodes"][0]):
@@ -200,7 +200,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
                 with suppress(psutil.NoSuchProcess):  # ranks die with their launcher
                     process.send_signal(number)
         done = alice.wait(job_id, timeout_s=240)
-        assert (done["state"], done["progress"]["step"], done["attempt"]["number"]) == ("completed", 800, 1)
+        assert (done["state"], done["progress"]["step"], done["attempt"]["number"]) == ("completed", 400, 1)
         wait_for(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back", 60)
 
 

@@ -61,7 +61,7 @@ def test_starts_and_ends_are_seen_without_a_tick(slurm: Cluster, portal: Portal)
     with hooks(slurm, portal), alice.client:
         os.kill(portal.pid("beat"), signal.SIGSTOP)
         called(slurm).write_text("")
-        job_id = alice.submit(script(200))
+        job_id = alice.submit(script(100))
         slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm's number", PATIENCE_S)
         slurm.wait_for(lambda: slurm.state(slurm_id) == "RUNNING", "the job to run")
         assert called(slurm).read_text(), "PrologSlurmctld was not called"
