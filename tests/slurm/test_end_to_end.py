@@ -152,8 +152,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     The launcher is started again, and taken in as soon as there is anything to start.
     """
     wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
-    resources = {"nodes": "1:3", "ranks_per_node": 1}
-    job_id = alice.submit(language(steps=100_000, checkpoint_every=20, global_batch=12, resources=resources))
+    job_id = alice.submit(script(100_000, every=20, nodes="1:3", ranks_per_node=1))
     step = alice.wait_for_step(job_id, 25)["progress"]["step"]
     (attempt,) = alice.attempts(job_id)
     leading, other, last = attempt["nodes"]
