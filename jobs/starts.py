@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jobs.incarnations import STARTED, number_of
 from jobs.models import Attempt, Event, Job
 from portal import untrusted
 from training.manifest import NAME
 
-KINDS = frozenset({"run.started", "incarnation.started"})
+KINDS = frozenset({"run.started", STARTED})
 
 
 def kind_of(job: Job) -> str:
     """The kind of event that tells where this job's ranks begin."""
-    return "incarnation.started" if job.kind == "script" else "run.started"
+    return STARTED if job.kind == "script" else "run.started"
 
 
 def steps(attempts: Sequence[Attempt], most: int) -> dict[tuple[int, int], int]:
@@ -29,8 +30,8 @@ def steps(attempts: Sequence[Attempt], most: int) -> dict[tuple[int, int], int]:
     rows = Event.objects.filter(attempt__in=list(attempts), kind=kind).order_by("-id")
     found: dict[tuple[int, int], int] = {}
     for attempt_id, told_by, data in reversed(list(rows.values_list("attempt_id", "incarnation", "data")[:most])):
-        if kind == "incarnation.started":  # told by the launcher, whose own stream is of none
-            incarnation, step = untrusted.count(data.get("incarnation")), _step_of(data.get("resumed_from"))
+        if kind == STARTED:  # told by the launcher, whose own stream is of none
+            incarnation, step = number_of(data), _step_of(data.get("resumed_from"))
         else:
             incarnation, step = told_by, untrusted.count(data.get("start_step"))
         if step is not None:
