@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.ranks import TINY, Run, fork
+from tests.training.ranks import TINY, Run
+from training.attempt.lineage import raise_generation
 from training.config import run_config
 from training.config.shape import Shape
 from training.data import Task
@@ -103,37 +104,27 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     assert all(math.isfinite(learning_rate(run_config.parse({"steps": 1}), step)) for step in range(3))
 
 
+TELL = "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+
+
 @pytest.mark.slow
 def test_training_imports_no_compiler(tmp_path: Path) -> None:
     """Importing torch._dynamo takes as long as importing torch; two ranks train, save and resume without it."""
     run = Run(tmp_path / "run", dict(TINY))
     run.finish(2)
     run.write(steps=14)
-    (tmp_path / "tell").mkdir()
-    watched = fork(_modules, run, tmp_path / "tell")
-    watched.join(60)
-    assert watched.exitcode == 0
-    assert (tmp_path / "tell" / "modules").read_text().splitlines() == []
-
-
-def _modules(run: Run, folder: Path) -> None:
-    """In a process of its own: resumes in this very process, on one rank, and tells which heavy modules came along."""
-    import os
-    import sys
-
-    from training.__main__ import main
-    from training.attempt.lineage import raise_generation
-
     attempt = run.job_dir / "attempt-9"
     (attempt / "spool").mkdir(parents=True)
     generation = raise_generation(run.job_dir, mine=None, resume="step-12")
-    os.environ.update(
-        VIGIL_RUN_DIR=str(run.folder), VIGIL_ATTEMPT_DIR=str(attempt), VIGIL_INCARNATION="0",
-        VIGIL_GENERATION=str(generation), VIGIL_RESUME="step-12",
-    )  # fmt: skip
-    assert main([str(run.folder / "portal" / "run.toml")]) == 0
-    heavy = [name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules]
-    (folder / "modules").write_text("\n".join(heavy))
+    known = {
+        "VIGIL_RUN_DIR": str(run.folder), "VIGIL_ATTEMPT_DIR": str(attempt), "VIGIL_INCARNATION": "0",
+        "VIGIL_GENERATION": str(generation), "VIGIL_RESUME": "step-12", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    # Not forked as other ranks of tests are: those have it.
+    code = f"import sys; from training.__main__ import main; assert main(sys.argv[1:]) == 0; {TELL}"
+    command = [sys.executable, "-c", code, str(run.folder / "portal" / "run.toml")]
+    done = subprocess.run(command, env={**os.environ, **known}, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow

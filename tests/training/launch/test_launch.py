@@ -46,7 +46,8 @@ def test_what_the_processes_use_is_sampled(run: Run) -> None:
     series = [batch.series for batch in read_spool(path)[1]]
     memory = [value for batch in series for _, value in batch.get("memory_gib", [])]
     assert memory
-    assert all(0.001 < value < 10 for value in memory)
+    assert all(0 <= value < 10 for value in memory)
+    assert max(memory) > 0.001, "a sample may be of ranks that have only just been made"
     assert any("cpu_cores" in batch for batch in series)
 
 
