@@ -6,9 +6,9 @@ was deleted, ends what waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from jobs import live
 from jobs.errors import Problem
@@ -17,7 +17,8 @@ from jobs.following.ending import end
 from jobs.models import Attempt, Job, Predecessor
 from portal.models import User
 
-AT_ONCE = 200  # looked at in one tick
+NUMBERS = 5_000  # in one question
+AT_ONCE = 200  # of these, ended in one tick
 _NEVER = Q(before=None) | (
     ~Q(before__latest__state=Attempt.State.COMPLETED) & Q(before__latest__decided_at__isnull=False)
 )
@@ -50,20 +51,26 @@ def is_waiting(job_id: int) -> bool:
 
 def look() -> None:
     """See which have completed, end what waits in vain, and say what the others wait for."""
-    held = Attempt.objects.open().filter(ended_at=None, scheduler_id="", cancel_asked_at=None)
-    just_completed = Attempt.objects.open().filter(state=Attempt.State.COMPLETED)
+    # Numbers are asked for first, of the few attempts that are open: in one question SQLite would look through all that
+    # have ever completed, or all that have waited in vain.
     unmet = Predecessor.objects.filter(met=False)
-    # Also for what was cancelled and may be resumed. Else only what is held is looked at: of what has waited in vain
-    # there is ever more.
-    unmet.filter(before__in=just_completed.values("job")).update(met=True)
-    unmet = unmet.filter(job__in=held.values("job"))
+    opened = Attempt.objects.open().order_by("pk")  # the order of the index of what is open
+    just_completed = list(opened.filter(state=Attempt.State.COMPLETED).values_list("job", flat=True))
+    for some in _by(just_completed):  # also for what was cancelled and may be resumed
+        unmet.filter(before__in=some).update(met=True)
+    held = opened.filter(ended_at=None, scheduler_id="", cancel_asked_at=None).values_list("job", flat=True)
+    for some in _by(list(held)):
+        _look_at(unmet.filter(job__in=some))
+
+
+def _look_at(unmet: QuerySet[Predecessor]) -> None:
+    """The same of jobs that are held."""
     before = list(unmet.exclude(before=None).values_list("before", flat=True).distinct())
     if not before and not unmet.exists():
         return
-    for start in range(0, len(before), AT_ONCE):
-        # By their numbers: asked for those that have completed, SQLite would look through all that ever have.
-        some = Job.objects.filter(pk__in=before[start : start + AT_ONCE]).values_list("pk", "latest__state")
-        completed = [pk for pk, state in some if state == Attempt.State.COMPLETED]
+    for some in _by(before):
+        states = Job.objects.filter(pk__in=some).values_list("pk", "latest__state")
+        completed = [pk for pk, state in states if state == Attempt.State.COMPLETED]
         if completed:
             unmet.filter(before__in=completed).update(met=True)
     vain = unmet.filter(_NEVER).select_related("job__latest", "before__latest")
@@ -76,6 +83,11 @@ def look() -> None:
         reason = _reason(numbers)
         if Attempt.objects.filter(pk=attempt_id, ended_at=None).exclude(reason=reason).update(reason=reason):
             live.announce(attempt_id)
+
+
+def _by(numbers: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(numbers), NUMBERS):
+        yield numbers[start : start + NUMBERS]
 
 
 def _end(row: Predecessor) -> None:
