@@ -51,15 +51,14 @@ def is_waiting(job_id: int) -> bool:
 
 def look() -> None:
     """See which have completed, end what waits in vain, and say what the others wait for."""
-    # Numbers are asked for first, of the few attempts that are open: in one question SQLite would look through all that
-    # have ever completed, or all that have waited in vain.
+    # What is open is read whole, and its numbers asked for: told more at once, SQLite would look through all that have
+    # ever completed, or all that have waited in vain.
     unmet = Predecessor.objects.filter(met=False)
-    opened = Attempt.objects.open().order_by("pk")  # the order of the index of what is open
-    just_completed = list(opened.filter(state=Attempt.State.COMPLETED).values_list("job", flat=True))
-    for some in _by(just_completed):  # also for what was cancelled and may be resumed
-        unmet.filter(before__in=some).update(met=True)
-    held = opened.filter(ended_at=None, scheduler_id="", cancel_asked_at=None).values_list("job", flat=True)
-    for some in _by(list(held)):
+    opened = list(Attempt.objects.open().only("job", "state", "ended_at", "scheduler_id", "cancel_asked_at"))
+    for some in _by([one.job_id for one in opened if one.state == Attempt.State.COMPLETED]):
+        unmet.filter(before__in=some).update(met=True)  # also for what was cancelled and may be resumed
+    is_held = [one for one in opened if not (one.ended_at or one.scheduler_id or one.cancel_asked_at)]
+    for some in _by([one.job_id for one in is_held]):
         _look_at(unmet.filter(job__in=some))
 
 
