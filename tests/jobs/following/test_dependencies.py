@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.errors import SpecError
@@ -104,6 +106,20 @@ def test_what_has_waited_in_vain_is_not_looked_at_again(
     assert set(Attempt.objects.exclude(cause="").values_list("cause", flat=True)) == {"unmet"}
     with django_assert_max_num_queries(len(nothing_yet)):
         dependencies.look()
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by how many rows there are")
+def test_nothing_is_looked_for_among_all_that_have_ever_completed(oskar: User, first: Job) -> None:
+    ask(oskar, spec_of(after=[first.pk]))
+    ended(first, "completed")
+    with CaptureQueriesContext(connection) as asked:
+        dependencies.look()
+    with connection.cursor() as cursor:
+        for query in asked.captured_queries:
+            cursor.execute("EXPLAIN QUERY PLAN " + query["sql"])
+            plan = " ".join(step[3] for step in cursor.fetchall())
+            assert "(state=?)" not in plan, query["sql"]
+            assert "SCAN jobs_attempt" not in plan, query["sql"]
 
 
 def test_what_completes_meanwhile_counts_for_what_is_resumed(oskar: User, first: Job, told: Told) -> None:
