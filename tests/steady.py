@@ -20,7 +20,7 @@ MEET = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 def meet():
     if RANK == 0:
-        server = socket.create_server(("", MEET[1]))
+        server = socket.create_server(MEET)
         return [server.accept()[0] for _ in range(WORLD - 1)]
     while True:
         try:
