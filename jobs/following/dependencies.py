@@ -63,7 +63,7 @@ def look() -> None:
 
 
 def _look_at(unmet: QuerySet[Predecessor]) -> None:
-    """The same of jobs that are held."""
+    """Of jobs that are held: what they need no longer wait for, which wait in vain, and why the others wait."""
     before = list(unmet.exclude(before=None).values_list("before", flat=True).distinct())
     if not before and not unmet.exists():
         return
