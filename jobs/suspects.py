@@ -44,19 +44,23 @@ def finding(attempt: Attempt) -> Finding | None:
     )
 
 
-def kept_from(job_id: int, *, before: int) -> list[str]:
+def kept_from(job_id: int, spec: JobSpec, *, before: int) -> list[str]:
     """The nodes that the attempt of this number is kept from: those named within the last day, newest first."""
-    ended = Attempt.objects.filter(
-        job_id=job_id, number__lt=before, cause=CAUSE, ended_at__gt=timezone.now() - KEPT
-    ).select_related("job")
-    named: dict[str, Attempt] = {}
-    for attempt in ended.order_by("-number"):
-        if (found := finding(attempt)) is not None and found.node:
-            named.setdefault(found.node, attempt)
-    if not named:
-        return []
-    partition = JobSpec.parse(next(iter(named.values())).job.spec).resources.partition
-    return list(named)[: max(1, len(_nodes(partition)) // PART)]
+    ended = Attempt.objects.filter(job_id=job_id, number__lt=before, cause=CAUSE, ended_at__gt=timezone.now() - KEPT)
+    findings = [finding(attempt) for attempt in ended.order_by("-number")]
+    named = list(dict.fromkeys(found.node for found in findings if found is not None and found.node))
+    return named[: max(1, len(_nodes(spec.resources.partition)) // PART)] if named else []
+
+
+def without(spec: JobSpec, attempt: Attempt) -> JobSpec:
+    """What this attempt of the job asks for: the specification, less the nodes that it is kept from."""
+    asked = spec.resources.exclude_nodes
+    more = [node for node in kept_from(attempt.job_id, spec, before=attempt.number) if node not in asked]
+    if not more:
+        return spec
+    return spec.model_copy(
+        update={"resources": spec.resources.model_copy(update={"exclude_nodes": [*asked, *more]})},
+    )
 
 
 def has_others(spec: JobSpec, without: list[str]) -> bool:

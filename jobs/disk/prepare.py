@@ -30,10 +30,11 @@ def prepare(attempt: Attempt) -> Path:
     Whoever's job it is is asked after anew: trust may have been withdrawn since it was submitted.
     """
     job = attempt.job
-    trust.check(job.owner, JobSpec.parse(job.spec))
+    asked = JobSpec.parse(job.spec)
+    trust.check(job.owner, asked)
     root = _directory_of(job)
     sharing.share(root, sync.unix_user(attempt.scheduler_user))
-    spec = _rewound(_spec_of(attempt), attempt.rewinds)
+    spec = _rewound(suspects.without(asked, attempt), attempt.rewinds)
     texts = {
         "spec.toml": job.spec_toml,
         **_environment_texts(attempt, spec, root),
@@ -74,18 +75,6 @@ def _is_rewind(attempt: Attempt) -> bool:
     return attempt.origin == Attempt.Origin.RESTARTED and before.exists()
 
 
-def _spec_of(attempt: Attempt) -> JobSpec:
-    """What was asked for, less the nodes that this attempt is kept from."""
-    spec = JobSpec.parse(attempt.job.spec)
-    asked = spec.resources.exclude_nodes
-    more = [node for node in suspects.kept_from(attempt.job_id, before=attempt.number) if node not in asked]
-    if not more:
-        return spec
-    return spec.model_copy(
-        update={"resources": spec.resources.model_copy(update={"exclude_nodes": [*asked, *more]})},
-    )
-
-
 def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:
     """Halves the learning rate for each time that the job was set back."""
     if not rewinds or spec.run is None:
@@ -97,7 +86,8 @@ def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:
 
 def submission(attempt: Attempt, root: Path) -> Submission:
     """The request to the scheduler."""
-    job, resources = attempt.job, _spec_of(attempt).resources
+    job = attempt.job
+    resources = suspects.without(JobSpec.parse(job.spec), attempt).resources
     begin = resources.begin_at
     return Submission(
         key=attempt.key,

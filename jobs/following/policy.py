@@ -86,8 +86,9 @@ def _elsewhere(attempt: Attempt, counted: str) -> Decision:
     elif (start := checkpoints.newest_before(attempt, found.clean_step)) is None:
         text = f"{WORDS['corruption']} It has no checkpoint from before the last clean check."
         return Decision(False, f"{text} {MOVES['corruption']} Your move.")
-    kept = suspects.kept_from(attempt.job_id, before=attempt.number + 1)
-    if kept and not suspects.has_others(JobSpec.parse(attempt.job.spec), kept):
+    spec = JobSpec.parse(attempt.job.spec)
+    kept = suspects.kept_from(attempt.job_id, spec, before=attempt.number + 1)
+    if kept and not suspects.has_others(spec, kept):
         text = f"{WORDS['corruption']} It was on {found.node}, and without it there are too few nodes."
         return Decision(False, f"{text} Your move.")
     where = f"from step {start.step:,}" if start is not None else "from the beginning"

@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 
+from jobs import suspects
 from jobs.errors import SpecError
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
@@ -84,12 +85,12 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
 
 
 def _asked(job: Job, attempt: Attempt) -> tuple[JobSpec | None, Request] | None:
-    """The specification, if Vigil submitted it, and what it asks for; None where that cannot be told."""
+    """What it asks for, and the specification, if Vigil submitted it; None where that cannot be told."""
     if job.is_attached:
         told = job.spec.get("resources")
         return (None, request_outside(told, user=attempt.scheduler_user)) if told else None
     try:
-        spec = JobSpec.parse(job.spec)
+        spec = suspects.without(JobSpec.parse(job.spec), attempt)
     except SpecError:  # one of an older release: nothing can be said of other shapes of it
         return None
     return spec, request_of(spec, user=attempt.scheduler_user, account=job.project.slurm_account)

@@ -50,6 +50,7 @@ def test_the_examples_are_runnable_job_specs(name: str) -> None:
         ({"language": {"layers": 0}}, "run.language.layers: is 0. The smallest allowed is 1."),
         ({"language": {"dropout": float("nan")}}, "run.language.dropout: must be a number, not nan."),
         ({"language": 3}, "run.language: must be a table, [run.language]."),
+        ({"language": {}, "options": {"language": {}}}, "run.language: is given here and under run.options. Keep one"),
         ({"vision": {"hidden": 3}}, "run.vision: is a table of options that this run doesn't use (recipe language,"),
         ({"steps": 0}, "run.steps: Input should be greater than or equal to 1"),
         ({"steps": "10"}, "run.steps: Input should be a valid integer"),

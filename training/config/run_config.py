@@ -215,6 +215,9 @@ class RunConfig(BaseModel):
         rest = {name: value for name, value in data.items() if name not in known}
         options = rest.get("options", {})
         if tables and isinstance(options, Mapping):
+            if both := [name for name in tables if name in options]:
+                fix = "is given here and under run.options. Keep one of them."
+                raise ValidationError.from_exception_data("RunConfig", [_line((n,), fix, tables[n]) for n in both])
             rest["options"] = {**options, **tables}
         return rest
 
