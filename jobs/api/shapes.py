@@ -198,7 +198,7 @@ def explained(attempt: Attempt) -> str:
 
 
 def job_shape(job: Job) -> dict[str, Any]:
-    """Needs `with_latest_attempt()` and prefetched tags to cost no query."""
+    """Needs `with_latest_attempt()`, and its `tag_names`, to cost no query."""
     latest = job.latest
     return {
         "id": job.pk,
@@ -212,7 +212,7 @@ def job_shape(job: Job) -> dict[str, Any]:
         "attempt": attempt_shape(latest) if latest else None,
         "progress": asdict(progress(latest)),
         "latest": latest.latest if latest else {},
-        "tags": sorted(tag.name for tag in job.tags.all()),
+        "tags": job.tag_names,
         "notes": job.notes,
         "created_at": job.created_at,
         "started_at": latest.started_at if latest else None,

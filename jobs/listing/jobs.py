@@ -1,5 +1,6 @@
 """Finding jobs: one description of filters, search and order for the list page, the API and the command line."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +9,7 @@ from django.db import connection
 
 from jobs.listing.filters import asked
 from jobs.listing.walk import Finder, Place
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Job, Tag
 from portal.http.paging import BadCursor, Order, Page, decode, encode
 from portal.models import User
 
@@ -68,9 +69,11 @@ class Search:
         order = Order(_ORDERS[self._sort], self._descending)
         found = (finder or self.finder(user)).page(self._place(cursor, order), limit)
         numbers = [pk for _, pk in found.places]
-        jobs = Job.objects.visible_to(user).with_latest_attempt().prefetch_related("tags")
+        jobs = Job.objects.visible_to(user).with_latest_attempt()
         rows = jobs.defer("spec_toml", *without).in_bulk(numbers) if numbers else {}
         items = [rows[pk] for pk in numbers if pk in rows]  # one may have been deleted in between
+        _give_tags(items)
+        _untie(items)
         if found.next is None:
             return Page(items, None)
         value, pk = found.next
@@ -103,6 +106,24 @@ class Search:
         if not isinstance(value, wanted):
             raise BadCursor
         return (connection.ops.adapt_datetimefield_value(value) if isinstance(value, datetime) else value), pk
+
+
+def _give_tags(jobs: list[Job]) -> None:
+    """Sets their `tag_names`, in one query."""
+    named: dict[int, list[str]] = defaultdict(list)
+    for job_id, name in Tag.objects.filter(job__in=[job.pk for job in jobs]).values_list("job", "name"):
+        named[job_id].append(name)
+    for job in jobs:
+        job.tag_names = sorted(named[job.pk])
+
+
+def _untie(jobs: list[Job]) -> None:
+    """Take away each job that its latest attempt was given, too, by select_related: of such rings only the collector
+    is rid, and every tenth page of 200 took 80 ms longer for it."""
+    back = Job._meta.get_field("latest").remote_field
+    for job in jobs:
+        if job.latest is not None:
+            back.delete_cached_value(job.latest)
 
 
 def _time(value: Any) -> datetime:

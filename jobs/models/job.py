@@ -6,6 +6,7 @@ from typing import Self
 
 from django.conf import settings
 from django.db import models
+from django.utils.functional import cached_property
 
 from jobs.models.sweep import Sweep
 from portal.models import Project, User
@@ -62,6 +63,11 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"#{self.pk} {self.name}"
+
+    @cached_property
+    def tag_names(self) -> list[str]:
+        """Its tags; lists set them for all their jobs at once (jobs.listing.jobs)."""
+        return sorted(self.tags.values_list("name", flat=True))
 
     @property
     def is_attached(self) -> bool:

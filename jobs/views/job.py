@@ -61,7 +61,7 @@ class Page:
 def page_of(request: HttpRequest, job_id: int) -> Page:
     """The job that this person may see, or 404: a stranger's job does not exist."""
     user = user_of(request)
-    jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent").prefetch_related("tags")
+    jobs = Job.objects.visible_to(user).with_latest_attempt().select_related("parent")
     job = get_object_or_404(jobs, pk=job_id)
     return Page(job, lives.tell(job), can(user, "change", job))
 

@@ -72,7 +72,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_safe
 def row(request: HttpRequest, job_id: int) -> HttpResponse:
     """One row anew, after its job changed state."""
-    jobs = Job.objects.visible_to(user_of(request)).with_latest_attempt().prefetch_related("tags")
+    jobs = Job.objects.visible_to(user_of(request)).with_latest_attempt()
     job = get_object_or_404(jobs, pk=job_id)
     return render(request, "jobs/_row.html", {"row": Row(job, timezone.now())})
 
