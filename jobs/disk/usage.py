@@ -10,7 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from jobs.disk import rundir, sums
@@ -53,13 +53,15 @@ def measure_due(budget_s: float = BUDGET_S) -> int:
 
 def due() -> QuerySet[Job]:
     """Never measured; running, and measured a while ago; or something ended, closed or was removed since."""
-    running = Attempt.objects.alive().filter(job__disk_measured_at__lt=timezone.now() - AGAIN_AFTER)
-    found = Q(disk_measured_at=None) | Q(pk__in=running.values("job"))
+    now = timezone.now()
+    parts = [Attempt.objects.alive().filter(job__disk_measured_at__lt=now - AGAIN_AFTER)]
     for change in ("ended_at", "closed_at", "spools_removed_at"):
         # By its own index, and of late: what every attempt there ever was says is not asked each minute.
-        lately = Attempt.objects.filter(**{f"{change}__gte": timezone.now() - LOOK_BACK})
-        found |= Q(pk__in=lately.filter(**{f"{change}__gte": F("job__disk_measured_at")}).values("job"))
-    return Job.objects.filter(found)
+        lately = Attempt.objects.filter(**{f"{change}__gte": now - LOOK_BACK})
+        parts.append(lately.filter(**{f"{change}__gte": F("job__disk_measured_at")}))
+    never = Job.objects.filter(disk_measured_at=None).order_by().values("pk")
+    # A union, and not any of these: PostgreSQL looks at every job to see whether it is among one or another.
+    return Job.objects.filter(pk__in=never.union(*(part.order_by().values("job") for part in parts)))
 
 
 def measure(job: Job, budget_s: float = BUDGET_S) -> None:
