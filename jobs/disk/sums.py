@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from django.db.models import Count, F, Max, Min, Q, Sum
+from django.db.models import Count, F, Min, Q, Sum
 from django.utils import timezone
 
 from jobs.models import Checkpoint, DiskSum, Job
@@ -34,8 +34,9 @@ def keep(now: datetime | None = None) -> int:
     ids = sorted(Project.objects.values_list("pk", flat=True))
     if _are_few(ids):
         return 0
-    lately = Job.objects.filter(disk_measured_at__gt=now - ANYWAY).order_by()
-    changed = dict(lately.values_list("project").annotate(last=Max("disk_measured_at")))
+    # The last of each project; grouped by it, SQLite would look through every job there is.
+    lately = Job.objects.filter(disk_measured_at__gt=now - ANYWAY).order_by("disk_measured_at")
+    changed = dict(lately.values_list("project", "disk_measured_at"))
     kept, done = DiskSum.objects.in_bulk(), 0
     for project in ids:
         if (one := kept.get(project)) is not None:
