@@ -204,22 +204,24 @@ def facts(nodes: list[Node], waiting: int, running: int) -> list[tuple[str, str,
     places = counted(nodes)
     if not places:
         return []
-    unit = f"{places[0].unit}s"
-    total = sum(place.total for place in places)
+    unit = places[0].unit
+    total = formatting.plural(sum(place.total for place in places), unit)
     out = sum(not node.takes_jobs for node in nodes)
+    of_nodes = formatting.plural(len(nodes), "node")
     queue = reverse("queue")
     return [
-        ("In use", formatting.count(sum(place.used for place in places)), f"of {formatting.count(total)} {unit}", ""),
-        ("Free", formatting.count(sum(place.free for place in places)), unit, ""),
-        (
-            "Takes no jobs",
-            formatting.count(out),
-            f"of {formatting.plural(len(nodes), 'node')}",
-            "?state=out" if out else "",
-        ),
-        ("Running", formatting.count(running), "jobs", f"{queue}?state=running"),
-        ("Waiting", formatting.count(waiting), "jobs", f"{queue}?state=pending"),
+        ("In use", formatting.count(sum(place.used for place in places)), f"of {total}", ""),
+        ("Free", *_counted(sum(place.free for place in places), unit), ""),
+        ("Takes no jobs", formatting.count(out), f"of {of_nodes}", "?state=out" if out else ""),
+        ("Running", *_counted(running, "job"), f"{queue}?state=running"),
+        ("Waiting", *_counted(waiting, "job"), f"{queue}?state=pending"),
     ]
+
+
+def _counted(number: int, one: str) -> tuple[str, str]:
+    """("1", "job"), ("2", "jobs")."""
+    value, _, unit = formatting.plural(number, one).partition(formatting.NBSP)
+    return value, unit
 
 
 def grouped(shown: Iterable[NodeRow], only: str) -> list[Group]:

@@ -73,6 +73,7 @@ def test_nodes_by_partition(mira: User, told: Told) -> None:
     html = text(mira, "/nodes")
     assert "dgx-02 is drained: XID 79." in html
     assert "Free now: 2 of 16 GPUs." in html
+    assert "2 <small>jobs</small>" in html
     assert html.index(">gpu</h2>") < html.index(">cpu</h2>"), "the default partition comes first"
     assert "GPU 3: wren, mira" in html
     assert "GPU 4: slurm-12, oskar9" in html, "other people's jobs have a name, but lead nowhere"
@@ -85,8 +86,10 @@ def test_nodes_by_partition(mira: User, told: Told) -> None:
 
 
 def test_where_there_are_no_gpus_nothing_explains_them(mira: User) -> None:
-    sync.read(Told(machines=[node("cpu-01", "idle", gpus=0)]))
-    assert 'class="gpu"' not in text(mira, "/nodes")
+    sync.read(Told(machines=[node("cpu-01", "idle", gpus=0)], queued=[queued(11, state="running", gpus=0)]))
+    html = text(mira, "/nodes")
+    assert 'class="gpu"' not in html
+    assert "1 <small>job</small>" in html
 
 
 def test_nodes_are_filtered_by_the_address(mira: User, told: Told) -> None:
