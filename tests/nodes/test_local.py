@@ -242,6 +242,7 @@ class TestAnotherUser:
         monkeypatch.setattr(LocalScheduler, "_check_reach", lambda *_: None)  # the checkout may lie anywhere
         return LocalScheduler(root, cpus=2, gpus=[], user="nobody")
 
+    @pytest.mark.long
     def test_runs_as_it_and_ends_with_its_shim(self, scheduler: LocalScheduler, root: Path, work: Path) -> None:
         contract = SchedulerContract()
         script = f"id -un; echo $HOME; cat {root}/capacity.json; sleep 300 & echo $! > pid; wait"

@@ -196,6 +196,7 @@ def test_a_person_who_wanted_the_end_gets_no_other_turn(played: Played) -> None:
 
 
 @pytest.mark.parametrize("word", ["TERM", "USR1"])
+@pytest.mark.long
 def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: str) -> None:
     got = f"trap 'echo USR1 > {played.place}/got; exit 75' USR1\ntrap 'exit 9' TERM\n"
     played.play("srun", f"#!/bin/bash\n{got}touch {played.place}/up\nwhile :; do sleep 0.05; done\n")

@@ -159,6 +159,7 @@ def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: An
     assert len(watched.told("gpu.silent")) == 1
 
 
+@pytest.mark.long
 def test_of_readers_that_cannot_be_killed_there_are_two(
     nvml: StandIn, watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
