@@ -37,7 +37,8 @@ def test_nothing_is_in_it_that_only_builds_and_tests_need(root: Path) -> None:
     ours = {path.name for path in (root / "srv/vigil").iterdir()}
     assert {"portal", "jobs", "nodes", "training", "static", "templates", "manage.py", "vigil_report.py"} <= ours
     assert not ours & {"tests", "bench", "docs", "var", ".git", ".ci", ".venv", "Makefile"}
-    assert {path.name for path in (root / "srv/vigil/docker").iterdir()} == {"entrypoint.sh", "image.sh", "install.sh"}
+    steps = {"entrypoint.sh", "image.sh", "install.sh", "progress.py"}
+    assert {path.name for path in (root / "srv/vigil/docker").iterdir()} == steps
     assert not [program for program in ("cc", "gcc", "g++", "make", "ld") if (root / "usr/bin" / program).exists()]
     assert not list(root.glob("opt/vigil/lib/python3.*/site-packages/*pytest*"))
     # Empty files are locks, and where something was mounted.
