@@ -40,7 +40,7 @@ def keep(now: datetime | None = None) -> int:
     kept, done = DiskSum.objects.in_bulk(), 0
     for project in ids:
         if (one := kept.get(project)) is not None:
-            is_old = one.counted_at <= now - ANYWAY or changed.get(project, one.counted_at) > one.counted_at
+            is_old = one.counted_at <= now - ANYWAY or (changed.get(project) or one.counted_at) > one.counted_at
             if not is_old or now - one.counted_at < timedelta(seconds=one.seconds * REST):
                 continue
         began = time.monotonic()
