@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 from axes.models import AccessAttempt
 from django.conf import settings
 from django.contrib import admin
+from django.contrib.admin.views.main import ERROR_FLAG
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
+from django.db import DataError, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils.functional import cached_property
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
@@ -35,6 +38,16 @@ else:
 
 class Audited(_ModelAdmin):
     """Whatever is changed here is in the audit log."""
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """A list; where an address or a form asks by what is no number or date, the list without (Django's ?e=1)."""
+        try:
+            with transaction.atomic():
+                return super().changelist_view(request, extra_context)
+        except (ValueError, OverflowError, DataError):
+            if ERROR_FLAG in request.GET and request.method == "GET":
+                raise  # it is not what was asked
+            return redirect(f"{request.path}?{ERROR_FLAG}=1")
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
         self._note(request, "added", obj, message)

@@ -19,6 +19,7 @@ from training.provenance import machine
 
 SAY_SECONDS = 5.0
 ASSUMED_GIB = 80.0
+SAID_LETTERS = 2000
 
 
 def verify(folders: Sequence[Path]) -> int:
@@ -42,10 +43,10 @@ def verify(folders: Sequence[Path]) -> int:
                 print(f"{folder}: verified, step {found.step}, {len(found.files)} files, {found.bytes:,} bytes")
         except DataError as error:
             failed = 1
-            print(error.message, file=sys.stderr)
+            _complain(error.message)
         except manifest.CheckpointError as error:
             failed = 1
-            print(f"{folder}: {error}", file=sys.stderr)
+            _complain(f"{folder}: {error}")
     return failed
 
 
@@ -61,10 +62,10 @@ def export(options: argparse.Namespace) -> int:
     try:
         tensors, size, more = _exported(options)
     except DataError as error:
-        print(f"{checkpoint}: {error.message}", file=sys.stderr)
+        _complain(f"{checkpoint}: {error.message}")
         return 1
     except manifest.CheckpointError as error:
-        print(f"{checkpoint}: {error}", file=sys.stderr)
+        _complain(f"{checkpoint}: {error}")
         return 1
     except OSError as error:
         remedy = (
@@ -76,6 +77,14 @@ def export(options: argparse.Namespace) -> int:
         return 1
     print(f"{target}: {tensors} tensors, {size:,} bytes, from {checkpoint.name}{more}")
     return 0
+
+
+def _complain(message: str) -> None:
+    """One line on stderr. What a checkpoint says of itself may be anybody's words, and does nothing to a terminal."""
+    line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message[:SAID_LETTERS])
+    print(
+        line[:SAID_LETTERS] + ("…" if len(line) > SAID_LETTERS or len(message) > SAID_LETTERS else ""), file=sys.stderr
+    )
 
 
 def _exported(options: argparse.Namespace) -> tuple[int, int, str]:

@@ -128,7 +128,9 @@ def check(checkpoint: Location) -> Manifest:
 def marked_damaged(checkpoint: Path) -> str:
     """Why somebody has found it damaged, in a sentence without its full stop; "" where nobody has."""
     try:
-        with open(checkpoint / DAMAGED, encoding="utf-8", errors="replace") as file:
+        with open(os.open(checkpoint / DAMAGED, _FILE), encoding="utf-8", errors="replace") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return f"{DAMAGED} is no plain file"
             return file.read(2000).strip().rstrip(".") or "nobody has said why"
     except FileNotFoundError:
         return ""

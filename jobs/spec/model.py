@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, tzinfo
 from typing import Annotated, Any, Literal, Self
@@ -164,6 +165,9 @@ class Script(Part):
         return self
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+
+
 class JobSpec(Part):
     """What a person asks for."""
 
@@ -211,7 +215,7 @@ class JobSpec(Part):
         if data.get("kind") == "attached":
             fix = "Start it with sbatch, with `vigil attach -- COMMAND` in its script, or `vigil attach NUMBER` later."
             raise SpecError.at("kind", f"attached jobs are those that Vigil did not submit. {fix}")
-        if problems := list(_nul("", data)):
+        if problems := list(_unkeepable("", data)):
             raise SpecError(problems)
         try:
             spec = cls.model_validate(data)
@@ -263,11 +267,20 @@ class JobSpec(Part):
         return [Problem(f"run.{p.field}", p.message) for p in found]
 
 
-def _nul(place: str, value: object, depth: int = 0) -> Iterator[Problem]:
-    """Strings with a NUL in them: no database, environment or argument can hold one. Nothing valid lies deep."""
-    if isinstance(value, str) and "\0" in value:
-        yield Problem(place, "has a NUL character in it. Take it out.")
+def _unkeepable(place: str, value: object, depth: int = 0) -> Iterator[Problem]:
+    """Strings with what no database, environment or argument can hold: NUL, or half of a pair of surrogates.
+
+    Nothing valid lies deep.
+    """
+    if isinstance(value, str):
+        if "\0" in value:
+            yield Problem(place, "has a NUL character in it. Take it out.")
+        elif _HALF.search(value):
+            yield Problem(place, "has half of a surrogate pair in it, which is no character. Take it out.")
     if depth > MAX_DEPTH or not isinstance(value, Mapping | list | tuple):
         return
     for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-        yield from _nul(f"{place}.{name}".strip("."), inner, depth + 1)
+        if isinstance(name, str) and _HALF.search(name):
+            yield Problem(place, "has a name with half of a surrogate pair in it. Take it out.")
+        else:
+            yield from _unkeepable(f"{place}.{name}".strip("."), inner, depth + 1)

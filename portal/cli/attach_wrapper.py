@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from portal.cli.portal import CHECKOUT, Portal, Trouble, find_portal
+from portal.cli.terminal import plain
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = {signal.SIGTERM: "signal", signal.SIGUSR1: "time_limit"}  # what vigil_report.stopping() tells of
@@ -277,7 +278,7 @@ class Posting:
 
 def say(line: str) -> None:
     with suppress(OSError, ValueError):  # stderr may be closed: that is the command's affair
-        print(f"vigil: {' '.join(line.split())}", file=sys.stderr, flush=True)
+        print(f"vigil: {plain(' '.join(line.split()))}", file=sys.stderr, flush=True)
 
 
 def _words(trouble: Trouble) -> str:

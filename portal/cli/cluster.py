@@ -10,6 +10,7 @@ import click
 from portal.cli import tables
 from portal.cli.params import as_json, out
 from portal.cli.portal import find_portal
+from portal.cli.terminal import echo
 
 
 @click.command()
@@ -81,7 +82,7 @@ def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
     if not found and not as_json and (mine or any(filters.values())):
         click.echo("Nothing matches. See everything with `vigil queue`.")
         for line in tables.freshness(page):
-            click.echo(line)
+            echo(line)
         return
     out({"items": found} | {name: page[name] for name in ("reading", "unseen") if name in page}, tables.queue, as_json)
 
@@ -109,4 +110,4 @@ def _note_silence(reading: dict[str, Any]) -> None:
     """Says on stderr that the scheduler does not answer, so that stdout stays what it is."""
     if reading["error"]:
         since = f"This is what it said at {tables.local(reading['read_at'])}. " if reading["read_at"] else ""
-        click.echo(f"vigil: the scheduler does not answer. {since}{reading['error']}", err=True)
+        echo(f"vigil: the scheduler does not answer. {since}{reading['error']}", err=True)

@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,15 +76,30 @@ def _origin(root: Path) -> dict[str, str]:
     if head is None or head.returncode != 0:
         return {}  # nothing is committed yet
     only_ours = ("--untracked-files=no", "--ignore-submodules=all", "--", ".")
-    changed = _ask(root, "--no-optional-locks", "status", "--porcelain", *only_ours)
+    changed = _ask(root, "--no-optional-locks", "status", "--porcelain", *only_ours, settings=_without_programs(root))
     dirty = {DIRTY: "1"} if changed is None or changed.returncode != 0 or changed.stdout else {}
     return {"comment": head.stdout.decode().strip(), **dirty}
 
 
-def _ask(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+def _without_programs(root: Path) -> dict[str, str]:
+    """Settings that leave out the filters of this very repository: a folder of a stranger's would run its own."""
+    found = _ask(root, "config", "--show-scope", "--name-only", "-z", "--get-regexp", r"^filter\.")
+    words = found.stdout.decode(errors="surrogateescape").split("\0") if found is not None else []
+    theirs = {name for scope, name in zip(words[::2], words[1::2], strict=False) if scope in {"local", "worktree"}}
+    values = {name: "false" if name.endswith(".required") else "" for name in sorted(theirs)}
+    settings = {"GIT_CONFIG_COUNT": str(len(values))}
+    for number, (name, value) in enumerate(values.items()):
+        settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
+    return settings
+
+
+def _ask(
+    root: Path, *arguments: str, settings: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes] | None:
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
+    environment = {**os.environ, **(settings or {})}
     try:
-        return subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        return subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL, env=environment)
     except FileNotFoundError:
         return None
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import click
-
 from portal.cli.portal import Portal
 from portal.cli.tables import ordered
+from portal.cli.terminal import echo
 
 WAIT_S = 30.0
 LOOK_S = 0.5
@@ -18,7 +17,7 @@ def carry_out(portal: Portal, node: str, action: str, body: dict[str, str] | Non
     """The order as it ended, or as it stands after 30 s; what happens meanwhile is told on stderr."""
     order: dict[str, Any] = portal.post(f"{node}/{action}", json=body)
     name = order["node"]
-    click.echo(f"Asked to {action} {name}; waiting for the scheduler.", err=True)
+    echo(f"Asked to {action} {name}; waiting for the scheduler.", err=True)
     until = time.monotonic() + WAIT_S
     said = ""
     while order["state"] == "asked" and time.monotonic() < until:
@@ -26,14 +25,14 @@ def carry_out(portal: Portal, node: str, action: str, body: dict[str, str] | Non
         order = _look(portal, node, order)
         if order["state"] == "asked" and order["outcome"] not in {"", said}:
             said = order["outcome"]
-            click.echo(f"{said} It is asked again.", err=True)
+            echo(f"{said} It is asked again.", err=True)
     if order["state"] == "asked":
-        click.echo(f"Not done within {WAIT_S:.0f} s; Vigil goes on trying. See `vigil node {name}`.", err=True)
+        echo(f"Not done within {WAIT_S:.0f} s; Vigil goes on trying. See `vigil node {name}`.", err=True)
     elif order["state"] == "done":
         done = "takes no new jobs" if action == "drain" else "takes jobs again"
-        click.echo(f"Done: {name} {done}.", err=True)
+        echo(f"Done: {name} {done}.", err=True)
     else:
-        click.echo(f"Not done, {ordered(order)}", err=True)
+        echo(f"Not done, {ordered(order)}", err=True)
     return order
 
 

@@ -6,9 +6,8 @@ import json
 import time
 from typing import Any
 
-import click
-
 from portal.cli.portal import Portal, Trouble
+from portal.cli.terminal import echo_log
 
 FOLLOW_S = 0.7
 PAGE = 2000
@@ -96,4 +95,4 @@ def _standing(portal: Portal, job_id: int, attempt: int | None) -> tuple[bool, i
 
 def _print(page: dict[str, Any] | None, as_json: bool) -> None:
     for line in page["items"] if page else []:
-        click.echo(json.dumps(line) if as_json else line["text"])
+        echo_log(json.dumps(line) if as_json else line["text"])

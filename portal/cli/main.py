@@ -17,6 +17,7 @@ from portal.cli import attach, cluster, profiles, sweeps, tables
 from portal.cli import check as check_commands
 from portal.cli.params import Commands, JobId, as_json, out, say_version
 from portal.cli.portal import CHECKOUT, Portal, Trouble, find_portal
+from portal.cli.terminal import echo, echo_whole
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 job_id = click.argument("job_id", metavar="ID", type=JobId())
@@ -90,7 +91,7 @@ def submit(
         raise click.exceptions.Exit(1 if any(f["level"] == "error" for f in found["findings"]) else 0)
     packed = sending.pack_for(spec, text)
     if packed and packed.left_out:
-        click.echo(f"Left out, as git does not track them: {', '.join(packed.left_out[:10])}", err=True)
+        echo(f"Left out, as git does not track them: {', '.join(packed.left_out[:10])}", err=True)
     job = sending.submit(portal, text, packed, key or str(uuid.uuid4()))
     if sending.is_sweep(text):
         said = f"Submitted sweep {job['id']} {job['name']} with {job['jobs']} jobs: {job['url']}"
@@ -233,7 +234,10 @@ def spec(job_id: int, pinned: bool, as_json: bool) -> None:
     To run it again: vigil spec 7 > again.toml && vigil submit again.toml
     """
     found = find_portal().get(f"jobs/{job_id}/spec", pinned="true" if pinned else None)
-    out(found, lambda found: [found["spec_toml"].removesuffix("\n")], as_json)
+    if as_json:
+        out(found, lambda found: [], as_json)
+    else:
+        echo_whole(found["spec_toml"].removesuffix("\n"))
 
 
 @main.command()
@@ -354,7 +358,7 @@ def _pin(job_id: int, name: str, pinned: bool, as_json: bool) -> None:
     from urllib.parse import quote
 
     address = f"jobs/{job_id}/checkpoints/{quote(name, safe='')}"
-    found = find_portal().ask("PATCH", address, tries=2, json={"pinned": pinned}).json()
+    found = find_portal().patch(address, json={"pinned": pinned})
     said = "Pinned" if pinned else "Unpinned"
     out(found, lambda checkpoint: [f"{said} {checkpoint['name']} of #{job_id}."], as_json)
 
@@ -363,10 +367,10 @@ def _complain(trouble: Trouble) -> None:
     """The message, and each field with its fix on a line of its own."""
     errors = trouble.problem.get("errors") or []
     if not errors:
-        click.echo(f"vigil: {trouble}", err=True)
+        echo(f"vigil: {trouble}", err=True)
     for error in errors:
         where = f"{error['field']}: " if error["field"] else ""
-        click.echo(f"vigil: {where}{error['message']}", err=True)
+        echo(f"vigil: {where}{error['message']}", err=True)
 
 
 OTHERS = (*cluster.ALL, *sweeps.ALL, *profiles.ALL)

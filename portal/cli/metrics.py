@@ -12,6 +12,7 @@ import click
 from portal.cli import tables
 from portal.cli.params import out
 from portal.cli.portal import Portal, Trouble
+from portal.cli.terminal import echo_whole
 
 AT_ONCE = 32  # series in one question, as the portal has it
 MOST_POINTS = 20_000
@@ -80,7 +81,7 @@ def _newest(
 
 def _csv(portal: Portal, job_id: int, parameters: dict[str, Any]) -> None:
     for piece in portal.stream(f"jobs/{job_id}/series.csv", **parameters):
-        click.echo(piece, nl=False)
+        echo_whole(piece, end="")
 
 
 def _flag(value: bool) -> str | None:

@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from portal import formatting
+from portal.cli.terminal import echo
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:
     """Print an answer: as JSON, or as these lines of text."""
-    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)).replace(formatting.NBSP, " "))
+    echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)).replace(formatting.NBSP, " "))
 
 
 class JobId(click.IntRange):

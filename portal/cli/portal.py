@@ -70,16 +70,19 @@ class Portal:
         answer = self.ask("POST", path, tries=5 if key else 1, json=json, headers=headers, **options)
         return self._said(answer) if answer.content else None
 
+    def patch(self, path: str, *, json: Any) -> Any:
+        """Changes what is there; the same twice is the same once."""
+        return self._said(self.ask("PATCH", path, tries=2, json=json))
+
     def _said(self, answer: httpx.Response) -> Any:
         """The JSON of an answer that is one of Vigil's."""
-        if answer.is_redirect:
-            raise Trouble(f"{self.url} sends on to {answer.headers['Location']}. Write that address in {self.source}.")
         try:
-            return answer.json()
-        except ValueError as error:
-            raise Trouble(
-                f"What answers at {self.url} is no Vigil portal. Mend the address in {self.source}."
-            ) from error
+            said = answer.json()
+        except (ValueError, RecursionError) as error:
+            raise self._foreign() from error
+        if not isinstance(said, dict):
+            raise self._foreign()
+        return said
 
     def ask(self, method: str, path: str, *, tries: int = 1, **options: Any) -> httpx.Response:
         import httpx
@@ -90,9 +93,12 @@ class Portal:
             except httpx.TransportError as error:
                 if not left or isinstance(error, httpx.UnsupportedProtocol):
                     raise self._silent(error) from error
+            except httpx.DecodingError as error:
+                raise self._foreign() from error
             except httpx.InvalidURL as error:
                 raise self._no_address(error) from error
             else:
+                self._check_redirect(answer)
                 if answer.status_code < 400:
                     return answer
                 if answer.status_code == 401:
@@ -108,14 +114,26 @@ class Portal:
 
         try:
             with self.http.stream("GET", path, params=_without_none(parameters)) as answer:
+                self._check_redirect(answer)
                 if answer.status_code >= 400:
                     answer.read()
                     raise _trouble(answer)
                 yield from answer.iter_text()
         except httpx.TransportError as error:
             raise self._silent(error) from error
+        except httpx.DecodingError as error:
+            raise self._foreign() from error
         except httpx.InvalidURL as error:
             raise self._no_address(error) from error
+
+    def _check_redirect(self, answer: httpx.Response) -> None:
+        """Trouble where the answer is that to ask elsewhere: the token goes to nobody whom an answer names."""
+        if 300 <= answer.status_code < 400:
+            to = answer.headers.get("Location", "nowhere")
+            raise Trouble(f"{self.url} sends on to {to}. Write that address in {self.source}.")
+
+    def _foreign(self) -> Trouble:
+        return Trouble(f"What answers at {self.url} is no Vigil portal. Mend the address in {self.source}.")
 
     def _stranger(self) -> Trouble:
         where = "VIGIL_TOKEN" if os.environ.get("VIGIL_TOKEN") else self.source
@@ -188,7 +206,7 @@ def _read(path: Path) -> Portal | None:
         return None
     except PermissionError as error:
         raise _Closed(f"{path} belongs to somebody else. Set VIGIL_URL and VIGIL_TOKEN.") from error
-    except (tomllib.TOMLDecodeError, KeyError, OSError) as error:
+    except (ValueError, KeyError, OSError, RecursionError) as error:
         raise Trouble(f"{path} should hold url and token: {error}.") from error
 
 
@@ -207,7 +225,9 @@ def _trouble(answer: httpx.Response) -> Trouble:
     try:
         problem = answer.json()
         detail = str(problem["detail"])
-    except (ValueError, KeyError, TypeError):
+        for error in problem.get("errors") or []:
+            str(error["field"]), str(error["message"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Trouble(f"The portal answered {answer.status_code} {answer.reason_phrase}.", status=answer.status_code)
     return Trouble(detail, status=answer.status_code, problem=problem)
 

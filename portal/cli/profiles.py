@@ -74,7 +74,7 @@ def _written(portal: Portal, job_id: int, number: str) -> dict[str, Any]:
 
 def _fetch(portal: Portal, job_id: int, told: dict[str, Any]) -> Path:
     answer = portal.ask("GET", f"jobs/{job_id}/profiles/{told['attempt']}/{quote(told['name'], safe='')}", tries=2)
-    path = Path(f"job-{job_id}.{told['attempt']}-{Path(told['name']).name}")
+    path = Path(f"job-{job_id}.{int(told['attempt'])}-{Path(told['name']).name}")
     path.write_bytes(answer.content)
     return path
 

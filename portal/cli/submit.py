@@ -11,13 +11,19 @@ import click
 from portal.cli.code_archive import Packed, Unpackable, pack
 from portal.cli.portal import Portal, Trouble
 
+MOST_LETTERS = 16 * 2**20
+"""More than any portal takes."""
+
 
 def read(path: Path, changes: list[str]) -> str:
     """The spec's text with the changes ("run.steps=400") made in it."""
     try:
-        text = path.read_text()
+        with path.open() as file:
+            text = file.read(MOST_LETTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path} cannot be read: {error}.") from error
+    if len(text) > MOST_LETTERS:
+        raise click.UsageError(f"{path} cannot be read: it is far too long for a specification.")
     if not changes:
         return text
     from jobs.errors import SpecError

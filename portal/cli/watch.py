@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from portal import formatting
 from portal.cli.portal import Portal, Trouble
+from portal.cli.terminal import plain
 
 LINE_EVERY_S = 10.0
 PATIENCE_S = 300.0  # for a portal that is being restarted
@@ -48,7 +49,7 @@ class Screen:
     _said_at: float = float("-inf")
 
     def show(self, job: dict[str, Any]) -> None:
-        text = words(job)
+        text = plain(words(job))
         if self.out.isatty():
             width = max(20, shutil.get_terminal_size().columns - 1)
             line = f"#{job['id']} {bar(job['progress']['fraction'])} {text}"
@@ -65,7 +66,7 @@ class Screen:
 
     def end(self, job: dict[str, Any]) -> None:
         """The last word, unless it was just said."""
-        text = words(job)
+        text = plain(words(job))
         if self.out.isatty() or text != self._last:
             self.say(f"#{job['id']} {text}")
 
@@ -74,7 +75,7 @@ class Screen:
         if self.out.isatty() and self._last:
             self.out.write("\n")
             self._last = ""
-        self.out.write(f"{text}\n")
+        self.out.write(f"{plain(text)}\n")
         self.out.flush()
 
 

@@ -60,6 +60,21 @@ def test_pack_says_from_which_commit_the_files_come(code):
     assert said() == {"comment": commit, upload.DIRTY: "1"}
 
 
+def test_packing_a_strangers_repository_runs_nothing_of_it(code, tmp_path):
+    """Whoever unpacks a folder with its .git has its filters, which git runs to see whether a file has changed."""
+    mark = tmp_path / "was run"
+    write(code, {".gitattributes": "*.py filter=a=b\n"})
+    git(code, "init", "-q")
+    git(code, "add", ".")
+    git(code, "commit", "-qm", "first")
+    for kind in ("clean", "process"):
+        git(code, "config", f"filter.a=b.{kind}", f"touch '{mark}'; cat")
+    git(code, "config", "filter.a=b.required", "true")
+    (code / "train.py").touch()
+    assert pack(code).files
+    assert not mark.exists()
+
+
 def test_pack_keeps_links_within_and_refuses_those_that_lead_out(code, tmp_path):
     (code / "inner").symlink_to("lib/a.py")
     assert unpacked(pack(code).code)["inner"] == "-> lib/a.py"

@@ -8,7 +8,7 @@ from django.test import Client
 
 from jobs.models import Attempt
 from portal import admin
-from portal.models import AuditEntry
+from portal.models import AuditEntry, User
 from tests import lab
 
 pytestmark = pytest.mark.django_db
@@ -70,6 +70,21 @@ def test_they_come_in_the_theme_that_was_chosen(browser: Client) -> None:
 def test_they_are_for_sysadmins_alone() -> None:
     member = lab.signed_in(lab.person("mira", lab.a_project(), is_staff=True))
     assert member.get("/admin/").status_code == 302
+
+
+@pytest.mark.parametrize("selected", ["\0", "9" * 30, "x", "-1"])
+def test_what_is_no_record_is_not_deleted(browser: Client, selected: str) -> None:
+    for path in ("/admin/portal/user/", "/admin/portal/token/", "/admin/axes/accessattempt/"):
+        form = {"action": "delete_selected", "_selected_action": selected, "post": "yes"}
+        assert browser.post(path, form).status_code in {200, 302}
+    assert User.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    "asked", ["at__year=99999", "at__gte=99999-99-99", "q=%00", "o=99.-1", "p=99999999999999999999"]
+)
+def test_what_no_list_can_be_asked_for_leads_to_a_page(browser: Client, asked: str) -> None:
+    assert browser.get(f"/admin/portal/auditentry/?{asked}", follow=True).status_code == 200
 
 
 def test_of_many_they_count_and_page_some_and_say_so(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from training.checkpoint.contents import read_metadata
 from training.checkpoint.staging import Path as Parts
 from training.checkpoint.staging import State, tree, walk
 from training.manifest import CheckpointError, File
@@ -102,43 +103,8 @@ def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
     }
 
 
-def read_metadata(folder: Path) -> Metadata:
-    """torch's own table of contents, of which nothing but plain data is unpickled."""
-    try:
-        with open(folder / ".metadata", "rb") as file:
-            found = _Unpickler(file).load()
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CheckpointError(f".metadata is no table of contents of a checkpoint: {error}") from error
-    if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
-        raise CheckpointError(".metadata is no table of contents of a checkpoint")
-    return found
-
-
 def _shape(size: Iterable[int]) -> str:
     return f"[{', '.join(map(str, size))}]"
-
-
-class _Unpickler(pickle.Unpickler):
-    """Takes what torch writes into `.metadata`, and no code that somebody else may have put there."""
-
-    KNOWN = frozenset({
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("pathlib", "PosixPath"),
-        ("pathlib._local", "PosixPath"),
-    })  # fmt: skip
-    METADATA = "torch.distributed.checkpoint.metadata"
-    CLASSES = frozenset({
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
-    })  # fmt: skip
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = (module, name) in self.KNOWN or (module == self.METADATA and name in self.CLASSES)
-        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which has no business there")
 
 
 class _Reader(FileSystemReader):

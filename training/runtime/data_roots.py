@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
 from pathlib import Path
+from stat import S_ISREG
 
 _roots: tuple[str, ...] | None = None
 _own: tuple[str, ...] = ()
@@ -89,7 +90,12 @@ def _is_open(path: str | os.PathLike[str]) -> bool:
 
 
 def _reader(path: str | os.PathLike[str], buffering: int) -> BufferedReader:
-    return BufferedReader(FileIO(path), DEFAULT_BUFFER_SIZE if buffering < 0 else buffering)
+    """OSError where it is no plain file: nobody may ever write to a pipe, and a device has no end."""
+    raw = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not S_ISREG(os.fstat(raw.fileno()).st_mode):
+        raw.close()
+        raise OSError(errno.EINVAL, "it is no plain file", os.fspath(path))
+    return BufferedReader(raw, DEFAULT_BUFFER_SIZE if buffering < 0 else buffering)
 
 
 def _is_own(path: str) -> bool:

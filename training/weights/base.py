@@ -89,9 +89,9 @@ class Base:
     def _about(self) -> dict[str, Any]:
         try:
             found = json.loads((self.path / LIST).read_text())
-            if not all(_is_beside(entry["file"]) for entry in found["files"]):
+            if not all(_is_beside(entry["file"]) and {"bytes", "sha256"} <= entry.keys() for entry in found["files"]):
                 raise ValueError
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CheckpointError(
                 f"{self.path}, the weights that its adapters belong to, is not there or damaged"
             ) from None

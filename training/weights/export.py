@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from training import manifest as manifests
-from training.checkpoint import storage
+from training.checkpoint.contents import read_metadata
 from training.manifest import CheckpointError, Manifest
 from training.weights.safetensors import Entry, can_hold, write
 
@@ -49,7 +49,7 @@ class Stored:
 
     def __init__(self, checkpoint: Path, manifest: Manifest) -> None:
         self._folder, self._manifest = checkpoint, manifest
-        self._metadata = storage.read_metadata(checkpoint)
+        self._metadata = read_metadata(checkpoint)
         self._tensors = dict(_of_the_model(self._metadata))
 
     @property
@@ -78,10 +78,18 @@ def _of_the_model(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]]
     return found
 
 
-def about_of(manifest: Manifest) -> dict[str, str]:
-    """Where it comes from; the format has text for values."""
+def recipe_of(manifest: Manifest) -> tuple[str, dict[str, Any]]:
+    """The recipe that it was trained with, and its options; CheckpointError if they are no table."""
     recipe = str(manifest.config.get("recipe", ""))
     options = manifest.config.get(recipe, {})
+    if not isinstance(options, dict):
+        raise CheckpointError(f"its manifest is damaged: the options of its recipe {recipe!r:.40} are no table")
+    return recipe, options
+
+
+def about_of(manifest: Manifest) -> dict[str, str]:
+    """Where it comes from; the format has text for values."""
+    recipe, options = recipe_of(manifest)
     return {
         "format": "pt",
         "framework": "vigil",
@@ -119,9 +127,22 @@ def _chunks(
         place = metadata.storage_data.get(MetadataIndex(name, chunk.offsets))
         if place is None or place.relative_path not in files:
             raise CheckpointError(f"{name} lies in no file of the checkpoint")
-        with open(folder / place.relative_path, "rb") as file:
-            view = _create_file_view(file, place.offset, place.length)
-            part = torch.load(view, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+        part = _loaded(folder / place.relative_path, place.offset, place.length)
+        if part is None:
+            raise CheckpointError(f"{place.relative_path} has no tensor where a chunk of {name} belongs")
         if part.shape != chunk.sizes or part.dtype != about.properties.dtype:
             raise CheckpointError(f"{name} has a chunk of {list(part.shape)} where {list(chunk.sizes)} belongs")
         yield chunk, part
+
+
+def _loaded(path: Path, offset: int, length: int) -> Tensor | None:
+    """The plain tensor that a part of a file is; None if it is none."""
+    with open(path, "rb") as file:
+        try:
+            part = torch.load(_create_file_view(file, offset, length), map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+        except OSError:
+            raise
+        except Exception:  # torch's reader tells of foreign bytes by many kinds of errors
+            return None
+    is_plain = type(part) is Tensor and part.layout is torch.strided and part.device.type == "cpu"
+    return part if is_plain else None

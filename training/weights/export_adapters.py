@@ -16,7 +16,7 @@ from torch import Tensor
 from training import manifest as manifests
 from training.manifest import CheckpointError, Manifest
 from training.weights.base import Base
-from training.weights.export import Stored, about_of
+from training.weights.export import Stored, about_of, recipe_of
 from training.weights.llama import reader, shapes, sizes_of, their_name
 from training.weights.lora import NAME, PART, Lora
 from training.weights.opening import open_weights
@@ -69,7 +69,8 @@ class Merged:
         lora = _lora(manifest)
         assert lora is not None
         base = Base(checkpoint.resolve().parent.parent)
-        base.recall(manifest.state.get("base", {}))
+        told = manifest.state.get("base")
+        base.recall(told if isinstance(told, dict) else {})
         base.verify()
         weights = open_weights(base.path)
         self._lora, self._manifest = lora, manifest
@@ -99,8 +100,11 @@ class Merged:
 
 
 def _lora(manifest: Manifest) -> Lora | None:
-    options = manifest.config.get(str(manifest.config.get("recipe")), {})
-    return Lora.told(options) if isinstance(options, dict) else None
+    _, options = recipe_of(manifest)
+    try:
+        return Lora.told(options)
+    except (ArithmeticError, ValueError, TypeError, AttributeError):
+        raise CheckpointError("its manifest is damaged: it asks for adapters that can't be") from None
 
 
 def _peft_name(ours: str) -> str:

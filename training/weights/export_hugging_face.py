@@ -27,7 +27,7 @@ from training.config.dims import Dims
 from training.manifest import CheckpointError, Manifest
 from training.models.llama_sizes import llama_dims
 from training.weights import base, export_adapters, llama_config, tokenizer_files
-from training.weights.export import Source, Stored
+from training.weights.export import Source, Stored, recipe_of
 from training.weights.llama import SIZES, shapes, their_name
 from training.weights.opening import CONFIG, INDEX, SINGLE, some
 from training.weights.safetensors import Entry, write
@@ -93,13 +93,12 @@ def export(
 
 
 def _check_options(manifest: Manifest) -> None:
-    recipe = str(manifest.config.get("recipe"))
+    recipe, options = recipe_of(manifest)
     if recipe != RECIPE:
         raise CheckpointError(
             f"it is of the recipe {recipe}, and only {RECIPE} trains what Hugging Face has a class for. Without --hf "
             "its weights come as one safetensors file"
         )
-    options = manifest.config.get(RECIPE, {})
     for name, value in options.items():
         if name not in SAID | OF_TRAINING and value not in OFF:
             raise CheckpointError(
@@ -112,10 +111,13 @@ def _dims(manifest: Manifest, source: Source) -> Dims:
     """The sizes, which all tensors have."""
     there = {entry.name: entry.shape for entry in source.entries}
     try:
-        known = llama_dims(**{**manifest.config.get(RECIPE, {}), "vocabulary": there["tokens.weight"][0]})
-    except (KeyError, ValueError, TypeError, IndexError):
+        known = llama_dims(**{**recipe_of(manifest)[1], "vocabulary": there["tokens.weight"][0]})
+        if known.layers > len(there):  # before a name is made for each of a thousand million
+            raise ValueError
+        expected = shapes(vars(known))
+        json.dumps(llama_config.written(known, "float32"), allow_nan=False)
+    except (LookupError, ArithmeticError, ValueError, TypeError, AttributeError):
         raise CheckpointError(f"its settings make no decoder of what it holds: {some(there)}") from None
-    expected = shapes(vars(known))
     if known.tied:
         there.pop("head.weight", None)  # the embedding's, once more
     if odd := {name for name in expected.keys() | there.keys() if expected.get(name) != there.get(name)}:

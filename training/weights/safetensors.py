@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 100 * 2**20
 """The largest header that is read, as the format's own library has it."""
+MOST, MOST_DIMENSIONS = 2**63, 64
+"""What torch can count, and the dimensions that it gives a tensor at most."""
 ALIGNMENT = 8
 """The header is padded with spaces to a multiple of so many bytes, so that a reader can map what follows."""
 DTYPES: Mapping[str, tuple[str, int]] = {
@@ -90,7 +92,7 @@ def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
             raise FormatError(f"{path} is no safetensors file: it has no header.")
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"{path} is no safetensors file: its header is not JSON ({error}).") from None
     if not isinstance(header, dict):
         raise FormatError(f"{path} is no safetensors file: its header is no JSON object.")
@@ -107,15 +109,19 @@ def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
     try:
         low, high = entry["data_offsets"]
         kind, shape = entry["dtype"], tuple(entry["shape"])
-        whole = all(type(number) is int and number >= 0 for number in (low, high, *shape))
+        whole = all(type(number) is int and 0 <= number < MOST for number in (low, high, *shape))
     except (TypeError, KeyError, ValueError):
-        raise FormatError(f"{path} is no safetensors file: its header says nothing of where {name} lies.") from None
+        raise FormatError(
+            f"{path} is no safetensors file: its header says nothing of where {name:.200} lies."
+        ) from None
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise FormatError(f"{path} has {name} as {kind!r:.40}, which is no type that is known here.")
+        raise FormatError(f"{path} has {name:.200} as {kind!r:.40}, which is no type that is known here.")
     if not whole:
-        raise FormatError(f"{path} is damaged: where {name} lies is told by something else than whole numbers.")
+        raise FormatError(f"{path} is damaged: where {name:.200} lies is told by something else than whole numbers.")
+    if len(shape) > MOST_DIMENSIONS:
+        raise FormatError(f"{path} is damaged: {name:.200} has {len(shape):,} dimensions.")
     if high - low != math.prod(shape) * DTYPES[kind][1]:
-        message = f"{name} of shape {list(shape)} can't lie in {high - low} bytes of {kind}."
+        message = f"{name:.200} of shape {list(shape)} can't lie in {high - low} bytes of {kind}."
         raise FormatError(f"{path} is damaged: {message}")
     return Stored(path, kind, shape, start + low, high - low)
 

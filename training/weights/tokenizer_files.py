@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.config.choices import PATH_LETTERS
 from training.corpus.errors import DataError
 from training.corpus.tokenizer import BYTES, END_OF_BYTES, HuggingFace
 from training.manifest import CheckpointError, Manifest
 from training.weights import byte_tokenizer
+from training.weights.export import recipe_of
 from training.weights.opening import BESIDE_TOKENIZER, CONFIG, GENERATION, TOKENIZER
 
 NONE = "none"
@@ -24,6 +28,8 @@ SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 CLASS = "PreTrainedTokenizerFast"
 """Reads a tokenizer.json as it is. Where no class is named, a Llama's is taken, which makes its own of it."""
 MEANINGS = ("bos", "eos", "pad")
+MOST_BYTES = 2**30
+"""The largest tokenizer.json that is looked at."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +80,23 @@ def _known(label: str, asked: str | None, manifest: Manifest, base: Path) -> Pat
 
 def _places(manifest: Manifest, base: Path) -> Iterator[Path]:
     """Where it may lie. First beside the weights that the run began with: there is most beside it."""
-    options = manifest.config.get(str(manifest.config.get("recipe")), {})
+    _, options = recipe_of(manifest)
     if (weights := str(options.get("from_weights") or NONE)) != NONE:
-        yield Path(weights).expanduser() / TOKENIZER
+        yield Path(os.path.expanduser(weights[:PATH_LETTERS])) / TOKENIZER
         yield base / TOKENIZER
     if (named := str(options.get("tokenizer") or "")).startswith(("/", "~")):
-        yield Path(named).expanduser()
+        yield Path(os.path.expanduser(named[:PATH_LETTERS]))
 
 
 def _is(path: Path, label: str) -> bool:
     """Whether a file is the tokenizer of this label, of which the digest alone counts."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:8] == label.rpartition("-")[2]
-    except OSError:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
+                return False
+            return hashlib.file_digest(file, "sha256").hexdigest()[:8] == label.rpartition("-")[2]
+    except (OSError, ValueError):  # there is none, or its name is no file's
         return False
 
 

@@ -255,3 +255,20 @@ def test_nul_is_refused_by_field(data: dict[str, Any], field: str) -> None:
     assert [(problem.field, problem.message) for problem in caught.value.problems] == [
         (field, "has a NUL character in it. Take it out.")
     ]
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "words"),
+    [
+        ({"name": "\ud800"}, "name", "has half of a surrogate pair in it, which is no character. Take it out."),
+        ({"name": "x", "tags": ["a\udfffb"]}, "tags.0", "has half of a surrogate pair in it, which is no character."),
+        ({"name": "x", "run": {"recipe": "\udc00"}}, "run.recipe", "has half of a surrogate pair in it"),
+        ({"name": "x", "run": {"\ud800": 1}}, "run", "has a name with half of a surrogate pair in it. Take it out."),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_by_field(data: dict[str, Any], field: str, words: str) -> None:
+    """JSON can write one, and no UTF-8 can."""
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse(data)
+    assert [problem.field for problem in caught.value.problems] == [field]
+    assert caught.value.problems[0].message.startswith(words)

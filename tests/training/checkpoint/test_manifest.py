@@ -151,6 +151,13 @@ def test_verifying_one_that_was_marked_says_why_and_what_to_do(
     said = capsys.readouterr().err
     assert "found damaged: __0_0.distcp is not what was written. No run goes on from it" in said
     assert "delete its file DAMAGED" in said
+    (folder / "DAMAGED").write_text("\x1b]0;mine\x07")
+    assert main(["verify", str(folder)]) == 1
+    assert r"found damaged: \x1b]0;mine\x07. No run" in capsys.readouterr().err
+    (folder / "DAMAGED").unlink()
+    os.mkfifo(folder / "DAMAGED")
+    assert main(["verify", str(folder)]) == 1
+    assert "found damaged: DAMAGED is no plain file" in capsys.readouterr().err
 
 
 def test_committed_but_not_verified(folder: Path) -> None:

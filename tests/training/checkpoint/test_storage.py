@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata
 
 from tests.training.checkpoint.saved import save
 from training.checkpoint import storage
+from training.checkpoint.contents import read_metadata
 from training.manifest import CheckpointError
 
 
@@ -101,3 +108,77 @@ def test_nothing_but_tensors_is_read(tmp_path: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert not mark.exists()
+
+
+def _write_contents(checkpoint: Path, content: bytes) -> None:
+    """A table of contents of somebody else's making, which the manifest calls right."""
+    (checkpoint / ".metadata").write_bytes(content)
+    told = json.loads((checkpoint / "COMMITTED").read_text())
+    for entry in told["files"]:
+        if entry["file"] == ".metadata":
+            entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "COMMITTED").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("place", ["/tmp/elsewhere.distcp", "../step-2/__0_0.distcp", "unlisted"])
+def test_nothing_outside_the_checkpoint_is_read(tmp_path: Path, place: str) -> None:
+    """torch's own reader opens whatever path the table of contents gives, another job's checkpoint, say."""
+    made = save(tmp_path, state())
+    contents = read_metadata(made)
+    elsewhere = {index: replace(about, relative_path=place) for index, about in contents.storage_data.items()}
+    _write_contents(made, pickle.dumps(replace(contents, storage_data=elsewhere)))
+    with pytest.raises(CheckpointError, match="lies in no file of the checkpoint"):
+        storage.find(state(), made)
+
+
+@pytest.mark.parametrize("name", ["pathlib\nPosixPath", "torch.distributed.checkpoint.metadata\nMetadata"])
+def test_a_table_of_contents_changes_no_class_of_ours(tmp_path: Path, name: str) -> None:
+    """A pickle may set attributes of a class that it names: of all paths, say, what file each is."""
+    made = save(tmp_path, state())
+    _write_contents(made, f"c{name}\n(N}}S'_str'\nS'/etc/passwd'\nstb.".encode())
+    with pytest.raises(CheckpointError, match="no table of contents"):
+        storage.find(state(), made)
+    assert not hasattr(Metadata, "_str")
+    assert str(tmp_path / "anything").endswith("anything")
+
+
+_PROPERTIES = b"ctorch.distributed.checkpoint.metadata\nTensorProperties\n)\x81"
+_METADATA = b"ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81"
+LYING = {
+    "a state that torch refuses": _PROPERTIES + b"(ctorch\nfloat32\nNI01\nI7\nI00\ntb.",
+    "more bytes than there are": b"\x8e" + b"\xff" * 7 + b"\x7f",
+    "a module of another Python": b"cpathlib._local\nPurePath\n.",
+    "nothing in it": _METADATA + b".",
+    "lists for tables": _METADATA + b"}(S'state_dict_metadata'\n]S'storage_data'\n]ub.",
+    "a number for a tensor": _METADATA + b"}(S'state_dict_metadata'\n}S'model.head'\nI5\nsS'storage_data'\n}ub.",
+}
+
+
+@pytest.mark.parametrize("content", LYING.values(), ids=LYING)
+def test_a_table_of_contents_that_lies_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
+    made = save(tmp_path, state())
+    _write_contents(made, content)
+    with pytest.raises(CheckpointError, match="no table of contents"):
+        storage.find(state(), made)
+
+
+def test_a_table_of_contents_that_nobody_signed_is_not_read(tmp_path: Path) -> None:
+    made = save(tmp_path, state())
+    told = json.loads((made / "COMMITTED").read_text())
+    told["files"] = [entry for entry in told["files"] if entry["file"] != ".metadata"]
+    (made / "COMMITTED").write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match="is not among the files of its manifest"):
+        storage.find(state(), made)
+    (made / ".metadata").unlink()
+    os.mkfifo(made / ".metadata")
+    with pytest.raises(CheckpointError, match="no plain file"):
+        storage.find(state(), made)
+
+
+def test_a_tensor_larger_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    made = save(tmp_path, state())
+    contents = read_metadata(made)
+    contents.state_dict_metadata["model.head"].size = torch.Size([2**40, 2**10])
+    _write_contents(made, pickle.dumps(contents))
+    with pytest.raises(CheckpointError, match="what it says of 'model.head' can't be"):
+        storage.find(state(), made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,31 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], str]] = {
         ["--tokenizer", "/dev/null"],
         "were made with words-01234567, and --tokenizer /dev/null is another file",
     ),
+    "options that are no table": (
+        {"config": {"recipe": "language", "language": [1]}},
+        [],
+        "its manifest is damaged: the options of its recipe 'language' are no table",
+    ),
+    "adapters that can't be": (
+        {"config": {"recipe": "language", "language": {"lora_rank": [1], "from_weights": "/gone"}}},
+        [],
+        "its manifest is damaged: it asks for adapters that can't be",
+    ),
+    "endless positions": (
+        {"config": {"recipe": "language", "language": {"layers": 2, "rope_factor": float("inf")}}},
+        [],
+        "its settings make no decoder of what it holds",
+    ),
+    "numbers of layers": (
+        {"config": {"recipe": "language", "language": {"layers": 10**12}}},
+        [],
+        "its settings make no decoder of what it holds",
+    ),
+    "words for a terminal": (
+        {"config": {"recipe": "\x1b]0;mine\x07\ud800\n", "language": {}}},
+        [],
+        r"it is of the recipe \x1b]0;mine\x07\ud800\n, and only language",
+    ),
     "data without a name": ({"data": ""}, [], "were made with what it does not tell, which is not at"),
 }
 
@@ -59,6 +85,24 @@ def test_what_cannot_be_expressed_is_refused_in_a_sentence(
     assert said.startswith(str(checkpoint))
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "named", ["/dev/zero", "PIPE", "~nobody-of-this-name/x", "/a\0b", "/\ud800", "/" + "a" * 70_000]
+)
+def test_what_a_checkpoint_calls_its_tokenizer_is_opened_only_if_it_is_a_file(
+    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    checkpoint, _ = checkpoint_of(tmp_path / "run", "notes+words-01234567+0123456789")
+    told = json.loads((checkpoint / "COMMITTED").read_text())
+    told["config"]["language"]["tokenizer"] = str(tmp_path / "pipe") if named == "PIPE" else named
+    (checkpoint / "COMMITTED").write_text(json.dumps(told))
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "its tokens were made with words-01234567, which is not at" in said or "Name that tokenizer.json" in said
+    assert said.count("\n") == 1
+    assert len(said) < 3000
 
 
 def test_a_tokenizer_is_found_again_by_name_or_left_out(tmp_path: Path) -> None:

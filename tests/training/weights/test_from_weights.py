@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -108,7 +109,21 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a narrow model": (lambda f: _config(f, head_dim=16), "4 heads of 16 on a stream of 32"),
     "a tensor missing": (lambda f: _rewrite(f, lambda t: t.pop("model.norm.weight")), "lacks model.norm.weight"),
     "half a file": (lambda f: _file(f).write_bytes(_file(f).read_bytes()[:-100]), "ends early"),
+    "a pipe": (lambda f: (_file(f).unlink(), os.mkfifo(_file(f))), "can't be read (it is no plain file)"),
+    "a device": (
+        lambda f: (_file(f).unlink(), _file(f).symlink_to("/dev/zero")),
+        "can't be read (it is no plain file)",
+    ),
     "not the format": (lambda f: _file(f).write_bytes(b"PK" * 500), "is no safetensors file: it has no header"),
+    "a header of brackets": (
+        lambda f: _file(f).write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000),
+        "its header is not JSON",
+    ),
+    "sizes of a thousand digits": (
+        lambda f: _header(f, {"a": _entry(shape=[10**4000, 10**4000])}),
+        "where a lies is told by something else than whole numbers",
+    ),
+    "dimensions without number": (lambda f: _header(f, {"a": _entry(shape=[1] * 9999)}), "a has 9,999 dimensions"),
     "no header": (lambda f: _header(f, ["a"]), "its header is no JSON object"),
     "a type that is none": (lambda f: _header(f, {"a": _entry(dtype=["F32"])}), "has a as ['F32'], which is no type"),
     "a type to come": (lambda f: _header(f, {"a": _entry(dtype="F4")}), "has a as 'F4', which is no type"),
