@@ -6,6 +6,7 @@ along byte for byte with what lies beside it. A run on bytes has one written for
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -104,16 +105,16 @@ def _of_file(path: Path, rows: int, longest: int) -> TokenizerFiles:
     tokenizer = HuggingFace(path)
     if tokenizer.id.vocabulary > rows:
         raise CheckpointError(f"{path} has {tokenizer.id.vocabulary} tokens, and the model {rows}. Name its own")
-    folder = path.parent
-    contents = {TOKENIZER: path.read_bytes()}
-    contents |= {name: (folder / name).read_bytes() for name in BESIDE_TOKENIZER if (folder / name).is_file()}
-    settings = _read(folder / SETTINGS)
+    folder, beside = path.parent, dict(_beside(path))
+    contents = {TOKENIZER: path.read_bytes(), **{name: beside[name] for name in BESIDE_TOKENIZER if name in beside}}
+    settings = _object(folder / SETTINGS, beside)
     _check_added(folder / SETTINGS, settings, rows)
     if "tokenizer_class" not in settings:
-        special = {name: _text(token) for name, token in _read(folder / SPECIAL).items() if _text(token) is not None}
+        told = {name: _text(token) for name, token in _object(folder / SPECIAL, beside).items()}
+        special = {name: text for name, text in told.items() if text is not None}
         contents[SETTINGS] = _json({**_settings(longest), **_end(tokenizer), **special, **settings})
     ids: dict[str, Any] = _ids(json.loads(contents[SETTINGS]), tokenizer)
-    model = _read(folder / CONFIG)
+    model = _object(folder / CONFIG, beside)
     if not model:  # nobody's folder: what it says of generating is not of this tokenizer
         contents.pop(GENERATION, None)
     ids |= {name: model[name] for name in ids if name in model}
@@ -164,12 +165,42 @@ def _check_added(path: Path, settings: Mapping[str, Any], rows: int) -> None:
         raise DataError(f"{message} Take it out there, or train with [run.language] vocabulary = {int(beyond) + 1}.")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """An object; empty where there is no such file."""
-    if not path.is_file():
+def _beside(tokenizer: Path) -> Iterator[tuple[str, bytes]]:
+    """The files that lie beside a tokenizer.json, by name. A link may lead to files of its owner's alone, as those of
+    Hugging Face's cache do: what somebody else linked there must not go along with who exports."""
+    owner = os.stat(tokenizer).st_uid
+    for name in (*BESIDE_TOKENIZER, CONFIG):
+        path = tokenizer.parent / name
+        try:
+            handle, is_link = _opened(path)
+        except FileNotFoundError:
+            continue
+        with open(handle, "rb") as file:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
+                continue
+            if is_link and about.st_uid != owner:
+                raise DataError(f"{path} is a link to a file of somebody else's. Put a copy there, or remove it.")
+            yield name, file.read()
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """The file, and whether its name is a link."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW), False
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return os.open(path, flags), True
+
+
+def _object(path: Path, contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """What a file of these says; empty where there is none."""
+    if path.name not in contents:
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(contents[path.name].decode())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}). Mend or remove it.") from None
     if not isinstance(found, dict):

@@ -105,6 +105,24 @@ def test_what_a_checkpoint_calls_its_tokenizer_is_opened_only_if_it_is_a_file(
     assert len(said) < 3000
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of somebody else's")
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_what_others_linked_beside_a_tokenizer_does_not_go_along(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, data = tokenizer_of(tmp_path / "words")
+    checkpoint, _ = checkpoint_of(tmp_path / "run", data, vocabulary=16, tokenizer=str(path))
+    (tmp_path / "secret").write_text("{}")
+    (path.parent / name).symlink_to(tmp_path / "secret")
+    os.chown(path, 10_001, -1)
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
+    assert f"{path.parent / name} is a link to a file of somebody else's." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    os.chown(tmp_path / "secret", 10_001, -1)  # as in a cache, where all are of who fetched them
+    assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / name).read_text()
+
+
 def test_a_tokenizer_is_found_again_by_name_or_left_out(tmp_path: Path) -> None:
     path, data = tokenizer_of(tmp_path / "words")
     moved = path.rename(tmp_path / "elsewhere.json")
