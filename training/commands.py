@@ -228,9 +228,8 @@ def prepare_options(arguments: Sequence[str]) -> argparse.Namespace:
 def export_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m training export", description=_first_line(export))
     parser.add_argument("checkpoint", type=Path, help="its folder: job/checkpoints/step-400")
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("target", type=Path, nargs="?", help="the file to make, by custom with the ending .safetensors")
-    place.add_argument(
+    parser.add_argument("target", type=Path, nargs="?", help="the file to make, by custom with the ending .safetensors")
+    parser.add_argument(
         "--hf", type=Path, metavar="FOLDER", help="the folder to make, which transformers loads, tokenizer and all"
     )
     parser.add_argument(
@@ -240,7 +239,9 @@ def export_options(arguments: Sequence[str]) -> argparse.Namespace:
     folder.add_argument("--dtype", choices=("fp32", "bf16"), help="of the weights; default: fp32, as they were trained")
     folder.add_argument("--shard-gb", type=_amount, metavar="GB", help="of each file at most; default: 5")
     folder.add_argument("--tokenizer", metavar="FILE", help="its tokenizer.json, or none; default: the run's own")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    if (options.hf is None) == (options.target is None):
+        parser.error("write the file to make, or --hf FOLDER")
     if options.hf is None and (options.dtype or options.shard_gb or options.tokenizer):
         parser.error("--dtype, --shard-gb and --tokenizer go with --hf")
     options.dtype, options.shard_gb = options.dtype or "fp32", options.shard_gb or 5.0

@@ -220,7 +220,7 @@ def test_peft_and_the_merged_weights_give_the_same(
     checkpoint = str(run.job_dir / "checkpoints" / "step-6")
     folder, merged = tmp_path / "adapter", tmp_path / "merged.safetensors"
     assert main(["export", checkpoint, str(folder)]) == 0
-    assert main(["export", checkpoint, str(merged), "--merged"]) == 0
+    assert main(["export", checkpoint, "--merged", str(merged)]) == 0
     assert {path.name for path in folder.iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
 
     base = transformers.LlamaForCausalLM.from_pretrained(weights, dtype=torch.float32, attn_implementation="eager")

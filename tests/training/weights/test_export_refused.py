@@ -105,6 +105,13 @@ def test_what_a_checkpoint_calls_its_tokenizer_is_opened_only_if_it_is_a_file(
     assert len(said) < 3000
 
 
+@pytest.mark.parametrize("places", [[], ["one.safetensors", "--hf", "two"]])
+def test_there_is_one_place_to_write_to(places: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", "step-40", *places])
+    assert "write the file to make, or --hf FOLDER" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of somebody else's")
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
 def test_what_others_linked_beside_a_tokenizer_does_not_go_along(
