@@ -197,10 +197,13 @@ def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: 
 
 def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Submit) -> None:
     job_id = submit(NO_END, trained=True)
+    killed: set[int] = set()
     for step in MOMENTS:
         wait_for_step(stack, job_id, step)
-        (rank,) = [p for p in stack.job_processes() if p.environ().get("RANK") == "1"]
+        rank = wait_for(lambda: new_rank(stack, but=killed), "a rank")
+        assert rank
         rank.kill()
+        killed.add(rank.pid)
     cancel(stack, job_id)
     check(stack, job_id, closes=False)
     incarnations = {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0}
@@ -223,6 +226,19 @@ def test_killed_shipper_loses_nothing(stack: Stack, submit: Submit) -> None:
 def new_shipper(stack: Stack, *, but: set[int]) -> psutil.Process | None:
     found = [p for p in stack.job_processes() if any("training.shipper" in word for word in p.cmdline())]
     return next((process for process in found if process.pid not in but), None)
+
+
+def new_rank(stack: Stack, *, but: set[int]) -> psutil.Process | None:
+    """Rank 1, once the one that was killed has a successor."""
+    return next((p for p in stack.job_processes() if p.pid not in but and variable(p, "RANK") == "1"), None)
+
+
+def variable(process: psutil.Process, name: str) -> str | None:
+    """A variable of a process's environment; None where it has just ended."""
+    try:
+        return process.environ().get(name)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def test_stopping_leaves_the_job_alone(stack: Stack, submit: Submit) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.portal.test_up_kill import NO_END, check, job_of, submit_to, wait_for_end, wait_for_step
+from tests.portal.test_up_kill import NO_END, check, job_of, new_rank, submit_to, wait_for_end, wait_for_step
 from tests.stack import REPOSITORY, Stack, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole]
@@ -54,7 +53,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 def test_what_ran_and_what_waited_goes_on(stack: Stack) -> None:
     stack.start()
-    runs, waits = submit_to(stack, NO_END), submit_to(stack, 40)
+    runs, waits = submit_to(stack, NO_END, trained=True), submit_to(stack, 40, trained=True)
     wait_for_step(stack, runs, 120)
     wait_for(lambda: job_of(stack, waits)["attempt"]["scheduler_id"], "the second job to wait at the scheduler")
     stack.stop()
@@ -62,8 +61,9 @@ def test_what_ran_and_what_waited_goes_on(stack: Stack) -> None:
     stack.start()
     wait_for_step(stack, runs, (job_of(stack, runs)["progress"]["step"] or 0) + 50)
     # Its launcher, of the code before, starts ranks of today's.
-    rank = next(p for p in stack.job_processes() if "training" in p.cmdline() and p.environ().get("RANK") == "1")
-    os.kill(rank.pid, signal.SIGKILL)
+    rank = new_rank(stack, but=set())
+    assert rank is not None
+    rank.kill()
     wait_for(lambda: job_of(stack, runs)["attempt"]["incarnation"] == 1, "the ranks to be started again", 60)
     wait_for_step(stack, runs, (job_of(stack, runs)["progress"]["step"] or 0) + 50)
     with stack.client() as client:
