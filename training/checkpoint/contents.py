@@ -62,8 +62,9 @@ def _check(found: Any, files: Mapping[str, int]) -> None:
         whole = type(found) is Metadata and type(names) is dict and type(places) is dict
         if not whole or not all(type(name) is str for name in names):
             raise CheckpointError(_NO_CONTENTS)
+        most_bytes = sum(files.values())
         for name, about in names.items():
-            if not _is_stored(about, sum(files.values())):
+            if not _is_stored(about, most_bytes):
                 raise CheckpointError(f"{_NO_CONTENTS}: what it says of {name!r:.200} can't be")
         for index, place in places.items():
             if type(index) is not MetadataIndex or not _is_place(place, files):
