@@ -1,20 +1,81 @@
-"""What the follower's tick, taking in reports and compaction cost, so that it can be told before and after a history.
+"""What the follower's tick, taking in reports and compaction cost beside a long history, against an empty site.
 
-Each is done the same number of times, on the same number of attempts that run; counted is CPU time, ours and that of
-PostgreSQL's process that answers us. Best of several rounds: what others do on the machine only ever adds.
+Both sites are there at once, a process on each, and take turns: what else goes on in the machine meets one as the
+other, where minutes apart it may be half as fast again. Each does the same, as often, on as many attempts that run;
+counted is CPU time, ours and that of PostgreSQL's process that answers us.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psutil
 
+from bench import stage
+
 ALIVE = 10  # attempts that run
-TICKS, POSTS, ROUNDS = 8, 6, 5
+TICKS, POSTS, TURNS = 8, 6, 9
+OFTEN = 48  # what takes a millisecond or two: the kernel tells CPU time of others in steps of 10 ms
 SECRET = "the attempt's own token"
+
+
+def compare(history: stage.Site, empty: stage.Site) -> dict[str, dict[str, float]]:
+    """By what is done: the least milliseconds of one on either site, and the median of the ratios, turn by turn.
+
+    Of less than a millisecond a ratio says nothing.
+    """
+    with ExitStack() as stack:
+        on = [stack.enter_context(_player(site)) for site in (history, empty)]
+        for play in on:
+            play()  # what a process does only once
+        turns = [(on[0](), on[1]()) for _ in range(TURNS)]
+    found = {}
+    for what in turns[0][0]:
+        beside, alone = ([turn[site][what] for turn in turns] for site in (0, 1))
+        ratios = [max(one, 1.0) / max(other, 1.0) for one, other in zip(beside, alone, strict=True)]
+        found[what] = {"beside": min(beside), "alone": min(alone), "ratio": statistics.median(ratios)}
+    return found
+
+
+@contextmanager
+def _player(site: stage.Site) -> Iterator[Callable[[], dict[str, float]]]:
+    """A process on this site; called, it takes a turn."""
+    command = [sys.executable, "-m", "bench.lists", "--turns"]
+    environment = {**os.environ, **site.environment}
+    child = subprocess.Popen(
+        command, cwd=stage.REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin
+    assert child.stdout
+    asks, answers = child.stdin, child.stdout
+
+    def play() -> dict[str, float]:
+        asks.write("go\n")
+        asks.flush()
+        found: dict[str, float] = json.loads(answers.readline())
+        return found
+
+    try:
+        yield play
+    finally:
+        asks.close()  # its loop ends
+        answers.close()
+        child.wait()
+
+
+def take_turns() -> None:
+    """The process on a site: a turn for each line that it reads."""
+    turn = _turns()
+    for _ in sys.stdin:
+        print(json.dumps(next(turn)), flush=True)
 
 
 def spent() -> float:
@@ -28,15 +89,13 @@ def spent() -> float:
     return time.process_time() + times.user + times.system
 
 
-def cost() -> dict[str, float]:
-    """Milliseconds of CPU of one of each; rows it made go again."""
+def _turns() -> Iterator[dict[str, float]]:
+    """Milliseconds of CPU of one of each, again and again."""
     from jobs import tasks
     from jobs.disk import usage
     from jobs.following import follow
     from jobs.intake import reports
-    from jobs.models import Job
     from nodes.schedulers.base import JobStatus
-    from portal.models import Series
     from portal.series import compact
     from tests.jobs.schedulers import Told
 
@@ -56,23 +115,18 @@ def cost() -> dict[str, float]:
     def merge() -> None:
         compact.compact(60, quiet=lambda owners: owners)
 
-    follow.tick(told)  # the first also learns of the nodes
-    found: dict[str, float] = {"intake": min(_timed(post, POSTS) / len(ids) for _ in range(ROUNDS))}
-    found["compaction"] = _timed(merge, 1)
-    found["compaction where nothing is ripe"] = min(_timed(tasks.compact, TICKS) for _ in range(ROUNDS))
-    for label, done in (
-        ("tick", lambda: follow.tick(told)),
-        ("tick where nothing runs", follow.is_needed),
-        ("verify", tasks.verify),
-        ("measure", usage.measure_due),
-        ("remove spools", tasks.remove_spools),
-        ("remove checkpoints", tasks.remove_checkpoints),
-    ):
-        done()
-        found[label] = min(_timed(done, TICKS) for _ in range(ROUNDS))
-    Series.objects.filter(owner_kind="attempt", owner_id__in=ids).delete()
-    Job.objects.filter(pk__in=[attempt.job_id for attempt in attempts]).delete()
-    return found
+    while True:
+        yield {
+            "intake": _timed(post, POSTS) / len(ids),
+            "compaction": _timed(merge, 1),
+            "compaction where nothing is ripe": _timed(tasks.compact, OFTEN),
+            "tick": _timed(lambda: follow.tick(told), TICKS),
+            "tick where nothing runs": _timed(follow.is_needed, OFTEN),
+            "verify": _timed(tasks.verify, OFTEN),
+            "measure": _timed(usage.measure_due, TICKS),
+            "remove spools": _timed(tasks.remove_spools, OFTEN),
+            "remove checkpoints": _timed(tasks.remove_checkpoints, OFTEN),
+        }
 
 
 def end_all() -> None:

@@ -4,11 +4,10 @@
 
 Bar: with 1,000,000 jobs p95 ≤ 150 ms each, for a sysadmin, a lead of the project that has half of all jobs, and one of
 a project with 300; the rows made within five minutes; and the follower's tick, taking in reports and compaction at most
-1.2 times what they take without a history, measured on an empty site right before and right after: ten minutes apart,
-the machine itself may be half as fast again. Beside it what 10,000 jobs cost, for what a page costs shall not grow with
-history. In process, so what is timed is the server's own work: every middleware, the queries, the template or the JSON.
-CPU time is our process's and that of PostgreSQL's that answers it: where others load the machine it says more than time
-does.
+1.2 times what they take on an empty site (bench/beside.py). Beside it what 10,000 jobs cost, for what a page costs
+shall not grow with history. In process, so what is timed is the server's own work: every middleware, the queries, the
+template or the JSON. CPU time is our process's and that of PostgreSQL's that answers it: where others load the machine
+it says more than time does.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ JOBS, SMALL = 1_000_000, 10_000
 TIMES = 20
 BAR_MS, BAR_MADE_S, BAR_BESIDE = 150.0, 300.0, 1.2
 BARRED = ("tick", "tick where nothing runs", "intake", "compaction", "compaction where nothing is ripe")
-LITTLE_MS = 1.0  # of which a ratio says nothing: the kernel tells CPU time of others in steps of 10 ms
 
 
 def main() -> int:
@@ -37,10 +35,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--times", type=int, default=TIMES)
     parser.add_argument("--one", action="store_true")
-    parser.add_argument("--empty", action="store_true")
+    parser.add_argument("--turns", action="store_true")
     options = parser.parse_args()
-    if options.empty:
-        return _measure_empty(options.databases[0])
+    if options.turns:
+        return _take_turns()
     if options.one:
         return _measure(options.databases[0], options.jobs, options.times)
     print(stage.machine())
@@ -65,12 +63,9 @@ def _told(database: str, jobs: int, small: dict[str, Any], large: dict[str, Any]
             before = small["cpu_ms"][who].get(address, cpu)
             print(f"{who:9}{address:76} {p95:7.1f}ms {p95 / BAR_MS:7.2f} {cpu:6.1f}ms {cpu / BAR_MS:7.2f} "
                   f"{cpu / max(before, 0.1):9.1f}×")  # fmt: skip
-    print("beside it, of CPU time           empty, before   and after    beside it")
-    ratios = {}
-    for what, beside_it in large["beside_ms"].items():
-        before, after = (empty[what] for empty in large["empty_ms"])
-        ratios[what] = max(beside_it, LITTLE_MS) / max((before + after) / 2, LITTLE_MS)
-        print(f"  {what:32} {before:9.2f}ms {after:9.2f}ms {beside_it:9.2f}ms {ratios[what]:6.2f}×")
+    print("of CPU time, the least of many   beside it      alone  median ratio")
+    for what, found in large["beside"].items():
+        print(f"  {what:32} {found['beside']:7.2f}ms {found['alone']:8.2f}ms {found['ratio']:12.2f}×")
     most = _most(large)
     made = sum(large["made_s"].values())
     print(f"  most CPU time of one: {most['most_cpu_ms']:.1f} ms; made in {large['made_s']}")
@@ -79,7 +74,7 @@ def _told(database: str, jobs: int, small: dict[str, Any], large: dict[str, Any]
         f"{database}_made": stage.bar(f"{database}, rows made", made, BAR_MADE_S, at_least=False, unit=" s"),
         f"{database}_beside": stage.bar(
             f"{database}, beside the history",
-            max(ratios[what] for what in BARRED),
+            max(large["beside"][what]["ratio"] for what in BARRED),
             BAR_BESIDE,
             at_least=False,
             unit="×",
@@ -105,21 +100,18 @@ def _measure(database: str, jobs: int, times: int) -> int:
         found = {"p95_ms": p95, "cpu_ms": cpu, "made_s": made}
         if jobs > SMALL:
             beside.end_all()
-            before = stage.in_child("bench.lists", database, "--empty")
-            found["beside_ms"] = beside.cost()
-            found["empty_ms"] = [before, stage.in_child("bench.lists", database, "--empty")]
+            with stage.site(database) as empty:
+                found["beside"] = beside.compare(place, empty)
         print(json.dumps(found))
         return 0
 
 
-def _measure_empty(database: str) -> int:
-    with stage.site(database) as place:
-        os.environ.update(place.environment)
-        import portal.asgi  # noqa: F401
-        from bench import beside
+def _take_turns() -> int:
+    import portal.asgi  # noqa: F401
+    from bench import beside
 
-        print(json.dumps(beside.cost()))
-        return 0
+    beside.take_turns()
+    return 0
 
 
 def timed(people: dict[str, Any], times: int) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
