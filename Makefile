@@ -8,6 +8,8 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST = $(PYTHON_OF_VENV) -m pytest -q
+# test_schema.py is slow, and finding its tests alone (every case of every address) takes each worker three seconds.
+QUICK = --dist loadscope --ignore tests/slurm --ignore tests/portal/test_schema.py
 BUT_TRAINING = $(filter-out tests/training tests/slurm,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 # What runs in `test-all` alone; WHOLE=yes takes it along.
 NOT_WHOLE = $(if $(filter yes,$(WHOLE)),, and not whole)
@@ -36,10 +38,10 @@ test: dev ## every test but what needs a Slurm: SQLite, PostgreSQL, browser, ran
 	@$(PYTHON_OF_VENV) -m tests.lanes test-quick,test-ranks,test-postgres test-portal
 
 test-fast: dev ## the quick tests but the longest of them (90 seconds)
-	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope -m "not slow and not long" --ignore tests/slurm
+	@TEST_STAGE=$@ $(PYTEST) -n 3 $(QUICK) -m "not slow and not long"
 
 test-quick: dev ## the quick tests
-	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope -m "not slow" --ignore tests/slurm
+	@TEST_STAGE=$@ $(PYTEST) -n 2 $(QUICK) -m "not slow"
 
 test-ranks: dev ## the trainer's: real ranks and launchers
 	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" tests/training
@@ -48,7 +50,7 @@ test-portal: dev ## whole portals, kill -9 of each of their parts, a browser: th
 	@TEST_STAGE=$@ $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" $(BUT_TRAINING)
 
 test-postgres: dev ## the quick tests that touch the database, in a private PostgreSQL that they start
-	@TEST_STAGE=$@ TEST_DATABASE=postgres $(PYTEST) -n 2 --dist loadscope -m "database and not slow" $(BUT_TRAINING)
+	@TEST_STAGE=$@ TEST_DATABASE=postgres $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
 
 test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or two releases
 	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))
