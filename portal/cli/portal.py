@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,20 @@ class Trouble(Exception):
         super().__init__(message)
         self.status = status
         self.problem = problem or {"title": "Failed", "status": status, "detail": message, "errors": []}
+
+
+class _Answer(dict[str, Any]):
+    """An object of an answer. What it lacks, a portal of another release or nobody's has not said."""
+
+    def __init__(self, url: str, said: dict[str, Any]) -> None:
+        super().__init__(said)
+        self._url = url
+
+    def __missing__(self, key: str) -> Any:
+        raise Trouble(
+            f"The answer from {self._url} says nothing of {key!r}. If a portal of Vigil is there, it is of another "
+            "release: take the `vigil` command that belongs to it."
+        )
 
 
 class _Closed(Trouble):
@@ -77,7 +92,7 @@ class Portal:
     def _said(self, answer: httpx.Response) -> Any:
         """The JSON of an answer that is one of Vigil's."""
         try:
-            said = answer.json()
+            said = answer.json(object_hook=partial(_Answer, self.url))
         except (ValueError, RecursionError) as error:
             raise self._foreign() from error
         if not isinstance(said, dict):

@@ -66,6 +66,14 @@ def test_what_is_no_portal_is_told_in_a_sentence(portal, command, answer):  # no
     assert "is no Vigil portal" in vigil(*command, status=1).stderr
 
 
+@pytest.mark.parametrize("command", [("jobs",), ("job", "7"), ("cancel", "7"), ("nodes",)], ids=" ".join)
+@pytest.mark.parametrize("answer", [{}, {"items": [{"id": 7}]}], ids=["nothing", "little"])
+def test_an_answer_that_lacks_something_is_told_in_a_sentence(portal, command, answer):  # noqa: F811
+    addresses = [("GET", "jobs"), ("GET", "jobs/7"), ("POST", "jobs/7/cancel"), ("GET", "nodes")]
+    portal.answers = dict.fromkeys(addresses, answer)
+    assert "is of another release" in vigil(*command, status=1).stderr
+
+
 def test_a_token_is_sent_nowhere_that_an_answer_names(portal):  # noqa: F811
     elsewhere = httpx.Response(302, headers={"Location": "http://elsewhere/"})
     portal.answers = {
