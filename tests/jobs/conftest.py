@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from jobs.following import follow
+from jobs.following import follow, poll
 from portal.models import Project, User
 from tests.jobs.schedulers import Told
 from tests.lab import a_project, person
+
+PARTS = ("FOLDERS", "SUBMIT", "ARRAY", "SETTLE", "COLLECT")  # of a tick, each with a budget of its own
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +36,14 @@ def oskar(project: Project) -> User:
     return person("oskar", project)
 
 
+@pytest.fixture(autouse=True)
+def _ticks_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine they would leave work to the next."""
+    for module, budget in (*((follow, f"{part}_S") for part in PARTS), (poll, "APPLY_S")):
+        monkeypatch.setattr(module, budget, 60.0)
+
+
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """A scheduler that tells what it is told. Ticks have time: on a busy machine they would leave work to the next."""
-    for budget in ("FOLDERS_S", "SUBMIT_S", "ARRAY_S", "SETTLE_S", "COLLECT_S"):
-        monkeypatch.setattr(follow, budget, 60.0)
+def told() -> Told:
+    """A scheduler that tells what it is told."""
     return Told()

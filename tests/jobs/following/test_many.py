@@ -103,6 +103,7 @@ def test_more_changes_than_a_tick_has_time_for(
         told.say(str(1000 + n), state="completing")
     clock = Clock()
     monkeypatch.setattr(poll, "time", clock)
+    monkeypatch.setattr(poll, "APPLY_S", 3.0)
     apply = poll.Poll.apply
 
     def slow(self: poll.Poll, attempt: Attempt, status: JobStatus | None) -> None:
