@@ -11,9 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Error, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, FloatRect, Locator, Page, expect, sync_playwright
 
 from tests.stack import REPOSITORY, Stack, wait_for
+from tests.waiting import until
 
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -46,6 +47,20 @@ class Watched:
         response = self.page.goto(self.url + path)
         assert response
         return response.status
+
+
+def drag(figure: Locator, start: float, end: float) -> None:
+    """Over so much of a chart, which is drawn anew for what comes in, and then has no place for a moment."""
+
+    def look() -> FloatRect | None:
+        return figure.locator(".u-over").bounding_box()
+
+    over, mouse = until(look), figure.page.mouse
+    assert over
+    mouse.move(over["x"] + over["width"] * start, over["y"] + 40)
+    mouse.down()
+    mouse.move(over["x"] + over["width"] * end, over["y"] + 40, steps=4)
+    mouse.up()
 
 
 def sign_in_link(stack: Stack) -> str:

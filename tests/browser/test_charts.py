@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, WebSocketRoute, expect
 
 from jobs import live
-from tests.browser.conftest import Watched
+from tests.browser.conftest import Watched, drag
 from tests.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -40,16 +40,6 @@ def opened(watched: Watched, path: str) -> Locator:
     figure = figure_of(watched.page, "loss")
     watched.page.wait_for_load_state("networkidle")
     return figure
-
-
-def drag(figure: Locator, start: float, end: float) -> None:
-    page = figure.page
-    over = figure.locator(".u-over").bounding_box()
-    assert over
-    page.mouse.move(over["x"] + over["width"] * start, over["y"] + 40)
-    page.mouse.down()
-    page.mouse.move(over["x"] + over["width"] * end, over["y"] + 40, steps=4)
-    page.mouse.up()
 
 
 def looks_like(figure: Locator, picture: str) -> None:

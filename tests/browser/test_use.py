@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import APIResponse, Route, expect
 
 from portal import formatting
-from tests.browser.conftest import Watched
+from tests.browser.conftest import Watched, drag
 from tests.stack import REPOSITORY, Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -162,13 +162,9 @@ def test_a_chart_is_read_zoomed_and_taken_along(lab_up: Stack, browse: Browse, l
     page.keyboard.press("l")
     expect(figure.locator("[data-scale=log]")).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("l")
-    over = figure.locator(".u-over").bounding_box()
-    assert over
-    page.mouse.move(over["x"] + over["width"] * 0.4, over["y"] + 40)
-    page.mouse.down()
-    page.mouse.move(over["x"] + over["width"] * 0.6, over["y"] + 40, steps=4)
+    expect(figure.locator("[data-scale=log]")).to_have_attribute("aria-pressed", "false")
     with page.expect_response(lambda response: "/series?" in response.url and "from=" in response.url):
-        page.mouse.up()
+        drag(figure, 0.4, 0.6)
     back = figure.locator("[data-live-edge]")
     expect(back).to_be_visible()
     back.click()
