@@ -198,7 +198,8 @@ def test_supervisor_killed_and_started_while_the_job_runs(stack: Stack, submit: 
 def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Submit) -> None:
     job_id = submit(NO_END, trained=True)
     killed: set[int] = set()
-    for step in MOMENTS:
+    for number, step in enumerate(MOMENTS):
+        wait_for(lambda: job_of(stack, job_id)["attempt"]["incarnation"] == number, "word of the new ranks")  # noqa: B023
         wait_for_step(stack, job_id, step)
         rank = wait_for(lambda: new_rank(stack, but=killed), "a rank")
         assert rank
