@@ -35,7 +35,7 @@ dev:
 # Two lanes side by side: what computes, two at a time, and what mostly waits, three at a time. var/seconds/ has a table
 # of what each room of tests took, var/lanes/ what each stage said.
 test: dev ## every test but what needs a Slurm: SQLite, PostgreSQL, browser, ranks, kill -9 (12 minutes on two cores)
-	@$(PYTHON_OF_VENV) -m tests.lanes test-quick,test-ranks,test-postgres test-portal
+	@$(PYTHON_OF_VENV) -m tests.lanes test-quick,test-postgres test-ranks test-portal
 
 test-fast: dev ## the quick tests but the longest of them (90 seconds)
 	@TEST_STAGE=$@ $(PYTEST) -n 3 $(QUICK) -m "not slow and not long"
@@ -59,7 +59,7 @@ test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (a
 check-image: ## the image's steps and roles, as far as they can be proven without an engine
 	@sh docker/check.sh
 
-test-all: dev ## all of the proof: every layout, three kills of each kind, two Slurms, the image (an hour)
+test-all: dev ## all of the proof: every layout, three kills of each kind, two Slurms, the image (half an hour)
 	@WHOLE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
 		check,test-quick,test-ranks,test-postgres test-portal,test-slurm,check-image,test-image
 

@@ -211,7 +211,7 @@ export class Chart {
   }
 
   async press(event) {
-    if (!this.u || !KEYS.has(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!this.hasData() || !KEYS.has(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
     (await import("./keys.js")).press(this, event.key, event.shiftKey);

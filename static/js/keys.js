@@ -2,10 +2,10 @@
 const MOVES = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 };
 
 export function press(chart, key, shift) {
-  if (!chart.u || !chart.plot.matches(":focus")) return;
+  if (!chart.plot.matches(":focus")) return;
   if (key === "Escape") chart.reset();
   else if (key === "l") chart.scales.length && chart.on.log(!chart.log);
-  else if (!chart.data[0].length) return;
+  else if (!chart.u || !chart.data[0].length) return;
   else if (key in MOVES) walk(chart, MOVES[key] * (shift ? 10 : 1));
   else zoom(chart, key === "+" ? 0.5 : 2);
 }
