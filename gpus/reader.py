@@ -61,6 +61,7 @@ class Reader:
         self.silent_since: float | None = None
         """Unix time; None: it answers, or has only just been asked."""
         self.absent: Absent | None = None
+        """Why there is nothing to read, as long as that is so."""
 
     @property
     def machine(self) -> Machine | None:
@@ -104,7 +105,7 @@ class Reader:
         return [*self._stuck, *([self._child] if self._child else [])]
 
     def _start(self) -> None:
-        idle = self.absent or (self._names is not None and not self._names)
+        idle = (self.absent and not self.absent.may_change) or (self._names is not None and not self._names)
         if idle or len(self._stuck) > MOST_STUCK or time.monotonic() < self._next_start:
             return
         try:
@@ -132,8 +133,11 @@ class Reader:
             case None:
                 return []
             case Absent():
-                self.absent = told
+                is_new = self.absent != told
+                self.absent, self.newest = told, None
+                return [told] if is_new else []
             case Machine():
+                self.absent = None
                 self._lost &= _same(before, told)
             case Looks():
                 self.newest, self._wait = told, self._retry

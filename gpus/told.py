@@ -102,9 +102,11 @@ class DriverEvent:
 
 @dataclass(frozen=True)
 class Absent:
-    """There is no NVML here, or no driver that answers it. Nothing more is told, and nothing started again."""
+    """There is no NVML here, or no driver that answers it; told once until there is."""
 
     why: str
+    may_change: bool
+    """It is asked again, ever less often; else nothing is started any more."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Lines:
         with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
             told = json.loads(line)
             if "none" in told:
-                return Absent(str(told["none"])[:1000])
+                return Absent(str(told["none"])[:1000], bool(told.get("later")))
             if "gpus" in told:
                 return self._machine(told)
             at, time = float(told["at"]), float(told["time"])
