@@ -23,7 +23,7 @@ from jobs.why.pending import names
 from jobs.why.requests import request_of
 from jobs.why.variants import as_options
 from nodes.cluster import read
-from nodes.scheduling.capacity import Cluster, is_in_service
+from nodes.scheduling.capacity import Cluster
 from portal import formatting
 from portal.models import Project, User
 from training.config import choices
@@ -78,7 +78,7 @@ def _specification(spec: JobSpec) -> Finding:
 def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
     """Whether it would start now, or what it would wait for: as `why` tells it of a job that waits."""
     there = read.read()
-    if not any(is_in_service(node.state) for node in there.nodes):
+    if not there.nodes:
         yield Finding(
             "info", "Start", "The scheduler has not told of its nodes yet; it does within seconds of starting."
         )

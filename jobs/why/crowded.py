@@ -7,7 +7,7 @@ from math import inf
 
 from jobs.why.blocks import Block, Facts, are, clock
 from nodes.schedulers.cluster import HOLDING
-from nodes.scheduling.capacity import WINDOW, Request
+from nodes.scheduling.capacity import WINDOW, Request, Seat
 from portal import formatting
 
 
@@ -119,8 +119,10 @@ def _taken(facts: Facts) -> Block:
 
 
 def _one_machine(facts: Facts) -> Iterator[Block]:
-    """ "Needs 4 CPUs, 2 are free; #12 holds 6."."""
+    """ "Needs 4 CPUs, 2 are free; #12 holds 6."; before that, that it takes no jobs at all."""
     request, seat = facts.request, facts.seats[0]
+    if seat.why:
+        yield Block(kind="nodes", text=_out(seat), name=seat.why, is_said=True)
     for unit, each, free, there in (
         ("GPU", request.gpus, seat.room.gpus, seat.node.gpus),
         ("CPU", request.cpus, seat.room.cpus, seat.node.cpus),
@@ -134,17 +136,24 @@ def _one_machine(facts: Facts) -> Iterator[Block]:
         if final:
             text = f"It needs {formatting.plural(want, unit)}, this machine has {there}. It never starts as it is."
         yield Block(
-            kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, asked=want, is_said=True,
-            is_final=final,
+            kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, asked=want,
+            is_said=not seat.why, is_final=final,
         )  # fmt: skip
     memory = request.memory_mib * request.min_nodes
     if memory > seat.room.memory_mib > 0 or (memory and not seat.room.memory_mib and seat.node.memory_mib):
         want_text, free_text = (formatting.memory(mib * 1024**2) for mib in (memory, seat.room.memory_mib))
         text = f"It needs {want_text} of memory, {free_text} are free."
         yield Block(
-            kind="nodes", text=text, amount="mem", limit=seat.node.memory_mib, asked=memory, is_said=True,
+            kind="nodes", text=text, amount="mem", limit=seat.node.memory_mib, asked=memory, is_said=not seat.why,
             used=seat.node.memory_mib - seat.room.memory_mib, is_final=memory > seat.node.memory_mib,
         )  # fmt: skip
+
+
+def _out(seat: Seat) -> str:
+    """ "box is draining: fan 3. What runs goes on; nothing new starts before a sysadmin undrains it."."""
+    because = f": {seat.node.reason.rstrip('.')}" if seat.node.reason else ""
+    runs = "What runs goes on; nothing" if seat.why == "draining" else "Nothing"
+    return f"{seat.node.name} is {seat.why}{because}. {runs} new starts before a sysadmin undrains it."
 
 
 def _holders(facts: Facts, unit: str) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from getpass import getuser
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,12 @@ from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import JobSpec, SweepSpec, write_toml
 from jobs.submitting import sweeps
 from jobs.submitting.submit import cancel, resume, submit
+from nodes.models import Node, NodeOrder
 from nodes.schedulers.local import slots
 from nodes.schedulers.local.scheduler import LocalScheduler
 from portal.models import User
-from tests.lab import a_project, sysadmin
+from tests.jobs.pages.reading import text
+from tests.lab import a_project, bearer, signed_in, sysadmin
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
@@ -163,6 +168,32 @@ def test_from_submission_to_close(sam: User, scheduler: LocalScheduler) -> None:
     assert (attempt.step, attempt.steps) == (20, 20)
     assert list(Checkpoint.objects.values_list("step", flat=True)) == [20, 10]
     assert job.attempts.count() == 1
+
+
+def test_a_job_waits_while_its_machine_is_drained(sam: User, scheduler: LocalScheduler) -> None:
+    """Drained and undrained on the node's page, as a sysadmin does; told on it, and on the job's."""
+    browser = signed_in(sam)
+
+    def page(path: str) -> str:
+        return unescape(re.sub("<[^>]+>", "", text(browser.get(path))))
+
+    follow.tick(scheduler)
+    name = Node.objects.get().name
+    browser.post(f"/nodes/{name}/drain", {"reason": "fan <3>"})
+    follow_until(scheduler, lambda: not NodeOrder.objects.open().exists())
+    job = start(sam, 5, 0.01)
+    follow_until(scheduler, lambda: newest().reason == "This machine is drained: fan <3> (vigil: sam).")
+    follow_until(scheduler, lambda: Node.objects.get().state == "drained")
+    why = f"{name} is drained: fan <3> (vigil: sam). Nothing new starts before a sysadmin undrains it."
+    assert why in page(f"/jobs/{job.pk}")
+    assert bearer(sam).get(f"/api/v1/jobs/{job.pk}/why").json()["text"] == why
+    assert f"Takes no jobs: it is drained. fan <3> (vigil: sam), says {getuser()}" in page(f"/nodes/{name}")
+    assert f"{name} is drained: fan <3> (vigil: sam)." in page("/nodes")
+    assert "This machine is drained: fan <3> (vigil: sam)." in page("/queue")
+    assert newest().state == "pending"
+    browser.post(f"/nodes/{name}/undrain")
+    follow_until(scheduler, lambda: newest().state == "completed")
+    assert "Takes no jobs" not in page(f"/nodes/{name}")
 
 
 def test_two_nodes_are_two_launchers(sam: User, scheduler: LocalScheduler) -> None:

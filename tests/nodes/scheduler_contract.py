@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import pytest
 
-from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError, Submission
+from nodes.schedulers.base import JobStatus, NodeStatus, Scheduler, SchedulerError, Submission
 from tests.waiting import until
 
 T = TypeVar("T")
 _keys = itertools.count(int(time.time_ns()))
 ENDED = {"completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory"}
+UNSAID = {"", "None", "Starting"}  # of one that waits: nobody has looked at it yet
 
 
 class SchedulerContract:
@@ -169,3 +170,31 @@ class SchedulerContract:
         nodes = scheduler.nodes()
         assert nodes
         assert all(node.name and node.cpus and node.memory_mib and node.state for node in nodes)
+
+    def test_what_runs_on_a_drained_node_goes_on_and_nothing_starts(self, scheduler: Scheduler, work: Path) -> None:
+        name = scheduler.nodes()[0].name
+        asked = self.submission(work, "until [ -e end ]; do sleep 0.05; done", required_nodes=(name,))
+        running = scheduler.submit(asked)
+        self.state(scheduler, running, "running")
+        scheduler.drain(name, "fan 3")
+        try:
+            until(lambda: self.node(scheduler, name).state == "draining")
+            waiting = scheduler.submit(self.submission(work, "true", required_nodes=(name,)))
+            until(lambda: self.status(scheduler, waiting).reason not in UNSAID, seconds=self.patience_s)
+            assert self.status(scheduler, running).state == "running"
+            (Path(asked.directory) / "end").touch()
+            assert self.state(scheduler, running, *ENDED).state == "completed"
+            until(lambda: self.node(scheduler, name).state == "drained")
+            drained = self.node(scheduler, name)
+            assert (drained.reason, bool(drained.reason_by)) == ("fan 3", True)
+            assert time.time() - 600 < (drained.reason_at or 0) < time.time() + 5
+            assert self.status(scheduler, waiting).state == "pending"
+        finally:
+            scheduler.undrain(name)
+        assert self.state(scheduler, waiting, *ENDED).state == "completed"
+        assert self.node(scheduler, name).state not in {"drained", "draining"}
+        with pytest.raises(SchedulerError):
+            scheduler.drain("no-such-node", "fan 3")
+
+    def node(self, scheduler: Scheduler, name: str) -> NodeStatus:
+        return next(node for node in scheduler.nodes() if node.name == name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,9 @@ from nodes.schedulers.local.machine import Gpu
 from nodes.schedulers.local.scheduler import LocalScheduler
 from tests.nodes.scheduler_contract import ENDED, SchedulerContract
 from tests.waiting import until
+
+NEVER_DRAINED = "0d0f589518c03d7d89edfb4df38b48807ae7906d"
+"""The last commit whose watchers do not know that a machine may be drained."""
 
 
 @pytest.fixture
@@ -206,6 +210,97 @@ class TestLocal(SchedulerContract):
         Path(asked.output).symlink_to(victim)
         assert self.state(scheduler, scheduler.submit(asked), *ENDED).state == "failed"
         assert victim.read_text() == "mine"
+
+    def test_what_waited_before_a_drain_waits_on_and_starts_at_once_after(
+        self, scheduler: LocalScheduler, root: Path, work: Path
+    ) -> None:
+        """No portal's process tells the watchers: the one that drains may be gone, and comes back as another."""
+        here = scheduler.nodes()[0].name
+        first, _ = self.running(scheduler, work, cpus_per_node=2)
+        waiting = [scheduler.submit(self.submission(work, "true", cpus_per_node=2)) for _ in range(2)]
+        assert until(lambda: self.status(scheduler, waiting[1]).reason) == "Priority"
+        scheduler.drain(here, "fan 3 (vigil: ops).")
+        for scheduler_id in waiting:
+            self.waits_for(scheduler, scheduler_id, "This machine is drained: fan 3 (vigil: ops).")
+        assert self.status(scheduler, first).state == "running"
+        later = LocalScheduler(root, cpus=2, gpus=[])
+        assert later.nodes()[0].state == "draining"
+        scheduler.cancel(first)
+        until(lambda: later.nodes()[0].state == "drained")
+        later.drain(here, "fans 3 and 4")
+        self.waits_for(later, waiting[0], "This machine is drained: fans 3 and 4.")
+        told = LocalScheduler(root, cpus=2, gpus=[]).nodes()[0]
+        assert (told.reason, told.reason_by) == ("fans 3 and 4", pwd.getpwuid(os.geteuid()).pw_name)
+        later.undrain(here)
+        for scheduler_id in waiting:
+            assert self.state(scheduler, scheduler_id, *ENDED).state == "completed"
+        assert until(lambda: scheduler.nodes()[0].state == "idle")
+        assert scheduler.nodes()[0].reason == ""
+
+    def waits_for(self, scheduler: Scheduler, scheduler_id: str, reason: str) -> None:
+        until(lambda: self.status(scheduler, scheduler_id).reason == reason)
+        assert self.status(scheduler, scheduler_id).state == "pending"
+
+    def test_a_job_that_is_queued_again_waits_for_the_undrain(self, scheduler: LocalScheduler, work: Path) -> None:
+        first = 'until [ -e go ]; do sleep 0.02; done; scontrol requeue "$SLURM_JOB_ID"; exit 75'
+        asked = self.submission(work, f'[ -n "$SLURM_RESTART_COUNT" ] && exit 0; {first}')
+        scheduler_id = scheduler.submit(asked)
+        self.state(scheduler, scheduler_id, "running")
+        here = scheduler.nodes()[0].name
+        scheduler.drain(here, "fan 3")
+        (Path(asked.directory) / "go").touch()
+        self.waits_for(scheduler, scheduler_id, "This machine is drained: fan 3.")
+        scheduler.undrain(here)
+        assert self.state(scheduler, scheduler_id, *ENDED).state == "completed"
+
+    def test_what_cannot_be_drained(self, scheduler: LocalScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+        here = scheduler.nodes()[0].name
+        for refused, says in (
+            (lambda: scheduler.undrain(here), f"{here} is not drained: there is nothing to undo."),
+            (lambda: scheduler.undrain("dgx-99"), f"its only one is {here}."),
+            (lambda: scheduler.drain(f"{here}-0", "fan"), f"its only one is {here}."),
+        ):
+            with pytest.raises(SchedulerError) as told:
+                refused()
+            assert told.value.permanent
+            assert str(told.value).endswith(says)
+
+        def full(path: str, value: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(slots, "write_json", full)
+        with pytest.raises(SchedulerError, match="No space left on device") as told:
+            scheduler.drain(here, "fan")
+        assert not told.value.permanent, "it is carried out once there is room"
+        assert scheduler.nodes()[0].state == "idle"
+
+    @pytest.mark.slow
+    @pytest.mark.whole
+    def test_a_watcher_of_the_version_before_waits_for_the_undrain(
+        self, scheduler: LocalScheduler, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was started before an upgrade, and knows nothing of drained machines."""
+        archive = ["git", "archive", NEVER_DRAINED, "nodes/__init__.py", "nodes/schedulers"]
+        packed = subprocess.run(archive, cwd=Path(__file__).parents[2], capture_output=True, check=False)
+        assert packed.returncode == 0, "the repository's history is not here: clone it whole"
+        subprocess.run(["tar", "-x", "-C", tmp_path], input=packed.stdout, check=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(shim, "__file__", str(tmp_path / "nodes/schedulers/local/shim.py"))
+            first, _ = self.running(scheduler, work, cpus_per_node=2)
+            waiting = scheduler.submit(self.submission(work, "true", cpus_per_node=2))
+        here = scheduler.nodes()[0].name
+        self.waits_for(scheduler, waiting, "Waits for 2 CPUs; 0 of 2 are free.")
+        scheduler.drain(here, "fan 3")
+        self.waits_for(scheduler, waiting, "Resources")
+        assert self.status(scheduler, first).state == "running"
+        scheduler.cancel(first)
+        until(lambda: scheduler.nodes()[0].state == "drained")
+        newer = scheduler.submit(self.submission(work, "true", cpus_per_node=2))
+        self.waits_for(scheduler, newer, "This machine is drained: fan 3.")
+        self.waits_for(scheduler, waiting, "Resources")
+        scheduler.undrain(here)
+        for scheduler_id in (waiting, newer):
+            assert self.state(scheduler, scheduler_id, *ENDED).state == "completed"
 
     def test_starts_quickly(self, scheduler: LocalScheduler, work: Path) -> None:
         """From asking to the script's first command; a generous bar for a busy machine."""

@@ -15,7 +15,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class LocalScheduler:
         """Write the request, then start its watcher. The same key again is the same job."""
         self._check(submission)
         with slots.locked(self.root):
-            self._write_capacity()
+            slots.write_capacity(self.root, self._capacity())
             job_id = self._known(submission.key)
             if job_id is None:
                 job_id = self._write_request(submission)
@@ -107,15 +108,22 @@ class LocalScheduler:
 
     def nodes(self) -> list[NodeStatus]:
         with slots.locked(self.root):
-            self._write_capacity()
+            slots.write_capacity(self.root, self._capacity())
             free = slots.free(self._capacity(), slots.alive(self.root))
+            order = slots.drained(self.root)
         cpus_used, gpus_used = self.cpus - free["cpus"], len(self.gpus) - len(free["gpus"])
         busy = [gpu.index for gpu in self.gpus if gpu.index not in free["gpus"]]
         idle, full = not cpus_used and not gpus_used, cpus_used >= self.cpus
+        state = "idle" if idle else "allocated" if full else "mixed"
+        if order is not None:
+            state = "drained" if idle else "draining"
         return [
             NodeStatus(
                 name=shim.node_names(1)[0],
-                state="idle" if idle else "allocated" if full else "mixed",
+                state=state,
+                reason=order["reason"] if order else "",
+                reason_by=order["by"] if order else "",
+                reason_at=order["at"] if order else None,
                 partitions=(job_queue.PARTITION,),
                 cpus=self.cpus,
                 cpus_used=cpus_used,
@@ -144,11 +152,31 @@ class LocalScheduler:
         return Accounts()
 
     def drain(self, node: str, reason: str) -> None:
-        message = "This machine is its own scheduler's only node and can't be drained. Cancel its jobs, or stop Vigil."
-        raise SchedulerError(message, permanent=True)
+        self._check_name(node)
+        with self._noting(), slots.locked(self.root):
+            slots.drain(self.root, reason=reason, by=pwd.getpwuid(os.geteuid()).pw_name)
 
     def undrain(self, node: str) -> None:
-        raise SchedulerError("This machine is never drained: there is nothing to undo.", permanent=True)
+        self._check_name(node)
+        with self._noting(), slots.locked(self.root):
+            if slots.drained(self.root) is None:
+                raise SchedulerError(f"{node} is not drained: there is nothing to undo.", permanent=True)
+            slots.undrain(self.root, self._capacity())
+
+    def _check_name(self, node: str) -> None:
+        here = shim.node_names(1)[0]
+        if node != here:
+            raise SchedulerError(f"{node} is no node of this scheduler's: its only one is {here}.", permanent=True)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """A disk that takes nothing just now is no refusal: the order is carried out once it does."""
+        try:
+            yield
+        except OSError as error:
+            raise SchedulerError(
+                f"Nothing can be written to {self.root}: {error.strerror}. Make room there."
+            ) from error
 
     def _check(self, submission: Submission) -> None:
         """Refuse what could never start."""
@@ -164,13 +192,6 @@ class LocalScheduler:
 
     def _capacity(self) -> slots.Facts:
         return {"cpus": self.cpus, "gpus": [gpu.index for gpu in self.gpus], "memory_mib": self.memory_mib}
-
-    def _write_capacity(self) -> None:
-        """Let the shims know what there is; under the lock."""
-        path = os.path.join(self.root, "capacity.json")
-        if slots.read_json(path) != self._capacity():
-            slots.write_json(path, self._capacity())
-            slots.touch_changed(self.root)
 
     def _known(self, key: str) -> int | None:
         try:

@@ -4,7 +4,8 @@ Standard library only, and light: every shim imports it, and a job's start waits
 
     <root>/lock            held for the moment of looking and taking
     <root>/changed         touched whenever something was taken or given back: who waits looks again
-    <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} as the last submit saw them
+    <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} as the last submit saw them; not there while drained
+    <root>/drained.json    {"reason", "by", "at"}: nothing starts until it is gone
     <root>/queue/<id>.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes", "begin_at"}: waits or runs
     <root>/jobs/<id>/slots.json    {"nodes", "cpus", "gpus": [ids], "memory_mib"}: has got them
     <root>/jobs/<id>/shim.lock     held for life by the shim: who has died holds nothing
@@ -89,6 +90,54 @@ def changed_at(root: str) -> int:
         return 0
 
 
+def write_capacity(root: str, capacity: Facts) -> None:
+    """Let the shims know what there is, unless it is drained; under the lock."""
+    if drained(root) is None and read_json(_capacity_path(root)) != capacity:
+        write_json(_capacity_path(root), capacity)
+        touch_changed(root)
+
+
+def drained(root: str) -> Facts | None:
+    """Who drained this machine, why and when; None: it takes jobs."""
+    return read_json(_drained_path(root))
+
+
+def drain(root: str, *, reason: str, by: str) -> None:
+    """Let nothing new start until `undrain`; under the lock, under which jobs start, too.
+
+    Each shim decides by itself whether its job starts, and one that an older Vigil started knows nothing of
+    drained.json: where there is no capacity, it waits.
+    """
+    write_json(_drained_path(root), {"reason": reason, "by": by, "at": time.time()})
+    _sync(root)  # a machine is often drained right before its power goes
+    with suppress(FileNotFoundError):
+        os.unlink(_capacity_path(root))
+    touch_changed(root)
+
+
+def undrain(root: str, capacity: Facts) -> None:
+    """Let what waits start; under the lock."""
+    write_json(_capacity_path(root), capacity)
+    os.unlink(_drained_path(root))
+    touch_changed(root)
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _drained_path(root: str) -> str:
+    return os.path.join(root, "drained.json")
+
+
+def _capacity_path(root: str) -> str:
+    return os.path.join(root, "capacity.json")
+
+
 def job_ids(root: str) -> list[int]:
     """Every job that has a folder, ended ones too, oldest first."""
     return sorted(int(name) for name in os.listdir(os.path.join(root, "jobs")) if name.isdigit())
@@ -158,7 +207,9 @@ def _lacking(ticket: Facts, room: Facts, capacity: Facts) -> str:
 def take(root: str, job_id: int) -> tuple[Facts | None, str]:
     """This job's slots if it is its turn, else None and why it waits."""
     with locked(root):
-        capacity = read_json(os.path.join(root, "capacity.json"))
+        if (order := drained(root)) is not None:
+            return None, f"This machine is drained: {order['reason'].rstrip('.')}."
+        capacity = read_json(_capacity_path(root))
         if capacity is None:
             return None, "Resources"
         jobs = alive(root)

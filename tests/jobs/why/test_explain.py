@@ -361,6 +361,26 @@ def test_one_machine_says_who_holds_what() -> None:
     assert {"resources.ranks_per_node": 2} in now(found)
 
 
+@pytest.mark.parametrize(
+    ("state", "used", "says"),
+    [
+        ("draining", 6, "box is draining: fan 3 (vigil: ops). What runs goes on; nothing new starts before a sysadmin"),
+        ("drained", 0, "box is drained: fan 3 (vigil: ops). Nothing new starts before a sysadmin undrains it."),
+    ],
+)
+def test_one_machine_that_is_drained_says_so_first(state: str, used: int, says: str) -> None:
+    box = NodeStatus(
+        name="box", state=state, reason="fan 3 (vigil: ops)", cpus=8, cpus_used=used, partitions=("local",),
+        plays_many=True,
+    )  # fmt: skip
+    where = cluster(box, partitions=(Partition(name="local", is_default=True),), queue=(queued("77", cpus=4),))
+    spec = spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32})
+    found = why(spec, where, "This machine is drained: fan 3 (vigil: ops).")
+    assert found.sentence.startswith(says)
+    assert texts(found)[1:] == (["It needs 4 CPUs, 2 are free."] if used else [])
+    assert (found.never, found.starts_on, found.variants) == (False, (), ()), "nothing of another shape starts, either"
+
+
 def test_nothing_known_is_nothing_claimed() -> None:
     found = why(gpu_spec(), cluster(partitions=()), "")
     assert found.blocks == ()

@@ -1,0 +1,77 @@
+"""`vigil drain` of this machine: what runs goes on, what is submitted waits, and `vigil why` says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import steady
+from tests.stack import Stack, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def stack(portal_up: Stack) -> Iterator[Stack]:
+    """The shared portal, which takes jobs again and runs none of this test's when it is over."""
+    yield portal_up
+    portal_up.vigil("undrain", node_of(portal_up)["name"])
+    with portal_up.client() as client:
+        for job in client.get("/api/v1/jobs", params={"q": "drain-"}).json()["items"]:
+            client.post(f"/api/v1/jobs/{job['id']}/cancel")
+    wait_for(lambda: not portal_up.job_processes(), "every job's processes to end", 120)
+
+
+def node_of(stack: Stack) -> dict[str, Any]:
+    """The only one."""
+    with stack.client() as client:
+        found: list[dict[str, Any]] = wait_for(lambda: client.get("/api/v1/nodes").json()["items"], "a node")
+    return found[0]
+
+
+def submit(client: httpx.Client, name: str, steps: int) -> str:
+    spec = {**steady.spec(steps, resources={"ranks_per_node": 1}), "name": name}
+    return f"/api/v1/jobs/{client.post('/api/v1/jobs', **steady.upload(spec)).raise_for_status().json()['id']}"
+
+
+def test_a_drained_machine(stack: Stack) -> None:
+    name = node_of(stack)["name"]
+    with stack.client() as client:
+
+        def state(job: str) -> str:
+            return str(client.get(job).json()["state"])
+
+        running = submit(client, "drain-runs", 1_000_000)
+        wait_for(lambda: (client.get(running).json()["progress"]["step"] or 0) > 0, "the first job's steps", 60)
+        drained = stack.vigil("drain", name, "--reason", "fan 3")
+        assert (drained.returncode, drained.stdout) == (0, "")
+        assert f"Done: {name} takes no new jobs." in drained.stderr
+        waiting = submit(client, "drain-waits", 5)
+        number = waiting.rpartition("/")[2]
+        wait_for(lambda: "drain" in stack.vigil("why", number).stdout, "`vigil why` to say so", 60)
+        wait_for(lambda: node_of(stack)["state"] == "draining", "the node's state to be read")
+        said = stack.vigil("why", number).stdout.splitlines()
+        sentence = f"{name} is draining: fan 3 (vigil: {whoami(client)}). What runs goes on; nothing new starts before"
+        assert said[0].startswith(sentence)
+        assert said[1].strip() == f"scheduler: This machine is drained: fan 3 (vigil: {whoami(client)})."
+        assert state(waiting) == "pending"
+        step = client.get(running).json()["progress"]["step"]
+        wait_for(lambda: client.get(running).json()["progress"]["step"] > step, "the first job to go on", 60)
+        shown = json.loads(stack.vigil("node", name, "--json").stdout)
+        assert (shown["takes_jobs"], shown["reason"]) == (False, f"fan 3 (vigil: {whoami(client)})")
+        client.post(f"{running}/cancel").raise_for_status()
+        wait_for(lambda: node_of(stack)["state"] == "drained", "the last job's end", 60)
+        assert state(waiting) == "pending"
+
+        assert stack.vigil("undrain", name).returncode == 0
+        wait_for(lambda: state(waiting) == "completed", "the second job to run", 60)
+        again = stack.vigil("undrain", name)
+        assert (again.returncode, f"{name} is not drained" in again.stderr) == (1, True)
+
+
+def whoami(client: httpx.Client) -> str:
+    return str(client.get("/api/v1/me").json()["username"])
