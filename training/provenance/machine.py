@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
-import subprocess
 from contextlib import suppress
 from typing import Any
 
-from training.launch.gpus import arguments, named
-from training.units import GIB
+from gpus import once
+from gpus.told import Gpu
+from training.launch.gpus import named
+from training.units import GIB, MIB
 
-KILLED_SECONDS = 1.0
 GPU_SECONDS = 10.0  # for a driver that may have to set up its GPUs first
 
 
@@ -39,21 +38,14 @@ def gpus(visible: str | None) -> dict[str, Any]:
 
     Nothing at all where the machine has no NVML, or where it does not answer.
     """
-    told = _first_line(named(0, visible or ""))
-    found: dict[str, Any] = {name: told[name] for name in ("driver", "cuda") if name in told}
-    gpus = [{name: gpu[name] for name in ("name", "memory_gib") if name in gpu} for gpu in told.get("gpus", [])]
+    machine = once.ask(named(0, visible or ""), seconds=GPU_SECONDS)
+    if machine is None:
+        return {}
+    found: dict[str, Any] = {name: told for name in ("driver", "cuda") if (told := getattr(machine, name))}
+    gpus = [_about(gpu) for gpu in machine.gpus]
     return {**found, "gpus": gpus} if visible != "" and gpus else found
 
 
-def _first_line(names: list[str]) -> dict[str, Any]:
-    """What the GPUs are, as a process of its own tells it, which is not waited for where a driver holds it."""
-    reader = subprocess.Popen(arguments(0, names), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    try:
-        said, _ = reader.communicate(timeout=GPU_SECONDS)
-    except subprocess.TimeoutExpired:
-        reader.kill()
-        with suppress(subprocess.TimeoutExpired):
-            reader.communicate(timeout=KILLED_SECONDS)
-        return {}
-    found: dict[str, Any] = json.loads(said or b"{}")
-    return found
+def _about(gpu: Gpu) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": gpu.name} if gpu.name else {}
+    return {**told, "memory_gib": round(gpu.memory_mib * MIB / GIB, 1)} if gpu.memory_mib is not None else told

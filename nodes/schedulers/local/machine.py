@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpus import once
+
+GPU_SECONDS = 10.0  # for a driver that may have to set up its GPUs first
 
 
 @dataclass(frozen=True)
 class Gpu:
     index: str
     name: str
+    uuid: str = ""
+    minor: int | None = None
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that the driver shows; none where there is no driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    command = [tool, "--query-gpu=index,name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    lines = (line.split(",", 1) for line in answer.splitlines() if "," in line)
-    return tuple(Gpu(index.strip(), name.strip()) for index, name in lines)
+    """The GPUs that the driver shows, in its order; none where there is no driver, or it does not answer."""
+    machine = once.ask(seconds=GPU_SECONDS) if once.has_driver() else None
+    gpus = machine.gpus if machine else ()
+    return tuple(Gpu(gpu.gpu, gpu.name, gpu.uuid, gpu.minor) for gpu in gpus if gpu.uuid)
 
 
 def memory_mib() -> int:
