@@ -51,18 +51,17 @@ def test_a_drained_machine(stack: Stack) -> None:
         assert (drained.returncode, drained.stdout) == (0, "")
         assert f"Done: {name} takes no new jobs." in drained.stderr
         waiting = submit(client, "drain-waits", 5)
-        number = waiting.rpartition("/")[2]
-        wait_for(lambda: "drain" in stack.vigil("why", number).stdout, "`vigil why` to say so", 60)
         wait_for(lambda: node_of(stack)["state"] == "draining", "the node's state to be read")
-        said = stack.vigil("why", number).stdout.splitlines()
-        sentence = f"{name} is draining: fan 3 (vigil: {whoami(client)}). What runs goes on; nothing new starts before"
-        assert said[0].startswith(sentence)
-        assert said[1].strip() == f"scheduler: This machine is drained: fan 3 (vigil: {whoami(client)})."
+        wait_for(lambda: "drained" in client.get(f"{waiting}/why").json()["said"], "the scheduler's word", 60)
+        reason = f"fan 3 (vigil: {client.get('/api/v1/me').json()['username']})"
+        sentence, scheduler, *_ = stack.vigil("why", waiting.rpartition("/")[2]).stdout.splitlines()
+        assert sentence.startswith(f"{name} is draining: {reason}. What runs goes on; nothing new starts before")
+        assert scheduler.strip() == f"scheduler: This machine is drained: {reason}."
         assert state(waiting) == "pending"
         step = client.get(running).json()["progress"]["step"]
         wait_for(lambda: client.get(running).json()["progress"]["step"] > step, "the first job to go on", 60)
         shown = json.loads(stack.vigil("node", name, "--json").stdout)
-        assert (shown["takes_jobs"], shown["reason"]) == (False, f"fan 3 (vigil: {whoami(client)})")
+        assert (shown["takes_jobs"], shown["reason"]) == (False, reason)
         client.post(f"{running}/cancel").raise_for_status()
         wait_for(lambda: node_of(stack)["state"] == "drained", "the last job's end", 60)
         assert state(waiting) == "pending"
@@ -71,7 +70,3 @@ def test_a_drained_machine(stack: Stack) -> None:
         wait_for(lambda: state(waiting) == "completed", "the second job to run", 60)
         again = stack.vigil("undrain", name)
         assert (again.returncode, f"{name} is not drained" in again.stderr) == (1, True)
-
-
-def whoami(client: httpx.Client) -> str:
-    return str(client.get("/api/v1/me").json()["username"])
