@@ -208,11 +208,12 @@ async def portal_application(scope: Any, receive: Any, send: Any) -> None:
 
     if scope["type"] == "websocket" and scope["path"].startswith("/publish/"):
         from jobs import live
+        from portal.publish import publish
 
         *_, messages, pause = scope["path"].split("/")
         topic, sent = live.job_topic(int(os.environ["BENCH_JOB"])), message()
         for _ in range(int(messages)):
-            await asyncio.to_thread(live._send, {topic: sent})
+            await asyncio.to_thread(publish, {topic: sent})
             await asyncio.sleep(float(pause))
         await send({"type": "websocket.close"})
         return

@@ -8,30 +8,23 @@ the points of all ranks but 0 in the same form, or nothing where there are none.
 
 from __future__ import annotations
 
-import logging
 import struct
-import time
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
 import numpy as np
-import redis
-from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 from numpy.typing import NDArray
 
 from jobs.models import Attempt, Event
+from portal.publish import publish as send
 from portal.series.store import Fresh
-
-logger = logging.getLogger(__name__)
 
 POINTS = 8_192  # of one message; after an outage there are more, and who looks reads them from the database
 EVENTS = 64
 BAND = ("min", "median", "max", "worst")
-_RETRY_S = 2.0
 _LENGTH = struct.Struct("<I")
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -65,7 +58,7 @@ def publish(attempt: Attempt, columns: Sequence[Fresh], events: Sequence[Event])
         about["partial"], columns = True, []  # who sees this reads again
     frame = pack(about, *_values(about, columns))
     message = _LENGTH.pack(len(frame)) + frame + _others(about, columns)
-    _send({job_topic(job.pk): message, project_topic(job.project_id): msgspec.json.encode(line(attempt))})
+    send({job_topic(job.pk): message, project_topic(job.project_id): msgspec.json.encode(line(attempt))})
 
 
 def header(attempt: Attempt) -> dict[str, Any]:
@@ -166,27 +159,3 @@ def _others(about: dict[str, Any], columns: Sequence[Fresh]) -> bytes:
         entries.append({"name": fresh.name, "incarnation": fresh.incarnation, "runs": runs, "n": len(step)})
         flat += [step.astype("<f8"), narrow(value)]
     return pack({**about, "series": entries, "events": []}, *flat) if entries else b""
-
-
-_silent_until = 0.0
-
-
-@cache
-def connection() -> redis.Redis:
-    """Redis, for what may as well be lost."""
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
-
-
-def _send(messages: dict[str, bytes]) -> None:
-    """Publish, if Redis is there. Without it sockets go stale and read again by their heartbeat; nothing is lost."""
-    global _silent_until
-    if time.monotonic() < _silent_until:
-        return
-    try:
-        with connection().pipeline(transaction=False) as pipe:
-            for topic, message in messages.items():
-                pipe.publish(topic, message)
-            pipe.execute()
-    except (redis.RedisError, OSError) as error:
-        _silent_until = time.monotonic() + _RETRY_S
-        logger.warning("Live updates pause: Redis does not answer (%s)", error)

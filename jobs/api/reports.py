@@ -1,35 +1,17 @@
-"""POST /api/v1/attempts/<id>/reports: the shippers' door.
-
-In the web process it is an ASGI application of its own (`Intake`) before Django's middleware, which would cost as much
-as taking the report and would open a database connection for each; the operation below is the same for everything else.
-"""
+"""POST /api/v1/attempts/<id>/reports: the shippers' door. `DOOR` is the short way; the operation answers the same."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
-from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from jobs.intake import reports, wire
-from portal.http import problems
+from jobs.intake import reports
 from portal.http.openapi import described
-from portal.http.problems import Problem
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-PATH = re.compile(r"/api/v1/attempts/(\d{1,18})/reports")
-WAITING = 256  # posts in hand at most; a shipper that is turned away comes again
+from portal.http.posts import Door, answered
 
 router = Router(tags=["reports"])
 
@@ -125,92 +107,15 @@ def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
     lower.
     """
     chunks = iter(lambda: request.read(65_536), b"")
-    return _answer(
-        attempt_id, request.headers.get("Authorization", ""), request.headers.get("Content-Encoding", ""), chunks
-    )
+    headers = request.headers
+    authorization, encoding = headers.get("Authorization", ""), headers.get("Content-Encoding", "")
+    return answered(_answer, str(attempt_id), authorization, encoding, chunks)
 
 
-def _answer(attempt_id: int, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
-    try:
-        answer = reports.receive(attempt_id, authorization, encoding, chunks)
-    except Problem as problem:
-        return problem.response()
+def _answer(whose: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
+    answer = reports.receive(int(whose), authorization, encoding, chunks)
     body = msgspec.json.encode({"streams": answer.streams, "version": answer.version})
     return HttpResponse(body, content_type="application/json")
 
 
-class Intake:
-    """Answers the shippers' posts, and hands everything else on."""
-
-    def __init__(self, application: Application, *, threads: int | None = None) -> None:
-        self.application = application
-        # SQLite has one writer; on PostgreSQL attempts don't wait for each other.
-        self.threads = threads or (1 if connection.vendor == "sqlite" else 4)
-        self.pool: ThreadPoolExecutor | None = None
-        self.waiting = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if match is None:
-            await self.application(scope, receive, send)
-            return
-        chunks = await _read(receive)
-        if chunks is None:
-            return  # the sender has gone
-        if self.waiting >= WAITING:
-            await _respond(send, problems.plain(503, {"Retry-After": "1"}))
-            return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        self.pool = self.pool or ThreadPoolExecutor(self.threads, "intake")
-        self.waiting += 1
-        try:
-            response = await asyncio.get_running_loop().run_in_executor(
-                self.pool,
-                _answer_in_thread,
-                int(match[1]),
-                headers.get("authorization", ""),
-                headers.get("content-encoding", ""),
-                chunks,
-            )
-        finally:
-            self.waiting -= 1
-        await _respond(send, response)
-
-
-def _answer_in_thread(attempt_id: int, authorization: str, encoding: str, chunks: list[bytes]) -> HttpResponse:
-    """The answer, on a connection that lives as long as the thread; a broken one is replaced at the next post."""
-    connection.close_if_unusable_or_obsolete()
-    try:
-        return _answer(attempt_id, authorization, encoding, chunks)
-    except DatabaseError:
-        reports.logger.exception("attempt %s: a report was not taken, its shipper will send it again", attempt_id)
-        connection.close()
-        return problems.plain(503, {"Retry-After": "2"})
-    except Exception:
-        reports.logger.exception("attempt %s: a report was not taken", attempt_id)
-        return problems.plain(500)
-
-
-async def _read(receive: Receive) -> list[bytes] | None:
-    """The body, read no further than just over the limit; None if the sender went away."""
-    chunks, size = [], 0
-    while size <= wire.COMPRESSED_BYTES:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
-        chunks.append(chunk)
-        size += len(chunk)
-        if not message.get("more_body"):
-            break
-    return chunks
-
-
-async def _respond(send: Send, response: HttpResponse) -> None:
-    headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
-    headers.append((b"cache-control", problems.PRIVATE.encode()))
-    headers.append((b"content-length", str(len(response.content)).encode()))
-    if response.status_code == 413:
-        headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": response.content})
+DOOR = Door(re.compile(r"/api/v1/attempts/(\d{1,18})/reports"), _answer)

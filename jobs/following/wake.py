@@ -17,9 +17,9 @@ from celery import Task
 from django.conf import settings
 from django.core.cache import cache
 
-from jobs import live
 from jobs.queueing import queue
 from portal.http.problems import Problem
+from portal.publish import connection
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def admit(authorization: str) -> None:
 def ask(task: Task) -> bool:
     """Have the follower look at once; whether it will, be it by somebody else's wake."""
     try:
-        with live.connection().pipeline(transaction=False) as pipe:
+        with connection().pipeline(transaction=False) as pipe:
             pipe.set(ON_ITS_WAY, 1, nx=True, ex=LOST_S)
             pipe.exists(JUST_BEGUN)
             is_first, is_soon = pipe.execute()
@@ -66,7 +66,7 @@ def begin() -> None:
     """The follower looks from now on: what happens later is another wake's."""
     _mark(JUST_BEGUN, SPACING_S)
     try:
-        live.connection().delete(ON_ITS_WAY)
+        connection().delete(ON_ITS_WAY)
     except (redis.RedisError, OSError):
         logger.warning("Redis does not answer: the next wake may be %s s late", LOST_S)
 
@@ -80,7 +80,7 @@ def echo(number: int, task: Task) -> None:
 def _mark(name: str, seconds: float) -> bool:
     """Whether it was not there yet; it goes by itself."""
     try:
-        return bool(live.connection().set(name, 1, nx=True, px=int(seconds * 1000)))
+        return bool(connection().set(name, 1, nx=True, px=int(seconds * 1000)))
     except (redis.RedisError, OSError):
         return False
 

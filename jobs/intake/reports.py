@@ -22,8 +22,9 @@ from jobs import checkpoints, live, starts
 from jobs.disk import rundir
 from jobs.intake import wire
 from jobs.intake.standing import Standing
-from jobs.intake.wire import Malformed, Part, Post
+from jobs.intake.wire import Part, Post
 from jobs.models import Attempt, Event, Stream
+from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
 from portal.series import store
@@ -75,13 +76,11 @@ def receive(attempt_id: int, authorization: str, encoding: str, chunks: Iterable
     if scheme.lower() != "bearer" or not secret or not known.exists():
         raise _dead_token()
     try:
-        return take(attempt_id, wire.parse(wire.inflate(chunks, encoding)))
+        return take(attempt_id, wire.parse(inflate(chunks, encoding)))
     except Closed:
         raise _dead_token() from None
     except Malformed as error:
-        kind = "too-large" if error.status == 413 else "malformed-report"
-        problems = [{"field": error.field, "message": error.message}]
-        raise Problem(error.status, str(error), kind=kind, errors=problems) from None  # type: ignore[arg-type]
+        raise error.problem("malformed-report") from None
 
 
 def take(attempt_id: int, post: Post) -> Answer:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -19,11 +18,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from portal.http.posts import Malformed
 from training.reporting import lines
 from training.reporting.lines import DEPTH, EVENT_BYTES, SERIES_NAME, STEP_LIMIT
 
-COMPRESSED_BYTES = 1024 * 1024
-INFLATED_BYTES = 16 * 1024 * 1024
 POINTS = 50_000
 STREAMS = 2_048
 BATCHES = 50_000
@@ -42,14 +40,6 @@ _Step = Annotated[int, Meta(ge=0, lt=STEP_LIMIT)]
 _Value = float | Literal["NaN", "Infinity", "-Infinity"]
 _Kind = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]{1,64}\Z")]
 _Time = Annotated[float, Meta(ge=0, lt=LATEST_TIME)]
-
-
-class Malformed(Exception):
-    """The post is no frame of ours; nothing was taken. Status 422, or 413 where it is too large."""
-
-    def __init__(self, field: str, message: str, *, status: int = 422) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field, self.message, self.status = field, message, status
 
 
 class Part(msgspec.Struct):
@@ -143,34 +133,6 @@ _abouts = msgspec.json.Decoder(_About)
 _objects = msgspec.json.Decoder(dict[str, Any])
 _steps = msgspec.json.Decoder(_Step)
 _values = msgspec.json.Decoder(_Value)
-
-
-def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
-    """The body of a post, gzipped or plain; stops reading as soon as it is over a limit."""
-    if encoding not in {"", "identity", "gzip"}:
-        raise Malformed("Content-Encoding", "send gzip, or nothing", status=415)
-    body, received = bytearray(), 0
-    gunzip = zlib.decompressobj(wbits=31)
-    for chunk in chunks:
-        received += len(chunk)
-        if received > COMPRESSED_BYTES:
-            raise _too_much(f"{COMPRESSED_BYTES} bytes")
-        if encoding != "gzip":
-            body += chunk
-            continue
-        try:
-            body += gunzip.decompress(chunk, INFLATED_BYTES + 1 - len(body))
-        except zlib.error:
-            raise Malformed("body", "is not gzip") from None
-        if len(body) > INFLATED_BYTES:
-            raise _too_much(f"{INFLATED_BYTES} bytes inflated")
-    if encoding == "gzip" and (not gunzip.eof or gunzip.unused_data):
-        raise Malformed("body", "is not one whole gzip stream: truncated, or something follows it")
-    return bytes(body)
-
-
-def _too_much(what: str) -> Malformed:
-    return Malformed("body", f"more than {what}; send less at once", status=413)
 
 
 def parse(body: bytes) -> Post:

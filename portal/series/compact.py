@@ -18,7 +18,7 @@ from django.db.models import Count, Max, Min, Q, Sum
 
 from portal.models import Chunk, Series
 from portal.series import bands_read, store
-from portal.series.codec import POINTS, Points, decode_loose, encode_loose, encode_merged, summarise
+from portal.series.codec import POINTS, Points, decode_loose, encode_loose, summarise
 from portal.series.rows import merge
 from portal.series.store import Fresh, Owner
 
@@ -208,22 +208,11 @@ def _filled(ripe: _Ripe, ranks: dict[int, Points]) -> list[tuple[Any, ...]]:
     for rank, points in ranks.items():
         end = len(points) if ripe.is_idle else len(points) - len(points) % POINTS
         for at in range(0, end, POINTS):
-            rows.append(_merged(ripe, rank, points.take(slice(at, min(at + POINTS, end)))))
+            part = points.take(slice(at, min(at + POINTS, end)))
+            rows.append(store.merged_row(ripe.series_id, ripe.incarnation, rank, part))
         if end < len(points):
             left[rank] = points.take(slice(end, None))
     return [*rows, _gathered(ripe, left)] if left else rows
-
-
-def _merged(ripe: _Ripe, rank: int, points: Points) -> tuple[Any, ...]:
-    about = summarise(points.step, points.value)
-    times = float(points.time.min()), float(points.time.max())
-    # fmt: off
-    return (
-        ripe.series_id, ripe.incarnation, Chunk.Kind.MERGED, rank, rank,
-        about.first_step, about.last_step, about.n, about.stride, *times,
-        about.min, about.max, about.sum, about.odd, encode_merged(points),
-    )
-    # fmt: on
 
 
 def _gathered(ripe: _Ripe, ranks: dict[int, Points]) -> tuple[Any, ...]:

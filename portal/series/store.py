@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Max
 
 from portal.models import Chunk, Series
-from portal.series.codec import Floats, Integers, Points, decode_loose, encode_loose, summarise
+from portal.series.codec import Floats, Integers, Points, decode_loose, encode_loose, encode_merged, summarise
 
 Owner = tuple[str, int]  # ("attempt", 17)
 
@@ -84,6 +84,18 @@ def _row(series_id: int, fresh: Fresh) -> tuple[Any, ...]:
         series_id, fresh.incarnation, Chunk.Kind.LOOSE, min(ranks), max(ranks),
         about.first_step, about.last_step, about.n, 0, min(times), max(times),
         about.min, about.max, about.sum, about.odd, data,
+    )
+    # fmt: on
+
+
+def merged_row(series_id: int, incarnation: int, rank: int, points: Points) -> tuple[Any, ...]:
+    """The row of a merged chunk, in the order of `_COLUMNS`: one rank's points, steps rising."""
+    about = summarise(points.step, points.value)
+    # fmt: off
+    return (
+        series_id, incarnation, Chunk.Kind.MERGED, rank, rank,
+        about.first_step, about.last_step, about.n, about.stride, float(points.time.min()), float(points.time.max()),
+        about.min, about.max, about.sum, about.odd, encode_merged(points),
     )
     # fmt: on
 

@@ -12,9 +12,9 @@ import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.db import connections
 
-from jobs.api.reports import Intake
-from jobs.intake import wire
+from jobs.api.reports import DOOR
 from jobs.models import Attempt, Stream
+from portal.http.posts import COMPRESSED_BYTES, Intake
 from tests.jobs.reporting import SECRET, Spooled, attempt_of, frame, packed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,7 +32,7 @@ def knock(attempt: Attempt, *pieces: bytes, secret: str = SECRET, gone: bool = F
     """Status, answer and how many pieces were left unread; None if nothing was answered."""
 
     async def play() -> tuple[int, Any, int] | None:
-        intake = Intake(django, threads=1)  # whoever closes the connections must be who opened them
+        intake = Intake(django, [DOOR], threads=1)  # whoever closes the connections must be who opened them
         scope = {
             "type": "http",
             "method": "POST",
@@ -80,11 +80,11 @@ def test_refusals_are_problem_documents(attempt: Attempt) -> None:
 
 
 def test_a_body_without_end_is_read_no_further_than_its_limit(attempt: Attempt) -> None:
-    whole = gzip.compress(os.urandom(4 * wire.COMPRESSED_BYTES))
+    whole = gzip.compress(os.urandom(4 * COMPRESSED_BYTES))
     pieces = [whole[at : at + 300_000] for at in range(0, len(whole), 300_000)]
     answer = knock(attempt, *pieces)
     assert answer is not None
-    assert (answer[0], answer[2]) == (413, len(pieces) - (wire.COMPRESSED_BYTES // 300_000 + 1))
+    assert (answer[0], answer[2]) == (413, len(pieces) - (COMPRESSED_BYTES // 300_000 + 1))
 
 
 def test_a_shipper_that_goes_away_in_the_middle_leaves_nothing(attempt: Attempt) -> None:
@@ -103,4 +103,4 @@ def test_a_shipper_that_goes_away_in_the_middle_leaves_nothing(attempt: Attempt)
 def test_everything_else_goes_to_django(method: str, path: str) -> None:
     scope = {"type": "http", "method": method, "path": path, "headers": []}
     with pytest.raises(Beyond):
-        asyncio.run(Intake(django)(scope, None, None))  # type: ignore[arg-type]
+        asyncio.run(Intake(django, [DOOR])(scope, None, None))  # type: ignore[arg-type]

@@ -19,8 +19,9 @@ import redis
 from django.core.cache import cache
 from django.test import Client
 
-from jobs import live, tasks
+from jobs import tasks
 from jobs.following import follow, wake
+from portal import publish
 from tests.redis import Server, redis_up
 from tests.stack import wait_for
 
@@ -45,9 +46,9 @@ class Queued:
 def server(tmp_path: Path, settings: Any) -> Iterator[Server]:
     with redis_up(tmp_path / "redis") as made:
         settings.REDIS_URL = made.url
-        live.connection.cache_clear()
+        publish.connection.cache_clear()
         yield made
-    live.connection.cache_clear()
+    publish.connection.cache_clear()
 
 
 @pytest.fixture

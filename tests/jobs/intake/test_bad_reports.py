@@ -11,6 +11,7 @@ import pytest
 
 from jobs.intake import reports, wire
 from jobs.models import Event, Stream
+from portal.http.posts import COMPRESSED_BYTES, INFLATED_BYTES
 from tests.jobs.reporting import Spooled, attempt_of, frame, job_of, packed, post, send, stored, world
 
 pytestmark = pytest.mark.django_db
@@ -204,10 +205,10 @@ def test_truncated_and_oversized_bodies() -> None:
     assert send(attempt, whole + b"more").status_code == 422
     assert send(attempt, b"no gzip at all").status_code == 422
     assert send(attempt, whole, encoding="br").status_code == 415
-    bomb = gzip.compress(b" " * (wire.INFLATED_BYTES + 1))
+    bomb = gzip.compress(b" " * (INFLATED_BYTES + 1))
     assert len(bomb) < 20_000
     assert send(attempt, bomb).status_code == 413
-    assert send(attempt, gzip.compress(os.urandom(wire.COMPRESSED_BYTES))).status_code == 413
+    assert send(attempt, gzip.compress(os.urandom(COMPRESSED_BYTES))).status_code == 413
     many = {"runs": [[0, 0, wire.POINTS + 1]], "step": [1] * (wire.POINTS + 1), "value": [1] * (wire.POINTS + 1)}
     assert send(attempt, spoiled(put(many, "series", "many"))).status_code == 413
     assert world(attempt) == before

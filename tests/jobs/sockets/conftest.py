@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.conf import LazySettings
 
-from jobs import live
+from portal import publish
 from portal.models import Membership, Project, User
 from tests.redis import Server, redis_up
 
@@ -17,10 +17,10 @@ from tests.redis import Server, redis_up
 def server(tmp_path: Path, settings: LazySettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with redis_up(tmp_path / "redis") as server:
         settings.REDIS_URL = server.url
-        monkeypatch.setattr(live, "_silent_until", 0.0)
-        live.connection.cache_clear()
+        monkeypatch.setattr(publish, "_silent_until", 0.0)
+        publish.connection.cache_clear()
         yield server
-    live.connection.cache_clear()
+    publish.connection.cache_clear()
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_a_relay_that_opens_is_fed_and_ticks(ada: User, monkeypatch: pytest.Monk
             time.sleep(0.001)
 
     async def scene() -> None:
-        monkeypatch.setattr(live, "_send", lambda messages: sent.append(messages[live.job_topic(attempt.job_id)]))
+        monkeypatch.setattr(live, "send", lambda messages: sent.append(messages[live.job_topic(attempt.job_id)]))
         await take(attempt, (ranks[0], 0, 1))
         await take(attempt, (ranks[1], 0, 1))
         monkeypatch.setattr(bands.Gathering, "add", slowly)

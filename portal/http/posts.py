@@ -1,0 +1,173 @@
+"""The short way for what machines post all day: past Django, with the same answers.
+
+In the web process `Intake` is an ASGI application of its own before Django's middleware, which would cost as much as
+taking a post and would open a database connection for each. What a post holds is its door's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import DatabaseError, connection
+from django.http import HttpResponse
+
+from portal.http import problems
+from portal.http.problems import Problem
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Answer = Callable[[str, str, str, Iterable[bytes]], HttpResponse]
+"""What a door says to (whose post, Authorization, Content-Encoding, the body in pieces). It may raise Problem."""
+
+COMPRESSED_BYTES = 1024 * 1024
+INFLATED_BYTES = 16 * 1024 * 1024
+WAITING = 256  # posts in hand at most; who is turned away comes again
+
+
+class Malformed(Exception):
+    """The post is no frame of ours; nothing was taken. Status 422, or 413 where it is too large."""
+
+    def __init__(self, field: str, message: str, *, status: int = 422) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field, self.message, self.status = field, message, status
+
+    def problem(self, kind: str) -> Problem:
+        errors: list[problems.FieldError] = [{"field": self.field, "message": self.message}]
+        return Problem(self.status, str(self), kind="too-large" if self.status == 413 else kind, errors=errors)
+
+
+@dataclass(frozen=True)
+class Door:
+    """An address that machines post to; its pattern's only group says whose the post is."""
+
+    path: re.Pattern[str]
+    answer: Answer
+
+
+class Intake:
+    """Answers posts at its doors, and hands everything else on."""
+
+    def __init__(self, application: Application, doors: Sequence[Door], *, threads: int | None = None) -> None:
+        self.application, self.doors = application, doors
+        # SQLite has one writer; on PostgreSQL senders don't wait for each other.
+        self.threads = threads or (1 if connection.vendor == "sqlite" else 4)
+        self.pool: ThreadPoolExecutor | None = None
+        self.waiting = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        door, whose = self._door(scope)
+        if door is None:
+            await self.application(scope, receive, send)
+            return
+        chunks = await _read(receive)
+        if chunks is None:
+            return  # the sender has gone
+        if self.waiting >= WAITING:
+            await _respond(send, problems.plain(503, {"Retry-After": "1"}))
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        authorization, encoding = headers.get("authorization", ""), headers.get("content-encoding", "")
+        self.pool = self.pool or ThreadPoolExecutor(self.threads, "intake")
+        self.waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            response = await loop.run_in_executor(
+                self.pool, _in_thread, door.answer, whose, authorization, encoding, chunks
+            )
+        finally:
+            self.waiting -= 1
+        await _respond(send, response)
+
+    def _door(self, scope: Scope) -> tuple[Door | None, str]:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            for door in self.doors:
+                if match := door.path.fullmatch(scope["path"]):
+                    return door, match[1]
+        return None, ""
+
+
+def answered(answer: Answer, whose: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
+    """What the door says, problems included."""
+    try:
+        return answer(whose, authorization, encoding, chunks)
+    except Problem as problem:
+        return problem.response()
+
+
+def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
+    """The body of a post, gzipped or plain; stops reading as soon as it is over a limit."""
+    if encoding not in {"", "identity", "gzip"}:
+        raise Malformed("Content-Encoding", "send gzip, or nothing", status=415)
+    body, received = bytearray(), 0
+    gunzip = zlib.decompressobj(wbits=31)
+    for chunk in chunks:
+        received += len(chunk)
+        if received > COMPRESSED_BYTES:
+            raise _too_much(f"{COMPRESSED_BYTES} bytes")
+        if encoding != "gzip":
+            body += chunk
+            continue
+        try:
+            body += gunzip.decompress(chunk, INFLATED_BYTES + 1 - len(body))
+        except zlib.error:
+            raise Malformed("body", "is not gzip") from None
+        if len(body) > INFLATED_BYTES:
+            raise _too_much(f"{INFLATED_BYTES} bytes inflated")
+    if encoding == "gzip" and (not gunzip.eof or gunzip.unused_data):
+        raise Malformed("body", "is not one whole gzip stream: truncated, or something follows it")
+    return bytes(body)
+
+
+def _too_much(what: str) -> Malformed:
+    return Malformed("body", f"more than {what}; send less at once", status=413)
+
+
+def _in_thread(answer: Answer, whose: str, authorization: str, encoding: str, chunks: list[bytes]) -> HttpResponse:
+    """The answer, on a connection that lives as long as the thread; a broken one is replaced at the next post."""
+    connection.close_if_unusable_or_obsolete()
+    try:
+        return answered(answer, whose, authorization, encoding, chunks)
+    except DatabaseError:
+        logger.exception("%s: a post was not taken, its sender will send it again", whose)
+        connection.close()
+        return problems.plain(503, {"Retry-After": "2"})
+    except Exception:
+        logger.exception("%s: a post was not taken", whose)
+        return problems.plain(500)
+
+
+async def _read(receive: Receive) -> list[bytes] | None:
+    """The body, read no further than just over the limit; None if the sender went away."""
+    chunks, size = [], 0
+    while size <= COMPRESSED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunk = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        if not message.get("more_body"):
+            break
+    return chunks
+
+
+async def _respond(send: Send, response: HttpResponse) -> None:
+    headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
+    headers.append((b"cache-control", problems.PRIVATE.encode()))
+    headers.append((b"content-length", str(len(response.content)).encode()))
+    if response.status_code == 413:
+        headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": response.content})
