@@ -40,6 +40,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "api/v1/me": ("",),
     "api/v1/projects": ("",),
     "api/v1/tokens": ("",),
+    "api/v1/notices": ("", "unread=1"),
     "api/v1/jobs": (
         *OF_JOBS, *BETWEEN, "limit=200", "parent=7",
         *(f"PAGE {PAGES} limit=200&sort={sort}" for sort in ("-created", "-started", "name", "owner", "state")),

@@ -1,4 +1,4 @@
-"""The ground floor's records: people, projects, tokens, leases, and the chunks of every series."""
+"""The ground floor's records: people, projects, tokens, notices, leases, and the chunks of every series."""
 
 import secrets
 from datetime import timedelta
@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from django.contrib.auth.models import AbstractUser, UserManager
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q, Subquery
 from django.utils import timezone
 
 SLUG = RegexValidator(
@@ -187,6 +187,75 @@ class AuditEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.action} {self.thing}"
+
+
+class NoticeQuerySet(models.QuerySet["Notice"]):
+    def visible_to(self, user: User) -> Self:
+        own = Q(audience=Notice.Audience.PERSON, user=user)
+        return self.filter(own | Q(audience=Notice.Audience.SYSADMINS) if user.is_sysadmin else own)
+
+    def standing(self) -> Self:
+        return self.filter(withdrawn_at=None)
+
+    def unread_by(self, user: User) -> Self:
+        return self.exclude(Exists(NoticeRead.objects.filter(notice=OuterRef("pk"), user=user)))
+
+    def with_read_at(self, user: User) -> Self:
+        """Annotates `read_at`: when this person read it, or None."""
+        read = NoticeRead.objects.filter(notice=OuterRef("pk"), user=user)
+        return self.annotate(read_at=Subquery(read.values("read_at")[:1]))
+
+
+class Notice(models.Model):
+    """Something that a person is told at home (portal.notify): it stands until what it says is so no longer."""
+
+    class Audience(models.TextChoices):
+        PERSON = "person"
+        SYSADMINS = "sysadmins", "all sysadmins"
+
+    class Tone(models.TextChoices):
+        NOTICE = "notice"
+        WARN = "warn", "warning"
+
+    key = models.CharField(max_length=200, unique=True, help_text="The thing that is told of, once.")
+    kind = models.CharField(max_length=64, help_text="A short word, such as gpu.idle.")
+    tone = models.CharField(max_length=8, choices=Tone.choices, default=Tone.NOTICE)
+    audience = models.CharField(max_length=16, choices=Audience.choices)
+    user = models.ForeignKey(User, models.CASCADE, null=True, blank=True, related_name="notices")
+    title = models.CharField(max_length=300, help_text="A sentence.")
+    detail = models.CharField(max_length=1000, blank=True)
+    link = models.CharField(max_length=500, blank=True, help_text="Where it leads: a path of this site.")
+    raised_at = models.DateTimeField(help_text="Since when it stands.")
+    last_raised_at = models.DateTimeField(help_text="When it was last found to be so.")
+    withdrawn_at = models.DateTimeField(null=True, blank=True)
+
+    objects = NoticeQuerySet.as_manager()
+
+    class Meta:
+        indexes = (models.Index(fields=["kind"], condition=Q(withdrawn_at=None), name="standing_notices"),)
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(audience="person", user__isnull=False) | Q(~Q(audience="person"), user=None),
+                name="one_audience_a_notice",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class NoticeRead(models.Model):
+    """A person has read a notice, as it stands now."""
+
+    notice = models.ForeignKey(Notice, models.CASCADE, related_name="reads")
+    user = models.ForeignKey(User, models.CASCADE, related_name="+")
+    read_at = models.DateTimeField()
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["notice", "user"], name="read_once_a_person"),)
+
+    def __str__(self) -> str:
+        return f"{self.notice_id} by {self.user_id}"
 
 
 class Series(models.Model):

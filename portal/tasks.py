@@ -9,6 +9,7 @@ from celery import shared_task
 from django.core.management import call_command
 from django.utils import timezone
 
+from portal import notify
 from portal.models import IdempotencyKey, LoginLink
 
 SIGN_INS_DAYS = 90  # how long one can look up who signed in, or tried to, and from where
@@ -16,7 +17,7 @@ SIGN_INS_DAYS = 90  # how long one can look up who signed in, or tried to, and f
 
 @shared_task(name="portal.tasks.tidy", expires=24 * 3600)
 def tidy() -> None:
-    """Remove what has run out: sessions, sign-in links, keys of requests that nobody repeats any more, old sign-ins."""
+    """Remove what has run out: sessions, sign-in links, keys of requests that nobody repeats, sign-ins, notices."""
     now = timezone.now()
     call_command("clearsessions")
     LoginLink.objects.filter(expires_at__lt=now - timedelta(days=1)).delete()
@@ -24,3 +25,4 @@ def tidy() -> None:
     long_ago = now - timedelta(days=SIGN_INS_DAYS)
     AccessAttempt.objects.filter(attempt_time__lt=long_ago).delete()
     AccessLog.objects.filter(attempt_time__lt=long_ago).delete()
+    notify.remove_withdrawn()

@@ -24,6 +24,7 @@ from jobs.api import sweeps as sweeps_api
 from jobs.api import wake as wake_api
 from jobs.api import why as why_api
 from nodes import api as nodes_api
+from portal import notices as notices_api
 from portal.accounts import api as accounts_api
 from portal.accounts import views
 from portal.http import problems
@@ -33,6 +34,7 @@ from portal.records import site
 api = make_api()
 request_api.install(api)
 api.add_router("/v1", accounts_api.router)
+api.add_router("/v1/notices", notices_api.router)
 api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", environment_api.router)

@@ -296,6 +296,17 @@ def _queued(job: dict[str, Any]) -> str:
     return str(job["name"]) + (f" ({', '.join(notes)})" if notes else "")
 
 
+def notices(answer: dict[str, Any]) -> list[str]:
+    """A line each, and what it leads to below."""
+    lines = []
+    for notice in answer["items"]:
+        mark = " " if notice["read_at"] else "*"
+        said = " ".join(part for part in (notice["title"], notice["detail"]) if part)
+        where = f"  {notice['link']}" if notice["link"] else ""
+        lines.append(f"{mark} {notice['id']:>5}  {local(notice['raised_at'])[:16]}  {said}{where}")
+    return lines or ["Nothing: no notice stands."]
+
+
 def tokens(answer: dict[str, Any]) -> list[str]:
     head = ["ID>", "NAME", "BEGINS", "SCOPE", "EXPIRES", "LAST USED"]
     rows = [

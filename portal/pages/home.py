@@ -1,4 +1,4 @@
-"""The home page: what happened since the person looked, what runs, what waits, what is free."""
+"""The home page: what happened since the person looked, what runs, what waits, what they are told, what is free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from django.contrib.auth.decorators import login_required
 from django.db.models import Count, Exists, Min, OuterRef, Q
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
@@ -21,15 +21,16 @@ from jobs.presenting.header import number
 from jobs.presenting.job_row import Row
 from jobs.why.reasons import reason_of
 from nodes.models import Node
-from portal import formatting
+from portal import formatting, notify
 from portal.access import user_of
-from portal.models import User
+from portal.models import Notice, User
 from portal.pages.free_slots import Place, free_now
 
 FIRST_LOOK = timedelta(days=1)  # how far back the page goes for somebody who never said that they looked
 FURTHEST = timedelta(days=14)
 MOST_NEWS = 20
 MOST_ROWS = 10
+MOST_NOTICES = 6
 MOST_ALIVE = 5_000  # of each kind that are looked at and counted
 
 
@@ -85,6 +86,9 @@ def home(request: HttpRequest) -> HttpResponse:
     running, more_running = _rows(user, ("running", "suspended", "completing"), now)
     waiting, more_waiting = _waiting(user, now)
     nodes = list(Node.objects.all())
+    unread = Notice.objects.visible_to(user).standing().unread_by(user)
+    notices = list(unread.order_by("-raised_at", "-id")[:MOST_NOTICES])
+    many_notices = unread.count() if len(notices) == MOST_NOTICES else len(notices)
     context = {
         "section": "home",
         "now": now,
@@ -94,13 +98,17 @@ def home(request: HttpRequest) -> HttpResponse:
         "more_running": more_running,
         "waiting": waiting,
         "more_waiting": more_waiting,
+        "notices": notices,
+        "more_notices": many_notices - len(notices),
         "sparks": sparks([row.attempt.pk for row in running]),
         "places": [Place(node) for node in nodes],
         "wide": any(node.gpus > 8 for node in nodes),
         "draws_gpus": any(node.gpus for node in nodes),
         "free": free_now(nodes),
         "has_jobs": bool(news or running or waiting) or Job.objects.visible_to(user).exists(),
-        "say": say(news, len(running) + more_running, sum(line.jobs for line in waiting) + more_waiting, now),
+        "say": say(
+            news, len(running) + more_running, sum(line.jobs for line in waiting) + more_waiting, many_notices, now
+        ),
     }
     return render(request, "portal/home.html", context)
 
@@ -115,6 +123,14 @@ def seen(request: HttpRequest) -> HttpResponse:
         said = datetime.fromisoformat(request.POST.get("until", ""))
         until = now if timezone.is_naive(said) else min(said.astimezone(UTC), now)
     User.objects.filter(pk=user.pk).filter(Q(seen_at=None) | Q(seen_at__lt=until)).update(seen_at=until)
+    return redirect("home")
+
+
+@login_required
+@require_POST
+def read_notice(request: HttpRequest, notice_id: int) -> HttpResponse:
+    user = user_of(request)
+    notify.mark_read(get_object_or_404(Notice.objects.visible_to(user), pk=notice_id), user)
     return redirect("home")
 
 
@@ -182,7 +198,7 @@ def _first(user: User, found: JobQuerySet, now: datetime) -> list[Row]:
     return [Row(job, now) for job in (*mine, *ordered.exclude(owner=user)[: MOST_ROWS - len(mine)])]
 
 
-def say(news: list[News], running: int, waiting: int, now: datetime) -> tuple[str, str]:
+def say(news: list[News], running: int, waiting: int, notices: int, now: datetime) -> tuple[str, str]:
     """The sentence that leads the page: the worst that needs the person, else what happened, else how things are."""
     stuck = [line for line in news if line.move]
     recovered = [line for line in news if line.went_badly and line.goes_on]
@@ -198,6 +214,8 @@ def say(news: list[News], running: int, waiting: int, now: datetime) -> tuple[st
         first = recovered[0]
         after = first.after[:1].lower() + first.after[1:]
         return f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and goes on: {after}", going
+    if notices:
+        return f"{formatting.plural(notices, 'notice')} {'is' if notices == 1 else 'are'} unread.", going
     if done:
         names = formatting.listed([line.job.name for line in done[:3]])
         more = f" and {formatting.count(len(done) - 3)} more" if len(done) > 3 else ""

@@ -7,6 +7,7 @@ from portal.pages import context, home, nodes, queue
 urlpatterns = [
     path("", home.home, name="home"),
     path("seen", home.seen, name="seen"),
+    path("notices/<int:notice_id>/read", home.read_notice, name="notice_read"),
     path("theme", context.theme, name="theme"),
     path("nodes", nodes.index, name="nodes"),
     path("nodes/<str:name>", nodes.one, name="node"),

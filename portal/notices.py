@@ -1,0 +1,67 @@
+"""REST: what I am told at home."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from portal import notify
+from portal.http.api import ApiRequest, WantedPage
+from portal.http.openapi import described
+from portal.http.paging import Order, page
+from portal.http.problems import Problem
+from portal.models import Notice
+
+router = Router(tags=["people"])
+NEWEST = Order("raised_at", descending=True)
+
+
+class NoticeShape(Schema):
+    """One thing that you are told, for as long as it is so."""
+
+    id: int
+    kind: str = Field(description="A short word for programs, such as gpu.idle.")
+    tone: Literal["notice", "warn"]
+    audience: Literal["person", "sysadmins"] = Field(description="Whom it is told to: you, or all sysadmins.")
+    title: str = Field(description="A sentence.")
+    detail: str
+    link: str = Field(description="A path of this site; empty: it leads nowhere.")
+    raised_at: datetime = Field(description="Since when it stands.")
+    last_raised_at: datetime = Field(description="When it was last found to be so.")
+    withdrawn_at: datetime | None
+    read_at: datetime | None = Field(description="When you marked it as read.")
+
+
+class Notices(Schema):
+    items: list[NoticeShape]
+    next: str | None = None
+
+
+class WantedNotices(WantedPage):
+    unread: bool = Field(False, description="Only those that you have not marked as read.")
+
+
+@router.get("", response=Notices, summary="What you are told, newest first")
+def notices(request: ApiRequest, wanted: Query[WantedNotices]) -> dict[str, Any]:
+    """Answers the notices that stand: your own and, for sysadmins, those to all of them. Nobody else's are shown."""
+    user = request.auth
+    rows = Notice.objects.visible_to(user).standing().with_read_at(user)
+    found = page(rows.unread_by(user) if wanted.unread else rows, NEWEST, cursor=wanted.cursor, limit=wanted.limit)
+    return {"items": found.items, "next": found.next}
+
+
+@router.post(
+    "/{int:notice_id}/read",
+    response=NoticeShape,
+    summary="Mark a notice as read",
+    openapi_extra=described(errors={404: "You have no such notice."}),
+)
+def read(request: ApiRequest, notice_id: int) -> Notice:
+    """It is gone from your home page; other sysadmins still see it. Twice is once. Raised anew, it is unread again."""
+    mine = Notice.objects.visible_to(request.auth).filter(pk=notice_id)
+    notice = mine.first()
+    if notice is None:
+        raise Problem(404, f"You have no notice {notice_id}.")
+    notify.mark_read(notice, request.auth)
+    return mine.with_read_at(request.auth).get()

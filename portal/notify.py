@@ -1,0 +1,116 @@
+"""What tells a person something at home: a notice of each thing, raised once and withdrawn when it is so no longer.
+
+    notify.raise_notice(f"gpu.idle:{gpu}", kind="gpu.idle", to=owner, title="…", link=reverse("job", args=[7]))
+    notify.withdraw(f"gpu.idle:{gpu}")
+
+Whatever finds out such things may do so as often as it likes and in several processes: the key is told of once. Titles
+and details may hold what strangers wrote; they become one line of bounded length, and pages escape them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, Literal
+
+from django.db import transaction
+from django.utils import timezone
+
+from portal import untrusted
+from portal.models import Notice, NoticeRead, User
+
+logger = logging.getLogger(__name__)
+
+SYSADMINS: Final = Notice.Audience.SYSADMINS
+WITHDRAWN_KEPT = timedelta(days=30)
+MOST_TITLE, MOST_DETAIL, MOST_KEY, MOST_LINK = 300, 1000, 200, 500
+_KIND = re.compile(r"[a-z][a-z0-9._-]{0,63}")
+_LINK = re.compile(r"/(?![/\\])[^\s\\]*")
+
+
+def raise_notice(
+    key: str,
+    *,
+    kind: str,
+    to: User | Literal[Notice.Audience.SYSADMINS],
+    title: str,
+    detail: str = "",
+    link: str = "",
+    tone: Literal["notice", "warn"] = "notice",
+) -> bool:
+    """Tell them; whether it stands anew. While it stands only its words change; once withdrawn it is news again."""
+    now = timezone.now()
+    words = _words(title, detail, link) | {"tone": tone, "last_raised_at": now}
+    anew = {**words, **_audience(to), "kind": _kind(kind), "raised_at": now, "withdrawn_at": None}
+    rows = Notice.objects.filter(key=_key(key))
+    with transaction.atomic():
+        if rows.standing().update(**words):
+            return False
+        if rows.exclude(withdrawn_at=None).update(**anew):
+            NoticeRead.objects.filter(notice__key=key).delete()
+        elif not Notice.objects.get_or_create(key=key, defaults=anew)[1]:
+            return False  # somebody else has just raised it
+        transaction.on_commit(partial(_tell, key))
+    return True
+
+
+def withdraw(key: str) -> bool:
+    """It is so no longer; whether it stood until now."""
+    return bool(Notice.objects.standing().filter(key=key).update(withdrawn_at=timezone.now()))
+
+
+def withdraw_missing(kind: str, keys: Collection[str]) -> int:
+    """Withdraw all of a kind but these, the keys of whatever is still so; how many."""
+    gone = Notice.objects.standing().filter(kind=kind).exclude(key__in=keys)
+    return gone.update(withdrawn_at=timezone.now())
+
+
+def mark_read(notice: Notice, user: User) -> None:
+    """Twice is once."""
+    NoticeRead.objects.bulk_create(
+        [NoticeRead(notice=notice, user=user, read_at=timezone.now())], ignore_conflicts=True
+    )
+
+
+def remove_withdrawn() -> None:
+    """Remove those that were withdrawn long ago."""
+    Notice.objects.filter(withdrawn_at__lt=timezone.now() - WITHDRAWN_KEPT).delete()
+
+
+def _tell(key: str) -> None:
+    """Tell of one that stands since the last commit, anew or again: whatever is told elsewhere passes here."""
+    logger.info("notice %s stands", key)
+
+
+def _words(title: str, detail: str, link: str) -> dict[str, Any]:
+    said = _line(title, MOST_TITLE)
+    if not said:
+        raise ValueError("A notice needs a title.")
+    if link and (len(link) > MOST_LINK or not _LINK.fullmatch(link)):
+        raise ValueError(f"{link[:100]!r} is no path of this site: take it from reverse(…).")
+    return {"title": said, "detail": _line(detail, MOST_DETAIL), "link": link}
+
+
+def _line(text: str, most: int) -> str:
+    return untrusted.line(" ".join(text.split()), most)
+
+
+def _audience(to: User | Literal[Notice.Audience.SYSADMINS]) -> dict[str, Any]:
+    if isinstance(to, User):
+        return {"audience": Notice.Audience.PERSON, "user": to}
+    return {"audience": to, "user": None}
+
+
+def _kind(kind: str) -> str:
+    if not _KIND.fullmatch(kind):
+        raise ValueError(f"{kind[:100]!r} is no kind of notice: take lower-case words with dots between.")
+    return kind
+
+
+def _key(key: str) -> str:
+    if not untrusted.name(key, MOST_KEY):
+        raise ValueError(f"{key[:100]!r} is no key of a notice: printable, at most {MOST_KEY} characters.")
+    return key
