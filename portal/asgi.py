@@ -15,9 +15,11 @@ _django = get_asgi_application()  # sets Django up, before anything below import
 from django.urls import get_resolver, path, re_path  # noqa: E402
 
 import portal.celery  # noqa: E402, F401  (binds shared tasks to our broker)
-from jobs.api.reports import Intake  # noqa: E402
+from jobs.api import reports  # noqa: E402
 from jobs.sockets.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
+from nodes.api import agents  # noqa: E402
 from portal.http.limits import Application, BodyLimit  # noqa: E402
+from portal.http.posts import Intake  # noqa: E402
 from portal.http.sockets import Door  # noqa: E402
 
 sockets = URLRouter(
@@ -28,7 +30,7 @@ sockets = URLRouter(
     ]
 )
 application = ProtocolTypeRouter(
-    {"http": Intake(BodyLimit(cast(Application, _django))), "websocket": Door(sockets)},
+    {"http": Intake(BodyLimit(cast(Application, _django)), [reports.DOOR, agents.DOOR]), "websocket": Door(sockets)},
 )
 
 # Everything is loaded now rather than in the first request, and stays: a full collection that looked through it all

@@ -22,6 +22,8 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "follow": {"task": "jobs.tasks.follow", "schedule": 2.0, "options": {"expires": 2}},
     "verify": {"task": "jobs.tasks.verify", "schedule": 10.0, "options": {"expires": 10}},
     "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
+    "merge-telemetry": {"task": "nodes.tasks.merge", "schedule": 30.0, "options": {"expires": 30}},
+    "thin-telemetry": {"task": "nodes.tasks.thin", "schedule": 3600.0, "options": {"expires": 3600}},
     "measure": {"task": "jobs.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
     "remove-spools": {"task": "jobs.tasks.remove_spools", "schedule": 3600.0, "options": {"expires": 3600}},
     "remove-checkpoints": {"task": "jobs.tasks.remove_checkpoints", "schedule": 3600.0, "options": {"expires": 3600}},

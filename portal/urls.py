@@ -23,7 +23,8 @@ from jobs.api import series as series_api
 from jobs.api import sweeps as sweeps_api
 from jobs.api import wake as wake_api
 from jobs.api import why as why_api
-from nodes import api as nodes_api
+from nodes.api import agents as agents_api
+from nodes.api import nodes as nodes_api
 from portal import notices as notices_api
 from portal.accounts import api as accounts_api
 from portal.accounts import views
@@ -47,6 +48,8 @@ api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
+api.add_router("/v1/nodes", agents_api.machines)
+api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1", nodes_api.cluster)
 api.add_router("/v1", queue_api.router)
 api.add_router("/v1/scheduler", wake_api.router)

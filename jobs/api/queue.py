@@ -7,7 +7,7 @@ from ninja import Query, Router, Schema
 from pydantic import Field
 
 from jobs.listing.queue import STATES, Entry, QueueSearch, described, unseen
-from nodes.api import ReadingShape
+from nodes.api.nodes import ReadingShape
 from nodes.cluster import sync
 from nodes.models import Reading
 from portal.http.api import ApiRequest, Cursor, Limit, Text, among

@@ -1,0 +1,219 @@
+"""REST of agents: their door, their tokens, and how each stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from ninja import Router, Schema, Status
+from ninja.security import HttpBearer
+from pydantic import Field
+
+from nodes.models import Agent
+from nodes.telemetry import enrolment, intake
+from nodes.telemetry.fields import GPU_FIELDS
+from portal.access import CLUSTER, can
+from portal.http.api import ApiRequest, Bearer, Session
+from portal.http.openapi import described
+from portal.http.posts import Door, answered
+from portal.http.problems import Problem
+from portal.models import Token
+
+router = Router(tags=["agents"])
+machines = Router(tags=["agents"])
+
+_BATCH = {
+    "type": "object",
+    "required": ["at"],
+    "properties": {
+        "at": {"type": "integer", "minimum": 0, "description": "Unix second of the first sample."},
+        "period": {"type": "integer", "minimum": 1},
+        "n": {"type": "integer", "minimum": 0, "description": "Samples of each column."},
+        "gpus": {"type": "array", "items": {"type": "string"}, "description": "UUIDs, the rows of each column."},
+        "columns": {
+            "type": "object",
+            "description": f"{', '.join(GPU_FIELDS)}; null: not told.",
+            "additionalProperties": {
+                "type": "array",
+                "items": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+            },
+        },
+        "host": {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        },
+        "processes": {
+            "type": "array",
+            "items": {"type": "object", "required": ["gpu", "pid"]},
+        },
+        "events": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["kind", "at"],
+                "properties": {"kind": {"type": "string"}, "at": {"type": "number"}, "gpu": {"type": "string"}},
+            },
+        },
+    },
+}
+_POST = {
+    "type": "object",
+    "required": ["version", "stream", "first", "boot_id", "sent_at", "batches"],
+    "properties": {
+        "version": {"const": 1},
+        "stream": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
+        "first": {"type": "integer", "minimum": 0, "description": "The number of the first batch."},
+        "given_up": {"type": "integer", "minimum": 0, "description": "Numbers before it that are there no more."},
+        "boot_id": {"type": "string"},
+        "sent_at": {"type": "number"},
+        "agent": {"type": "string", "description": "Its version."},
+        "batches": {"type": "array", "items": _BATCH, "maxItems": 60},
+    },
+}
+_TAKEN = {
+    "type": "object",
+    "required": ["next"],
+    "properties": {"next": {"type": "integer", "description": "The number to go on with."}},
+}
+
+
+class TokenShape(Schema):
+    """A token with which one machine reports. It is shown here once."""
+
+    node: str
+    token: str
+
+
+class SecretShape(Schema):
+    """A secret with which agents enrol by themselves, each name once. It is shown here once."""
+
+    secret: str
+    expires_at: datetime
+
+
+class AgentShape(Schema):
+    """How a machine's agent stands."""
+
+    node: str
+    version: str
+    enrolled_at: datetime | None
+    enrolled_by: str
+    heard_at: datetime | None = Field(description="Null: it has never reported.")
+    is_silent: bool
+    sampled_at: int | None = Field(description="Unix second of its newest sample.")
+    clock_offset_s: float | None = Field(description="Its clock less the portal's.")
+    gpus: int
+    given_up: int = Field(description="Batches of samples that it had no room for.")
+    is_made_up: bool
+
+
+class Agents(Schema):
+    items: list[AgentShape]
+    next: str | None = None
+
+
+class BySecret(HttpBearer):
+    """An enrolment secret in the Authorization header."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> str | None:
+        return token if token.startswith(enrolment.SECRET) else None
+
+
+@machines.post(
+    "/{str:name}/telemetry",
+    auth=None,
+    throttle=[],
+    summary="Take what a machine's agent tells",
+    openapi_extra=described(
+        {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _POST}}},
+            "responses": {200: {"description": "Taken.", "content": {"application/json": {"schema": _TAKEN}}}},
+            "security": [{"Bearer": []}],
+        },
+        errors={
+            401: "The token is not this machine's.",
+            413: "It is larger than one post may be: send less at once.",
+            415: "It is packed otherwise than with gzip.",
+            422: "It is no post of an agent, or holds what one may not. `errors` names where.",
+        },
+    ),
+)
+def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
+    """Takes an agent's batches, once: the bearer is a token for this machine alone. A post that does not go on where
+    its stream stands changes nothing; go on with the answered number, even when it is lower.
+    """
+    chunks = iter(lambda: request.read(65_536), b"")
+    headers = request.headers
+    return answered(_answer, name, headers.get("Authorization", ""), headers.get("Content-Encoding", ""), chunks)
+
+
+def _answer(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
+    body = msgspec.json.encode({"next": intake.receive(node, authorization, encoding, chunks)})
+    return HttpResponse(body, content_type="application/json")
+
+
+DOOR = Door(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer)
+
+
+@machines.post(
+    "/{str:name}/token",
+    auth=[BySecret(), Bearer(), Session()],
+    throttle=[],
+    response=TokenShape,
+    summary="A token with which a machine reports (sysadmins, or an enrolment secret)",
+    openapi_extra=described(
+        errors={
+            403: "Only sysadmins may, with a token of scope admin.",
+            409: "With a secret: the name is enrolled already.",
+            422: "The name is no machine's.",
+        }
+    ),
+)
+def make_token(request: HttpRequest, name: str) -> dict[str, str]:
+    """The token that the machine had is good no more. With an enrolment secret as bearer each name gets one once."""
+    auth: Any = request.auth  # type: ignore[attr-defined]
+    if isinstance(auth, str):
+        return {"node": name, "token": enrolment.enroll_by_secret(name, auth)}
+    _only_sysadmins(request)  # type: ignore[arg-type]
+    return {"node": name, "token": enrolment.enroll(name, by=auth)}
+
+
+@router.post(
+    "/secret",
+    response={201: SecretShape},
+    summary="A secret with which many machines enrol, each name once (sysadmins)",
+    openapi_extra=described(errors={403: "Only sysadmins may, with a token of scope admin."}),
+)
+def make_secret(request: ApiRequest) -> Status[dict[str, Any]]:
+    """Put it into a machine's image: agents get their own tokens with it. It is good for 30 days."""
+    _only_sysadmins(request)
+    row, secret = enrolment.make_secret(request.auth)
+    return Status(201, {"secret": secret, "expires_at": row.expires_at})
+
+
+@router.get("", response=Agents, summary="All agents: version, silence, gaps, clock")
+def agents(request: ApiRequest) -> dict[str, Any]:
+    """Answers each machine that has an agent, or had one, by name."""
+    return {"items": [agent_shape(agent) for agent in Agent.objects.described()]}
+
+
+def agent_shape(agent: Agent) -> dict[str, Any]:
+    same = ("node", "version", "enrolled_at", "enrolled_by", "heard_at", "sampled_at", "clock_offset_s", "is_made_up")
+    counted: Any = agent
+    return {name: getattr(agent, name) for name in same} | {
+        "is_silent": agent.is_silent(timezone.now()),
+        "gpus": counted.gpu_count,
+        "given_up": counted.lost_batches,
+    }
+
+
+def _only_sysadmins(request: ApiRequest) -> None:
+    if not can(request.auth, "change", CLUSTER):
+        raise Problem(403, "Only sysadmins enrol machines. Ask one of them.")
+    if request.token_scope not in {None, Token.Scope.ADMIN}:
+        raise Problem(403, "The token may not enrol machines. Make one with scope admin.", kind="scope")

@@ -1,0 +1,36 @@
+"""The models of this app: Django looks for them here."""
+
+from nodes.models.facts import (
+    Association,
+    AssociationQuerySet,
+    Fact,
+    Node,
+    NodeOrder,
+    Partition,
+    Qos,
+    QueuedJob,
+    Reading,
+    Reservation,
+)
+from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, Holding, NodeEvent
+
+__all__ = [
+    "Agent",
+    "AgentStream",
+    "Association",
+    "AssociationQuerySet",
+    "EnrolmentSecret",
+    "Fact",
+    "Frame",
+    "Gpu",
+    "GpuPlace",
+    "Holding",
+    "Node",
+    "NodeEvent",
+    "NodeOrder",
+    "Partition",
+    "Qos",
+    "QueuedJob",
+    "Reading",
+    "Reservation",
+]

@@ -1,0 +1,238 @@
+"""What machines tell of themselves: agents and their streams, GPUs and where they sit, frames of samples, events.
+
+The samples themselves become series (`portal.series`): a GPU's under ("gpu", pk), a machine's under ("node", pk of its
+agent). Neither knows a job.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Self
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Count, OuterRef, Q, Subquery, Sum
+from django.db.models.functions import Coalesce
+from django.utils import timezone
+
+SILENT = timedelta(seconds=45)  # three batches and a little
+
+
+class AgentQuerySet(models.QuerySet["Agent"]):
+    def silent(self, now: datetime) -> Self:
+        """Those that have told something before, and now nothing for too long."""
+        return self.filter(heard_at__lt=now - SILENT)
+
+    def described(self) -> Self:
+        """Without long columns, but with the number of GPUs, and of the batches that were given up (`lost_batches`)."""
+        lost = AgentStream.objects.filter(agent=OuterRef("pk")).values("agent").annotate(n=Sum("given_up")).values("n")
+        return self.defer("facts", "newest", "processes").annotate(
+            gpu_count=Count("gpus", filter=Q(gpus__gone_at=None)), lost_batches=Coalesce(Subquery(lost), 0)
+        )
+
+
+class Agent(models.Model):
+    """What tells of one machine. The row stays when the scheduler forgets the node: its series hang on it."""
+
+    node = models.CharField(max_length=255, unique=True)
+    token_digest = models.CharField(max_length=64, blank=True, editable=False)
+    enrolled_at = models.DateTimeField(null=True, blank=True)
+    enrolled_by = models.CharField(max_length=255, blank=True, help_text="A person, or the secret's hint.")
+    version = models.CharField(max_length=64, blank=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    kernel_seq = models.BigIntegerField(default=-1, help_text="The last record of this boot's kernel log that counts.")
+    stream = models.CharField(max_length=16, blank=True, help_text="The one that was last posted.")
+    heard_at = models.DateTimeField(null=True, blank=True, help_text="By the portal's clock.")
+    sampled_at = models.BigIntegerField(null=True, blank=True, help_text="Unix second of the newest sample.")
+    # Unix seconds, all that comes before which is …
+    merged_to = models.BigIntegerField(default=0, help_text="… in chunks; 0: nothing yet.")
+    minutes_to = models.BigIntegerField(default=0, help_text="… thinned to minutes.")
+    tens_to = models.BigIntegerField(default=0, help_text="… thinned to ten minutes.")
+    clock_offset_s = models.FloatField(null=True, blank=True, help_text="Its clock less the portal's.")
+    facts = models.JSONField(default=dict, blank=True)
+    newest = models.JSONField(default=dict, blank=True, help_text="The newest values: of the host, and by GPU's UUID.")
+    processes = models.JSONField(default=list, blank=True)
+    is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
+
+    objects = AgentQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("node",)
+
+    def __str__(self) -> str:
+        return self.node
+
+    def is_silent(self, now: datetime | None = None) -> bool:
+        return self.heard_at is None or self.heard_at < (now or timezone.now()) - SILENT
+
+
+class AgentStream(models.Model):
+    """One buffer folder of an agent, and what of it has been taken (docs/protocols.md §11)."""
+
+    agent = models.ForeignKey(Agent, models.CASCADE, related_name="streams")
+    uid = models.CharField(max_length=16)
+    next_seq = models.BigIntegerField(default=0)
+    given_up = models.BigIntegerField(default=0, help_text="Batches that the agent had no room for.")
+    began_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["agent", "uid"], name="one_stream_an_agent_and_id"),)
+
+    def __str__(self) -> str:
+        return f"{self.agent_id}.{self.uid}"
+
+
+class EnrolmentSecret(models.Model):
+    """With it agents get tokens by themselves, each name once. The secret is shown once; its digest is kept."""
+
+    hint = models.CharField(max_length=12)
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    made_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    made_at = models.DateTimeField(auto_now_add=True)
+    expires_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("-made_at",)
+
+    def __str__(self) -> str:
+        return f"{self.hint}…"
+
+
+class Gpu(models.Model):
+    """A GPU, known by its UUID; the place is where it was last seen."""
+
+    uuid = models.CharField(max_length=96, unique=True)
+    agent = models.ForeignKey(Agent, models.CASCADE, related_name="gpus")
+    index = models.IntegerField(help_text="NVML's.")
+    minor = models.IntegerField(null=True, blank=True, help_text="N of /dev/nvidiaN, by which Slurm counts.")
+    bus = models.CharField(max_length=32, blank=True)
+    model = models.CharField(max_length=128, blank=True)
+    memory_mib = models.BigIntegerField(null=True, blank=True)
+    power_cap_watts = models.IntegerField(null=True, blank=True)
+    slowdown_c = models.IntegerField(null=True, blank=True)
+    facts = models.JSONField(default=dict, blank=True)
+    counters = models.JSONField(default=dict, blank=True, help_text="Slow ones, as last told.")
+    counted_at = models.DateTimeField(null=True, blank=True)
+    first_seen_at = models.DateTimeField(default=timezone.now)
+    gone_at = models.DateTimeField(null=True, blank=True, help_text="Its machine tells of it no more.")
+    lost_at = models.DateTimeField(null=True, blank=True, help_text="Fallen off the bus, and not back.")
+
+    class Meta:
+        ordering = ("agent", "index")
+
+    def __str__(self) -> str:
+        return self.uuid
+
+
+class GpuPlace(models.Model):
+    """Where a GPU sat, and until when."""
+
+    gpu = models.ForeignKey(Gpu, models.CASCADE, related_name="places")
+    agent = models.ForeignKey(Agent, models.CASCADE, related_name="+")
+    index = models.IntegerField()
+    since = models.DateTimeField()
+    until = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("since",)
+        constraints = (models.UniqueConstraint(fields=["gpu"], condition=Q(until=None), name="one_place_a_gpu"),)
+
+    def __str__(self) -> str:
+        return f"{self.gpu_id} on {self.agent_id}"
+
+
+class HoldingQuerySet(models.QuerySet["Holding"]):
+    def between(self, start: datetime, end: datetime) -> Self:
+        """Those that overlap this stretch of time."""
+        return self.filter(Q(until=None) | Q(until__gt=start), since__lt=end)
+
+
+class Holding(models.Model):
+    """A GPU in the hands of one of the scheduler's jobs, Vigil's or not, from when until when.
+
+    What it did meanwhile is added up as its samples are merged: seconds that were told, seconds times utilisation, and
+    seconds in which it did nothing.
+    """
+
+    class Source(models.TextChoices):
+        """Who says so; a later one knows better."""
+
+        PROCESSES = "processes", "its processes' control groups"
+        SCHEDULER = "scheduler", "the scheduler's indices"
+        LAUNCHER = "launcher", "its launcher"
+
+    gpu = models.ForeignKey(Gpu, models.CASCADE, related_name="holdings", db_index=False)
+    agent = models.ForeignKey(Agent, models.CASCADE, related_name="holdings", db_index=False)
+    scheduler_id = models.CharField(max_length=64, db_index=True)
+    user = models.CharField(max_length=255, blank=True)
+    name = models.CharField(max_length=255, blank=True, help_text="As the scheduler's queue has it.")
+    source = models.CharField(max_length=16, choices=Source.choices)
+    since = models.DateTimeField()
+    until = models.DateTimeField(null=True, blank=True)
+    sampled_s = models.FloatField(default=0)
+    used_s = models.FloatField(default=0)
+    idle_s = models.FloatField(default=0)
+    idle_since = models.DateTimeField(null=True, blank=True, help_text="It does nothing, and has not since then.")
+    is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
+
+    objects = HoldingQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("since",)
+        constraints = (
+            models.UniqueConstraint(fields=["gpu", "scheduler_id"], condition=Q(until=None), name="held_once_by_a_job"),
+        )
+        indexes = (
+            models.Index(fields=["gpu", "since"], name="holdings_of_a_gpu"),
+            models.Index(fields=["agent", "since"], name="holdings_of_a_machine"),
+            models.Index(fields=["until", "since"], name="holdings_by_end"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.gpu_id} by {self.scheduler_id}"
+
+
+class Frame(models.Model):
+    """A batch of samples as it came (`nodes.telemetry.frames`), until it is merged into chunks of each series."""
+
+    agent = models.ForeignKey(Agent, models.CASCADE, related_name="frames", db_index=False)
+    at = models.BigIntegerField(help_text="Unix second of the first sample.")
+    until = models.BigIntegerField(help_text="Unix second after the last one.")
+    data = models.BinaryField()
+
+    class Meta:
+        indexes = (models.Index(fields=["agent", "at"], name="frames_of_a_machine"),)
+
+    def __str__(self) -> str:
+        return f"{self.agent_id} from {self.at}"
+
+
+class NodeEvent(models.Model):
+    """Something that happened to a machine: an Xid, a lost GPU, a slow mount. Equal ones that are near are one row."""
+
+    agent = models.ForeignKey(Agent, models.CASCADE, related_name="events", db_index=False)
+    gpu = models.ForeignKey(Gpu, models.SET_NULL, null=True, blank=True, related_name="events", db_index=False)
+    kind = models.CharField(max_length=32)
+    code = models.IntegerField(null=True, blank=True, help_text="The number of an Xid or SXid.")
+    text = models.TextField(blank=True)
+    at = models.DateTimeField()
+    last_at = models.DateTimeField(help_text="When it was told last, or, of what lasts, when it was over.")
+    is_open = models.BooleanField(default=False, help_text="It lasts.")
+    count = models.BigIntegerField(default=1)
+    is_confirmed = models.BooleanField(default=False, help_text="Kernel log and NVML both told it.")
+    boot_id = models.CharField(max_length=64, blank=True)
+    fingerprint = models.CharField(max_length=32, blank=True, editable=False)
+    data = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        ordering = ("-at", "-id")
+        indexes = (
+            models.Index(fields=["agent", "-at"], name="events_of_a_machine"),
+            models.Index(fields=["gpu", "-at"], name="events_of_a_gpu"),
+            models.Index(fields=["kind", "-at"], name="events_of_a_kind"),
+            models.Index(fields=["agent", "fingerprint", "-last_at"], name="events_alike"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.code or ''} of {self.agent_id}".replace("  ", " ")

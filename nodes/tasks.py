@@ -1,0 +1,22 @@
+"""Celery's side of nodes: thin. What is due stands in the database, so a lost message only delays."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+
+@shared_task(name="nodes.tasks.merge", expires=15)
+def merge() -> None:
+    """Turn the frames of machines into chunks of series, for a few seconds at most."""
+    from nodes.telemetry.merge import merge
+
+    merge(budget_s=10.0)
+
+
+@shared_task(name="nodes.tasks.thin", expires=600)
+def thin() -> None:
+    """Keep less of what has become old."""
+    from nodes.telemetry.thin import forget, thin
+
+    thin(budget_s=20.0)
+    forget()

@@ -1,0 +1,63 @@
+"""The bytes of a frame: one batch of a machine, all its GPUs and fields together.
+
+A msgpack array (at, period, n, the GPUs' ids, what the host told), its length before it as a little-endian u32; then
+the values, fields × GPUs × seconds, as differences in time, i32, byte-shuffled and deflated. It is written at every
+post, so it must be quick.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from nodes.telemetry.fields import GPU_FIELDS
+from nodes.telemetry.wire import Values
+
+LEVEL = 1
+_LENGTH = struct.Struct("<I")
+
+
+class _About(msgspec.Struct, array_like=True):
+    at: int
+    period: int
+    n: int
+    gpus: list[int]
+    host: dict[str, float]
+
+
+_abouts = msgspec.msgpack.Decoder(_About)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A frame, opened: `values` are fields × GPUs × seconds, `gpus` the rows' ids."""
+
+    at: int
+    period: int
+    gpus: list[int]
+    host: dict[str, float]
+    values: Values
+
+
+def encode(at: int, period: int, gpus: Sequence[int], host: Mapping[str, float], values: Values) -> bytes:
+    about = msgspec.msgpack.encode(_About(at, period, values.shape[2], list(gpus), dict(host)))
+    steps = values.astype("<i4").reshape(values.shape[0] * values.shape[1], values.shape[2])
+    with np.errstate(over="ignore"):
+        steps[:, 1:] = np.diff(steps, axis=1)  # wraps around, and back when it is added up
+    shuffled = steps.reshape(-1).view(np.uint8).reshape(-1, 4).T.tobytes() if steps.size else b""
+    return b"".join((_LENGTH.pack(len(about)), about, zlib.compress(shuffled, LEVEL)))
+
+
+def decode(data: bytes) -> Sampled:
+    (length,) = _LENGTH.unpack_from(data)
+    end = _LENGTH.size + length
+    about = _abouts.decode(data[_LENGTH.size : end])
+    flat = np.frombuffer(zlib.decompress(data[end:]), np.uint8).reshape(4, -1).T
+    steps = np.ascontiguousarray(flat).view("<i4").reshape(len(GPU_FIELDS), len(about.gpus), about.n)
+    values = np.cumsum(steps, axis=2, dtype=np.int32)
+    return Sampled(about.at, about.period, about.gpus, about.host, values)

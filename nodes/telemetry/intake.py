@@ -1,0 +1,177 @@
+"""Taking in what agents tell: exactly once, however often it is sent (docs/protocols.md §11)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from django.db import connection, transaction
+from django.utils import timezone
+
+from nodes.models import Agent, AgentStream, Frame
+from nodes.telemetry import events, frames, live, machines, wire
+from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
+from nodes.telemetry.wire import MISSING, Batch, Post
+from portal.http.posts import Malformed, inflate
+from portal.http.problems import Problem
+from portal.models import digest
+
+logger = logging.getLogger(__name__)
+
+STREAMS = 1_000  # of a machine: buffers that were lost
+CLOCK_S = 60.0  # a clock further off does not count
+
+_ADVANCE = (
+    "UPDATE nodes_agentstream SET next_seq = %s, given_up = given_up + %s"
+    " WHERE id = %s AND next_seq >= %s AND next_seq <= %s"
+)
+
+
+def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> int:
+    """The whole of POST /nodes/<name>/telemetry; answers the number to go on with. Raises Problem."""
+    scheme, _, secret = authorization.partition(" ")
+    agent = Agent.objects.filter(node=node).exclude(token_digest="").defer("facts", "newest", "processes").first()
+    if agent is None or scheme.lower() != "bearer" or agent.token_digest != digest(secret):
+        raise _not_its_token(node)
+    try:
+        return take(agent.pk, wire.parse(inflate(chunks, encoding)))
+    except Malformed as error:
+        raise error.problem("malformed-telemetry") from None
+
+
+def take(agent_id: int, post: Post, *, now: float | None = None) -> int:
+    """Store what is new of a post, once: cursor, frames, events and how the machine stands, in one transaction.
+
+    A post that does not go on where the stream's cursor stands changes nothing; the answer says where that is.
+    """
+    with transaction.atomic():
+        agent = Agent.objects.select_for_update(no_key=True).get(pk=agent_id)
+        stream = _stream(agent, post)
+        cursor, after = stream.next_seq, post.first + len(post.batches)
+        taking = _Taking(agent, post, time.time() if now is None else now)
+        if post.first - post.given_up <= cursor <= post.first and after > cursor:
+            with connection.cursor() as database:
+                lost = post.first - cursor
+                database.execute(_ADVANCE, [after, lost, stream.pk, post.first - post.given_up, post.first])
+                if database.rowcount != 1:
+                    raise RuntimeError(f"{agent}: a cursor moved under the lock")
+            taking.store()
+            cursor = after
+        taking.note_heard()
+        return cursor
+
+
+def _stream(agent: Agent, post: Post) -> AgentStream:
+    found = AgentStream.objects.filter(agent=agent, uid=post.stream).first()
+    if found is not None:
+        return found
+    if AgentStream.objects.filter(agent=agent).count() >= STREAMS:
+        raise Malformed(
+            "stream", f"more than {STREAMS} streams of one machine: its agent loses its folder again and again"
+        )
+    # What an unknown stream begins with may have been given up before we ever heard of it.
+    return AgentStream.objects.create(agent=agent, uid=post.stream)
+
+
+@dataclass
+class _Taking:
+    """One post on its way in; the machine's row is locked."""
+
+    agent: Agent
+    post: Post
+    now: float
+    changed: set[str] = field(default_factory=set)
+
+    @property
+    def offset(self) -> float:
+        """The agent's clock less ours, as far as a post's way is short."""
+        return self.post.sent_at - self.now
+
+    @property
+    def shift(self) -> int:
+        """What is taken off the agent's times."""
+        return round(self.offset) if abs(self.offset) > CLOCK_S else 0
+
+    def store(self) -> None:
+        self._note_boot()
+        rows = []
+        for batch in self.post.batches:
+            batch.at -= self.shift
+            self._store_events(batch)
+            if batch.n or batch.host:
+                rows.append(self._frame(batch))
+        Frame.objects.bulk_create(rows)
+        self._note_unmerged(min((frame.at for frame in rows), default=self.agent.merged_to))
+        newest = max((b for b in self.post.batches if b.n or b.host), key=lambda b: b.at, default=None)
+        if newest is not None:
+            self._note_newest(newest)
+        live.after_commit(self.agent, [batch for batch in self.post.batches if batch.n or batch.host], self.now)
+
+    def note_heard(self) -> None:
+        agent = self.agent
+        agent.heard_at, agent.version, agent.stream = timezone.now(), self.post.agent, self.post.stream
+        agent.clock_offset_s = round(self.offset, 1)
+        agent.save(update_fields=["heard_at", "version", "stream", "clock_offset_s", *sorted(self.changed)])
+
+    def _note_boot(self) -> None:
+        if self.post.boot_id and self.post.boot_id != self.agent.boot_id:
+            self.agent.boot_id, self.agent.kernel_seq = self.post.boot_id, -1
+            self.changed |= {"boot_id", "kernel_seq"}
+
+    def _store_events(self, batch: Batch) -> None:
+        for event in batch.events:
+            event.at -= self.shift
+            if event.kind == "facts":
+                machines.note_facts(self.agent, event.more, self._moment(event.at))
+                self.changed.add("facts")
+            elif event.kind == "gpu.counters":
+                machines.note_counters(self.agent, event.gpu, event.more, self._moment(event.at))
+            elif events.store(self.agent, event, self.post.boot_id):
+                self.changed.add("kernel_seq")
+
+    def _frame(self, batch: Batch) -> Frame:
+        ids = machines.gpu_ids(self.agent, batch.gpus, self._moment(batch.at))
+        data = frames.encode(batch.at, batch.period, ids, batch.host, batch.values)
+        return Frame(agent=self.agent, at=batch.at, until=batch.at + batch.period * max(1, batch.n), data=data)
+
+    def _note_unmerged(self, first: int) -> None:
+        """What comes late, or first of all, is still to be merged."""
+        window = first // WINDOW_S * WINDOW_S
+        if window < self.agent.merged_to or not self.agent.merged_to:
+            self.agent.merged_to = window
+            self.changed.add("merged_to")
+
+    def _note_newest(self, batch: Batch) -> None:
+        last = batch.at + batch.period * max(0, batch.n - 1)
+        if self.agent.sampled_at is not None and last <= self.agent.sampled_at and last > self.agent.sampled_at - 3600:
+            return  # a backlog of another stream
+        gpus = {uuid: _newest_of(batch, row) for row, uuid in enumerate(batch.gpus)}
+        host = {name: value for name, value in batch.host.items() if value == value}
+        self.agent.sampled_at, self.agent.newest = last, {"at": last, "host": host, "gpus": gpus}
+        self.agent.processes = [msgspec.to_builtins(one) for one in batch.processes or ()]
+        self.changed |= {"sampled_at", "newest", "processes"}
+
+    def _moment(self, at: float) -> datetime:
+        return datetime.fromtimestamp(max(0.0, at), UTC)
+
+
+def _newest_of(batch: Batch, row: int) -> dict[str, Any]:
+    """The last second's values of a GPU, in short."""
+    if not batch.n:
+        return {}
+    last = batch.values[:, row, -1].tolist()
+    return {name: last[PLACE[name]] for name in NEWEST if last[PLACE[name]] != MISSING}
+
+
+def _not_its_token(node: str) -> Problem:
+    return Problem(
+        401,
+        f"{node} does not report with this token. A sysadmin makes one with `vigil agent enroll {node}`.",
+        kind="unauthorized",
+        headers={"WWW-Authenticate": 'Bearer realm="Vigil"'},
+    )

@@ -1,0 +1,163 @@
+"""Agents' posts (docs/protocols.md §11), from bytes to clean columns. What is malformed is refused whole.
+
+An agent is a machine's word, and process names and kernel log lines are anybody's: everything is bounded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from nodes.telemetry.fields import GPU_FIELDS, PLACE
+from portal.http.posts import Malformed
+
+BATCHES = 60
+GPUS = 64
+SAMPLES = 600  # of a batch
+VALUES = 1_000_000  # of a post
+HOST = 200
+PROCESSES = 500
+EVENTS = 2_000  # of a post
+EVENT_BYTES = 32 * 1024
+MISSING = -(2**31)  # of a column's value: not told
+LATEST = 32_503_680_000  # the year 3000, in Unix seconds
+
+Values = NDArray[np.int32]
+
+_Uid = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+_Short = Annotated[str, Meta(max_length=64, pattern=r"^[^\x00]*\Z")]
+_Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,47}(:[^\x00-\x1f]{1,72})?\Z")]
+_Uuid = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,95}\Z")]
+_Cursor = Annotated[int, Meta(ge=0, le=2**53)]
+_At = Annotated[int, Meta(ge=0, lt=LATEST)]
+_Time = Annotated[float, Meta(ge=0, lt=LATEST)]
+_Value = Annotated[int, Meta(ge=-(2**31) + 1, le=2**31 - 1)]
+
+
+class Process(msgspec.Struct):
+    """A process that holds memory of a GPU."""
+
+    gpu: _Uuid
+    pid: Annotated[int, Meta(ge=0, lt=2**31)]
+    user: Annotated[str, Meta(max_length=64)] = ""
+    name: Annotated[str, Meta(max_length=128)] = ""
+    memory_mib: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    job: Annotated[str, Meta(max_length=64)] = ""
+
+
+class Happening(msgspec.Struct):
+    """What every event has; the rest is in `more`."""
+
+    kind: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.]{0,31}\Z")]
+    at: _Time
+    gpu: _Uuid | None = None
+    more: dict[str, Any] = {}
+
+
+class _Batch(msgspec.Struct):
+    at: _At
+    period: Annotated[int, Meta(ge=1, le=3600)] = 1
+    n: Annotated[int, Meta(ge=0, le=SAMPLES)] = 0
+    gpus: Annotated[list[_Uuid], Meta(max_length=GPUS)] = []
+    columns: dict[str, list[list[_Value | None]]] = {}
+    host: dict[_Name, float | None] = {}
+    processes: Annotated[list[Process], Meta(max_length=PROCESSES)] | None = None
+    events: list[msgspec.Raw] = []
+
+
+class _Post(msgspec.Struct):
+    version: Literal[1]
+    stream: _Uid
+    first: _Cursor
+    boot_id: _Short
+    sent_at: _Time
+    batches: Annotated[list[_Batch], Meta(max_length=BATCHES)]
+    given_up: _Cursor = 0
+    agent: _Short = ""
+
+
+class Batch(msgspec.Struct):
+    """Samples of some seconds: `values` are fields × GPUs × seconds, `host` one each, NaN where it is not told."""
+
+    at: int
+    period: int
+    gpus: list[str]
+    values: Values
+    host: dict[str, float]
+    processes: list[Process] | None
+    events: list[Happening]
+
+    @property
+    def n(self) -> int:
+        return int(self.values.shape[2])
+
+
+class Post(msgspec.Struct):
+    """A well-formed post."""
+
+    stream: str
+    first: int
+    given_up: int
+    boot_id: str
+    agent: str
+    sent_at: float
+    batches: list[Batch]
+
+
+_posts = msgspec.json.Decoder(_Post)
+_objects = msgspec.json.Decoder(dict[str, Any])
+_happenings = msgspec.json.Decoder(Happening)
+
+
+def parse(body: bytes) -> Post:
+    """The post in a body. Raises Malformed."""
+    try:
+        sent = _posts.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message, _, place = str(error).partition(" - at `$")
+        raise Malformed(place.strip("`.") or "body", message) from None
+    if sum(len(batch.gpus) * batch.n for batch in sent.batches) * len(GPU_FIELDS) > VALUES:
+        raise Malformed("batches", f"more than {VALUES} values; send fewer at once", status=413)
+    if sum(len(batch.events) for batch in sent.batches) > EVENTS:
+        raise Malformed("batches", f"more than {EVENTS} events; send fewer at once", status=413)
+    batches = [_batch(f"batches.{i}", batch) for i, batch in enumerate(sent.batches)]
+    return Post(sent.stream, sent.first, sent.given_up, sent.boot_id, sent.agent, sent.sent_at, batches)
+
+
+def _batch(place: str, sent: _Batch) -> Batch:
+    if len(set(sent.gpus)) < len(sent.gpus):
+        raise Malformed(f"{place}.gpus", "the same GPU twice")
+    if len(sent.host) > HOST:
+        raise Malformed(f"{place}.host", f"more than {HOST} values")
+    values = np.full((len(GPU_FIELDS), len(sent.gpus), sent.n), MISSING, np.int32)
+    for name, rows in sent.columns.items():
+        if len(rows) != len(sent.gpus) or any(len(row) != sent.n for row in rows):
+            raise Malformed(f"{place}.columns.{name[:48]}", f"not {sent.n} values for each of {len(sent.gpus)} GPUs")
+        if (field := PLACE.get(name)) is not None and sent.gpus and sent.n:  # a newer agent may tell more
+            values[field] = _whole(rows)
+    host = {name: float("nan") if value is None else value for name, value in sent.host.items()}
+    events = [_event(f"{place}.events.{i}", raw) for i, raw in enumerate(sent.events)]
+    return Batch(sent.at, sent.period, sent.gpus, values, host, sent.processes, events)
+
+
+def _whole(rows: Sequence[Sequence[int | None]]) -> Values:
+    try:
+        return np.array(rows, np.int32)
+    except TypeError:  # None among them
+        return np.array([[MISSING if value is None else value for value in row] for row in rows], np.int32)
+
+
+def _event(place: str, raw: msgspec.Raw) -> Happening:
+    if len(bytes(raw)) > EVENT_BYTES:
+        raise Malformed(place, f"more than {EVENT_BYTES} bytes")
+    try:
+        event, more = _happenings.decode(raw), _objects.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Malformed(place, str(error)) from None
+    event.more = {name: value for name, value in more.items() if name not in {"kind", "at", "gpu", "more"}}
+    return event

@@ -1,0 +1,173 @@
+"""What was sampled is found again: in frames, in chunks, in minutes and ten minutes, each second once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from django.db import transaction
+
+from nodes.models import Frame
+from nodes.telemetry import merge, read, thin
+from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
+from portal.models import Chunk, Series
+from portal.series import store
+from tests.nodes.telemetry.reporting import UUIDS, Machine
+
+pytestmark = pytest.mark.django_db
+
+ALIGNED = 1_796_000_000 // thin.MINUTES.block_s * thin.MINUTES.block_s
+
+
+def one_gpu() -> Machine:
+    return Machine(gpus=UUIDS[:1])
+
+
+def gpu_id(machine: Machine) -> int:
+    return machine.agent.gpus.get(uuid=UUIDS[0]).pk
+
+
+def curve(machine: Machine, start: int, end: int, *, points: int | None = None, name: str = "watts") -> Any:
+    return read.gpu_curve(machine.agent, gpu_id(machine), name, start=start, end=end, points=points).outline
+
+
+def fill_window(machine: Machine, start: int) -> list[int]:
+    """A window of watts that differ each second; answers them."""
+    batches, values = [], []
+    for at in range(start, start + WINDOW_S, 10):
+        n = min(10, start + WINDOW_S - at)
+        row = [(at + i) % 701 for i in range(n)]
+        values += row
+        batches.append(machine.batch(at, n=n, watts=[row], host={"load_1": at % 17}))
+    for at in range(0, len(batches), 60):
+        machine.post(*batches[at : at + 60])
+    return values
+
+
+def test_frames_become_full_chunks_and_go() -> None:
+    machine = one_gpu()
+    values = fill_window(machine, ALIGNED)
+    assert merge.merge(now=ALIGNED + WINDOW_S) == 0, "what comes late may still come"
+    before = curve(machine, ALIGNED, ALIGNED + WINDOW_S).min.tolist()
+    machine.fill(ALIGNED + WINDOW_S, ALIGNED + WINDOW_S + 70, watts=1)
+    assert merge.merge(now=ALIGNED + WINDOW_S + 70) == 103
+    chunk = Chunk.objects.get(series__owner_kind="gpu", series__name="watts")
+    assert (chunk.kind, chunk.n, chunk.stride, chunk.first_step) == (Chunk.Kind.MERGED, WINDOW_S, 1, ALIGNED)
+    assert Frame.objects.count() == 7
+    assert before == curve(machine, ALIGNED, ALIGNED + WINDOW_S - 1).min.tolist() == values
+    host = read.host_curve(machine.agent, "load_1", start=ALIGNED, end=ALIGNED + WINDOW_S - 1, points=None).outline
+    assert host.min.tolist() == [at % 17 for at in range(ALIGNED, ALIGNED + WINDOW_S, 10)]
+
+
+def test_a_machine_that_fell_silent_is_merged_too() -> None:
+    machine = one_gpu()
+    machine.fill(ALIGNED + 100, ALIGNED + 200, watts=7)
+    assert merge.merge(now=ALIGNED + WINDOW_S + 1) == 0
+    assert merge.merge(now=ALIGNED + WINDOW_S + merge.SILENT_S + 1) == 10
+    assert curve(machine, ALIGNED, ALIGNED + WINDOW_S).min.tolist() == [7.0] * 100
+
+
+def test_a_merge_that_was_killed_in_between_doubles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(gpus=UUIDS[:4])
+    fields = dict.fromkeys(("gpu_percent", "memory_mib", "watts", "sm_mhz", "temperature_c"), 3)
+    machine.fill(ALIGNED, ALIGNED + WINDOW_S + 200, **fields)
+    written = []
+
+    def insert(rows: Any) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(len(rows))
+        store_insert(rows)
+
+    store_insert = store.insert
+    monkeypatch.setattr(store, "insert", insert)
+    monkeypatch.setattr(merge, "ROWS", 7)
+    with pytest.raises(KeyboardInterrupt), transaction.atomic():
+        merge.merge_window(machine.agent.pk, ALIGNED)
+    monkeypatch.undo()
+    assert merge.merge_window(machine.agent.pk, ALIGNED) == 103
+    assert merge.merge_window(machine.agent.pk, ALIGNED) == 0
+    per_series = Chunk.objects.values_list("series").distinct().count()
+    assert Chunk.objects.count() == per_series == 20
+
+
+def test_what_comes_late_is_merged_after_its_window_was() -> None:
+    machine, late = one_gpu(), Machine(gpus=UUIDS[:1], node="dgx-01", stream="f" * 16)
+    late.token = machine.token = late.token
+    machine.fill(ALIGNED, ALIGNED + 500, watts=1)
+    machine.fill(ALIGNED + 600, ALIGNED + WINDOW_S + 100, watts=1)
+    merge.merge(now=ALIGNED + WINDOW_S + 100)
+    late.fill(ALIGNED + 500, ALIGNED + 600, watts=2)
+    merge.merge(now=ALIGNED + WINDOW_S + 110)
+    found = curve(machine, ALIGNED, ALIGNED + WINDOW_S - 1).min.tolist()
+    assert found == [1.0] * 500 + [2.0] * 100 + [1.0] * (WINDOW_S - 600)
+    assert Frame.objects.filter(at__lt=ALIGNED + WINDOW_S - 10).count() == 0
+
+
+def test_a_field_that_nobody_tells_is_no_series() -> None:
+    machine = one_gpu()
+    machine.fill(ALIGNED, ALIGNED + WINDOW_S + 100, watts=[[None, 5, None, 5, None, 5, None, 5, None, 5]])
+    merge.merge(now=ALIGNED + WINDOW_S + 100)
+    assert set(Series.objects.filter(owner_kind="gpu").values_list("name", flat=True)) == {"watts"}
+    assert len(curve(machine, ALIGNED, ALIGNED + WINDOW_S - 1).first) == 512
+
+
+def test_what_is_long_comes_in_stretches_and_loses_no_spike() -> None:
+    machine = one_gpu()
+    values = fill_window(machine, ALIGNED)
+    found = curve(machine, ALIGNED, ALIGNED + WINDOW_S, points=50)
+    assert len(found.first) <= 50
+    assert (found.min.min(), found.max.max()) == (min(values), max(values))
+    assert math.isclose(found.sum.sum() / found.n.sum(), sum(values) / len(values))
+
+
+def planted(machine: Machine, start: int, end: int) -> None:
+    """Chunks of a value a second, as merging leaves them, without the way over HTTP."""
+    from portal.series.codec import Points
+
+    machine.post(machine.facts(start))
+    for owner, name, stride in ((gpu_owner(gpu_id(machine)), "watts", 1), (host_owner(machine.agent.pk), "load_1", 10)):
+        series_id = store.declare(owner, [name])[name]
+        rows = []
+        for at in range(start, end, WINDOW_S):
+            step = np.arange(at, min(at + WINDOW_S, end), stride, dtype=np.int64)
+            value = (step % 60).astype(np.float64)
+            rows.append(store.merged_row(series_id, 0, 0, Points(step, np.full(len(step), float(at)), value)))
+        store.insert(rows)
+    agent = machine.agent
+    agent.merged_to, agent.sampled_at = end, end - 1
+    agent.save()
+
+
+def test_what_is_two_days_old_becomes_minutes() -> None:
+    machine, block = one_gpu(), thin.MINUTES.block_s
+    planted(machine, ALIGNED, ALIGNED + 2 * block)
+    now = ALIGNED + block + thin.MINUTES.after_s
+    assert thin.thin(now=now - 1) == 0
+    assert thin.thin(now=now) == 2
+    assert thin.thin(now=now) == 0
+    names = set(Series.objects.values_list("name", "column"))
+    assert {("watts@60", ""), ("watts@60", "min"), ("watts@60", "max"), ("load_1@60", "")} <= names
+    raw = Chunk.objects.filter(series__name="watts")
+    assert min(raw.values_list("first_step", flat=True)) == ALIGNED + block
+    old = curve(machine, ALIGNED, ALIGNED + block - 1)
+    assert (len(old.first), set(old.min), set(old.max), set(old.mean())) == (1024, {0.0}, {59.0}, {29.5})
+    across = curve(machine, ALIGNED + block - 60, ALIGNED + block + 59)
+    assert across.n.tolist() == [60] + [1] * 60
+    whole = Chunk.objects.filter(series__name="watts@60")
+    assert sorted(whole.values_list("n", "stride")) == [(1024, 60)] * 3
+
+
+def test_minutes_become_ten_minutes_and_then_go() -> None:
+    machine, block = one_gpu(), thin.TENS.block_s
+    start = ALIGNED // block * block
+    planted(machine, start, start + block)
+    now = start + block + thin.TENS.after_s
+    assert thin.thin(now=now, budget_s=60) == 4
+    found = curve(machine, start, start + block - 1)
+    assert (len(found.first), set(found.min), set(found.max), set(found.mean())) == (1024, {0.0}, {59.0}, {29.5})
+    assert Chunk.objects.exclude(series__name__contains="@600").count() == 0
+    assert thin.forget(now=start + block + thin.FORGOTTEN_S) == 6
+    assert not Chunk.objects.exists()
