@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -309,6 +311,27 @@ def test_processes_that_find_the_same_out_raise_it_once(prepared_home: Path) -> 
         for raiser in raisers:
             raiser.communicate()
         stack.close()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="On SQLite one writes at a time: processes show it")
+@pytest.mark.django_db(transaction=True)
+def test_connections_that_find_the_same_out_raise_it_once() -> None:
+    start = threading.Barrier(4, timeout=60)
+
+    def raise_all(_: int) -> int:
+        try:
+            found = 0
+            for number in range(20):
+                start.wait()
+                found += raise_notice(f"k{number}", kind="k", to=SYSADMINS, title="t")
+            return found
+        finally:
+            connection.close()
+
+    for _ in range(2):
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(raise_all, range(4))) == 20
+        withdraw_missing("k", ())
 
 
 NOTICE = {

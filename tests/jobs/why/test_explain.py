@@ -373,7 +373,9 @@ def test_one_machine_that_is_drained_says_so_first(state: str, used: int, says: 
         name="box", state=state, reason="fan 3 (vigil: ops)", cpus=8, cpus_used=used, partitions=("local",),
         plays_many=True,
     )  # fmt: skip
-    where = cluster(box, partitions=(Partition(name="local", is_default=True),), queue=(queued("77", cpus=4),))
+    where = cluster(
+        box, partitions=(Partition(name="local", is_default=True),), queue=(queued("77", cpus=4, partition="local"),)
+    )
     spec = spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32})
     found = why(spec, where, "This machine is drained: fan 3 (vigil: ops).")
     assert found.sentence.startswith(says)
