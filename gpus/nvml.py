@@ -111,7 +111,7 @@ def next_look(seconds: float) -> float:
 def stay_with_parent() -> None:
     """Dies with it, but of no signal that is sent to all of a job: what ends us is for the parent to say."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for number in PARENTS_SIGNALS:
+    for number in () if sys.stdout.isatty() else PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     reader = select.poll()
     reader.register(1, select.POLLERR)
