@@ -17,7 +17,7 @@ from functools import partial
 
 from django.db.models import Q
 
-from jobs import lease
+from jobs import allocations, lease
 from jobs.disk import folders, pins, rundir, tokens
 from jobs.following import (
     arrays,
@@ -155,7 +155,10 @@ class Tick(TickContext):
         """Whether anything of it was read anew."""
         if has_orders():
             drain.carry_out(self.scheduler)
-        return sync.sync(self.scheduler)
+        is_new = sync.sync(self.scheduler)
+        if is_new:
+            self.live_through(allocations.hold, "allocations.hold")
+        return is_new
 
     def _settle(self, attempt: Attempt, until: float) -> None:
         if ending.is_collecting_due(attempt):

@@ -12,7 +12,7 @@ from nodes.models.facts import (
     Reading,
     Reservation,
 )
-from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, Holding, NodeEvent
+from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent
 
 __all__ = [
     "Agent",
@@ -24,6 +24,7 @@ __all__ = [
     "Frame",
     "Gpu",
     "GpuPlace",
+    "GpuUse",
     "Holding",
     "Node",
     "NodeEvent",

@@ -149,11 +149,7 @@ class HoldingQuerySet(models.QuerySet["Holding"]):
 
 
 class Holding(models.Model):
-    """A GPU in the hands of one of the scheduler's jobs, Vigil's or not, from when until when.
-
-    What it did meanwhile is added up as its samples are merged: seconds that were told, seconds times utilisation, and
-    seconds in which it did nothing.
-    """
+    """A GPU in the hands of one of the scheduler's jobs, Vigil's or not, from when until when."""
 
     class Source(models.TextChoices):
         """Who says so; a later one knows better."""
@@ -170,10 +166,6 @@ class Holding(models.Model):
     source = models.CharField(max_length=16, choices=Source.choices)
     since = models.DateTimeField()
     until = models.DateTimeField(null=True, blank=True)
-    sampled_s = models.FloatField(default=0)
-    used_s = models.FloatField(default=0)
-    idle_s = models.FloatField(default=0)
-    idle_since = models.DateTimeField(null=True, blank=True, help_text="It does nothing, and has not since then.")
     is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
 
     objects = HoldingQuerySet.as_manager()
@@ -191,6 +183,25 @@ class Holding(models.Model):
 
     def __str__(self) -> str:
         return f"{self.gpu_id} by {self.scheduler_id}"
+
+
+class GpuUse(models.Model):
+    """What the GPUs of one of the scheduler's jobs did on one day (UTC), in GPU-seconds, as they were sampled."""
+
+    day = models.DateField()
+    scheduler_id = models.CharField(max_length=64)
+    user = models.CharField(max_length=255, blank=True)
+    held_s = models.FloatField(default=0, help_text="While it was sampled.")
+    used_s = models.FloatField(default=0, help_text="Times the utilisation.")
+    idle_s = models.FloatField(default=0, help_text="In which they did nothing.")
+    is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
+
+    class Meta:
+        ordering = ("day",)
+        constraints = (models.UniqueConstraint(fields=["day", "scheduler_id"], name="one_use_a_job_and_day"),)
+
+    def __str__(self) -> str:
+        return f"{self.scheduler_id} on {self.day}"
 
 
 class Frame(models.Model):

@@ -23,6 +23,9 @@ PLACE = {name: place for place, name in enumerate(GPU_FIELDS)}
 NEWEST = ("gpu_percent", "memory_mib", "temperature_c", "watts", "throttle")
 """What is kept of each GPU's newest sample beside the machine's row, for maps of the whole cluster."""
 
+LONGEST_S = 36_000
+"""What a frame may span at most: 600 samples, a minute apart."""
+
 WINDOW_S = POINTS
 """Seconds of a machine that become chunks together, aligned to its multiples."""
 

@@ -43,6 +43,11 @@ class Sampled:
     host: dict[str, float]
     values: Values
 
+    @property
+    def until(self) -> int:
+        """The second after the last one; at least one, for what the host told."""
+        return self.at + self.period * max(1, int(self.values.shape[2]))
+
 
 def encode(at: int, period: int, gpus: Sequence[int], host: Mapping[str, float], values: Values) -> bytes:
     about = msgspec.msgpack.encode(_About(at, period, values.shape[2], list(gpus), dict(host)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import transaction
 from django.utils import timezone
@@ -17,7 +17,6 @@ from django.utils import timezone
 from nodes.models import Agent, Gpu, Holding, QueuedJob
 from nodes.schedulers.cluster import HOLDING
 
-PATIENCE = timedelta(seconds=90)  # how long a job's processes may be gone before it counts as gone
 Source = Holding.Source
 _BETTER = (Source.PROCESSES, Source.SCHEDULER, Source.LAUNCHER)
 
@@ -56,18 +55,39 @@ def update(now: datetime | None = None) -> int:
     return _write(open_ones, claims, set(running), now)
 
 
-def told_by_launcher(scheduler_id: str, user: str, name: str, uuids: Sequence[str], at: datetime) -> None:
-    """A launcher has named the GPUs that its job holds on its node."""
-    for gpu in Gpu.objects.filter(uuid__in=uuids[:64], gone_at=None):
-        with transaction.atomic():
-            others = Holding.objects.filter(agent=gpu.agent_id, scheduler_id=scheduler_id, until=None)
-            others.exclude(source=Source.LAUNCHER).exclude(
-                gpu__uuid__in=uuids
-            ).delete()  # the scheduler counts otherwise
-            told = {"agent_id": gpu.agent_id, "user": user, "name": name[:255], "source": Source.LAUNCHER}
-            mine = Holding.objects.filter(gpu=gpu, scheduler_id=scheduler_id, until=None)
-            if not mine.update(source=Source.LAUNCHER):
-                Holding.objects.create(gpu=gpu, scheduler_id=scheduler_id, since=at, **told)
+def told_by_launcher(job: QueuedJob, uuids: Sequence[str], at: datetime) -> None:
+    """A job's launcher has named the GPUs that it holds on its node.
+
+    A launcher is the job's own program, so it is believed only of GPUs on the job's nodes, of no more than the
+    scheduler gave it there, and not of one on which the machine sees another job's process.
+    """
+    named: dict[int, list[Gpu]] = {}
+    for gpu in Gpu.objects.filter(uuid__in=uuids[:64], gone_at=None, agent__node__in=job.nodes).select_related("agent"):
+        named.setdefault(gpu.agent_id, []).append(gpu)
+    for gpus in named.values():
+        agent = gpus[0].agent
+        given = job.gpu_indices.get(agent.node) or range(-(-job.gpus // max(1, len(job.nodes))))
+        taken = {one["gpu"] for one in agent.processes if one["job"] not in {"", job.scheduler_id}}
+        if len(gpus) <= len(given) and taken.isdisjoint(gpu.uuid for gpu in gpus):
+            _hold_as_told(agent, job, gpus, at)
+
+
+def _hold_as_told(agent: Agent, job: QueuedJob, gpus: Sequence[Gpu], at: datetime) -> None:
+    mine = Holding.objects.filter(agent=agent, scheduler_id=job.scheduler_id, until=None)
+    there = dict(mine.values_list("gpu_id", "source"))
+    if there == {gpu.pk: Source.LAUNCHER for gpu in gpus}:
+        return
+    with transaction.atomic():
+        mine.exclude(gpu__in=gpus).delete()  # the scheduler counts otherwise
+        mine.update(source=Source.LAUNCHER)
+        Holding.objects.bulk_create(
+            Holding(
+                gpu=gpu, agent=agent, scheduler_id=job.scheduler_id, user=job.user, name=job.name[:255],
+                source=Source.LAUNCHER, since=job.started_at or at,
+            )
+            for gpu in gpus
+            if gpu.pk not in there
+        )  # fmt: skip
 
 
 def _by_scheduler(running: Iterable[QueuedJob], agents: dict[str, Agent], now: datetime) -> Iterator[Claim]:
@@ -108,7 +128,7 @@ def _best(claims: Iterable[Claim]) -> dict[tuple[int, str], Claim]:
 
 def _write(open_ones: Sequence[Holding], claims: dict[tuple[int, str], Claim], running: set[str], now: datetime) -> int:
     held = {(one.gpu_id, one.scheduler_id) for one in open_ones}
-    over = [one.pk for one in open_ones if _is_over(one, claims, running, now)]
+    over = [one.pk for one in open_ones if _is_over(one, claims, running)]
     new = [
         Holding(
             gpu_id=claim.gpu_id, agent_id=claim.agent_id, scheduler_id=claim.scheduler_id, user=claim.user,
@@ -124,12 +144,9 @@ def _write(open_ones: Sequence[Holding], claims: dict[tuple[int, str], Claim], r
     return len(over) + len(new)
 
 
-def _is_over(one: Holding, claims: dict[tuple[int, str], Claim], running: set[str], now: datetime) -> bool:
+def _is_over(one: Holding, claims: dict[tuple[int, str], Claim], running: set[str]) -> bool:
     """Whether a job holds this GPU no more."""
     if (one.gpu_id, one.scheduler_id) in claims:
         return False
-    if one.source == Source.LAUNCHER:
-        return one.scheduler_id not in running and one.since < now - PATIENCE
-    if one.source == Source.PROCESSES:
-        return one.scheduler_id not in running  # between two steps a job has no process, and holds what it holds
-    return True
+    # Between two steps a job has no process, and holds what it holds.
+    return one.source == Source.SCHEDULER or one.scheduler_id not in running

@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 from django.db import connection, transaction
 from django.utils import timezone
 
 from nodes.models import Agent, AgentStream, Frame
 from nodes.telemetry import events, frames, live, machines, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
+from nodes.telemetry.use import BUSY_PERCENT
 from nodes.telemetry.wire import MISSING, Batch, Post
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
@@ -148,9 +150,10 @@ class _Taking:
 
     def _note_newest(self, batch: Batch) -> None:
         last = batch.at + batch.period * max(0, batch.n - 1)
-        if self.agent.sampled_at is not None and last <= self.agent.sampled_at and last > self.agent.sampled_at - 3600:
+        if self.agent.sampled_at is not None and last < self.agent.sampled_at and last > self.agent.sampled_at - 3600:
             return  # a backlog of another stream
-        gpus = {uuid: _newest_of(batch, row) for row, uuid in enumerate(batch.gpus)}
+        before = self.agent.newest.get("gpus", {})
+        gpus = {uuid: _newest_of(batch, row, before.get(uuid, {})) for row, uuid in enumerate(batch.gpus)}
         host = {name: value for name, value in batch.host.items() if value == value}
         self.agent.sampled_at, self.agent.newest = last, {"at": last, "host": host, "gpus": gpus}
         self.agent.processes = [msgspec.to_builtins(one) for one in batch.processes or ()]
@@ -160,12 +163,19 @@ class _Taking:
         return datetime.fromtimestamp(max(0.0, at), UTC)
 
 
-def _newest_of(batch: Batch, row: int) -> dict[str, Any]:
-    """The last second's values of a GPU, in short."""
+def _newest_of(batch: Batch, row: int, before: dict[str, Any]) -> dict[str, Any]:
+    """The last second's values of a GPU, and since when it has done nothing."""
     if not batch.n:
-        return {}
+        return before
     last = batch.values[:, row, -1].tolist()
-    return {name: last[PLACE[name]] for name in NEWEST if last[PLACE[name]] != MISSING}
+    told = {name: last[PLACE[name]] for name in NEWEST if last[PLACE[name]] != MISSING}
+    busy = np.flatnonzero(batch.values[PLACE["gpu_percent"], row] >= BUSY_PERCENT)
+    if "gpu_percent" in told:
+        quiet_since = (
+            batch.at + batch.period * (int(busy[-1]) + 1) if len(busy) else before.get("quiet_since", batch.at)
+        )
+        told["quiet_since"] = quiet_since
+    return told
 
 
 def _not_its_token(node: str) -> Problem:

@@ -17,8 +17,8 @@ from django.db.models import F, Min, Q
 from numpy.typing import NDArray
 
 from nodes.models import Agent, Frame
-from nodes.telemetry import frames
-from nodes.telemetry.fields import GPU_FIELDS, WINDOW_S, gpu_owner, host_owner
+from nodes.telemetry import frames, use
+from nodes.telemetry.fields import GPU_FIELDS, LONGEST_S, WINDOW_S, gpu_owner, host_owner
 from nodes.telemetry.frames import Sampled
 from nodes.telemetry.wire import MISSING
 from portal.models import Chunk
@@ -56,42 +56,47 @@ def _ripe(now: float) -> Iterator[tuple[int, int]]:
 
 
 def _next_window(agent_id: int, since: int) -> int | None:
-    waiting = Frame.objects.filter(agent_id=agent_id, at__gte=since)
+    waiting = Frame.objects.filter(agent_id=agent_id, at__gt=since - LONGEST_S, until__gt=since)
     first: int | None = waiting.aggregate(first=Min("at"))["first"]
-    return None if first is None else first // WINDOW_S * WINDOW_S
+    return None if first is None else max(since, first // WINDOW_S * WINDOW_S)
 
 
 def merge_window(agent_id: int, start: int) -> int:
-    """All frames that begin in this window; answers how many went.
+    """All samples of this window; answers how many frames went. One that reaches into the next window stays for it.
 
     Chunks are written first, a few a transaction, and frames go last: killed in between, it is done again, and what is
     there already is left alone.
     """
-    rows = Frame.objects.filter(agent_id=agent_id, at__gte=start, at__lt=start + WINDOW_S).order_by("id")
+    end = start + WINDOW_S
+    rows = Frame.objects.filter(agent_id=agent_id, at__gt=start - LONGEST_S, at__lt=end, until__gt=start).order_by("id")
     found = [(pk, frames.decode(bytes(data))) for pk, data in rows.values_list("pk", "data")]
     sampled = [frame for _, frame in found]
-    columns = list(_gpu_columns(sampled))
-    columns += [(host_owner(agent_id), name, points) for name, points in _host_columns(sampled)]
+    columns = list(_gpu_columns(sampled, start))
+    columns += [(host_owner(agent_id), name, points) for name, points in _host_columns(sampled, start)]
     chunks = _new_chunks(columns)
     for at in range(0, len(chunks), ROWS):
         with transaction.atomic():
             store.insert(chunks[at : at + ROWS])
         time.sleep(_REST_S)
+    over = [pk for pk, frame in found if frame.until <= end]
     with transaction.atomic():
-        Frame.objects.filter(pk__in=[pk for pk, _ in found]).delete()
+        gone, _ = Frame.objects.filter(pk__in=over).delete()
+        if gone < len(over):  # somebody else has merged them meanwhile, and added them up
+            transaction.set_rollback(True)
+            return 0
+        use.add_up(columns)
         # What comes late meanwhile sets this back, and is merged by the next.
-        merged = Agent.objects.filter(pk=agent_id, merged_to__gte=start)
-        merged.filter(merged_to__lt=start + WINDOW_S).update(merged_to=start + WINDOW_S)
-    return len(found)
+        Agent.objects.filter(pk=agent_id, merged_to__gte=start, merged_to__lt=end).update(merged_to=end)
+    return gone
 
 
-def _gpu_columns(found: Sequence[Sampled]) -> Iterator[tuple[Owner, str, Points]]:
+def _gpu_columns(found: Sequence[Sampled], start: int) -> Iterator[tuple[Owner, str, Points]]:
     """Each GPU's series, seconds rising, each once: what came later wins."""
     for gpu in sorted({gpu for one in found for gpu in one.gpus}):
         mine = [(one, one.gpus.index(gpu)) for one in found if gpu in one.gpus]
         second = np.concatenate([_seconds(one) for one, _ in mine])
         values = np.concatenate([one.values[:, row, :] for one, row in mine], axis=1)
-        order = _last_of_each(second)
+        order = _last_of_each(second, start)
         for place, name in enumerate(GPU_FIELDS):
             column, when = values[place, order], second[order]
             told = column != MISSING
@@ -99,26 +104,29 @@ def _gpu_columns(found: Sequence[Sampled]) -> Iterator[tuple[Owner, str, Points]
                 yield gpu_owner(gpu), name, _points(when[told], column[told].astype(np.float64))
 
 
-def _host_columns(found: Sequence[Sampled]) -> Iterator[tuple[str, Points]]:
+def _host_columns(found: Sequence[Sampled], start: int) -> Iterator[tuple[str, Points]]:
     told: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for one in found:
         for name, value in one.host.items():
             told[name].append((one.at, value))
     for name, values in told.items():
         second = np.array([at for at, _ in values], np.int64)
-        order = _last_of_each(second)
-        yield name, _points(second[order], np.array([value for _, value in values])[order])
+        order = _last_of_each(second, start)
+        if len(order):
+            yield name, _points(second[order], np.array([value for _, value in values])[order])
 
 
 def _seconds(one: Sampled) -> Integers:
     return one.at + one.period * np.arange(one.values.shape[2], dtype=np.int64)
 
 
-def _last_of_each(second: Integers) -> NDArray[np.int64]:
-    """Where each second was told last, seconds rising."""
+def _last_of_each(second: Integers, start: int) -> NDArray[np.int64]:
+    """Where each second of the window was told last, seconds rising."""
     order = np.argsort(second, kind="stable")
-    last: NDArray[np.int64] = order[np.append(second[order][1:] != second[order][:-1], True)]
-    return last
+    ordered = second[order]
+    is_last = np.append(ordered[1:] != ordered[:-1], len(ordered) > 0)
+    mine: NDArray[np.int64] = order[is_last & (ordered >= start) & (ordered < start + WINDOW_S)]
+    return mine
 
 
 def _points(second: Integers, value: Floats) -> Points:

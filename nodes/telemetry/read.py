@@ -12,7 +12,7 @@ import numpy as np
 
 from nodes.models import Agent, Frame
 from nodes.telemetry import frames
-from nodes.telemetry.fields import PLACE, gpu_owner, host_owner
+from nodes.telemetry.fields import LONGEST_S, PLACE, gpu_owner, host_owner
 from nodes.telemetry.frames import Sampled
 from nodes.telemetry.thin import LEVELS, Level, thinned
 from nodes.telemetry.wire import MISSING, Values
@@ -22,7 +22,6 @@ from portal.series.envelope import Outline, concatenate, of_points, thin
 from portal.series.read import Reading, ids_of, patiently
 from portal.series.store import Owner
 
-LONGEST_FRAME_S = 36_000
 Key = tuple[Owner, str]
 
 
@@ -105,7 +104,7 @@ def _thinned(level: Level, owner: Owner, name: str, start: int, end: int) -> Out
 
 def _tails(agent: Agent, start: int, end: int) -> Mapping[Key, Points]:
     """Every series' points in frames, between these moments."""
-    rows = Frame.objects.filter(agent=agent, at__gte=start - LONGEST_FRAME_S, at__lte=end, until__gt=start)
+    rows = Frame.objects.filter(agent=agent, at__gte=start - LONGEST_S, at__lte=end, until__gt=start)
     found = [frames.decode(bytes(data)) for data in rows.order_by("at", "id").values_list("data", flat=True)]
     tails: dict[Key, list[Points]] = {}
     for one in found:

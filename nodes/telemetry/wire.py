@@ -61,7 +61,7 @@ class Happening(msgspec.Struct):
 
 class _Batch(msgspec.Struct):
     at: _At
-    period: Annotated[int, Meta(ge=1, le=3600)] = 1
+    period: Annotated[int, Meta(ge=1, le=60)] = 1
     n: Annotated[int, Meta(ge=0, le=SAMPLES)] = 0
     gpus: Annotated[list[_Uuid], Meta(max_length=GPUS)] = []
     columns: dict[str, list[list[_Value | None]]] = {}

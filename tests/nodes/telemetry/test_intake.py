@@ -201,7 +201,7 @@ def test_what_stands_beside_the_row_is_the_newest() -> None:
     machine, now = Machine(), int(time.time())
     machine.post(machine.batch(now - 20, gpu_percent=1, temperature_c=50), machine.batch(now - 10, gpu_percent=80))
     agent = machine.agent
-    assert agent.newest["gpus"][UUIDS[0]] == {"gpu_percent": 80}
+    assert agent.newest["gpus"][UUIDS[0]] == {"gpu_percent": 80, "quiet_since": now}
     assert (agent.sampled_at, agent.version, agent.is_silent()) == (now - 1, "1.0", False)
 
 
