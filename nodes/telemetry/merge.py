@@ -62,7 +62,7 @@ def _next_window(agent_id: int, since: int) -> int | None:
 
 
 def merge_window(agent_id: int, start: int) -> int:
-    """All samples of this window; answers how many frames went. One that reaches into the next window stays for it.
+    """All samples of this window; answers how many frames went. Of one that reaches beyond, the rest stays.
 
     Chunks are written first, a few a transaction, and frames go last: killed in between, it is done again, and what is
     there already is left alone.
@@ -85,6 +85,11 @@ def merge_window(agent_id: int, start: int) -> int:
             transaction.set_rollback(True)
             return 0
         use.add_up(columns)
+        for pk, frame in found:
+            if frame.until > end:
+                rest = _from(frame, end)
+                data = frames.encode(rest.at, rest.period, rest.gpus, rest.host, rest.values)
+                Frame.objects.filter(pk=pk).update(at=rest.at, data=data)
         # What comes late meanwhile sets this back, and is merged by the next.
         Agent.objects.filter(pk=agent_id, merged_to__gte=start, merged_to__lt=end).update(merged_to=end)
     return gone
@@ -114,6 +119,12 @@ def _host_columns(found: Sequence[Sampled], start: int) -> Iterator[tuple[str, P
         order = _last_of_each(second, start)
         if len(order):
             yield name, _points(second[order], np.array([value for _, value in values])[order])
+
+
+def _from(one: Sampled, second: int) -> Sampled:
+    """What the frame has from this second on. What its host told belongs to its beginning."""
+    cut = -(-(second - one.at) // one.period)
+    return Sampled(one.at + cut * one.period, one.period, one.gpus, {}, one.values[:, :, cut:])
 
 
 def _seconds(one: Sampled) -> Integers:

@@ -89,6 +89,9 @@ def test_a_merge_that_was_killed_in_between_doubles_nothing(monkeypatch: pytest.
     monkeypatch.undo()
     assert merge.merge_window(machine.agent.pk, ALIGNED) == 102  # one reaches into the next window
     assert merge.merge_window(machine.agent.pk, ALIGNED) == 0
+    rest = Frame.objects.order_by("at").first()
+    assert rest is not None
+    assert (rest.at, rest.until) == (ALIGNED + WINDOW_S, ALIGNED + WINDOW_S + 6)
     per_series = Chunk.objects.values_list("series").distinct().count()
     assert Chunk.objects.count() == per_series == 20
 
