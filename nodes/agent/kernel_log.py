@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,13 +95,15 @@ class KernelLog:
         """The kernel's own records since the last look, at most some; `last_seq` is past all that were seen."""
         if self._file is None:
             return []
+        found: list[Record] = []
         try:
-            lines = self._lines() if self._is_plain or self._is_stream else self._records(self._file)
+            for line in self._lines() if self._is_plain or self._is_stream else self._records(self._file):
+                if record := self._take(line):
+                    found.append(record)
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}"
             self.close()
-            return []
-        return [record for line in lines if (record := self._take(line))]
+        return found
 
     def _take(self, line: bytes) -> Record | None:
         found = parse(line)
@@ -119,23 +122,20 @@ class KernelLog:
             self.overruns.append((before + 1, seq - 1))
         self._is_overrun = False
 
-    def _records(self, file: int) -> list[bytes]:
-        found: list[bytes] = []
-        with suppress(BlockingIOError):
-            while len(found) < AT_ONCE:
-                try:
-                    record = os.read(file, MOST_BYTES)
-                except OSError as error:
-                    if error.errno != errno.EPIPE:  # the ring went round: the next read tells the oldest that is left
-                        raise
-                    self._is_overrun = True
-                    if found:
-                        break  # `last_seq` is of what was read before
-                    continue
-                if not record:
-                    break
-                found.append(record)
-        return found
+    def _records(self, file: int) -> Iterator[bytes]:
+        for _ in range(AT_ONCE):
+            try:
+                record = os.read(file, MOST_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.EPIPE:  # the ring went round: the next read tells the oldest that is left
+                    raise
+                self._is_overrun = True
+                continue
+            if not record:
+                return
+            yield record
 
     def _lines(self) -> list[bytes]:
         """Whole lines of a file or FIFO; those that begin with a space say more of the record before."""
