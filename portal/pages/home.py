@@ -198,8 +198,11 @@ def _first(user: User, found: JobQuerySet, now: datetime) -> list[Row]:
     return [Row(job, now) for job in (*mine, *ordered.exclude(owner=user)[: MOST_ROWS - len(mine)])]
 
 
-def say(news: list[News], running: int, waiting: int, notices: int, now: datetime) -> tuple[str, str]:
-    """The sentence that leads the page: the worst that needs the person, else what happened, else how things are."""
+def say(news: list[News], running: int, waiting: int, notices: int, now: datetime) -> tuple[str, str, str]:
+    """The sentence that leads the page: the worst that needs the person, else what happened, else how things are.
+
+    With what follows from it, and where on the page it leads, if anywhere.
+    """
     stuck = [line for line in news if line.move]
     recovered = [line for line in news if line.went_badly and line.goes_on]
     done = [line for line in news if line.attempt.state == "completed"]
@@ -209,20 +212,20 @@ def say(news: list[News], running: int, waiting: int, notices: int, now: datetim
         verb = {"out_of_memory": "ran out of memory", "timeout": "reached its time limit", "node_fail": "lost a node"}
         what = f"{first.job.name} {verb.get(first.attempt.state, 'failed')} {_at(first.attempt.ended_at, now)}"
         others = f" So did {formatting.plural(len(stuck) - 1, 'other')}." if len(stuck) > 1 else ""
-        return f"{what} and waits for you.{others}", going
+        return f"{what} and waits for you.{others}", going, ""
     if recovered:
         first = recovered[0]
         after = first.after[:1].lower() + first.after[1:]
-        return f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and goes on: {after}", going
+        return f"{first.job.name} failed {_at(first.attempt.ended_at, now)} and goes on: {after}", going, ""
     if notices:
-        return f"{formatting.plural(notices, 'notice')} {'is' if notices == 1 else 'are'} unread.", going
+        return f"{formatting.plural(notices, 'notice')} {'is' if notices == 1 else 'are'} unread.", going, "#h-notices"
     if done:
         names = formatting.listed([line.job.name for line in done[:3]])
         more = f" and {formatting.count(len(done) - 3)} more" if len(done) > 3 else ""
-        return f"{names}{more} completed.", going
+        return f"{names}{more} completed.", going, ""
     if running or waiting:
-        return going, "Nothing needs you."
-    return "Nothing runs.", "Nothing needs you."
+        return going, "Nothing needs you.", ""
+    return "Nothing runs.", "Nothing needs you.", ""
 
 
 def _going(running: int, waiting: int) -> str:

@@ -245,7 +245,7 @@ class TestHome:
     def test_what_is_worse_leads(self, oskar: User) -> None:
         idle(oskar)
         a_job(oskar, a_project(), state="completed", name="wren")
-        assert '<p class="say">1 notice is unread.' in home(oskar)
+        assert '<p class="say"><a class="quiet" href="#h-notices">1 notice is unread.</a>' in home(oskar)
         a_job(oskar, a_project(), state="failed", name="siskin")
         assert '<p class="say">siskin failed' in home(oskar)
         assert IDLE in home(oskar)
