@@ -33,6 +33,12 @@ function told(line) {
   else if (samples !== undefined) put(row, "speed", `${measure(number(samples))}${NBSP}samples/s`);
 }
 
+// A notice that was read is gone, and the button with it: the next one's has the focus then.
+document.addEventListener("htmx:afterSettle", ({ detail }) => {
+  if (detail.requestConfig.verb !== "post") return;
+  (document.querySelector(".notices button") ?? document.querySelector("#main")).focus();
+});
+
 followRows(told, changed);
 // Sparks and estimates grow old by themselves.
 setInterval(changed, 60_000);

@@ -1,6 +1,7 @@
 """Using the pages: keys, charts, the list, the form and its text."""
 
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,35 @@ def test_a_checkpoint_is_pinned_by_keyboard_and_nothing_moves(lab_up: Stack, lon
         page.reload()
         button.click()
         expect(button).to_have_attribute("aria-pressed", "false")
+
+
+RAISE = """
+import django
+django.setup()
+from portal import notify
+for name in ("first", "second"):
+    notify.raise_notice(name, kind="test", to=notify.SYSADMINS, title=f"The {name} <i>thing</i>.", link="/nodes")
+"""
+
+
+def test_a_notice_is_read_by_keyboard_and_the_next_one_has_the_focus(lab_up: Stack, browse: Browse) -> None:
+    environment = {**lab_up.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+    subprocess.run(lab_up.command("-c", RAISE), cwd=REPOSITORY, env=environment, check=True)
+    watched = browse(lab_up, width=390)
+    watched.open("/")
+    page = watched.page
+    shown = page.get_by_role("region", name="Notices")
+    expect(shown.get_by_role("link", name="The second <i>thing</i>.")).to_have_attribute("href", "/nodes")
+    buttons = shown.get_by_role("button", name="Mark as read")
+    expect(buttons).to_have_count(2)
+    assert (buttons.first.bounding_box() or {})["height"] >= 40
+    buttons.first.press("Enter")
+    expect(buttons).to_have_count(1)
+    expect(buttons).to_be_focused()
+    buttons.press("Enter")
+    expect(shown).to_have_count(0)
+    expect(page.locator("#main")).to_be_focused()
+    assert page.url == f"{lab_up.url}/"
 
 
 def test_the_list_is_walked_by_keys(lab_up: Stack, browse: Browse) -> None:
