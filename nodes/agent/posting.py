@@ -109,6 +109,11 @@ class Portal:
             with suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
     def _ask(self, what: str, data: bytes, bearer: str, more: dict[str, str]) -> Answer:
         headers = {"Authorization": f"Bearer {bearer}", "Content-Type": "application/json", **more}
         self.began = time.monotonic()
@@ -122,13 +127,13 @@ class Portal:
         try:
             return self._once(path, data, headers)
         except (OSError, http.client.HTTPException) as error:
-            self._close()
+            self.close()
             if is_fresh or isinstance(error, TimeoutError):
                 raise Unreachable(_why(error)) from None
         try:
             return self._once(path, data, headers)
         except (OSError, http.client.HTTPException) as error:
-            self._close()
+            self.close()
             raise Unreachable(_why(error)) from None
 
     def _once(self, path: str, data: bytes, headers: dict[str, str]) -> Answer:
@@ -138,7 +143,7 @@ class Portal:
         response = self._connection.getresponse()
         text = response.read(MOST_ANSWER)
         if response.will_close or response.read(1):
-            self._close()
+            self.close()
         answer = _answer(response.status, response.headers.get("Retry-After", ""), text)
         return replace(answer, clock_ahead=_ahead(response.headers.get("Date", "")))
 
@@ -146,11 +151,6 @@ class Portal:
         if not self._is_tls:
             return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout)
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
 
 
 def _answer(status: int, retry_after: str, text: bytes) -> Answer:

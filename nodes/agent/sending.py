@@ -77,6 +77,10 @@ class Sender(threading.Thread):
         self._news.set()
 
     def run(self) -> None:
+        self._live()
+        self._portal.close()
+
+    def _live(self) -> None:
         while not self._is_ending:
             self._news.clear()
             left = self._not_before - time.monotonic()

@@ -53,6 +53,7 @@ class PortalStandIn:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = 65_536  # head and body in one packet
 
             def do_POST(self) -> None:
                 portal._answer(self)
