@@ -14,7 +14,9 @@ from jobs.api import attach as attach_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import jobs as jobs_api
+from jobs.api import gpus as gpus_api
 from jobs.api import logs as logs_api
+from jobs.api import machines as machines_api
 from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
@@ -39,6 +41,7 @@ api.add_router("/v1/notices", notices_api.router)
 api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", environment_api.router)
+api.add_router("/v1/jobs", gpus_api.router)
 api.add_router("/v1/jobs", logs_api.router)
 api.add_router("/v1/jobs", profiles_api.router)
 api.add_router("/v1/jobs", series_api.router)
@@ -48,7 +51,7 @@ api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
-api.add_router("/v1/nodes", agents_api.machines)
+api.add_router("/v1/nodes", machines_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1", nodes_api.cluster)
 api.add_router("/v1", queue_api.router)

@@ -144,7 +144,7 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
             "name": name,
             "rank": wanted.rank,
             "step": curve.step.tolist(),
-            **{key: _short(column, wanted.digits) for key, column in columns.items() if column is not None},
+            **{key: short(column, wanted.digits) for key, column in columns.items() if column is not None},
             "gaps": curve.gaps,
             "count": curve.count,
             "last_step": curve.last_step,
@@ -160,12 +160,12 @@ def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterato
 
 def _bands(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterator[dict[str, Any]]:
     band = bands_read.band(list(owners), name, start=wanted.start, end=wanted.end, points=wanted.points)
-    columns = {key: _short(getattr(band, key), wanted.digits) for key in ("min", "median", "max")}
+    columns = {key: short(getattr(band, key), wanted.digits) for key in ("min", "median", "max")}
     exact = {key: getattr(band, key).tolist() for key in ("step", "worst_rank")}
     yield {"name": name, "rank": None, **exact, **columns, "gaps": band.gaps}
 
 
-def _short(column: NDArray[np.float64], digits: int | None) -> list[float]:
+def short(column: NDArray[np.float64], digits: int | None) -> list[float]:
     """The values, rounded to significant digits: a picture needs few, and each is a byte in every answer."""
     if digits is not None:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

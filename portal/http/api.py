@@ -279,7 +279,7 @@ def _validation_error(request: HttpRequest, error: ValidationError) -> HttpRespo
 def _field(place: tuple[Any, ...]) -> str:
     """("body", "asked", "tags", 0) → "tags.0": where it was and our argument's name mean nothing to the sender."""
     parts = place[1:]
-    if place[0] == "body":
+    if place[0] == "body" or (place[0] == "query" and len(parts) > 1 and isinstance(parts[1], str)):
         parts = parts[1:]
     return ".".join(map(str, parts)) or str(place[0])
 

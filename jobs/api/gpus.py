@@ -1,0 +1,75 @@
+"""REST: what a job's GPUs did."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import numpy as np
+from django.http import HttpResponse
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from jobs.api.request import job_of
+from jobs.api.series import short
+from jobs.gathering import gpus as gathered
+from nodes.telemetry.fields import GPU_FIELDS
+from portal.http.api import ApiRequest, among, answer, bad_field
+
+router = Router(tags=["jobs"])
+
+
+class WantedHeat(Schema):
+    """One field of all the job's GPUs."""
+
+    field: Annotated[str, among(GPU_FIELDS, "a field of a GPU")] = Field(
+        "gpu_percent", description=", ".join(GPU_FIELDS)
+    )
+    start: int | None = Field(None, ge=0, lt=2**40, alias="from", description="Unix second; default: the first start.")
+    end: int | None = Field(None, ge=0, lt=2**40, alias="to", description="Unix second; default: the last end, or now.")
+    columns: int = Field(240, ge=1, le=2_000, description="At most so many columns.")
+    digits: int = Field(4, ge=3, le=15, description="Round to so many significant digits.")
+
+
+class HeatRow(Schema):
+    """A GPU while an attempt held it; by the launcher's word all of a node's GPUs together, and `gpu` is null."""
+
+    attempt: int
+    node: str
+    gpu: int | None
+    uuid: str
+    since: datetime
+    until: datetime | None
+    mean: list[float | None] = Field(description="A value a column; null: nothing was told.")
+    most: list[float | None]
+
+
+class HeatShape(Schema):
+    items: list[HeatRow]
+    next: str | None = None
+    source: str = Field(
+        description="agent: of each GPU, by its machine; launcher: of each node; empty: nothing is known."
+    )
+    field: str
+    start: int = Field(description="Unix second at which the first column begins.")
+    width: int = Field(description="Seconds of a column.")
+    columns: int
+    mean: float | None = Field(description="Over all of them.")
+
+
+@router.get("/{int:job_id}/gpus", response=HeatShape, summary="What a job's GPUs did, over all its nodes and attempts")
+def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpResponse:
+    """Answers one field, a row a GPU and attempt, by the agents of its nodes; else by what its launchers logged."""
+    job = job_of(request, job_id)
+    if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
+        raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
+    found = gathered.heat(job, wanted.field, start=wanted.start, end=wanted.end, columns=wanted.columns)
+    same = ("source", "field", "start", "width", "columns", "mean")
+    items = [_row(row, wanted.digits) for row in found.rows]
+    return answer({"items": items, "next": None, **{name: getattr(found, name) for name in same}})
+
+
+def _row(row: gathered.Row, digits: int) -> dict[str, Any]:
+    same = ("attempt", "node", "gpu", "uuid", "since", "until")
+    columns = {name: short(np.asarray(getattr(row, name)), digits) for name in ("mean", "most")}
+    return {name: getattr(row, name) for name in same} | columns

@@ -1,0 +1,362 @@
+"""REST of what machines did: newest values, GPUs with who holds them, curves, events; as each person may see it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from django.http import Http404, HttpResponse, StreamingHttpResponse
+from ninja import Query, Schema
+from pydantic import Field
+
+from jobs.api.series import short
+from jobs.listing.sight import Sight, sight, visible_holdings
+from jobs.listing.visibility import jobs_of
+from nodes.api import agents
+from nodes.models import Agent, Gpu, Holding, NodeEvent
+from nodes.telemetry import read
+from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
+from portal.http.api import ApiRequest, Text, WantedPage, answer, bad_field, stream
+from portal.http.openapi import described
+from portal.http.paging import Order, page
+from portal.models import User
+from portal.series.envelope import Outline
+from portal.untrusted import plain
+
+router = agents.machines  # one address, one router: agents post to some of these
+NO_AGENT = {404: "No agent has ever told anything of a machine of that name."}
+HOUR_S = 3600
+CSV_HEADER = "node,gpu,name,time,value\n"
+CSV_POINTS = 200_000  # of one curve that is read at once
+
+
+class HolderShape(Schema):
+    """A job that holds a GPU, as far as you may know whose it is."""
+
+    scheduler_id: str
+    job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
+    user: str
+    name: str
+    since: datetime
+    source: str = Field(description="Who says so: launcher, scheduler (its indices), or processes.")
+
+
+class ProcessShape(Schema):
+    pid: int
+    user: str
+    name: str
+    memory_mib: int | None
+    job: str = Field(description="The scheduler's id; empty: it belongs to no job.")
+
+
+class GpuShape(Schema):
+    uuid: str
+    index: int
+    minor: int | None
+    bus: str
+    model: str
+    memory_mib: int | None
+    power_cap_watts: int | None
+    slowdown_c: int | None
+    is_lost: bool
+    lost_at: datetime | None
+    newest: dict[str, int] = Field(description="The newest values by field; what is not told is missing.")
+    counters: dict[str, Any] = Field(description="Slow ones, as last told: ECC, remapped rows, links.")
+    counted_at: datetime | None
+    holders: list[HolderShape]
+    processes: list[ProcessShape]
+
+
+class Gpus(Schema):
+    items: list[GpuShape]
+    next: str | None = None
+
+
+class Telemetry(Schema):
+    """What a machine's agent last told."""
+
+    node: str
+    heard_at: datetime | None
+    is_silent: bool
+    sampled_at: int | None = Field(description="Unix second of the newest sample.")
+    host: dict[str, float]
+    gpus: list[GpuShape]
+    facts: dict[str, Any]
+
+
+class WantedSeries(Schema):
+    """Curves of a machine or its GPUs."""
+
+    name: list[Text] = Field(
+        ["gpu_percent"], max_length=32, description=f"{', '.join(GPU_FIELDS)}; or what the host tells, as cpu_percent."
+    )
+    gpu: list[Text] = Field([], max_length=64, description="Indices or UUIDs; none: all.")
+    start: int | None = Field(None, ge=0, lt=2**40, alias="from", description="Unix second; default: an hour ago.")
+    end: int | None = Field(None, ge=0, lt=2**40, alias="to", description="Unix second; default: now.")
+    points: int = Field(500, ge=2, le=20_000, description="About so many; longer curves come as min, max and mean.")
+    digits: int | None = Field(None, ge=3, le=15, description="Round to so many significant digits.")
+
+
+class Line(Schema):
+    """One curve; `value` where each point is one sample, else `min`, `max` and `mean` of stretches."""
+
+    name: str
+    gpu: int | None = Field(None, description="The GPU's index; null: it is the machine's own.")
+    uuid: str | None = None
+    step: list[int] = Field(description="Unix seconds: where each stretch begins.")
+    value: list[float | None] | None = None
+    min: list[float | None] | None = None
+    max: list[float | None] | None = None
+    mean: list[float | None] | None = None
+
+
+class Lines(Schema):
+    items: list[Line]
+    next: str | None = None
+
+
+class EventShape(Schema):
+    """Something that happened to a machine; equal ones near each other are one, with a count."""
+
+    id: int
+    kind: str
+    code: int | None = Field(description="The number of an Xid or SXid.")
+    gpu: int | None = Field(description="The GPU's index.")
+    uuid: str | None
+    text: str
+    at: datetime
+    last_at: datetime
+    is_open: bool = Field(description="It lasts.")
+    count: int
+    is_confirmed: bool = Field(description="Kernel log and NVML both told it.")
+    data: dict[str, Any]
+
+
+class Events(Schema):
+    items: list[EventShape]
+    next: str | None
+
+
+class WantedEvents(WantedPage):
+    kind: Text = Field("", description="xid, sxid, gpu.lost, mount.slow …")
+
+
+@router.get(
+    "/{str:name}/telemetry",
+    response=Telemetry,
+    summary="What a machine does now",
+    openapi_extra=described(errors=NO_AGENT),
+)
+def telemetry(request: ApiRequest, name: str) -> dict[str, Any]:
+    """Answers its newest values, its GPUs with who holds them, and the facts that its agent told."""
+    agent = agent_of(name)
+    return {
+        "node": agent.node,
+        "heard_at": agent.heard_at,
+        "is_silent": agent.is_silent(),
+        "sampled_at": agent.sampled_at,
+        "host": agent.newest.get("host", {}),
+        "gpus": gpu_shapes(request.auth, agent),
+        "facts": agent.facts,
+    }
+
+
+@router.get(
+    "/{str:name}/gpus",
+    response=Gpus,
+    summary="A machine's GPUs, and who holds them",
+    openapi_extra=described(errors=NO_AGENT),
+)
+def gpus(request: ApiRequest, name: str) -> dict[str, Any]:
+    """Answers those that it has now, in NVML's order."""
+    return {"items": gpu_shapes(request.auth, agent_of(name))}
+
+
+@router.get(
+    "/{str:name}/series",
+    response=Lines,
+    summary="Curves of a machine and its GPUs",
+    openapi_extra=described(errors=NO_AGENT),
+)
+def series(request: ApiRequest, name: str, wanted: Query[WantedSeries]) -> HttpResponse:
+    """Answers each second of the last two days, minutes of 90, ten minutes of two years, no longer than asked for.
+
+    A stretch in which somebody else's job held the GPU is left out, where the site hides other people's jobs.
+    """
+    agent, (start, end) = agent_of(name), span(wanted)
+    rows = [(gpu, field) for field in wanted.name if field in GPU_FIELDS for gpu in _chosen(agent, wanted.gpu)]
+    own = [field for field in dict.fromkeys(wanted.name) if field not in GPU_FIELDS]
+    keys = [(gpu_owner(gpu.pk), field) for gpu, field in rows] + [(host_owner(agent.pk), field) for field in own]
+    found = read.curves(agent, keys, start=start, end=end, points=wanted.points)
+    seen = sight(request.auth, [gpu.pk for gpu, _ in rows], start, end)
+    items = [
+        line(field, seen.outline(gpu.pk, found[gpu_owner(gpu.pk), field].outline), wanted.digits, gpu=gpu)
+        for gpu, field in rows
+    ]
+    items += [line(field, found[host_owner(agent.pk), field].outline, wanted.digits) for field in own]
+    return answer({"items": items, "next": None})
+
+
+@router.get(
+    "/{str:name}/series.csv",
+    summary="Every sample of some curves as CSV",
+    openapi_extra=described(
+        {
+            "responses": {
+                200: {"description": CSV_HEADER.strip(), "content": {"text/csv": {"schema": {"type": "string"}}}}
+            }
+        },
+        errors=NO_AGENT,
+    ),
+)
+def csv(request: ApiRequest, name: str, wanted: Query[WantedSeries]) -> StreamingHttpResponse:
+    """Nothing is left out; what has become minutes is told as their mean. `points` is ignored."""
+    agent, (start, end) = agent_of(name), span(wanted)
+    chosen = _chosen(agent, wanted.gpu)
+    seen = sight(request.auth, [gpu.pk for gpu in chosen], start, end)
+    piecemeal = stream(request, _rows(agent, chosen, wanted.name, start, end, seen), "text/csv; charset=utf-8")
+    piecemeal.headers["Content-Disposition"] = 'attachment; filename="telemetry.csv"'
+    return piecemeal
+
+
+@router.get(
+    "/{str:name}/events",
+    response=Events,
+    summary="What happened to a machine, newest first",
+    openapi_extra=described(errors=NO_AGENT),
+)
+def events(request: ApiRequest, name: str, wanted: Query[WantedEvents]) -> dict[str, Any]:
+    """Xids, lost GPUs, silent drivers, slow mounts, gaps of the agent."""
+    rows = NodeEvent.objects.filter(agent=agent_of(name)).select_related("gpu")
+    if wanted.kind:
+        rows = rows.filter(kind=wanted.kind)
+    found = page(rows, Order("at", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    return {"items": event_shapes(request.auth, found.items), "next": found.next}
+
+
+def agent_of(name: str) -> Agent:
+    agent = Agent.objects.filter(node=plain(name)).first()
+    if agent is None:
+        raise Http404
+    return agent
+
+
+def span(wanted: WantedSeries) -> tuple[int, int]:
+    """From when to when. Raises Problem."""
+    end = wanted.end if wanted.end is not None else int(time.time())
+    start = wanted.start if wanted.start is not None else end - HOUR_S
+    if start > end:
+        raise bad_field("from", f"{start} lies after to = {end}. Swap them.")
+    return start, end
+
+
+def gpu_shapes(user: User, agent: Agent) -> list[dict[str, Any]]:
+    """A machine's GPUs as one person may see them."""
+    there = list(agent.gpus.filter(gone_at=None))
+    now = time.time()
+    seen = sight(user, [gpu.pk for gpu in there], now, now)
+    holders = holders_of(user, there)
+    return [_gpu_shape(agent, gpu, holders.get(gpu.pk, []), is_hidden=seen.hides(gpu.pk, now)) for gpu in there]
+
+
+def holders_of(user: User, gpus: list[Gpu]) -> dict[int, list[dict[str, Any]]]:
+    """Who holds these GPUs now, by GPU, as far as this person may know."""
+    held = list(visible_holdings(user).filter(gpu__in=gpus, until=None))
+    known = jobs_of(user, (one.scheduler_id for one in held))
+    found: dict[int, list[dict[str, Any]]] = {}
+    for one in held:
+        found.setdefault(one.gpu_id, []).append(_holder_shape(one, known.get(one.scheduler_id)))
+    return found
+
+
+def _holder_shape(holding: Holding, job: Any) -> dict[str, Any]:
+    return {
+        "scheduler_id": holding.scheduler_id,
+        "job": job.pk if job else None,
+        "user": job.owner.username if job else holding.user,
+        "name": job.name if job else holding.name,
+        "since": holding.since,
+        "source": holding.source,
+    }
+
+
+def _gpu_shape(agent: Agent, gpu: Gpu, holders: list[dict[str, Any]], *, is_hidden: bool) -> dict[str, Any]:
+    same = (
+        "uuid",
+        "index",
+        "minor",
+        "bus",
+        "model",
+        "memory_mib",
+        "power_cap_watts",
+        "slowdown_c",
+        "lost_at",
+        "counted_at",
+    )
+    newest = {} if is_hidden else agent.newest.get("gpus", {}).get(gpu.uuid, {})
+    processes = [] if is_hidden else [one for one in agent.processes if one["gpu"] == gpu.uuid]
+    return {name: getattr(gpu, name) for name in same} | {
+        "is_lost": gpu.lost_at is not None,
+        "newest": {name: value for name, value in newest.items() if name in GPU_FIELDS},
+        "counters": gpu.counters,
+        "holders": holders,
+        "processes": processes,
+    }
+
+
+def line(name: str, outline: Outline, digits: int | None, *, gpu: Gpu | None = None) -> dict[str, Any]:
+    """A curve as JSON has it."""
+    about = {"name": name, "gpu": gpu.index if gpu else None, "uuid": gpu.uuid if gpu else None}
+    columns = {"value": outline.min} if bool((outline.n == 1).all()) else {
+        "min": outline.min, "max": outline.max, "mean": outline.mean()
+    }  # fmt: skip
+    return {**about, "step": outline.first.tolist(), **{key: short(column, digits) for key, column in columns.items()}}
+
+
+def event_shapes(user: User, found: list[NodeEvent]) -> list[dict[str, Any]]:
+    """Events as one person may see them: the kernel's text names processes, which may be somebody else's."""
+    times = [event.at.timestamp() for event in found]
+    seen = sight(user, {event.gpu_id for event in found if event.gpu_id}, min(times, default=0), max(times, default=0))
+    return [_event_shape(event, is_hidden=seen.hides(event.gpu_id, event.at.timestamp())) for event in found]
+
+
+def _event_shape(event: NodeEvent, *, is_hidden: bool) -> dict[str, Any]:
+    same = ("id", "kind", "code", "at", "last_at", "is_open", "count", "is_confirmed")
+    return {name: getattr(event, name) for name in same} | {
+        "gpu": event.gpu.index if event.gpu else None,
+        "uuid": event.gpu.uuid if event.gpu else None,
+        "text": "" if is_hidden else event.text,
+        "data": {} if is_hidden else event.data,
+    }
+
+
+def _chosen(agent: Agent, wanted: list[str]) -> list[Gpu]:
+    """The GPUs asked for, by index or UUID; gone ones by UUID alone."""
+    rows = list(agent.gpus.all())
+    if not wanted:
+        return [gpu for gpu in rows if gpu.gone_at is None]
+    found = [gpu for gpu in rows if gpu.uuid in wanted or (gpu.gone_at is None and str(gpu.index) in wanted)]
+    if not found:
+        there = ", ".join(str(gpu.index) for gpu in rows if gpu.gone_at is None)
+        raise bad_field("gpu", f"{agent.node} has no such GPU. It has {there or 'none'}.")
+    return found
+
+
+def _rows(agent: Agent, gpus: list[Gpu], names: list[str], start: int, end: int, seen: Sight) -> Iterator[str]:
+    """The points in pieces of an hour to a day, so that no answer is held in memory."""
+    yield CSV_HEADER
+    for name in dict.fromkeys(names):
+        owners: list[Gpu | None] = [*gpus] if name in GPU_FIELDS else [None]
+        for gpu in owners:
+            owner = gpu_owner(gpu.pk) if gpu else host_owner(agent.pk)
+            for at in range(start, end + 1, CSV_POINTS):
+                until = min(end, at + CSV_POINTS - 1)
+                outline = read.curves(agent, [(owner, name)], start=at, end=until, points=None)[owner, name].outline
+                outline = seen.outline(gpu.pk, outline) if gpu else outline
+                place = "" if gpu is None else str(gpu.index)
+                values = np.where(outline.n == 1, outline.min, outline.mean())
+                pairs = zip(outline.first.tolist(), values.tolist(), strict=True)
+                yield "".join(f"{agent.node},{place},{name},{step},{value:g}\n" for step, value in pairs)

@@ -1,0 +1,90 @@
+"""One field of many GPUs over one stretch of time, as a grid of GPUs × columns: what heat maps and maps of use draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nodes.models import Agent, Frame
+from nodes.telemetry import frames
+from nodes.telemetry.fields import LONGEST_S, PLACE, gpu_owner
+from nodes.telemetry.thin import LEVELS, thinned
+from nodes.telemetry.wire import MISSING
+from portal.models import Chunk, Series
+from portal.series.codec import Floats, Integers, decode_merged
+from portal.series.read import ids_of
+from portal.series.rows import data_of
+
+
+@dataclass
+class Grid:
+    """Means and maxima, GPUs × columns; NaN where nothing is told. Column i begins at `start + i × width`."""
+
+    start: int
+    width: int
+    mean: Floats
+    most: Floats
+
+
+def grid(gpu_ids: Sequence[int], name: str, *, start: int, end: int, columns: int) -> Grid:
+    """The field of these GPUs from `start` to `end` (Unix seconds), in at most so many columns of whole seconds."""
+    width = max(1, -(-(end - start) // max(1, columns)))
+    gathering = _Gathering(len(gpu_ids), start, width, -(-(end - start) // width))
+    place = {gpu_id: row for row, gpu_id in enumerate(gpu_ids)}
+    for seconds in (level.seconds for level in reversed(LEVELS)):
+        _add_chunks(gathering, place, thinned(name, seconds), seconds, start, end)
+    _add_chunks(gathering, place, name, 1, start, end)
+    _add_frames(gathering, place, name, start, end)
+    return gathering.grid()
+
+
+class _Gathering:
+    def __init__(self, rows: int, start: int, width: int, columns: int) -> None:
+        self.start, self.width, self.columns = start, width, columns
+        self.total, self.count = np.zeros((rows, columns)), np.zeros((rows, columns))
+        self.most = np.full((rows, columns), -np.inf)
+
+    def add(self, row: int, step: Integers, value: Floats, weight: int) -> None:
+        column = (step - self.start) // self.width
+        inside = (column >= 0) & (column < self.columns) & np.isfinite(value)
+        column, value = column[inside], value[inside]
+        if not len(column):
+            return
+        self.total[row] += np.bincount(column, value * weight, self.columns)
+        self.count[row] += np.bincount(column, minlength=self.columns) * weight
+        np.maximum.at(self.most[row], column, value)
+
+    def grid(self) -> Grid:
+        with np.errstate(invalid="ignore"):
+            mean = self.total / self.count
+        return Grid(self.start, self.width, mean, np.where(self.count > 0, self.most, np.nan))
+
+
+def _add_chunks(gathering: _Gathering, place: dict[int, int], name: str, weight: int, start: int, end: int) -> None:
+    owners = [gpu_owner(gpu_id) for gpu_id in place]
+    rows = {series_id: place[owners[i][1]] for series_id, i in ids_of(owners, name, Series.Column.VALUE).items()}
+    if not rows:
+        return
+    there = Chunk.objects.filter(
+        series__in=list(rows), kind=Chunk.Kind.MERGED, rank=0, last_step__gte=start, first_step__lt=end
+    )
+    of = dict(there.values_list("id", "series_id"))
+    for chunk_id, _, data in data_of(list(of)):
+        points = decode_merged(data, times=False)
+        gathering.add(rows[of[chunk_id]], points.step, points.value, weight)
+
+
+def _add_frames(gathering: _Gathering, place: dict[int, int], name: str, start: int, end: int) -> None:
+    """What is not merged yet."""
+    agents = Agent.objects.filter(gpus__in=list(place)).distinct().values_list("pk", flat=True)
+    fresh = Frame.objects.filter(agent__in=list(agents), at__gt=start - LONGEST_S, at__lt=end, until__gt=start)
+    for data in fresh.values_list("data", flat=True):
+        one = frames.decode(bytes(data))
+        step = one.at + one.period * np.arange(one.values.shape[2], dtype=np.int64)
+        for at, gpu_id in enumerate(one.gpus):
+            if gpu_id in place:
+                value = one.values[PLACE[name], at].astype(np.float64)
+                told = value != MISSING
+                gathering.add(place[gpu_id], step[told], value[told], 1)
