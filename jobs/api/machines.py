@@ -52,7 +52,7 @@ class ProcessShape(Schema):
     job: str = Field(description="The scheduler's id; empty: it belongs to no job.")
 
 
-class GpuShape(Schema):
+class MachineGpu(Schema):
     uuid: str
     index: int
     minor: int | None
@@ -70,8 +70,8 @@ class GpuShape(Schema):
     processes: list[ProcessShape]
 
 
-class Gpus(Schema):
-    items: list[GpuShape]
+class MachineGpus(Schema):
+    items: list[MachineGpu]
     next: str | None = None
 
 
@@ -83,11 +83,11 @@ class Telemetry(Schema):
     is_silent: bool
     sampled_at: int | None = Field(description="Unix second of the newest sample.")
     host: dict[str, float]
-    gpus: list[GpuShape]
+    gpus: list[MachineGpu]
     facts: dict[str, Any]
 
 
-class WantedSeries(Schema):
+class WantedMachineSeries(Schema):
     """Curves of a machine or its GPUs."""
 
     name: list[Text] = Field(
@@ -100,7 +100,7 @@ class WantedSeries(Schema):
     digits: int | None = Field(None, ge=3, le=15, description="Round to so many significant digits.")
 
 
-class Line(Schema):
+class MachineLine(Schema):
     """One curve; `value` where each point is one sample, else `min`, `max` and `mean` of stretches."""
 
     name: str
@@ -113,12 +113,12 @@ class Line(Schema):
     mean: list[float | None] | None = None
 
 
-class Lines(Schema):
-    items: list[Line]
+class MachineLines(Schema):
+    items: list[MachineLine]
     next: str | None = None
 
 
-class EventShape(Schema):
+class MachineEventShape(Schema):
     """Something that happened to a machine; equal ones near each other are one, with a count."""
 
     id: int
@@ -135,12 +135,12 @@ class EventShape(Schema):
     data: dict[str, Any]
 
 
-class Events(Schema):
-    items: list[EventShape]
+class MachineEvents(Schema):
+    items: list[MachineEventShape]
     next: str | None
 
 
-class WantedEvents(WantedPage):
+class WantedMachineEvents(WantedPage):
     kind: Text = Field("", description="xid, sxid, gpu.lost, mount.slow …")
 
 
@@ -166,7 +166,7 @@ def telemetry(request: ApiRequest, name: str) -> dict[str, Any]:
 
 @router.get(
     "/{str:name}/gpus",
-    response=Gpus,
+    response=MachineGpus,
     summary="A machine's GPUs, and who holds them",
     openapi_extra=described(errors=NO_AGENT),
 )
@@ -177,11 +177,11 @@ def gpus(request: ApiRequest, name: str) -> dict[str, Any]:
 
 @router.get(
     "/{str:name}/series",
-    response=Lines,
+    response=MachineLines,
     summary="Curves of a machine and its GPUs",
     openapi_extra=described(errors=NO_AGENT),
 )
-def series(request: ApiRequest, name: str, wanted: Query[WantedSeries]) -> HttpResponse:
+def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> HttpResponse:
     """Answers each second of the last two days, minutes of 90, ten minutes of two years, no longer than asked for.
 
     A stretch in which somebody else's job held the GPU is left out, where the site hides other people's jobs.
@@ -212,7 +212,7 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedSeries]) -> HttpR
         errors=NO_AGENT,
     ),
 )
-def csv(request: ApiRequest, name: str, wanted: Query[WantedSeries]) -> StreamingHttpResponse:
+def csv(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> StreamingHttpResponse:
     """Nothing is left out; what has become minutes is told as their mean. `points` is ignored."""
     agent, (start, end) = agent_of(name), span(wanted)
     chosen = _chosen(agent, wanted.gpu)
@@ -224,11 +224,11 @@ def csv(request: ApiRequest, name: str, wanted: Query[WantedSeries]) -> Streamin
 
 @router.get(
     "/{str:name}/events",
-    response=Events,
+    response=MachineEvents,
     summary="What happened to a machine, newest first",
     openapi_extra=described(errors=NO_AGENT),
 )
-def events(request: ApiRequest, name: str, wanted: Query[WantedEvents]) -> dict[str, Any]:
+def events(request: ApiRequest, name: str, wanted: Query[WantedMachineEvents]) -> dict[str, Any]:
     """Xids, lost GPUs, silent drivers, slow mounts, gaps of the agent."""
     rows = NodeEvent.objects.filter(agent=agent_of(name)).select_related("gpu")
     if wanted.kind:
@@ -244,7 +244,7 @@ def agent_of(name: str) -> Agent:
     return agent
 
 
-def span(wanted: WantedSeries) -> tuple[int, int]:
+def span(wanted: WantedMachineSeries) -> tuple[int, int]:
     """From when to when. Raises Problem."""
     end = wanted.end if wanted.end is not None else int(time.time())
     start = wanted.start if wanted.start is not None else end - HOUR_S
@@ -317,7 +317,7 @@ def line(name: str, outline: Outline, digits: int | None, *, gpu: Gpu | None = N
 
 
 def event_shapes(user: User, found: list[NodeEvent]) -> list[dict[str, Any]]:
-    """Events as one person may see them: the kernel's text names processes, which may be somebody else's."""
+    """MachineEvents as one person may see them: the kernel's text names processes, which may be somebody else's."""
     times = [event.at.timestamp() for event in found]
     seen = sight(user, {event.gpu_id for event in found if event.gpu_id}, min(times, default=0), max(times, default=0))
     return [_event_shape(event, is_hidden=seen.hides(event.gpu_id, event.at.timestamp())) for event in found]

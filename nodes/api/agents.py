@@ -82,7 +82,7 @@ _TAKEN = {
 }
 
 
-class TokenShape(Schema):
+class MachineToken(Schema):
     """A token with which one machine reports. It is shown here once."""
 
     node: str
@@ -164,7 +164,7 @@ DOOR = Door(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _ans
     "/{str:name}/token",
     auth=[BySecret(), Bearer(), Session()],
     throttle=[],
-    response=TokenShape,
+    response=MachineToken,
     summary="A token with which a machine reports (sysadmins, or an enrolment secret)",
     openapi_extra=described(
         errors={
