@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +39,7 @@ HOPELESS_AFTER = 4
 NEED_KEYS = frozenset({"follow", "web"})
 KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
-STOP_ORDER = ((("beat", "work", "tail", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
+STOP_ORDER = ((("beat", "agent", "work", "tail", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
 
 
 def say(text: str) -> None:
@@ -156,16 +156,29 @@ class Up:
         self._start_worker("work", niceness=10)  # merging and verifying must not slow what people wait for
         if self.settings.VIGIL_REPORTS == "tail":
             self._start_worker("tail")
+        if self.settings.VIGIL_AGENT:
+            self._start_agent()
         (self.home / "beat").mkdir(mode=0o700, exist_ok=True)
         beat = [sys.executable, "-m", "portal.ticks", "beat", "--schedule", str(self.home / "beat" / "schedule")]
         self._add("beat", beat, niceness=10)  # a tick may come some milliseconds late
 
-    def _start_worker(self, queue: str, **options: object) -> None:
-        worker = [sys.executable, "-m", "portal.worker", queue]
-        self._add(queue, worker, ready=re.compile(r" ready\."), **options)
+    def _start_agent(self) -> None:
+        """This machine's own, so that whoever starts Vigil sees what a machine does. It posts as others do."""
+        home = self.settings.VIGIL_AGENT_HOME
+        told = {"URL": f"http://{_address(self.listener)}", "TOKEN_FILE": str(home / "token"), "STATE": str(home)}
+        environment = {f"VIGIL_AGENT_{name}": value for name, value in told.items()}
+        self._add("agent", [sys.executable, "-m", "nodes.agent"], also=environment)
 
-    def _add(self, name: str, command: Sequence[str], **options: object) -> Child:
-        environment = self.environment if name in NEED_KEYS else {**self.environment, **dict.fromkeys(KEYS, "")}
+    def _start_worker(self, queue: str, *, niceness: int = 0) -> None:
+        worker = [sys.executable, "-m", "portal.worker", queue]
+        self._add(queue, worker, ready=re.compile(r" ready\."), niceness=niceness)
+
+    def _add(
+        self, name: str, command: Sequence[str], *, also: Mapping[str, str] | None = None, **options: object
+    ) -> Child:
+        environment = {**self.environment, **(also or {})}
+        if name not in NEED_KEYS:
+            environment |= dict.fromkeys(KEYS, "")
         child = Child(
             name, command, self.logs / f"{name}.log", BASE_DIR, environment, **options  # type: ignore[arg-type]
         )  # fmt: skip
@@ -259,6 +272,13 @@ class Up:
                 say(f"{' and '.join(killed)} did not stop in {patience_s:g} s and had to be killed.")
 
 
+def _address(listener: socket.socket) -> str:
+    """Where this machine reaches what listens, as host:port."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Interrupted(Exception):
     """Asked to stop before everything was up."""
 
@@ -267,9 +287,9 @@ class _Probe:
     """One request to the web, so that it has loaded its pages before the first person asks; never blocks."""
 
     def __init__(self, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        self.address, self.answered = (host, port), False
+        self.answered = False
+        host, _, port = _address(listener).rpartition(":")
+        self.address = (host.strip("[]"), int(port))
         self._connect()
 
     def _connect(self) -> None:

@@ -15,7 +15,7 @@ from jobs.listing import keeping
 from portal.accounts import actions
 from portal.http.staticfiles import UNUSED
 from portal.run.preflight import Refused
-from portal.site import checks
+from portal.site import checks, this_machine
 
 # Any number that nothing else locks: two starts on one PostgreSQL take turns.
 LOCK = 7_424_101
@@ -32,6 +32,7 @@ def prepare(mark: str = "") -> list[str]:
     if url := actions.first_start():
         said.append(f"Sign in: {url}")
     if mark:
+        this_machine.enrol()
         (settings.VIGIL_HOME / "prepared").write_text(mark)
     return said
 
