@@ -24,7 +24,7 @@ def scheduler(slurm: Cluster) -> Iterator[Slurm]:
     """One of its own for each test: it remembers nothing of others."""
     tokens = KeyFile(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
-    yield Slurm(SlurmRest(http), tokens=tokens, user=PORTAL)
+    yield Slurm(SlurmRest(http), tokens=tokens, user=PORTAL, scontrol=str(slurm.layout.bin / "scontrol"))
     http.close()
 
 
