@@ -32,7 +32,7 @@ class Questions:
         """By index or UUID."""
         by_index = name.isdecimal()
         find = pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID
-        self.handle = self._try(lambda: find(int(name) if by_index else name), lost=LOST | NOT_THERE)
+        self.handle = self._try(find, int(name) if by_index else name, lost=LOST | NOT_THERE)
 
     def ask(self, *names: str, more: tuple[Any, ...] = ()) -> Any:
         """The answer to the first of these functions that the driver knows; `more` are its arguments after the GPU."""
@@ -41,7 +41,7 @@ class Questions:
             if self.handle is None or key in self._unknown:
                 continue
             function = getattr(pynvml, name, None)
-            answer = self._try(lambda function=function: function(self.handle, *more), key) if function else None
+            answer = self._try(function, self.handle, *more, key=key) if function else None
             if answer is not None:
                 return answer
         return None
@@ -66,9 +66,11 @@ class Questions:
         """What was not known may be by now: slices have been made or removed."""
         self._unknown.clear()
 
-    def _try(self, ask: Callable[[], Any], key: object = None, *, lost: frozenset[int] = LOST) -> Any:
+    def _try(
+        self, function: Callable[..., Any], *arguments: Any, key: object = None, lost: frozenset[int] = LOST
+    ) -> Any:
         try:
-            return ask()
+            return function(*arguments)
         except NVMLError as error:
             if error.value in REOPEN:
                 raise

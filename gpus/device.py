@@ -56,6 +56,7 @@ class Device:
     def open(self) -> None:
         """As often as it takes: a GPU that is lost may be back."""
         if self.questions.handle is None:
+            self.questions.is_lost = False
             self.questions.open(self._name)
         if self.questions.handle is not None and self._activity is None:
             self._activity = Activity(self.questions)
@@ -72,6 +73,7 @@ class Device:
     def has_changed(self, *, slices: bool) -> bool:
         """Whether it has something else to tell about itself: its names at last, or other `slices`."""
         if "uuid" not in self._known:
+            self.open()
             self._known.update(facts.names(self.questions))
             return "uuid" in self._known
         if slices and facts.slices(self.questions) not in ({}, self._slices):
@@ -81,8 +83,9 @@ class Device:
 
     def look(self, at: float) -> dict[str, Any]:
         """What it does now; a slice (MIG) knows neither its use nor its power."""
+        if self.questions.handle is None:
+            return {"lost": True} if self.questions.is_lost else {}
         self.questions.is_lost = False
-        self.open()
         ask, memory = self.questions.ask, facts.memory(self.questions)
         use = ask("nvmlDeviceGetUtilizationRates")
         found = {
@@ -114,7 +117,7 @@ class Device:
 
     def processes(self) -> list[dict[str, int]] | None:
         """Those that compute on it; None where that is not told."""
-        found = self.questions.ask("nvmlDeviceGetComputeRunningProcesses")
+        found = self.questions.ask("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
         return None if found is None else [_process(one) for one in found[:MOST_PROCESSES]]
 
     def _measured(self, at: float) -> dict[str, float | None]:

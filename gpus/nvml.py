@@ -88,11 +88,12 @@ def lines(node: Node, asked: Asked) -> Iterator[dict[str, Any]]:
         is_due = asked.everything and time.monotonic() >= due
         if node.has_changed(slices=is_due):
             yield node.about()
-        yield {**now(), "looks": node.looks()}
+        moment = now()
+        yield {**moment, "looks": node.looks()}
         if is_due:
             due = time.monotonic() + COUNTERS_SECONDS - asked.seconds / 2
             yield {**now(), "counters": node.counters(), "processes": node.processes()}
-        for event in node.wait(next_look(asked.seconds)):
+        for event in node.wait(next_look(asked.seconds, moment["time"])):
             due = 0.0 if event["kind"] == "mig" else due
             yield {**now(), "event": event}
 
@@ -102,10 +103,10 @@ def now() -> dict[str, float]:
     return {"at": time.monotonic(), "time": time.time()}
 
 
-def next_look(seconds: float) -> float:
-    """By the monotonic clock: in the middle of a period of the wall clock, so that each second gets one look."""
-    left = seconds - (time.time() - seconds / 2) % seconds
-    return time.monotonic() + (left if left > seconds / 4 else left + seconds)
+def next_look(seconds: float, last: float) -> float:
+    """By the monotonic clock: in the middle of the wall clock's next period, so that each second gets one look."""
+    due = (last // seconds + 1.5) * seconds
+    return time.monotonic() + min(due - time.time(), 2 * seconds)
 
 
 def stay_with_parent() -> None:

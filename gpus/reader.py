@@ -182,9 +182,9 @@ def environment() -> dict[str, str]:
 
 
 def _same(before: Machine | None, now: Machine) -> set[int]:
-    """Places with the GPU that they had."""
+    """Places with the GPU that they had, as far as anybody knows."""
     pairs = zip(before.gpus if before else (), now.gpus, strict=False)
-    return {place for place, (old, new) in enumerate(pairs) if old.uuid == new.uuid}
+    return {place for place, (old, new) in enumerate(pairs) if old.uuid in ("", new.uuid)}
 
 
 class _Child:

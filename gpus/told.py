@@ -156,7 +156,7 @@ class Lines:
 
     def read(self, line: bytes) -> Told | None:
         """None for what is no line of the child's: a library may print whatever it likes."""
-        with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
+        with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             told = json.loads(line)
             if "none" in told:
                 return Absent(str(told["none"])[:1000], bool(told.get("later")))

@@ -55,6 +55,10 @@ class Gpus:
         """Readers that have not ended."""
         return self._reader.pids
 
+    @property
+    def machine(self) -> Machine | None:
+        return self._reader.machine
+
     def tend(self) -> None:
         """Take in what was told, notice silence, start a reader where there is none."""
         for told in self._reader.tend():

@@ -1,0 +1,414 @@
+"""GPUs read by real NVML bindings over a stand-in of the library: what is told, and each way that it may fail."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpus.told import Absent, Answers, Back, Counters, DriverEvent, Looks, Lost, Machine, Silent
+from tests.gpus.conftest import Watch, stand_in
+from tests.nvml import LEARNED_LATE, MIG_CHANGED, RECOVERY, StandIn, bus, slice_uuid, uuid
+from tests.waiting import until
+
+STEADY = {
+    "gpu_percent": 90,
+    "memory_mib": 30720,
+    "temperature_c": 60,
+    "watts": 350,
+    "sm_mhz": 1980,
+    "throttle": 0,
+    "memory_temperature_c": 65,
+    "sm_percent": 75,
+    "pcie_tx_mib": 800,
+    "pcie_rx_mib": 1200,
+}
+
+
+def test_what_there_is(nvml: StandIn, watch: Watch) -> None:
+    machine = watch().first(Machine)
+    assert (machine.driver, machine.nvml, machine.cuda) == ("570.86.15", "12.570.86.15", "12.8")
+    assert [gpu.uuid for gpu in machine.gpus] == [uuid(index) for index in range(8)]
+    assert [row[0] for row in machine.topology] == ["X", *["NV18"] * 7]
+    assert machine.gpus[3].as_told() == {
+        "gpu": "3",
+        "uuid": uuid(3),
+        "index": 3,
+        "minor": 3,
+        "bus": bus(3),
+        "name": "NVIDIA H100 80GB HBM3",
+        "memory_mib": 81920,
+        "serial": "1650000000003",
+        "vbios": "96.00.74.00.01",
+        "power_cap_watts": 700,
+        "slowdown_c": 89,
+        "numa_node": 0,
+        "mig": False,
+    }
+
+
+def test_without_links_gpus_are_near_or_far(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("* field.91 0")
+    assert watch().first(Machine).topology[0] == ("X", *["NODE"] * 3, *["SYS"] * 4)
+
+
+def test_a_gpu_that_tells_only_how_far_it_is_from_slowing_down(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("* slowdown_c !3", "* temperature_c 40", "* margin_c 47", "* field.194 -2")
+    assert watch().first(Machine).gpus[0].slowdown_c == 89
+
+
+def test_what_gpus_do(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("3 gpu_percent 30~90/60", "3 throttle 72", "3 field.138 0+2097152", "3 field.139 0+1048576")
+    watched = watch()
+    looks = watched.looks().looks
+    assert looks[0] == STEADY
+    assert looks[3] is not None
+    assert 30 <= looks[3]["gpu_percent"] <= 90
+    assert looks[3]["throttle"] == 72
+    assert looks[3]["nvlink_tx_mib"] == pytest.approx(2048, rel=0.2)
+    assert looks[3]["nvlink_rx_mib"] == pytest.approx(1024, rel=0.2)
+
+
+def test_each_second_gets_one_look(nvml: StandIn, watch: Watch) -> None:
+    watched = watch()
+    until(lambda: len(watched.all(Looks)) > 10)
+    periods = [look.time // 0.1 for look in watched.all(Looks)]
+    assert sorted(set(periods)) == periods
+    assert abs(watched.all(Looks)[-1].time - time.time()) < 30
+
+
+def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
+    nvml.say(
+        "2 ecc_uncorrected 4", "2 remapped_pending 1", "2 pcie_width 8", "2 field.230 2", "2 nvlink.5 0",
+        "2 sram_threshold_exceeded 1", "0 process 4711 2000", "0 process 4712 150", "1 processes !4",
+    )  # fmt: skip
+    told = watch().first(Counters)
+    assert told.counters[0] == {
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+        "ecc_corrected_lifetime": 2,
+        "ecc_uncorrected_lifetime": 0,
+        "sram_threshold_exceeded": 0,
+        "remapped_corrected": 0,
+        "remapped_uncorrected": 0,
+        "remapped_pending": 0,
+        "remapped_failed": 0,
+        "pcie_replays": 0,
+        "pcie_generation": 5,
+        "pcie_generation_most": 5,
+        "pcie_width": 16,
+        "pcie_width_most": 16,
+        "power_cap_watts": 700,
+        "recovery_action": 0,
+        "nvlinks": [1] * 18,
+    }
+    assert {name: value for name, value in told.counters[2].items() if value != told.counters[0][name]} == {
+        "ecc_uncorrected": 4,
+        "remapped_pending": 1,
+        "pcie_width": 8,
+        "recovery_action": 2,
+        "sram_threshold_exceeded": 1,
+        "nvlinks": [1] * 5 + [0] + [1] * 12,
+    }
+    both = ({"pid": 4711, "memory_mib": 2000}, {"pid": 4712, "memory_mib": 150})
+    assert told.processes[:3] == (both, None, ())
+
+
+# What is not told.
+
+
+def test_what_is_not_supported_is_left_out_and_asked_again_once_nvml_is_opened_anew(
+    nvml: StandIn, watch: Watch
+) -> None:
+    nvml.say("2 watts !3", "2 field.82 !3", "2 gpm.20 !3")
+    watched = watch()
+    missing = {name: value for name, value in STEADY.items() if name not in ("watts", "memory_temperature_c")}
+    missing.pop("pcie_tx_mib")
+    told = watched.looks().looks
+    assert (told[1], told[2]) == (STEADY, missing)
+    nvml.say("2 gpm.20 !3")
+    assert watched.looks().looks[2] == missing, "the driver was asked again"
+    nvml.say("* reload 1")
+    assert until(lambda: [one for one in watched.all(Machine) if one.reopened])
+    assert watched.looks().looks[2] == STEADY
+
+
+def test_what_fails_once_is_asked_again(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("2 watts !999")
+    watched = watch()
+    look = watched.looks().looks[2]
+    assert look is not None
+    assert "watts" not in look
+    nvml.say()
+    assert watched.looks().looks[2] == STEADY
+
+
+def test_a_counter_that_may_go_round_unseen_makes_no_rate(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("* gpm 0", "0 field.197 100+1", "1 field.197 5e12+1048576000", "2 field.202 0+1048576000")
+    first, second, third = watch().looks().looks[:3]
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert not {"pcie_tx_mib", "sm_percent", "nvlink_tx_mib"} & first.keys()
+    assert second["pcie_tx_mib"] == pytest.approx(1000, rel=0.2)
+    assert third["nvlink_tx_mib"] == pytest.approx(1000, rel=0.2)
+
+
+def test_an_old_driver_tells_what_it_knows(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(StandIn(tmp_path, without=LEARNED_LATE), monkeypatch)
+    watched = watch()
+    assert watched.first(Machine).gpus[0].numa_node is None
+    assert set(watched.first(Counters).processes) == {None}
+    told = watched.looks().looks[0]
+    # With what the driver keeps for itself.
+    assert told == {
+        "gpu_percent": 90,
+        "memory_mib": 31232,
+        "temperature_c": 60,
+        "watts": 350,
+        "sm_mhz": 1980,
+        "throttle": 0,
+    }
+
+
+# Lost.
+
+
+def test_a_lost_gpu_is_told_by_what_was_known_of_it_and_so_is_its_return(nvml: StandIn, watch: Watch) -> None:
+    watched = watch()
+    watched.first(Looks)
+    nvml.say("3 lost 1")
+    lost = watched.first(Lost)
+    assert (lost.place, lost.gpu.uuid, lost.gpu.bus) == (3, uuid(3), bus(3))
+    looks = watched.looks().looks
+    assert (looks[3], looks[2]) == (None, STEADY)
+    nvml.say()
+    assert watched.first(Back).gpu.uuid == uuid(3)
+    assert watched.looks().looks[3] == STEADY
+    nvml.say("3 lost 1")
+    watched.first(Lost)
+    assert len(watched.all(Lost)) == 1
+
+
+def test_another_child_knows_a_lost_gpu_no_more_but_its_reader_does(nvml: StandIn, watch: Watch) -> None:
+    watched = watch()
+    watched.first(Looks)
+    nvml.say("3 lost 1")
+    watched.first(Lost)
+    (child,) = watched.reader.pids
+    os.kill(child, signal.SIGKILL)
+    again = watched.next(Machine)
+    assert watched.reader.pids != [child]
+    assert (again.gpus[3].uuid, again.gpus[3].serial) == (uuid(3), "1650000000003")
+    assert watched.looks().looks[3] is None
+    assert not watched.all(Back)
+
+
+def test_one_that_was_lost_before_tells_its_name_once_it_is_back(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("3 lost 1")
+    watched = watch()
+    assert watched.first(Machine).gpus[3].as_told() == {"gpu": "3", "index": 3}
+    assert watched.first(Lost).gpu.index == 3
+    nvml.say()
+    assert until(lambda: [one for one in watched.all(Machine) if one.gpus[3].uuid == uuid(3)])
+    assert watched.first(Back).gpu.uuid == uuid(3)
+
+
+def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
+    watched = watch()
+    watched.first(Looks)
+    nvml.say("3 lost 1")
+    watched.first(Lost)
+    nvml.say("* reload 1", "3 uuid GPU-another")
+    assert until(lambda: [one for one in watched.all(Machine) if one.gpus[3].uuid == "GPU-another"])
+    assert watched.looks().looks[3] == STEADY
+    assert not watched.all(Back), "the one that was lost is gone"
+
+
+# Silence.
+
+
+@pytest.mark.parametrize("whose", ["*", "3"])
+def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Watch, whose: str) -> None:
+    watched = watch(silent_seconds=0.5, opening_seconds=0.5)
+    watched.first(Looks)
+    hung = time.time()
+    nvml.say(f"{whose} hang 1")
+    silent = watched.first(Silent)
+    assert abs(silent.since - hung) < 1.0
+    assert watched.reader.newest is None, "what was known is no answer any more"
+    assert watched.reader.silent_since == silent.since
+    nvml.say()
+    answers = watched.first(Answers)
+    assert (answers.since, answers.seconds > 0) == (silent.since, True)
+    assert watched.looks().looks[0] == STEADY
+    assert watched.reader.silent_since is None
+    assert len(watched.all(Silent)) <= 1
+
+
+@pytest.mark.long
+def test_of_children_that_cannot_be_killed_there_are_two(
+    nvml: StandIn, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as held:
+        held.setattr(os, "kill", lambda pid, number: None)  # as where a driver holds them
+        nvml.say("* hang 1")
+        watched = watch(silent_seconds=0.3, opening_seconds=0.3)
+        until(lambda: watched.all(Silent) and len(watched.reader.pids) == 2)
+        deadline = time.monotonic() + 1.5  # in which more would come
+        while time.monotonic() < deadline:
+            watched.all(Silent)
+            assert len(watched.reader.pids) <= 2
+        assert len(watched.all(Silent)) == 1
+    nvml.say()  # the driver lets go of them: one reads on nowhere, and ends as nobody listens
+    watched.first(Answers)
+    until(lambda: watched.all(Looks) and len(watched.reader.pids) == 1)
+
+
+def test_a_driver_that_is_away_for_a_while(nvml: StandIn, watch: Watch) -> None:
+    """Loaded anew: NVML says first that it is not open, then that there is no driver, then all is well."""
+    watched = watch()
+    watched.first(Looks)
+    nvml.say("* reload 1", "* init !9")
+    assert watched.first(Absent) == Absent("Driver Not Loaded", may_change=True)
+    assert watched.reader.absent
+    nvml.say("* reload 1")
+    assert watched.next(Machine).gpus[0].uuid == uuid(0)
+    assert watched.looks().looks[0] == STEADY
+    assert watched.reader.absent is None
+
+
+def test_a_library_that_is_not_the_drivers(nvml: StandIn, watch: Watch) -> None:
+    watched = watch()
+    watched.first(Looks)
+    nvml.say("* call !18")
+    assert watched.first(Absent) == Absent("RM has detected an NVML/RM version mismatch.", may_change=True)
+    nvml.say()
+    watched.next(Machine)
+    assert watched.looks().looks[0] == STEADY
+
+
+def test_without_nvml_nothing_is_started_again(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpus import once
+
+    if once.has_driver():
+        pytest.skip("here is a driver")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    watched = watch()
+    assert not watched.first(Absent).may_change
+    until(lambda: not watched.all(Machine) and not watched.reader.pids)
+    for _ in range(5):
+        assert watched.reader.tend() == []
+    assert not watched.reader.pids
+
+
+# Events.
+
+
+def test_an_xid_is_told_before_the_next_look(nvml: StandIn, watch: Watch) -> None:
+    watched = watch(every=3600)
+    watched.first(Counters)
+    nvml.event(5, 79)
+    event = watched.first(DriverEvent)
+    assert (event.gpu.uuid, event.kind, event.value) == (uuid(5), "xid", 79)
+    nvml.event(5, 79)
+    nvml.event(5, 2, kind=RECOVERY)
+    until(lambda: len(watched.all(DriverEvent)) == 2)
+    assert watched.all(DriverEvent)[1].kind == "recovery", "an equal one counts as one until the next look"
+    assert len(watched.all(Looks)) == 1
+
+
+def test_that_there_is_something_to_read_shows_in_a_selector(nvml: StandIn, watch: Watch) -> None:
+    watched = watch(every=3600)
+    watched.first(Counters)
+    watched.reader.tend()
+    number = watched.reader.fileno()
+    assert number is not None
+    assert not select.select([number], [], [], 0)[0]
+    nvml.event(0, 31)
+    assert select.select([number], [], [], 60)[0]
+
+
+@pytest.mark.parametrize("how", ["0", "!3"])
+def test_gpus_without_events_are_looked_at_all_the_same(nvml: StandIn, watch: Watch, how: str) -> None:
+    nvml.say(f"* events {how}")
+    watched = watch()
+    watched.looks()
+    nvml.event(0, 79)
+    watched.looks()
+    assert not watched.all(DriverEvent)
+
+
+def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("* wait !15")
+    watched = watch()
+    watched.looks()
+    watched.looks()
+    periods = [look.time // 0.1 for look in watched.all(Looks)]
+    assert sorted(set(periods)) == periods
+
+
+# Slices (MIG).
+
+
+def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Watch) -> None:
+    watched = watch()
+    watched.first(Counters)
+    nvml.say("3 mig 1", "3 slice 1 9856", "3 slice 2 19968", "3 process 4711 2000 2")
+    nvml.event(3, 1, kind=MIG_CHANGED)
+    cut = until(lambda: [one for one in watched.all(Machine) if one.gpus[3].mig])[0]
+    assert cut.gpus[3].instances == (
+        {
+            "uuid": slice_uuid(3, 1),
+            "name": "NVIDIA H100 80GB HBM3",
+            "memory_mib": 9856,
+            "gpu_instance": 1,
+            "compute_instance": 0,
+        },
+        {
+            "uuid": slice_uuid(3, 2),
+            "name": "NVIDIA H100 80GB HBM3",
+            "memory_mib": 19968,
+            "gpu_instance": 2,
+            "compute_instance": 0,
+        },
+    )
+    assert watched.next(Counters).processes[3] == ({"pid": 4711, "memory_mib": 2000, "gpu_instance": 2},)
+    look = watched.looks().looks[3]
+    assert look is not None
+    assert ("gpu_percent" in look, look["watts"]) == (False, 350)
+    nvml.say()
+    nvml.event(3, 0, kind=MIG_CHANGED)
+    assert until(lambda: [one for one in watched.all(Machine) if one.gpus[3].mig is False])
+    assert watched.looks().looks[3] == STEADY
+
+
+def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
+    nvml.say("3 mig 1", "3 slice 1 9856")
+    watched = watch([slice_uuid(3, 1)], everything=False)
+    (gpu,) = watched.first(Machine).gpus
+    assert (gpu.uuid, gpu.parent, gpu.memory_mib) == (slice_uuid(3, 1), uuid(3), 9856)
+    (look,) = watched.looks().looks
+    assert look is not None
+    assert look["memory_mib"] == 4928
+    assert not {"gpu_percent", "watts"} & look.keys()
+
+
+# Whose it is.
+
+
+def test_chosen_ones_by_index_and_uuid(nvml: StandIn, watch: Watch) -> None:
+    watched = watch([uuid(6), "2"], everything=False)
+    assert [gpu.index for gpu in watched.first(Machine).gpus] == [6, 2]
+    assert len(watched.looks().looks) == 2
+    assert not watched.all(Counters)
+
+
+def test_one_that_is_not_there_tells_nothing(nvml: StandIn, watch: Watch) -> None:
+    watched = watch(["GPU-of-nobody", "0"], everything=False)
+    assert [gpu.uuid for gpu in watched.first(Machine).gpus] == ["", uuid(0)]
+    assert watched.looks().looks == ({}, STEADY)
