@@ -17,6 +17,7 @@ from django.urls import get_resolver, path, re_path  # noqa: E402
 import portal.celery  # noqa: E402, F401  (binds shared tasks to our broker)
 from jobs.api import reports  # noqa: E402
 from jobs.sockets.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
+from jobs.sockets.machines import ClusterSocket  # noqa: E402
 from nodes.api import agents  # noqa: E402
 from portal.http.limits import Application, BodyLimit  # noqa: E402
 from portal.http.posts import Intake  # noqa: E402
@@ -26,6 +27,7 @@ sockets = URLRouter(
     [
         path("ws/jobs/<int:job_id>", JobSocket.as_asgi()),
         path("ws/jobs", JobsSocket.as_asgi()),
+        path("ws/cluster", ClusterSocket.as_asgi()),
         re_path(r"", NoSocket.as_asgi()),
     ]
 )

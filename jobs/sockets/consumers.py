@@ -39,7 +39,7 @@ def the_hub() -> Hub:
     return hub.of_this_process(settings.REDIS_URL, relay_for)
 
 
-class _Socket(AsyncWebsocketConsumer):
+class Socket(AsyncWebsocketConsumer):
     """Common to both: tasks that live as long as the socket, and who it belongs to."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -103,7 +103,7 @@ class _Socket(AsyncWebsocketConsumer):
         """Sockets only listen; whatever a page sends is ignored."""
 
 
-class JobSocket(_Socket):
+class JobSocket(Socket):
     """One job: binary frames (jobs.live), or JSON with `?format=json`; `?rank=7` adds that rank's own points.
 
     Beside frames there are JSON texts: `hello` once the socket has joined (read history now: whatever is newer will
@@ -151,7 +151,7 @@ class JobSocket(_Socket):
         return isinstance(user, User) and Job.objects.visible_to(user).filter(pk=self.job_id).exists()
 
 
-class JobsSocket(_Socket):
+class JobsSocket(Socket):
     """All jobs of the person's projects: `{"kind": "jobs", "jobs": […]}`, the newest line of each, once a second."""
 
     async def begin(self, user: User) -> bool:

@@ -136,14 +136,14 @@ def test_a_peer_that_goes_while_it_is_let_in_leaves_nothing(
     """It has joined, and is gone when it is told hello."""
     path = path.format(attempt_of().job_id)
     joined, gone = asyncio.Event(), asyncio.Event()
-    join = consumers._Socket.join
+    join = consumers.Socket.join
 
     async def slowly(self: Any, *args: Any, **options: Any) -> None:
         await join(self, *args, **options)
         joined.set()
         await gone.wait()
 
-    monkeypatch.setattr(consumers._Socket, "join", slowly)
+    monkeypatch.setattr(consumers.Socket, "join", slowly)
 
     async def scene(web: uvicorn.Server, raw: Raw) -> None:
         await raw.open()
@@ -168,7 +168,7 @@ def test_a_frame_for_a_peer_that_has_just_gone_is_no_fault(
         busy.set()
         await free.wait()
 
-    monkeypatch.setattr(consumers._Socket, "receive", receive)
+    monkeypatch.setattr(consumers.Socket, "receive", receive)
 
     async def scene(web: uvicorn.Server, raw: Raw) -> None:
         await raw.open()

@@ -1,0 +1,105 @@
+"""`/ws/cluster`: what machines do, as their agents tell it; with `?node=NAME` all samples of that one.
+
+Beside these there are `hello` once it has joined (read now: whatever is newer will come), `heartbeat` every 10 s, and
+`missed` when this reader was too slow and must read again. All are JSON; `{"kind": "machines", "machines": [line]}`
+comes once a second at most, with the newest line of each machine that told something (nodes.telemetry.live), and
+`{"kind": "samples", …}` of one machine as it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from channels.db import database_sync_to_async
+
+from jobs.listing import sight
+from jobs.sockets.consumers import HEARTBEAT_S, LISTS_S, NOT_FOUND, NOT_SIGNED_IN, RECHECK_S, Socket
+from nodes.models import Agent, Gpu
+from nodes.telemetry import live
+from portal.http import sockets
+from portal.models import User
+
+
+class ClusterSocket(Socket):
+    """All machines, or one."""
+
+    async def begin(self, user: User) -> bool:
+        self.lines: dict[str, dict[str, Any]] = {}
+        self.hidden: set[str] = set()  # GPUs, by UUID, that are none of this person's business just now
+        self.node = parse_qs(self.scope["query_string"].decode("latin-1")).get("node", [""])[0]
+        agent_id = await self._agent_id()
+        if self.node and agent_id is None:
+            return False
+        self.hidden = await self._hidden() or set()
+        if agent_id is not None:
+            await self.join(live.topic(agent_id), self._pass_on)
+        else:
+            await self.join(live.TOPIC, self._collect)
+        await self.say(kind="hello")
+        self.start(self._beat(), self._recheck(), *([] if self.node else [self._tell()]))
+        return True
+
+    async def _pass_on(self, message: bytes | None) -> None:
+        """One machine's samples."""
+        if message is None:
+            await self.say(kind="missed")
+            return
+        told = msgspec.json.decode(message)
+        for row, uuid in enumerate(told["gpus"]):
+            if uuid in self.hidden:
+                for column in told["columns"].values():
+                    column[row] = [None] * len(column[row])
+        await self.say(kind="samples", **told)
+
+    async def _collect(self, message: bytes | None) -> None:
+        if message is None:
+            await self.say(kind="missed")
+            return
+        line = msgspec.json.decode(message)
+        line["gpus"] = [
+            None if uuid in self.hidden else values for uuid, values in zip(line["uuids"], line["gpus"], strict=False)
+        ]
+        del line["uuids"]
+        self.lines[line["node"]] = line
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(LISTS_S)
+            if self.lines:
+                lines, self.lines = self.lines, {}
+                await self.say(kind="machines", machines=list(lines.values()))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self.say(kind="heartbeat")
+
+    async def _recheck(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_S)
+            hidden = await self._hidden()
+            if hidden is None:
+                await self.close(NOT_SIGNED_IN if not self.node else NOT_FOUND)
+                return
+            self.hidden = hidden
+
+    @database_sync_to_async
+    def _agent_id(self) -> int | None:
+        return Agent.objects.filter(node=self.node).values_list("pk", flat=True).first() if self.node else None
+
+    @database_sync_to_async
+    def _hidden(self) -> set[str] | None:
+        """What is hidden from this person now; None: nobody is signed in any more."""
+        user = sockets.still(self.scope)
+        if not isinstance(user, User):
+            return None
+        if sight.sees_all(user):
+            return set()
+        now = time.time()
+        held = Gpu.objects.filter(holdings__until=None).distinct()
+        seen = sight.sight(user, held.values_list("pk", flat=True), now, now)
+        return {gpu.uuid for gpu in held if seen.hides(gpu.pk, now)}

@@ -1,0 +1,137 @@
+"""What is heard of machines: lines of all, samples of one, and nothing of GPUs that are somebody else's business."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.conf import LazySettings
+
+from nodes.models import Gpu, Holding
+from portal.models import User
+from tests.jobs.sockets.listening import Socket, play
+from tests.lab import a_project, person, signed_in
+from tests.nodes.telemetry.reporting import UUIDS, Machine
+from tests.redis import Server
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def machine(server: Server) -> Machine:
+    machine = Machine()
+    machine.post(machine.facts(time.time()))
+    return machine
+
+
+@pytest.fixture
+def mira() -> User:
+    return person("mira", a_project(), slurm_user="mira")
+
+
+async def told(machine: Machine, percent: int, *, ago: int = 10) -> None:
+    batch = machine.batch(int(time.time()) - ago, gpu_percent=percent, watts=300, host={"cpu_percent": 5})
+    await sync_to_async(machine.post)(batch)
+
+
+def test_a_line_of_each_machine_once_a_second(machine: Machine, mira: User) -> None:
+    client = signed_in(mira)
+
+    async def scene() -> None:
+        socket = Socket("/ws/cluster", client)
+        assert await socket.connect() is None
+        await socket.hear("hello")
+        await told(machine, 10)
+        await told(machine, 20)
+        heard: list[Any] = []
+        while not heard or heard[-1]["gpus"] != [[20, None, None, 300]] * 2:
+            heard += (await socket.hear("machines"))["machines"]
+        assert heard[-1]["node"] == "dgx-01"
+        assert heard[-1]["cpu"] == 5
+        await socket.disconnect()
+
+    play(scene)
+
+
+def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
+    client = signed_in(mira)
+
+    async def scene() -> None:
+        socket = Socket("/ws/cluster?node=dgx-01", client)
+        assert await socket.connect() is None
+        await socket.hear("hello")
+        await told(machine, 10)
+        heard = await socket.hear("samples")
+        assert (heard["node"], heard["period"], heard["gpus"]) == ("dgx-01", 1, list(UUIDS[:2]))
+        assert heard["columns"] == {"gpu_percent": [[10] * 10] * 2, "watts": [[300] * 10] * 2}
+        assert heard["host"] == {"cpu_percent": 5}
+        await socket.disconnect()
+
+    play(scene)
+
+
+def test_a_backlog_is_no_news(machine: Machine, mira: User) -> None:
+    client = signed_in(mira)
+
+    async def scene() -> None:
+        socket = Socket("/ws/cluster?node=dgx-01", client)
+        await socket.connect()
+        await socket.hear("hello")
+        await told(machine, 10, ago=3600)
+        await told(machine, 30)
+        assert (await socket.hear("samples"))["columns"]["gpu_percent"][0][0] == 30
+        await socket.disconnect()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("path", ["/ws/cluster", "/ws/cluster?node=dgx-01"])
+def test_what_others_hold_is_left_out_where_the_site_hides_it(
+    machine: Machine, mira: User, settings: LazySettings, path: str
+) -> None:
+    settings.VIGIL_QUEUE_VISIBLE = "own"
+    gpu = Gpu.objects.get(uuid=UUIDS[0])
+    Holding.objects.create(
+        gpu=gpu, agent=gpu.agent, scheduler_id="7", user="noor", source="scheduler", since=datetime.now(UTC)
+    )
+    client = signed_in(mira)
+
+    async def scene() -> None:
+        socket = Socket(path, client)
+        await socket.connect()
+        await socket.hear("hello")
+        await told(machine, 10)
+        if "node" in path:
+            columns = (await socket.hear("samples"))["columns"]
+            assert columns["gpu_percent"] == [[None] * 10, [10] * 10]
+        else:
+            (line,) = (await socket.hear("machines"))["machines"]
+            assert line["gpus"] == [None, [10, None, None, 300]]
+        await socket.disconnect()
+
+    play(scene)
+
+
+def test_nobody_who_is_not_signed_in_hears_anything(machine: Machine) -> None:
+    async def scene() -> None:
+        from django.test import Client
+
+        socket = Socket("/ws/cluster", Client())
+        await socket.connect()
+        assert await socket.hear() == 4401
+
+    play(scene)
+
+
+def test_a_machine_that_nobody_knows(machine: Machine, mira: User) -> None:
+    client = signed_in(mira)
+
+    async def scene() -> None:
+        socket = Socket("/ws/cluster?node=nowhere", client)
+        await socket.connect()
+        assert await socket.hear() == 4404
+
+    play(scene)
