@@ -20,3 +20,14 @@ def packed(path: Path, members: dict[str, bytes]) -> Path:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return path
+
+
+def folder(**files: str) -> bytes:
+    """A folder as people upload it, a tar.gz; names with a slash as `src__model.py`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name.replace("__", "/").replace("_py", ".py"))
+            member.size, member.mode = len(text), 0o755
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return buffer.getvalue()

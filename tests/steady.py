@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.spec import JobSpec, write_toml
-from tests.jobs.asking import packed
+from tests.archives import folder as packed
 
 PROGRAM = """\
 import os, pathlib, socket, sys, time, vigil_report
