@@ -70,10 +70,10 @@ class Probe:
 
 
 def _answer(writing: int, path: str, question: Callable[[str], None]) -> None:
-    """In the child: nothing of the agent's stays open in it, above all no lock, for it may never end."""
+    """In the child: nothing of the agent's stays open in it, no lock and no output that somebody reads to its end."""
     try:
-        kept = os.dup2(writing, 3) if writing != 3 else 3
-        os.closerange(4, 65_536)
+        kept = os.dup2(writing, 0)
+        os.closerange(1, 4_096)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -32,6 +32,7 @@ class Remembered:
         if known != self._gpus:
             self._gpus = known
             with suppress(OSError):  # of a full disk: it is written when something changes again
+                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 temporary = self._path.with_suffix(".tmp")
                 temporary.write_text(json.dumps(self.gpus))
                 os.replace(temporary, self._path)

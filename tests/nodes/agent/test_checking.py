@@ -1,0 +1,140 @@
+"""`check`, as Slurm's prolog calls it, and `--once`, as people do."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from nodes.agent import checking
+from nodes.agent.checking import ANSWER_SECONDS
+from tests.nodes.agent.hanging import NoFuse, hanging
+from tests.nodes.agent.running import Running
+from tests.nvml import StandIn, bus, uuid
+
+pytestmark = pytest.mark.slow
+
+
+def checked(agent: Running, **environment: str) -> tuple[int, str]:
+    """Its exit code and what it said, one line on stdout; it answers in time, whatever hangs."""
+    began = time.monotonic()
+    done = agent.run("check", **environment)
+    assert time.monotonic() - began < ANSWER_SECONDS + 5, "a busy machine starts slowly"
+    assert done.stdout.count("\n") == 1
+    return done.returncode, done.stdout.strip()
+
+
+class TestCheck:
+    def test_a_well_node(self, agent: Running) -> None:
+        assert checked(agent) == (0, "node01 is well: 8 GPUs answer.")
+
+    def test_a_node_without_gpus(self, agent: Running) -> None:
+        assert checked(agent, LD_LIBRARY_PATH="") == (0, "node01 is well: it has no GPU.")
+
+    def test_nvml_that_hangs(self, agent: Running, gpus: StandIn) -> None:
+        gpus.say("* hang 1")
+        assert checked(agent) == (1, "NVML did not answer within 1.5 s.")
+
+    @pytest.mark.parametrize(
+        ("said", "sentence"),
+        [
+            ("3 lost 1", f"GPU 3 ({bus(3)}) is lost."),
+            ("3 field.230 1", f"GPU 3 ({bus(3)}) asks to be reset."),
+            ("3 field.230 2", f"GPU 3 ({bus(3)}) asks for a reboot of the node."),
+            ("3 field.230 99", f"GPU 3 ({bus(3)}) asks for a repair."),
+            ("3 remapped_failed 1", f"GPU 3 ({bus(3)}) could not remap a row of its memory."),
+            ("* init !9", "NVML can't be opened"),
+        ],
+    )
+    def test_a_sick_gpu(self, agent: Running, gpus: StandIn, said: str, sentence: str) -> None:
+        assert checked(agent)[0] == 0
+        gpus.say(said)
+        code, told = checked(agent)
+        assert code == 1
+        assert told.startswith(sentence)
+
+    def test_rows_that_wait_for_a_reset_at_leisure_stop_nobody(self, agent: Running, gpus: StandIn) -> None:
+        gpus.say("3 remapped_pending 1")
+        assert checked(agent)[0] == 0
+
+    def test_a_gpu_that_was_there_and_is_not(self, agent: Running, gpus: StandIn) -> None:
+        assert checked(agent)[0] == 0
+        gpus.say("* count 7")
+        code, told = checked(agent)
+        assert code == 1
+        file = agent.state / "gpus.json"
+        assert told == f"7 of 8 GPUs are there ({bus(7)} missing). If that is meant, remove {file}."
+        file.unlink()
+        assert checked(agent) == (0, "node01 is well: 7 GPUs answer.")
+
+    def test_another_gpu_in_the_slot_is_as_good(self, agent: Running, gpus: StandIn) -> None:
+        assert checked(agent)[0] == 0
+        gpus.say("3 uuid GPU-another")
+        assert checked(agent)[0] == 0
+
+    def test_a_mount_that_hangs(self, agent: Running, tmp_path: Path) -> None:
+        try:
+            with hanging(tmp_path / "m") as system:
+                code, told = checked(agent, VIGIL_AGENT_MOUNTS=str(system.path))
+                assert code == 1
+                assert told.endswith("does not answer.")
+                system.well.set()
+                assert checked(agent, VIGIL_AGENT_MOUNTS=str(system.path))[0] == 0
+        except NoFuse:
+            pytest.skip("no FUSE here")
+
+    def test_a_mount_that_is_not_mounted(self, agent: Running, tmp_path: Path) -> None:
+        code, told = checked(agent, VIGIL_AGENT_MOUNTS=str(tmp_path))
+        assert code == 1
+        assert told.startswith("Nothing is mounted at ")
+
+    def test_a_wrong_setting(self, agent: Running) -> None:
+        code, told = checked(agent, VIGIL_AGENT_STATE="state")
+        assert code == 1
+        assert "VIGIL_AGENT_STATE" in told
+
+    def test_beside_an_agent_that_runs(self, agent: Running) -> None:
+        agent.start()
+        assert checked(agent)[0] == 0
+        agent.end()
+
+
+class TestOnce:
+    def test_one_sample_of_everything(self, agent: Running) -> None:
+        done = agent.run("--once", "--json")
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert [gpu["uuid"] for gpu in told["gpus"]] == [uuid(number) for number in range(8)]
+        assert told["gpus"][0]["gpu_percent"] == 90
+        assert told["gpus"][0]["counters"]["pcie_width"] == 16
+        assert told["facts"]["driver"] == "570.86.15"
+        assert "cpu_percent" in told["host"]
+        assert told["processes"] == []
+
+    def test_for_people(self, agent: Running, gpus: StandIn) -> None:
+        gpus.say("3 lost 1")
+        done = agent.run("--once")
+        assert done.returncode == 0
+        assert f"GPU 0 NVIDIA H100 80GB HBM3 {uuid(0)}: 90%, 30720 MiB, 60 °C, 350 W, 1980 MHz" in done.stdout
+        assert f"{uuid(4)}: 90%" in done.stdout
+        assert ": lost" in done.stdout
+
+    def test_without_a_gpu_it_says_so(self, agent: Running) -> None:
+        done = agent.run("--once", LD_LIBRARY_PATH="")
+        assert done.returncode == 0
+        assert "No GPU is read here" in done.stdout
+
+
+def test_a_pile_is_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = list(range(100, 140))
+    assert list(checking._pile(pids, pids[:16])) == []
+    (sentence,) = checking._pile(pids, pids[:17] + [7])
+    assert sentence.startswith("17 processes wait for a disk")
+
+
+def test_room_is_missed_when_there_is_none(tmp_path: Path) -> None:
+    assert list(checking._room(str(tmp_path), 0)) == []
+    (sentence,) = checking._room(str(tmp_path), 2**40)
+    assert "MiB left" in sentence

@@ -1,0 +1,95 @@
+"""Whose a process on a GPU is, and of which job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpus.told import Counters, Gpu
+from nodes.agent.processes import Processes, job_of_cgroup, job_of_environment
+from tests.waiting import until
+
+GPUS = (Gpu("0", uuid="GPU-0"), Gpu("1", uuid="GPU-1"), Gpu("2"))
+
+
+def counters(*processes: Sequence[dict[str, int]] | None) -> Counters:
+    return Counters(0.0, 0.0, tuple({} for _ in processes), tuple(None if p is None else tuple(p) for p in processes))
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        ("11:memory:/slurm/uid_1000/job_4711/step_0/task_0\n1:name=systemd:/system.slice", "4711"),
+        ("0::/system.slice/slurmstepd.scope/job_815/step_batch/user/task_0\n", "815"),
+        ("0::/system.slice/node01_slurmstepd.scope/job_9/step_extern/user/task_special\n", "9"),
+        ("4:cpuset:/slurm_node01/uid_0/job_12\n", "12"),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
+        ("0::/job_x/step_0\n", ""),
+        ("0::/my_job_5/step_0\n", ""),
+        ("0::/job_99999999999/step_0\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_job_by_its_control_group(text: str, job: str) -> None:
+    assert job_of_cgroup(text) == job
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        (b"A=1\0VIGIL_LOCAL_JOB=/srv/vigil/local/jobs/17\0SLURM_JOB_ID=3\0", "17"),
+        (b"SLURM_JOB_ID=42\0PATH=/bin", "42"),
+        (b"VIGIL_LOCAL_JOB=/srv/vigil/local/jobs/none\0SLURM_JOB_ID=5\0", "5"),
+        (b"VIGIL_LOCAL_JOB=\0", ""),
+        (b"XSLURM_JOB_ID=5\0SLURM_JOB_ID=5;rm\0", ""),
+        (b"SLURM_JOB_ID=12345678901\0", ""),
+    ],
+)
+def test_a_job_by_its_environment(text: bytes, job: str) -> None:
+    assert job_of_environment(text) == job
+
+
+@given(st.text(), st.binary())
+def test_nothing_that_stands_there_raises(text: str, data: bytes) -> None:
+    for job in (job_of_cgroup(text), job_of_environment(data)):
+        assert job == "" or job.isdigit()
+
+
+def test_a_real_one_is_told_with_its_user_and_job() -> None:
+    environment = {**os.environ, "VIGIL_LOCAL_JOB": "/srv/jobs/23"}
+    code = "import sys, ctypes; ctypes.CDLL(None).prctl(15, b'a\\x1b[31m b'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = counters([{"pid": process.pid, "memory_mib": 512}], [{"pid": process.pid}], [{"pid": process.pid}])
+        processes = Processes()
+        user = os.environ.get("USER") or "root"
+        found = until(lambda: [one for one in [processes.tell(told, GPUS)] if one[0]["user"] == user])[0]
+        process.communicate()
+    expected: dict[str, Any] = {"pid": process.pid, "user": user, "name": "a [31m b", "job": "23"}
+    assert found == [{**expected, "gpu": "GPU-0", "memory_mib": 512}, {**expected, "gpu": "GPU-1"}]
+
+
+def test_one_that_has_ended_is_told_as_far_as_it_is_known() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    told = Processes().tell(counters([{"pid": process.pid, "memory_mib": 1}]), GPUS)
+    assert told == [{"gpu": "GPU-0", "pid": process.pid, "user": "", "name": "", "job": "", "memory_mib": 1}]
+
+
+def test_a_gpu_that_does_not_tell_them_tells_none() -> None:
+    assert Processes().tell(counters(None, []), GPUS) == []
+    assert Processes().tell(None, GPUS) == []
+
+
+def test_there_are_no_more_than_the_portal_takes() -> None:
+    assert len(Processes().tell(counters([{"pid": 2**22 + n} for n in range(600)]), GPUS)) == 500
