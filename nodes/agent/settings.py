@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 STATE = "/var/lib/vigil-agent"
 KMSG = "/dev/kmsg"
 MOST_MOUNTS = 16
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 
 
 class WrongSetting(Exception):

@@ -42,7 +42,7 @@ def test_mounts(said: str, mounts: tuple[str, ...] | None) -> None:
         ({"VIGIL_AGENT_TOKEN_FILE": ""}, "vigil agent enroll"),
         ({"VIGIL_AGENT_TOKEN_FILE": "token"}, "whole path"),
         ({"VIGIL_AGENT_NODE": "a node"}, "as the scheduler spells it"),
-        ({"VIGIL_AGENT_NODE": "n" * 65}, "as the scheduler spells it"),
+        ({"VIGIL_AGENT_NODE": "n" * 256}, "as the scheduler spells it"),
         ({"VIGIL_AGENT_STATE": "state"}, "whole path"),
         ({"VIGIL_AGENT_KMSG": "kmsg"}, "whole path"),
         ({"VIGIL_AGENT_MOUNTS": "data"}, "whole path"),
