@@ -61,6 +61,12 @@ docker/entrypoint.sh worker follow --help >/dev/null 2>worker.said
 grep -q 'there is no torch in it' worker.said
 docker/entrypoint.sh beat --help >/dev/null
 docker/entrypoint.sh vigil --help >/dev/null
+VIGIL_AGENT_STATE="$temporary/agent" docker/entrypoint.sh agent --once --json | grep -q '"load_1"'
+if VIGIL_AGENT_URL='' docker/entrypoint.sh agent 2>agent.said; then
+    echo "the agent runs without a portal to tell" >&2
+    exit 1
+fi
+grep -q 'VIGIL_AGENT_URL is not set' agent.said
 docker/entrypoint.sh manage check >/dev/null 2>&1
 if docker/entrypoint.sh nonsense 2>/dev/null; then
     echo "the entrypoint takes a role that there isn't" >&2

@@ -26,13 +26,7 @@ worker)
     exec python -m portal.worker "$@"
     ;;
 beat) exec python -m portal.ticks beat --schedule "$VIGIL_HOME/beat-schedule" "$@" ;;
-agent)
-    if [ ! -f nodes/agent/__main__.py ]; then
-        echo "This version of Vigil has no node agent yet." >&2
-        exit 1
-    fi
-    exec python -P -m nodes.agent "$@"
-    ;;
+agent) exec python -P -m nodes.agent "$@" ;;
 vigil) exec vigil "$@" ;;
 manage) exec python manage.py "$@" ;;
 *)
