@@ -1,0 +1,37 @@
+"""The same reader over a real driver, where this machine has one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpus import once
+from gpus.told import Counters, Looks, Machine
+from tests.gpus.conftest import Watch
+
+pytestmark = pytest.mark.skipif(not any(map(os.path.exists, once.SIGNS)), reason="here is no driver of NVIDIA's")
+
+
+def test_what_a_real_driver_tells(watch: Watch) -> None:
+    watched = watch(every=1.0)
+    machine, counters = watched.first(Machine), watched.first(Counters)
+    looks = watched.next(Looks).looks
+    assert machine.driver
+    assert machine.gpus
+    assert len(looks) == len(machine.gpus) == len(counters.counters) == len(machine.topology)
+    assert [row[place] for place, row in enumerate(machine.topology)] == ["X"] * len(machine.gpus)
+    for gpu, look in zip(machine.gpus, looks, strict=True):
+        assert gpu.uuid.startswith("GPU-")
+        assert look is not None
+        assert gpu.memory_mib is not None
+        assert 0 <= look["memory_mib"] <= gpu.memory_mib
+        assert 0 <= look.get("gpu_percent", 0) <= 100
+        assert 0 < look.get("temperature_c", 40) < 120
+
+
+def test_a_real_gpu_by_its_uuid(watch: Watch) -> None:
+    machine = once.ask(seconds=60)
+    assert machine is not None
+    told = watch([machine.gpus[0].uuid], every=1.0).first(Machine)
+    assert told.gpus[0].index == machine.gpus[0].index
