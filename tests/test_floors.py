@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -27,3 +30,11 @@ def test_a_pure_room_reads_no_rows_and_no_requests(room: str) -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not [name for name in names if name.startswith(ROWS_AND_REQUESTS)], path
+
+
+def test_what_benches_take_of_the_tests_of_slurm_needs_no_settings() -> None:
+    """A bench is no Django process: an import of models on its way would end it at its start."""
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    command = [sys.executable, "-c", "import tests.slurm.portal, tests.slurm.test_push"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
