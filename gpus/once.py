@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +19,9 @@ SIGNS = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")  # the las
 def has_driver() -> bool:
     """Whether asking may tell anything: by files alone, since most machines have no GPU and ask at every start."""
     folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    return any(map(os.path.exists, [*SIGNS, *(os.path.join(folder, LIBRARY) for folder in folders)]))
+    places = [*SIGNS, *(os.path.join(folder, LIBRARY) for folder in folders)]
+    # Before anybody has asked there may be no device yet: then the driver is loaded by who asks first.
+    return any(map(os.path.exists, places)) or shutil.which("nvidia-smi") is not None
 
 
 def ask(names: Sequence[str] | None = None, *, seconds: float, everything: bool = False) -> Machine | None:

@@ -42,11 +42,15 @@ def test_a_driver_that_is_not_loaded_tells_of_no_gpu(nvml: StandIn) -> None:
     assert once.ask(seconds=60) is None
 
 
-def test_no_library_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_to_ask_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if any(map(os.path.exists, once.SIGNS)):
         pytest.skip("here is a driver")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert not once.has_driver()
+    tool = tmp_path / "nvidia-smi"
+    tool.touch(0o755)
+    assert once.has_driver(), "it is loaded by who asks first"
 
 
 def test_killed_parents_leave_no_child_though_the_driver_hangs(nvml: StandIn) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from gpus import once
 from gpus.told import Counters, Looks, Machine
 from tests.gpus.conftest import Watch
 
-pytestmark = pytest.mark.skipif(not any(map(os.path.exists, once.SIGNS)), reason="here is no driver of NVIDIA's")
+pytestmark = pytest.mark.skipif(not once.has_driver(), reason="here is no driver of NVIDIA's")
 
 
 def test_what_a_real_driver_tells(watch: Watch) -> None:
