@@ -7,12 +7,14 @@ from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
+from jobs.models.waste import GpuHours
 
 __all__ = [
     "Attempt",
     "Checkpoint",
     "DiskSum",
     "Event",
+    "GpuHours",
     "Job",
     "Listing",
     "Predecessor",

@@ -195,10 +195,20 @@ class GpuUse(models.Model):
     used_s = models.FloatField(default=0, help_text="Times the utilisation.")
     idle_s = models.FloatField(default=0, help_text="In which they did nothing.")
     is_made_up = models.BooleanField(default=False, help_text="By `vigil up --demo`.")
+    # Whose it is, as somebody adds it up who knows jobs and people (jobs.waste.adding).
+    job = models.BigIntegerField(null=True, blank=True, help_text="Vigil's number of it; null: it is not Vigil's.")
+    project = models.ForeignKey(
+        "portal.Project", models.SET_NULL, null=True, blank=True, related_name="+", db_index=False
+    )
+    person = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", db_index=False
+    )
+    is_added = models.BooleanField(default=False, help_text="The sums of its day have it as it is.")
 
     class Meta:
         ordering = ("day",)
         constraints = (models.UniqueConstraint(fields=["day", "scheduler_id"], name="one_use_a_job_and_day"),)
+        indexes = (models.Index(fields=["day"], condition=Q(is_added=False), name="uses_to_add"),)
 
     def __str__(self) -> str:
         return f"{self.scheduler_id} on {self.day}"

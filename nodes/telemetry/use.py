@@ -19,6 +19,7 @@ from portal.series.store import Owner
 IDLE_AFTER = timedelta(minutes=15)
 DAY_S = 86_400
 BUSY_PERCENT = 1
+MOST_PERIOD_S = 60
 
 
 @dataclass
@@ -57,20 +58,29 @@ def add_up(columns: Sequence[tuple[Owner, str, Points]]) -> None:
             day=day, scheduler_id=scheduler_id, defaults={"user": total.user, "is_made_up": total.is_made_up}
         )
         GpuUse.objects.filter(pk=row.pk).update(
-            held_s=F("held_s") + total.held, used_s=F("used_s") + total.used, idle_s=F("idle_s") + total.idle
+            held_s=F("held_s") + total.held,
+            used_s=F("used_s") + total.used,
+            idle_s=F("idle_s") + total.idle,
+            is_added=False,
         )
 
 
 def _add(sums: dict[tuple[date, str], _Sum], holding: Holding, points: Points) -> None:
     until = holding.until.timestamp() if holding.until else np.inf
+    period = _period(points)
     mine = points.take((points.step >= holding.since.timestamp()) & (points.step < until))
     for day in np.unique(mine.step // DAY_S).tolist():
         of_day = mine.value[mine.step // DAY_S == day]
         key = (_moment(day * DAY_S).date(), holding.scheduler_id)
         total = sums.setdefault(key, _Sum(holding.user, holding.is_made_up))
-        total.held += len(of_day)
-        total.used += float(of_day.sum()) / 100
-        total.idle += int((of_day < BUSY_PERCENT).sum())
+        total.held += len(of_day) * period
+        total.used += float(of_day.sum()) / 100 * period
+        total.idle += int((of_day < BUSY_PERCENT).sum()) * period
+
+
+def _period(points: Points) -> int:
+    """Seconds that each sample stands for: agents tell one a second, a dcgm-exporter one each ten. A gap is no sample."""
+    return min(MOST_PERIOD_S, int(np.diff(points.step).min())) if len(points) > 1 else 1
 
 
 def idle_now(now: datetime | None = None) -> list[Idle]:
