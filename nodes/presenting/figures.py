@@ -1,0 +1,109 @@
+"""What the charts of a machine's page draw: which series, in which unit, against which limit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+GIB = 1 / 1024  # of MiB
+MOST_LINES = 5
+MARGIN_C = 5  # above the slowdown temperature, so that its line is seen
+COOL_C = 20
+
+
+@dataclass(frozen=True)
+class Field:
+    """One of the four that a GPU's row shows."""
+
+    name: str
+    title: str
+    unit: str
+    color: int
+    factor: float = 1.0
+
+
+FIELDS = (
+    Field("gpu_percent", "Utilisation", "%", 3),
+    Field("memory_mib", "Memory", "GiB", 6, GIB),
+    Field("temperature_c", "Temperature", "°C", 2),
+    Field("watts", "Power", "W", 5),
+)
+
+
+def of_gpu(
+    uuid: str, index: int, *, memory_mib: int | None = None, slowdown_c: int | None = None, cap_watts: int | None = None
+) -> list[dict[str, Any]]:
+    """The small charts of one GPU, all on the same axis of time."""
+    ranges: dict[str, list[float]] = {"gpu_percent": [0, 100], "watts": [0, cap_watts or 1]}
+    ranges["memory_mib"] = [0, round(memory_mib * GIB, 1) if memory_mib else 1]
+    ranges["temperature_c"] = [COOL_C, slowdown_c + MARGIN_C if slowdown_c else COOL_C + 40]
+    limits = {"temperature_c": ("slows down", slowdown_c), "watts": ("cap", cap_watts)}
+    return [
+        {
+            "id": f"gpu-{index}-{field.name}",
+            "title": f"{field.title} of GPU {index}",
+            "gpu": uuid,
+            "bare": True,
+            "y": ranges[field.name],
+            "series": [_line(field.name, field.title, field.color, field.factor)],
+            "limits": _limits(*limits.get(field.name, ("", None))),
+            "empty": "No samples in this time.",
+        }
+        for field in FIELDS
+    ]
+
+
+def of_host(names: Sequence[str], *, cpus: int | None, memory_mib: float | None) -> list[dict[str, Any]]:
+    """The charts of the machine itself: those of which it tells anything."""
+    found = [
+        _figure("cpu", "CPU", f"% of {cpus} cores" if cpus else "%", [("cpu_percent", "busy")], names, y=[0, 100]),
+        _figure(
+            "memory", "Memory", "GiB in use", [("memory_used_mib", "in use"), ("shm_used_mib", "/dev/shm")], names,
+            factor=GIB, limits=_limits("all", round(memory_mib * GIB, 1) if memory_mib else None), first=6,
+        ),
+        _figure("network", "Network", "MiB a second", _labelled(names, _WIRES), names),
+        _figure("disks", "Disks", "MiB a second", _labelled(names, _DISKS), names, first=3),
+        _figure("mounts", "Shared mounts", "ms until they answer", _labelled(names, _MOUNTS), names),
+    ]  # fmt: skip
+    return [figure for figure in found if figure["series"]]
+
+
+_WIRES = {"ib_rx_mib": "in", "ib_tx_mib": "out", "net_rx_mib": "in", "net_tx_mib": "out"}
+_DISKS = {"disk_read_mib": "read", "disk_write_mib": "written"}
+_MOUNTS = {"mount_ms": ""}
+
+
+def _labelled(names: Sequence[str], kinds: dict[str, str]) -> list[tuple[str, str]]:
+    """Series of many of a kind, each with its label: "eth0 in"; the first kinds first."""
+    order = list(kinds)
+    found = []
+    for name in names:
+        kind, _, label = name.partition(":")
+        if kind in kinds and label:
+            found.append((order.index(kind) // 2, label, order.index(kind), name, f"{label} {kinds[kind]}".strip()))
+    return [(name, label) for *_, name, label in sorted(found)]
+
+
+def _figure(
+    key: str, title: str, unit: str, wanted: Sequence[tuple[str, str]], names: Sequence[str], *, factor: float = 1.0,
+    limits: Sequence[dict[str, Any]] = (), y: list[float] | None = None, first: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    there = [(name, label) for name, label in wanted if name in names]
+    lines = [
+        _line(name, label, (first - 1 + place) % 8 + 1, factor)
+        for place, (name, label) in enumerate(there[:MOST_LINES])
+    ]
+    more = len(there) - len(lines)
+    return {
+        "id": key, "title": title, "unit": f"{unit}; {more} more are not drawn" if more > 0 else unit, "y": y or [0, 1],
+        "series": lines, "limits": list(limits), "empty": "No samples in this time.",
+    }  # fmt: skip
+
+
+def _line(name: str, label: str, color: int, factor: float) -> dict[str, Any]:
+    return {"name": name, "label": label, "color": color, "factor": factor}
+
+
+def _limits(label: str, value: float | None) -> list[dict[str, Any]]:
+    return [] if value is None else [{"label": label, "value": value}]

@@ -1,0 +1,176 @@
+"""The sentence that leads a machine's page: what is worst, then what else there is. Pure: facts in, words out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from nodes.presenting.events import ECHO, meaning
+from portal import formatting
+
+XIDS_FOR = timedelta(hours=6)  # an older Xid is history
+NEAR_C = 3  # so near to its slowdown temperature a GPU is hot
+HEAT = 0x20 | 0x40  # NVML's reasons: it runs slower because it, or its board, is hot
+MOST_MORE = 2  # sentences after the first
+NBSP = formatting.NBSP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What is known of a GPU just now; nothing of what it does where that is somebody else's business."""
+
+    index: int
+    percent: int | None = None
+    temperature_c: int | None = None
+    slowdown_c: int | None = None
+    throttle: int = 0
+    lost_at: datetime | None = None
+    is_hidden: bool = False
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether it is about to slow down, or has."""
+        if self.throttle & HEAT:
+            return True
+        if self.temperature_c is None or self.slowdown_c is None:
+            return False
+        return self.temperature_c >= self.slowdown_c - NEAR_C
+
+
+@dataclass(frozen=True)
+class Xid:
+    code: int | None
+    gpu: int | None
+    at: datetime
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the sentence is made of."""
+
+    now: datetime
+    is_told_of: bool = False  # by an agent
+    heard_at: datetime | None = None
+    is_silent: bool = False
+    driver_silent_at: datetime | None = None
+    gpus: Sequence[Gpu] = ()
+    xids: Sequence[Xid] = ()  # of the last hours, the newest first
+    hanging: Sequence[tuple[str, datetime]] = ()  # mounts that are slow, and since when
+    cpu_percent: float | None = None
+    state: str = ""  # the scheduler's word; "": it knows nothing of the machine
+    takes_jobs: bool = True
+    reason: str = ""
+    reason_by: str = ""
+    reason_at: datetime | None = None
+    free: str = ""  # "2 of 8 GPUs"
+
+
+def say(facts: Facts) -> tuple[str, str]:
+    """The lead, and what else there is: set in ink, and muted after it."""
+    wrong = [*_wrong(facts)]
+    told = wrong or [*_works(facts)]
+    if facts.takes_jobs and facts.state and facts.free:
+        told.append(f"Takes jobs: {facts.free} free.")
+    return told[0] if told else "Nothing is known of it yet.", " ".join(told[1 : 1 + MOST_MORE])
+
+
+def _wrong(facts: Facts) -> Iterator[str]:
+    """Everything that is not as it should be, worst first."""
+    if facts.is_silent:
+        yield _silent(facts)
+    elif facts.driver_silent_at:
+        since = formatting.clock(facts.driver_silent_at, facts.now)
+        yield f"NVIDIA’s driver has not answered since {since}: what its GPUs do is not known."
+    yield from _lost(facts)
+    yield from _xids(facts)
+    if not facts.is_silent:
+        yield from _hanging(facts)
+    if not facts.takes_jobs:
+        yield _drained(facts)
+    if not facts.is_silent:
+        yield from _hot(facts)
+
+
+def _silent(facts: Facts) -> str:
+    if facts.heard_at is None:
+        return "Its agent has not told anything yet."
+    silence = formatting.rough((facts.now - facts.heard_at).total_seconds())
+    return f"It has told nothing for {silence}: the machine is down, its agent stopped, or the network between broken."
+
+
+def _lost(facts: Facts) -> Iterator[str]:
+    lost = [gpu for gpu in facts.gpus if gpu.lost_at]
+    if not lost:
+        return
+    since = min(gpu.lost_at for gpu in lost if gpu.lost_at)
+    names = formatting.listed([str(gpu.index) for gpu in lost])
+    which = f"GPU {names} has" if len(lost) == 1 else f"GPUs {names} have"
+    yield f"{which} been lost since {formatting.clock(since, facts.now)}."
+
+
+def _xids(facts: Facts) -> Iterator[str]:
+    known = [xid for xid in facts.xids if xid.code != ECHO] or facts.xids
+    if not known:
+        return
+    newest = known[0]
+    where = "" if newest.gpu is None else f" on GPU {newest.gpu}"
+    what = f": {meaning(newest.code)}" if meaning(newest.code) else ""
+    others = sum(xid.count for xid in known) - 1
+    more = f", and {formatting.plural(others, 'more', 'more')} since" if others else ""
+    yield f"Xid {newest.code}{where} {formatting.ago(newest.at, facts.now)}{more}{what}."
+
+
+def _hanging(facts: Facts) -> Iterator[str]:
+    if facts.hanging:
+        names = formatting.listed([name for name, _ in facts.hanging[:3]])
+        since = formatting.clock(min(at for _, at in facts.hanging), facts.now)
+        yield f"{names} {'has' if len(facts.hanging) == 1 else 'have'} been slow or hanging since {since}."
+
+
+def _drained(facts: Facts) -> str:
+    said = f"Takes no jobs: it is {formatting.word(facts.state)}."
+    if not facts.reason:
+        return said
+    whom = f", says {facts.reason_by}" if facts.reason_by else ""
+    when = f" {formatting.ago(facts.reason_at, facts.now)}" if facts.reason_at else ""
+    return f"{said} {facts.reason}{whom}{when}."
+
+
+def _hot(facts: Facts) -> Iterator[str]:
+    hot = [gpu for gpu in facts.gpus if gpu.is_hot and not gpu.lost_at and not gpu.is_hidden]
+    if not hot:
+        return
+    worst = max(hot, key=lambda gpu: gpu.temperature_c or 0)
+    degrees = "" if worst.temperature_c is None else f" at {worst.temperature_c}{NBSP}°C"
+    slower = "runs slower for heat" if worst.throttle & HEAT else "is hot"
+    limit = f", and slows down at {worst.slowdown_c}" if worst.slowdown_c and not worst.throttle & HEAT else ""
+    more = f" So {'is' if len(hot) == 2 else 'are'} {len(hot) - 1} more." if len(hot) > 1 else ""
+    yield f"GPU {worst.index} {slower}{degrees}{limit}.{more}"
+
+
+def _works(facts: Facts) -> Iterator[str]:
+    """What it does, where all is well."""
+    seen = [gpu for gpu in facts.gpus if gpu.percent is not None and not gpu.is_hidden]
+    hidden = sum(gpu.is_hidden for gpu in facts.gpus)
+    if seen:
+        working = sum((gpu.percent or 0) >= 1 for gpu in seen)
+        mean = formatting.share(sum(gpu.percent or 0 for gpu in seen) / len(seen) / 100)
+        them = (
+            "The GPU is at work"
+            if len(seen) == working == 1
+            else f"{working} of {formatting.plural(len(seen), 'GPU')} work"
+        )
+        yield f"{them}, {mean} on average." if working else _rest(len(seen))
+        hottest = max((gpu.temperature_c for gpu in seen if gpu.temperature_c is not None), default=None)
+        if hottest is not None and len(seen) > 1:
+            yield f"The hottest has {hottest}{NBSP}°C."
+    if hidden:
+        yield f"{formatting.plural(hidden, 'GPU')} {'is' if hidden == 1 else 'are'} in use by others."
+    if not facts.gpus and facts.is_told_of and facts.cpu_percent is not None:
+        yield f"Its CPUs are {formatting.share(facts.cpu_percent / 100)} busy; it has no GPU."
+
+
+def _rest(gpus: int) -> str:
+    return "The GPU rests." if gpus == 1 else f"All {formatting.plural(gpus, 'GPU')} rest."

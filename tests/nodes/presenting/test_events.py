@@ -1,0 +1,56 @@
+"""Events of machines in words, and the charts that a machine's page draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodes.presenting import figures
+from nodes.presenting.events import words
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "data", "title", "tone"),
+    [
+        ("xid", 79, {}, "Xid 79: it has fallen off the bus", "failed"),
+        ("xid", 999, {}, "Xid 999", "failed"),
+        ("sxid", 20034, {}, "SXid 20034", "failed"),
+        ("xid", None, {}, "Xid –", "failed"),
+        ("mount.slow", None, {"mount": "/data"}, "/data was slow", "warn"),
+        ("mount.slow", None, {"mount": 7}, "A shared mount was slow", "warn"),
+        ("boot", None, {}, "Booted", "notice"),
+        ("something.new", None, {}, "something.new", "warn"),
+    ],
+)
+def test_words(kind: str, code: int | None, data: dict[str, Any], title: str, tone: str) -> None:
+    told = words(kind, code, "", data)
+    assert (told.title, told.tone) == (title, tone)
+
+
+def test_what_the_kernel_said_is_the_detail() -> None:
+    assert words("xid", 79, "NVRM: Xid", {}).detail == "NVRM: Xid"
+    assert "had no room for 3 batches" in words("agent.gap", None, "", {"batches": 3}).detail.replace("\xa0", " ")
+
+
+def test_a_gpus_charts_have_its_own_limits() -> None:
+    drawn = {one["id"]: one for one in figures.of_gpu("GPU-1", 3, memory_mib=81_920, slowdown_c=87, cap_watts=700)}
+    assert list(drawn) == [f"gpu-3-{field.name}" for field in figures.FIELDS]
+    assert drawn["gpu-3-memory_mib"]["y"] == [0, 80.0]
+    assert drawn["gpu-3-temperature_c"]["limits"] == [{"label": "slows down", "value": 87}]
+    assert drawn["gpu-3-watts"]["limits"] == [{"label": "cap", "value": 700}]
+    assert figures.of_gpu("GPU-1", 3)[2]["limits"] == []
+
+
+def test_a_machines_charts_are_those_that_it_tells_of() -> None:
+    names = ["cpu_percent", "memory_used_mib", "net_rx_mib:eth0", "net_tx_mib:eth0", "mount_ms:/data", "uptime_s"]
+    names += [f"ib_{way}_mib:mlx5_{i}/1" for i in range(4) for way in ("rx", "tx")]
+    drawn = {one["id"]: one for one in figures.of_host(names, cpus=224, memory_mib=2_064_384)}
+    assert list(drawn) == ["cpu", "memory", "network", "mounts"]
+    network = drawn["network"]
+    assert [line["label"] for line in network["series"]] == [
+        "mlx5_0/1 in", "mlx5_0/1 out", "mlx5_1/1 in", "mlx5_1/1 out", "mlx5_2/1 in",
+    ]  # fmt: skip
+    assert network["unit"] == "MiB a second; 5 more are not drawn"
+    assert drawn["memory"]["limits"] == [{"label": "all", "value": 2016.0}]
+    assert figures.of_host([], cpus=None, memory_mib=None) == []

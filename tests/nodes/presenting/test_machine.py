@@ -1,0 +1,100 @@
+"""The sentence that leads a machine's page: the worst first, and what is well in numbers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from nodes.presenting.machine import Facts, Gpu, Xid, say
+
+NOW = datetime(2026, 11, 24, 12, 0, tzinfo=UTC)
+WELL: dict[str, Any] = {"is_told_of": True, "heard_at": NOW, "state": "mixed", "free": "2 of 8 GPUs"}
+
+
+def gpus(*percent: int | None, **more: Any) -> list[Gpu]:
+    return [Gpu(index=i, percent=value, temperature_c=60 + i, **more) for i, value in enumerate(percent)]
+
+
+def spoken(**facts: Any) -> tuple[str, str]:
+    lead, rest = say(Facts(now=NOW, **{**WELL, **facts}))
+    return lead.replace("\N{NO-BREAK SPACE}", " "), rest.replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    ("facts", "lead"),
+    [
+        ({"gpus": gpus(80, 84, 82, 82, 0, 0, 0, 0)}, "4 of 8 GPUs work, 41 % on average."),
+        ({"gpus": gpus(90)}, "The GPU is at work, 90 % on average."),
+        ({"gpus": gpus(0, 0)}, "All 2 GPUs rest."),
+        ({"gpus": gpus(0)}, "The GPU rests."),
+        ({"cpu_percent": 12.4}, "Its CPUs are 12 % busy; it has no GPU."),
+        ({"is_told_of": False}, "Takes jobs: 2 of 8 GPUs free."),
+        ({"is_told_of": False, "state": ""}, "Nothing is known of it yet."),
+    ],
+)
+def test_what_is_well(facts: dict[str, Any], lead: str) -> None:
+    assert spoken(**facts)[0] == lead
+
+
+def test_what_is_well_goes_on_with_what_is_free() -> None:
+    assert spoken(gpus=gpus(80, 84))[1] == "The hottest has 61 °C. Takes jobs: 2 of 8 GPUs free."
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"is_silent": True, "heard_at": NOW - timedelta(minutes=14)},
+        "It has told nothing for 14 min: the machine is down, its agent stopped, or the network between broken.",
+    ),
+    (
+        {"gpus": [Gpu(index=5, lost_at=NOW - timedelta(hours=1)), Gpu(index=6, percent=3)]},
+        "GPU 5 has been lost since",
+    ),
+    (
+        {"xids": [Xid(45, 2, NOW), Xid(79, 2, NOW - timedelta(minutes=12), 3)]},
+        "Xid 79 on GPU 2 12 min ago, and 2 more since: it has fallen off the bus.",
+    ),
+    ({"hanging": [("/data", NOW), ("/home", NOW)]}, "/data and /home have been slow or hanging since"),
+    (
+        {
+            "takes_jobs": False, "state": "drained", "reason": "XID 79", "reason_by": "ops",
+            "reason_at": NOW - timedelta(hours=3),
+        },
+        "Takes no jobs: it is drained. XID 79, says ops 3 h ago.",
+    ),
+    (
+        {"gpus": [Gpu(index=3, percent=90, temperature_c=86, slowdown_c=87), Gpu(index=4, percent=9, throttle=0x40)]},
+        "GPU 3 is hot at 86 °C, and slows down at 87. So is 1 more.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "lead"), WRONG)
+def test_what_is_wrong(facts: dict[str, Any], lead: str) -> None:
+    assert spoken(**facts)[0].startswith(lead)
+
+
+def test_the_worst_leads_and_no_more_than_two_follow() -> None:
+    """Each of these outranks those after it."""
+    merged: dict[str, Any] = {}
+    for facts, lead in reversed(WRONG):
+        merged = {**merged, **facts}
+        if "gpus" in facts:
+            merged["gpus"] = facts["gpus"]
+        said, rest = spoken(**merged)
+        assert said.startswith(lead)
+        assert len(rest) < 400
+
+
+def test_nothing_is_said_of_what_is_somebody_elses() -> None:
+    hidden = Gpu(index=1, percent=99, temperature_c=95, slowdown_c=87, is_hidden=True)
+    lead, rest = spoken(gpus=[Gpu(index=0, percent=50, temperature_c=60), hidden])
+    assert lead == "The GPU is at work, 50 % on average."
+    assert rest.startswith("1 GPU is in use by others.")
+
+
+def test_an_echo_alone_is_told_and_a_driver_that_is_silent() -> None:
+    assert spoken(xids=[Xid(45, None, NOW)])[0].startswith("Xid 45 now")
+    assert "driver has not answered since" in spoken(driver_silent_at=NOW)[0]
+    assert spoken(heard_at=None, is_silent=True)[0] == "Its agent has not told anything yet."
