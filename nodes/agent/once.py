@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import time
 from typing import Any
 
@@ -33,6 +34,7 @@ def main(*, as_json: bool) -> int:
         say(str(error))
         return 1
     told = sample(settings)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have read enough
     print(json.dumps(told, indent=2) if as_json else "\n".join(lines(told)))
     return 1 if told["silent"] else 0
 

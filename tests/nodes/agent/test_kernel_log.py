@@ -111,7 +111,7 @@ def test_the_kernels_own_device() -> None:
     assert [record.seq for record in records] == sorted({record.seq for record in records})
     before, said = log.last_seq, []
     with open(DEVICE, "wb", buffering=0) as device:
-        device.write(b"<3>vigil's tests were here")  # what a program writes is of its own facility
+        device.write(b"<3>vigil's tests were here\n")  # what a program writes is of its own facility
 
     def has_come() -> bool:
         said.extend(record.text for record in log.read())

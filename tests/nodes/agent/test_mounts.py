@@ -114,6 +114,7 @@ def test_one_that_is_mounted_no_more_is_forgotten(probes: Mounts, file_system: F
     probes.ask((str(file_system.path),))
     (probe,) = probes._mounts[str(file_system.path)].probes
     probes.ask((str(tmp_path),))
+    file_system.well.set()  # until then nothing may be able to end it
     until(lambda: not psutil.pid_exists(probe.pid) or psutil.Process(probe.pid).status() == psutil.STATUS_ZOMBIE)
     until(lambda: looked(probes) or probes.values())
     assert list(probes.values()) == [f"mount_ms:{label(str(tmp_path))}"]
