@@ -12,6 +12,7 @@ from nodes.models.facts import (
     Reading,
     Reservation,
 )
+from nodes.models.racks import RackPlace
 from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Partition",
     "Qos",
     "QueuedJob",
+    "RackPlace",
     "Reading",
     "Reservation",
 ]

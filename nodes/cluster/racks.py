@@ -1,0 +1,216 @@
+"""Which node stands in which rack: read from CSV or JSON with every mistake named by its line, and written down."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from django.db import transaction
+
+from nodes.models import RackPlace
+from portal.access import note
+from portal.models import User
+
+MOST = 10_000  # lines
+MOST_BYTES = 1_000_000
+MOST_NAMED = 20  # mistakes that are told at once
+COLUMNS = ("node", "rack", "slot", "order")
+NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
+_WHOLE = re.compile(r"-?[0-9]{1,5}")
+_UNITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's place, as somebody gave it."""
+
+    node: str
+    rack: str
+    slot: int = 0
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong, and on which line (from 1 on)."""
+
+    line: int
+    message: str
+
+
+class WrongPlaces(ValueError):
+    """Racks that can't be taken as they are; says of each line why."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        self.mistakes = list(mistakes)
+        super().__init__("\n".join(f"Line {one.line}: {one.message}" for one in self.mistakes))
+
+
+@dataclass
+class _Reader:
+    """Lines on their way to places; mistakes are collected, so that one look finds them all."""
+
+    mistakes: list[Mistake] = field(default_factory=list)
+    lines: dict[str, int] = field(default_factory=dict)
+    orders: dict[str, tuple[int, int]] = field(default_factory=dict)  # by rack: what it is, and on which line
+
+    def take(self, line: int, cells: Sequence[str]) -> Place | None:
+        """A line's place, or None with the mistake noted."""
+        given = dict(zip(COLUMNS, [*(cell.strip() for cell in cells), "", "", "", ""], strict=False))
+        message = self._problem(given, len(cells))
+        if not message:
+            place = Place(given["node"], given["rack"], int(given["slot"] or 0), int(given["order"] or 0))
+            message = self._clash(line, place, is_ordered=bool(given["order"]))
+        if message:
+            self.mistakes.append(Mistake(line, message))
+            return None
+        return place
+
+    def _problem(self, given: dict[str, str], cells: int) -> str:
+        if cells > len(COLUMNS):
+            return f"it has {cells} columns. Write node, rack, slot, order; the last two may be left out."
+        if not NODE.fullmatch(given["node"]):
+            return f"{_shown(given['node'])} is no node's name." if given["node"] else "it names no node."
+        if not 0 < len(given["rack"]) <= 64 or not given["rack"].isprintable():
+            return "it names no rack." if not given["rack"] else "a rack's name is at most 64 printable characters."
+        for name in ("slot", "order"):
+            if given[name] and not _WHOLE.fullmatch(given[name]):
+                return f"{_shown(given[name])} is no {name}. Write a whole number from -99999 to 99999."
+        return ""
+
+    def _clash(self, line: int, place: Place, *, is_ordered: bool) -> str:
+        if before := self.lines.get(place.node):
+            return f"{place.node} stands on line {before}, too. A node has one place."
+        self.lines[place.node] = line
+        if not is_ordered:
+            return ""
+        order, first = self.orders.setdefault(place.rack, (place.order, line))
+        if order != place.order:
+            return f"{place.rack} has order {order} on line {first}. A rack has one."
+        return ""
+
+
+def of_csv(text: str) -> list[Place]:
+    """The places of a CSV text: node, rack, and if wanted slot and order; a first line with these words is a head.
+
+    Separated by commas, semicolons or tabs, as its first line is. Raises WrongPlaces.
+    """
+    if "\0" in text:
+        raise WrongPlaces([Mistake(text[: text.index("\0")].count("\n") + 1, "a NUL is in it: this is no text.")])
+    text = text.removeprefix("\ufeff")
+    return _of_lines(_split(text))
+
+
+def of_cells(rows: Iterable[Sequence[str]]) -> list[Place]:
+    """Places that came as data, looked through like lines: the first is line 1. Raises WrongPlaces."""
+    return _of_lines(enumerate(rows, 1))
+
+
+def as_csv(places: Iterable[Place | RackPlace]) -> str:
+    """The places as `of_csv` reads them."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows((one.node, one.rack, one.slot, one.order) for one in places)
+    return out.getvalue()
+
+
+def replace(user: User, places: Sequence[Place]) -> int:
+    """Let these be all places that there are; answers how many changed, came or went."""
+    wanted = {place.node: place for place in _agreed(places)}
+    with transaction.atomic():
+        there = {row.node: row for row in RackPlace.objects.select_for_update()}
+        gone = [row.pk for name, row in there.items() if name not in wanted]
+        new = [place for name, place in wanted.items() if name not in there]
+        moved = [row for name, row in there.items() if name in wanted and _moved(row, wanted[name])]
+        for start in range(0, len(gone), 500):
+            RackPlace.objects.filter(pk__in=gone[start : start + 500]).delete()
+        RackPlace.objects.bulk_update(moved, ["rack", "slot", "order"], batch_size=200)
+        RackPlace.objects.bulk_create([RackPlace(**vars(place)) for place in new], batch_size=200)
+        changed = len(gone) + len(new) + len(moved)
+        if changed:
+            note(user, "racks", f"{len(wanted)} places", f"{len(new)} new, {len(moved)} moved, {len(gone)} gone")
+    return changed
+
+
+def put(user: User, node: str, rack: str, slot: str) -> Place:
+    """Give one node its place; the rack keeps the order that it has. Raises WrongPlaces."""
+    (place,) = of_cells([(node, rack, slot)])
+    with transaction.atomic():
+        known = RackPlace.objects.filter(rack=place.rack).values_list("order", flat=True).first()
+        told = {"rack": place.rack, "slot": place.slot, "order": place.order if known is None else known}
+        RackPlace.objects.update_or_create(node=place.node, defaults=told)
+        note(user, "racks", place.node, f"{place.rack}, slot {place.slot}")
+    return place
+
+
+def take_out(user: User, node: str) -> bool:
+    """Let a node stand in no rack."""
+    with transaction.atomic():
+        gone, _ = RackPlace.objects.filter(node=node).delete()
+        if gone:
+            note(user, "racks", node, "in no rack")
+    return bool(gone)
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sorts rack 2 before rack 10."""
+    parts = [part for part in _UNITS.split(name.lower()) if part]
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)
+
+
+def _agreed(places: Sequence[Place]) -> Iterator[Place]:
+    """Each place with its rack's order, on whichever line that stands."""
+    orders = {place.rack: place.order for place in places if place.order}
+    for place in places:
+        yield Place(place.node, place.rack, place.slot, orders.get(place.rack, 0))
+
+
+def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[Place]:
+    reader, places = _Reader(), []
+    for n, (line, cells) in enumerate(lines):
+        if n >= MOST:
+            reader.mistakes.append(Mistake(line, f"there are more than {MOST:,} lines. Take those out that are over."))
+            break
+        place = reader.take(line, cells)
+        if place:
+            places.append(place)
+        if len(reader.mistakes) >= MOST_NAMED:
+            break
+    if reader.mistakes:
+        raise WrongPlaces(reader.mistakes)
+    return places
+
+
+def _split(text: str) -> Iterator[tuple[int, list[str]]]:
+    """(number of the line, its cells); empty lines and a head are left out."""
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(first))
+    is_first = True
+    try:
+        for cells in rows:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not (is_first and cells[0].strip().lower() == "node"):
+                yield rows.line_num, cells
+            is_first = False
+    except csv.Error as error:
+        raise WrongPlaces([Mistake(rows.line_num, f"it can't be read as CSV: {error}.")]) from None
+
+
+def _delimiter(line: str) -> str:
+    return max(",;\t", key=line.count)
+
+
+def _moved(row: RackPlace, place: Place) -> bool:
+    if (row.rack, row.slot, row.order) == (place.rack, place.slot, place.order):
+        return False
+    row.rack, row.slot, row.order = place.rack, place.slot, place.order
+    return True
+
+
+def _shown(text: str) -> str:
+    return repr(text[:40])

@@ -1,0 +1,20 @@
+"""Where nodes stand: a rack, and a place in it. People tell it; no scheduler does."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class RackPlace(models.Model):
+    """A node's place. The node need not be known: a rack may be written down before its machines are switched on."""
+
+    node = models.CharField(max_length=255, unique=True)
+    rack = models.CharField(max_length=64)
+    slot = models.IntegerField(default=0, help_text="From the top.")
+    order = models.IntegerField(default=0, help_text="The rack's, among racks; equal ones stand by name.")
+
+    class Meta:
+        ordering = ("order", "rack", "slot", "node")
+
+    def __str__(self) -> str:
+        return f"{self.node} in {self.rack}"
