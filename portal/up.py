@@ -39,7 +39,7 @@ HOPELESS_AFTER = 4
 NEED_KEYS = frozenset({"follow", "web"})
 KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
-STOP_ORDER = ((("beat", "agent", "work", "tail", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
+STOP_ORDER = ((("beat", "agent", "demo", "work", "tail", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
 
 
 def say(text: str) -> None:
@@ -198,6 +198,7 @@ class Up:
             demo.kill()
         if demo.process and demo.process.returncode:
             raise Refused(f"the demonstration lab cannot be made; its log {demo.log} ends with\n{demo.log_tail()}")
+        self._add("demo", [*command, "--live"], niceness=10)  # its machines go on
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_PATIENCE_S

@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
-from portal.demo import cluster
+from portal.demo import cluster, telemetry
 from portal.demo.reports import tell
 from portal.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.models import Membership, Project, User
@@ -35,6 +35,7 @@ def make() -> list[str]:
         if story.name not in known:
             _tell_job(story, people.get(story.owner) or sysadmin or next(iter(people.values())))
             made.append(story.name)
+    telemetry.make(Attempt.objects.filter(job__tags__name=TAG).exclude(ended_at=None).select_related("job__owner"))
     if sysadmin is not None:
         made += [name for text in LIVE if (name := _start_job(sysadmin, text, known))]
     return made

@@ -1,5 +1,6 @@
 """The demonstration lab: made once, whole, and told by the same rules as real jobs."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ from django.core.management import call_command
 
 from jobs.models import Attempt, Checkpoint, Job
 from nodes.cluster import sync
-from nodes.models import Node
+from nodes.models import Agent, Gpu, GpuUse, Node, NodeEvent
+from nodes.telemetry import read
 from portal.accounts import actions
-from portal.demo import lab
+from portal.demo import lab, telemetry
 from portal.demo.scenarios import LIVE, NODES, STORIES
 from portal.models import Chunk, User
 from tests.jobs.schedulers import Told
@@ -62,3 +64,24 @@ def test_the_past_is_whole_and_over(made: list[str], tmp_path: Path) -> None:
 
     waiting = Attempt.objects.filter(job__tags__name="live", state="pending", scheduler_id="")
     assert waiting.count() == len(LIVE), "what runs is real, and due to be submitted"
+
+
+@pytest.mark.long
+def test_its_machines_have_a_past_and_go_on(made: list[str]) -> None:
+    assert Agent.objects.filter(is_made_up=True).count() == len(NODES)
+    assert Gpu.objects.filter(lost_at__isnull=False).get().agent.node == telemetry.LOST[0]
+    assert NodeEvent.objects.get(kind="xid").code == 79
+    now = time.time()
+    agent = Agent.objects.get(node="dgx-07")
+    gpu = agent.gpus.first()
+    assert gpu is not None
+    for days in (0.01, 1, 20):
+        end = int(now - days * telemetry.DAY_S)
+        outline = read.gpu_curve(agent, gpu.pk, "watts", start=end - 3600, end=end).outline
+        assert len(outline.first) >= 6, f"{days} days ago"
+    telemetry.tell(now)
+    telemetry.tell(now + 10)
+    agent.refresh_from_db()
+    assert not agent.is_silent()
+    assert agent.newest["gpus"][gpu.uuid]["gpu_percent"] > 0
+    assert GpuUse.objects.filter(user="kofi.mensah", idle_s__gt=3600).exists(), "somebody holds one and does nothing"
