@@ -95,7 +95,7 @@ def idle_now(now: datetime | None = None) -> list[Idle]:
         by_agent[holding.agent_id].append(holding)
     found: list[Idle] = []
     for agent in Agent.objects.filter(pk__in=by_agent).defer("facts"):
-        if not agent.is_silent(now) or agent.is_made_up:
+        if not agent.is_silent(now):
             found += _idle_of(agent, by_agent[agent.pk], now)
     return sorted(found, key=lambda one: one.since)
 
@@ -109,6 +109,7 @@ def _idle_of(agent: Agent, held: Sequence[Holding], now: datetime) -> Iterator[I
             continue
         since = max(holding.since, _moment(told["quiet_since"]))
         if now - since >= IDLE_AFTER:
+            holding.agent = agent
             yield Idle(holding, since, holding.gpu.uuid in with_process)
 
 

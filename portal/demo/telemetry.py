@@ -129,7 +129,8 @@ def _held(attempt: Attempt) -> Iterator[Holding]:
     for gpu in Gpu.objects.filter(agent__node__in=attempt.nodes, agent__is_made_up=True, index__lt=many):
         yield Holding(
             gpu=gpu, agent_id=gpu.agent_id, scheduler_id=attempt.scheduler_id, user=attempt.job.owner.username,
-            name=attempt.job.name, source=Holding.Source.LAUNCHER, since=started, until=attempt.ended_at, is_made_up=True,
+            name=attempt.job.name, source=Holding.Source.LAUNCHER, since=started, until=attempt.ended_at,
+            is_made_up=True,
         )  # fmt: skip
 
 
