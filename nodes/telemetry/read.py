@@ -13,7 +13,6 @@ import numpy as np
 from nodes.models import Agent, Frame
 from nodes.telemetry import frames
 from nodes.telemetry.fields import LONGEST_S, PLACE, gpu_owner, host_owner
-from nodes.telemetry.frames import Sampled
 from nodes.telemetry.thin import LEVELS, Level, thinned
 from nodes.telemetry.wire import MISSING, Values
 from portal.models import Series
@@ -40,7 +39,7 @@ class Curve:
 
 def curves(agent: Agent, wanted: Sequence[Key], *, start: int, end: int, points: int | None) -> dict[Key, Curve]:
     """These series of one machine and its GPUs, from `start` to `end` (Unix seconds, both included)."""
-    tails = _tails(agent, start, end)
+    tails = _tails(agent, wanted, start, end)
     found = {}
     for owner, name in wanted:
         outline = patiently(lambda: _outline(agent, owner, name, start, end, points))  # noqa: B023
@@ -73,10 +72,13 @@ def names(owner: Owner, newest: Sequence[str] = ()) -> list[str]:
 def _outline(agent: Agent, owner: Owner, name: str, start: int, end: int, points: int | None) -> Outline:
     """What chunks have of it: the thinned stretches first, then the seconds."""
     pieces = [_thinned(level, owner, name, start, end) for level in reversed(LEVELS)]
-    reading = Reading([owner], name, ids_of([owner], name), start=start, end=end)
+    reading = Reading([owner], name, ids_of([owner], name), start=start, end=end, times=False)
     reading.look()
-    is_long = points is not None and reading.is_long(points)
-    pieces.append(reading.outline() if is_long else of_points(*reading.exact()))
+    if points is not None and reading.is_long(points):
+        pieces.append(reading.outline())
+    else:
+        exact = of_points(*reading.exact())
+        pieces.append(exact if points is None else thin(exact, points))
     return concatenate([piece for piece in pieces if len(piece.first)] or pieces[-1:])
 
 
@@ -88,7 +90,7 @@ def _thinned(level: Level, owner: Owner, name: str, start: int, end: int) -> Out
         ids = ids_of([owner], source, column)
         if not ids:
             return of_points(EMPTY, np.zeros(0, np.int64))
-        reading = Reading([owner], source, ids, start=start, end=end)
+        reading = Reading([owner], source, ids, start=start, end=end, times=False)
         reading.look()
         columns[column], _ = reading.exact()
     mean, low, high = columns.values()
@@ -102,17 +104,21 @@ def _thinned(level: Level, owner: Owner, name: str, start: int, end: int) -> Out
     )  # fmt: skip
 
 
-def _tails(agent: Agent, start: int, end: int) -> Mapping[Key, Points]:
-    """Every series' points in frames, between these moments."""
+def _tails(agent: Agent, wanted: Sequence[Key], start: int, end: int) -> Mapping[Key, Points]:
+    """These series' points in frames, between these moments."""
     rows = Frame.objects.filter(agent=agent, at__gte=start - LONGEST_S, at__lte=end, until__gt=start)
-    found = [frames.decode(bytes(data)) for data in rows.order_by("at", "id").values_list("data", flat=True)]
     tails: dict[Key, list[Points]] = {}
-    for one in found:
+    for data in rows.order_by("at", "id").values_list("data", flat=True):
+        one = frames.decode(bytes(data))
         second = one.at + one.period * np.arange(one.values.shape[2], dtype=np.int64)
-        for row, gpu in enumerate(one.gpus):
-            for name, place in PLACE.items():
-                _add(tails, (gpu_owner(gpu), name), second, one.values[place, row], start, end)
-        _add_host(tails, agent, one, start, end)
+        place = {gpu_owner(gpu): row for row, gpu in enumerate(one.gpus)}
+        for key in wanted:
+            owner, name = key
+            if owner in place and name in PLACE:
+                _add(tails, key, second, one.values[PLACE[name], place[owner]], start, end)
+            elif owner == host_owner(agent.pk) and name in one.host and start <= one.at <= end:
+                step = np.array([one.at], np.int64)
+                tails.setdefault(key, []).append(Points(step, step.astype(np.float64), np.array([one.host[name]])))
     return {key: _joined(parts) for key, parts in tails.items()}
 
 
@@ -121,13 +127,6 @@ def _add(tails: dict[Key, list[Points]], key: Key, second: Integers, values: Val
     if told.any():
         step = second[told]
         tails.setdefault(key, []).append(Points(step, step.astype(np.float64), values[told].astype(np.float64)))
-
-
-def _add_host(tails: dict[Key, list[Points]], agent: Agent, one: Sampled, start: int, end: int) -> None:
-    if start <= one.at <= end:
-        step, time = np.array([one.at], np.int64), np.array([float(one.at)])
-        for name, value in one.host.items():
-            tails.setdefault((host_owner(agent.pk), name), []).append(Points(step, time, np.array([value])))
 
 
 def _joined(parts: Sequence[Points]) -> Points:

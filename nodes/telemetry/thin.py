@@ -45,6 +45,9 @@ MINUTES = Level(seconds=60, after_s=48 * HOUR_S, made_of=1, marker="minutes_to")
 TENS = Level(seconds=600, after_s=90 * DAY_S, made_of=60, marker="tens_to")
 LEVELS = (MINUTES, TENS)
 FORGOTTEN_S = 730 * DAY_S
+FINENESS = 64
+"""Means are kept to so many parts of a unit: what is measured in whole degrees, watts and per cent has no more to tell,
+and the bits below would take half as much room again."""
 
 
 def thinned(name: str, seconds: int) -> str:
@@ -152,6 +155,7 @@ def _stretched(level: Level, mean: Points, low: Points, high: Points) -> dict[st
     with np.errstate(invalid="ignore"):
         total = np.add.reduceat(np.where(finite, mean.value, 0.0), starts)
         average = total / np.add.reduceat(finite.astype(np.int64), starts)
+    average = np.rint(average * FINENESS) / FINENESS
     step = first[starts]
     return {
         Column.VALUE: _points(step, average),

@@ -129,8 +129,10 @@ class Reading:
         rank: int = 0,
         start: int | None = None,
         end: int | None = None,
+        times: bool = True,
     ) -> None:
-        self.owners, self.name, self.places, self.rank = owners, name, places, rank
+        """`times`: whether anybody wants to know when each point was told; where a step is its time, nobody does."""
+        self.owners, self.name, self.places, self.rank, self.times = owners, name, places, rank, times
         self.start = max(0, start or 0)
         self.end = LAST_STEP if end is None else min(end, LAST_STEP)
         self.extra: dict[int, Points] = {}  # of rows that are in no table
@@ -193,7 +195,7 @@ class Reading:
         """The line of record that these rows (all of them) make, within the range, and the source of each point."""
         which = np.arange(len(self.rows)) if which is None else which
         ids = [i for i in self.rows["id"][which].tolist() if i not in self.extra]
-        opened = self.extra | chunk_rows.open_rank(ids, self.rank)
+        opened = self.extra | chunk_rows.open_rank(ids, self.rank, times=self.times)
         parts = [(opened[int(self.rows["id"][i])], int(self.source[i])) for i in which]
         points, source = chunk_rows.merge(parts)
         if self.start > 0 or self.end < LAST_STEP:
