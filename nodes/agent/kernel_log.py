@@ -73,8 +73,9 @@ class KernelLog:
         return None if self._is_plain else self._file
 
     def open(self) -> None:
-        """From the oldest record that is there; `problem` says why not."""
+        """From the oldest record that is there; `problem` says why not. What was read before is told by then."""
         self.close()
+        self.told_seq, self.last_seq = max(self.told_seq, self.last_seq), -1
         try:
             mode = os.stat(self.path).st_mode
             self._is_plain, self._is_stream = stat.S_ISREG(mode), stat.S_ISFIFO(mode)

@@ -25,6 +25,7 @@ BATCHES = 60
 COLUMNS = 12
 TIMEOUT_SECONDS = 30.0
 MOST_ANSWER = 64 * 1024
+LONGEST_WAIT = 300.0
 _GZIP = 31
 
 
@@ -154,7 +155,7 @@ class Portal:
 
 
 def _answer(status: int, retry_after: str, text: bytes) -> Answer:
-    wait = float(retry_after) if retry_after.isdecimal() and len(retry_after) < 6 else 0.0
+    wait = min(float(retry_after), LONGEST_WAIT) if retry_after.isdecimal() and len(retry_after) < 6 else 0.0
     found = _object(text)
     if status in {200, 201}:
         number, token = found.get("next"), found.get("token")

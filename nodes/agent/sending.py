@@ -90,7 +90,7 @@ class Sender(threading.Thread):
             try:
                 wait = self._turn()
             except Exception as error:  # a thread that must live
-                self._told.say("portal", f"Posting failed: {type(error).__name__}: {error}. It is tried again.")
+                self._told.say("portal", f"Posting failed ({type(error).__name__}). It is tried again.")
                 wait = self._waits.longest
             if wait is None:
                 self.is_idle.set()
