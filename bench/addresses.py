@@ -35,6 +35,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "queue": ("", "q=lora", "mine=1"),
     "nodes": ("",),
     "disk": ("",),
+    "waste": ("", "days=90", "by=job&days=90", "by=job&sort=-held"),
     "submit": ("",),
     "me/": ("",),
     "api/v1/me": ("",),
@@ -59,6 +60,8 @@ ASKED: dict[str, tuple[str, ...]] = {
     "api/v1/reservations": ("",),
     "api/v1/accounts": ("",),
     "api/v1/queue": ("", "q=lora"),
+    "api/v1/waste": ("by=person&days=90", "by=job&days=90&limit=200"),
+    "api/v1/waste.csv": ("by=job",),
     "admin/": ("",),
 }  # fmt: skip
 RECORDS: dict[str, tuple[str, ...]] = {

@@ -86,6 +86,16 @@ def empty_trash() -> None:
     upload.forget_stale(awaited=upload.awaited())
 
 
+@shared_task(name="jobs.tasks.waste", expires=60)
+def waste() -> None:
+    """Add up what held GPUs did, and tell whose are idle and where processes are on GPUs that nobody holds."""
+    from jobs.waste import adding, telling
+
+    adding.trim()
+    adding.add()
+    telling.tell()
+
+
 @shared_task(name="jobs.tasks.measure", expires=60)
 def measure() -> None:
     """Measure run directories that may have changed, for a few seconds at most."""

@@ -24,6 +24,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
     "merge-telemetry": {"task": "nodes.tasks.merge", "schedule": 30.0, "options": {"expires": 30}},
     "thin-telemetry": {"task": "nodes.tasks.thin", "schedule": 3600.0, "options": {"expires": 3600}},
+    "waste": {"task": "jobs.tasks.waste", "schedule": 60.0, "options": {"expires": 60}},
     "measure": {"task": "jobs.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
     "remove-spools": {"task": "jobs.tasks.remove_spools", "schedule": 3600.0, "options": {"expires": 3600}},
     "remove-checkpoints": {"task": "jobs.tasks.remove_checkpoints", "schedule": 3600.0, "options": {"expires": 3600}},

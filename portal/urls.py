@@ -24,6 +24,7 @@ from jobs.api import request as request_api
 from jobs.api import series as series_api
 from jobs.api import sweeps as sweeps_api
 from jobs.api import wake as wake_api
+from jobs.api import waste as waste_api
 from jobs.api import why as why_api
 from nodes.api import agents as agents_api
 from nodes.api import nodes as nodes_api
@@ -55,6 +56,7 @@ api.add_router("/v1/nodes", machines_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1", nodes_api.cluster)
 api.add_router("/v1", queue_api.router)
+api.add_router("/v1", waste_api.router)
 api.add_router("/v1/scheduler", wake_api.router)
 
 

@@ -79,7 +79,7 @@ def _add(sums: dict[tuple[date, str], _Sum], holding: Holding, points: Points) -
 
 
 def _period(points: Points) -> int:
-    """Seconds that each sample stands for: agents tell one a second, a dcgm-exporter one each ten. A gap is no sample."""
+    """Seconds that each sample stands for: an agent tells one each, a dcgm-exporter one in ten."""
     return min(MOST_PERIOD_S, int(np.diff(points.step).min())) if len(points) > 1 else 1
 
 

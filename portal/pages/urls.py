@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from portal.pages import context, home, nodes, queue
+from portal.pages import context, home, nodes, queue, waste
 
 urlpatterns = [
     path("", home.home, name="home"),
@@ -14,4 +14,5 @@ urlpatterns = [
     path("nodes/<str:name>/drain", nodes.drain, name="node_drain"),
     path("nodes/<str:name>/undrain", nodes.undrain, name="node_undrain"),
     path("queue", queue.index, name="queue"),
+    path("waste", waste.page, name="waste"),
 ]

@@ -1,0 +1,173 @@
+"""REST: GPU-hours that were held, used and idle."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from datetime import date, datetime
+from typing import Annotated, Any, Literal
+
+from django.http import StreamingHttpResponse
+from django.utils import timezone
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from jobs.waste import reading, saying
+from jobs.waste.reading import BY, MOST_DAYS, SORTS, Row, Wanted
+from jobs.waste.telling import IdleJob
+from portal import formatting
+from portal.http.api import ApiRequest, Cursor, among, bad_field, stream
+from portal.http.openapi import described
+from portal.models import User
+from portal.untrusted import whole
+
+router = Router(tags=["cluster"])
+CSV_HEADER = ("by", "name", "project", "person", "job", "scheduler_id", "held_hours", "used_hours", "idle_hours")
+CSV_ROWS = 5_000  # at most
+ORDERS = (*SORTS, *(f"-{name}" for name in SORTS))
+
+
+class WantedWaste(Schema):
+    """Over which days, by what, in which order."""
+
+    days: int = Field(7, ge=1, le=MOST_DAYS, description="Days of UTC; the last one is today, as far as it has come.")
+    by: Annotated[str, among(BY, "what it can be told by")] = Field("project", description=", ".join(BY))
+    sort: Annotated[str, among(ORDERS, "an order")] = Field("-idle", description=f"{', '.join(SORTS)}; - reverses.")
+
+
+class WantedWastePage(WantedWaste):
+    limit: int = Field(50, ge=1, le=200, description="Items a page.")
+    cursor: Cursor
+
+
+class WasteRow(Schema):
+    """What the GPUs of one project, person or job did in these days."""
+
+    name: str
+    project: str = Field(description="Empty: the job went past Vigil, or these are many.")
+    person: str = Field(description="A person here, else the scheduler's user; empty: these are many.")
+    job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
+    scheduler_id: str
+    held_hours: float = Field(description="GPU-hours in which it was sampled while it was held.")
+    used_hours: float = Field(description="The same times the utilisation.")
+    idle_hours: float = Field(description="Of those held, the ones in which nothing was done at all.")
+    used_share: float | None
+
+
+class WasteTotal(Schema):
+    held_hours: float
+    used_hours: float
+    idle_hours: float
+    used_share: float | None
+
+
+class IdleShape(Schema):
+    """A job that holds GPUs which have done nothing for 15 minutes."""
+
+    scheduler_id: str
+    job: int | None
+    name: str
+    person: str
+    gpus: int = Field(description="That are idle.")
+    held: int = Field(description="GPUs that it holds.")
+    since: datetime = Field(description="Since when the longest idle one of them is.")
+    nodes: list[str]
+
+
+class Waste(Schema):
+    items: list[WasteRow]
+    next: str | None
+    days: int
+    since: date = Field(description="The first of the days.")
+    by: Literal["project", "person", "job"]
+    text: str = Field(description="All of it in a sentence.")
+    total: WasteTotal
+    idle_now: list[IdleShape] = Field(description="Of those that you may see, the longest idle first.")
+
+
+@router.get("/waste", response=Waste, summary="GPU-hours held, used and idle, by project, person or job")
+def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]:
+    """Counted as samples are merged: some 20 minutes behind. Of others you see what the site lets you see."""
+    skip = whole(wanted.cursor or "0", 2**31)
+    if skip is None:
+        raise bad_field("cursor", "The cursor is not one of ours. Begin without one.")
+    now, asked = timezone.now(), _asked(wanted)
+    found = reading.find(request.auth, asked, now, limit=wanted.limit, skip=skip)
+    idle = reading.idle_now(request.auth, now)
+    lead, also = saying.say(found, asked, sum(len(job.idle) for job, _ in idle))
+    return {
+        "items": [_row(row) for row in found.rows],
+        "next": None if found.is_last else str(skip + wanted.limit),
+        "days": asked.days,
+        "since": asked.since(now),
+        "by": asked.by,
+        "text": f"{lead} {also}".replace(formatting.NBSP, " "),
+        "total": _hours(found.total),
+        "idle_now": [_idle(job, is_seen) for job, is_seen in idle],
+    }
+
+
+@router.get(
+    "/waste.csv",
+    summary="The same as CSV",
+    openapi_extra=described(
+        {
+            "responses": {
+                200: {
+                    "description": f"{','.join(CSV_HEADER)}: {CSV_ROWS:,} rows at most.",
+                    "content": {"text/csv": {"schema": {"type": "string"}}},
+                }
+            }
+        }
+    ),
+)
+def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResponse:
+    """A name that a spreadsheet would take for a formula has an apostrophe before it."""
+    asked = _asked(wanted)
+    answer = stream(request, _lines(request.auth, asked), "text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="waste-{asked.by}-{asked.days}d.csv"'
+    return answer
+
+
+def _lines(user: User, asked: Wanted) -> Iterator[str]:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for row in reading.find(user, asked, timezone.now(), limit=CSV_ROWS).rows:
+        hours = (f"{value:.4f}" for value in (row.hours.held, row.hours.used, row.hours.idle))
+        names = (row.name, row.project, row.person)
+        job = "" if row.job is None else row.job
+        writer.writerow([asked.by, *map(_plain, names), job, _plain(row.scheduler_id), *hours])
+    yield text.getvalue()
+
+
+def _plain(text: str) -> str:
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t"} else text
+
+
+def _asked(wanted: WantedWaste) -> Wanted:
+    return Wanted(days=wanted.days, by=wanted.by, sort=wanted.sort)
+
+
+def _row(row: Row) -> dict[str, Any]:
+    same = ("name", "project", "person", "job", "scheduler_id")
+    return {name: getattr(row, name) for name in same} | _hours(row.hours)
+
+
+def _hours(hours: reading.Hours) -> dict[str, float | None]:
+    told = {f"{name}_hours": round(getattr(hours, name), 4) for name in ("held", "used", "idle")}
+    return {**told, "used_share": None if hours.share is None else round(hours.share, 4)}
+
+
+def _idle(job: IdleJob, is_seen: bool) -> dict[str, Any]:
+    return {
+        "scheduler_id": job.scheduler_id,
+        "job": job.attempt.job_id if job.attempt and is_seen else None,
+        "name": job.name,
+        "person": job.person,
+        "gpus": len(job.idle),
+        "held": job.held,
+        "since": job.since,
+        "nodes": job.nodes,
+    }

@@ -1,0 +1,126 @@
+"""Whose GPU-hours are: each job's use of a day gets its job, project and person, and becomes sums of that day.
+
+`nodes.telemetry.use` counts by the scheduler's ids as samples are merged, and knows nobody. What it has changed is
+marked, and found here by that mark: late samples of a day long past as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from django.db.models import Case, F, Q, Sum, Value, When
+from django.utils import timezone
+
+from jobs import lease
+from jobs.lease import Held
+from jobs.models import Attempt, GpuHours
+from nodes.models import GpuUse, Holding
+from portal.models import User
+
+BUDGET_S = 10.0
+ROWS = 500  # of a query, and of a transaction: reports wait for it on SQLite
+SLACK = timedelta(days=1)  # a machine's clock and the scheduler's may differ at midnight
+LOOK_BACK = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class _Owner:
+    job: int | None
+    project: int | None
+    person: int | None
+
+
+def add(budget_s: float = BUDGET_S) -> int:
+    """Bring the sums in step with what was counted since, for about so long; answers how many days were.
+
+    One process does it at a time: of two that read and write sums, the slower one would leave older ones.
+    """
+    if not GpuUse.objects.filter(is_added=False).exists():
+        return 0
+    held = lease.take("waste")
+    if held is None:
+        return 0
+    try:
+        return _add(held, time.monotonic() + budget_s)
+    finally:
+        held.release()
+
+
+def trim(now: datetime | None = None) -> int:
+    """End holdings when their jobs did, which the accounts tell, and not when the queue was read next; how many."""
+    now = now or timezone.now()
+    closed = Holding.objects.filter(until__gt=now - LOOK_BACK, until__lte=now)
+    rows = list(closed.values_list("pk", "scheduler_id", "since", "until"))
+    ends = dict(_of_attempts({row[1] for row in rows}).exclude(ended_at=None).values_list("scheduler_id", "ended_at"))
+    early = [(pk, ends[one]) for pk, one, since, until in rows if one in ends and since < ends[one] < until]
+    for pk, end in early:
+        Holding.objects.filter(pk=pk, until__gt=end).update(until=end)
+    return len(early)
+
+
+def _add(held: Held, deadline: float) -> int:
+    days = list(GpuUse.objects.filter(is_added=False).order_by("-day").values_list("day", flat=True).distinct())
+    for done, day in enumerate(days, 1):
+        _add_day(held, day)
+        if time.monotonic() > deadline:
+            return done
+    return len(days)
+
+
+def _add_day(held: Held, day: date) -> None:
+    waiting = GpuUse.objects.filter(day=day, is_added=False).order_by("pk")
+    rows = list(waiting.only("scheduler_id", "user", "job", "project", "person"))
+    for at in range(0, len(rows), ROWS):
+        _assign(held, day, rows[at : at + ROWS])
+    with held.writing():
+        # What is counted from here on marks its row anew.
+        waiting.filter(pk__lte=rows[-1].pk).update(is_added=True)
+        GpuHours.objects.filter(day=day).delete()
+        GpuHours.objects.bulk_create(_sums(day), batch_size=ROWS)
+
+
+def _assign(held: Held, day: date, rows: Sequence[GpuUse]) -> None:
+    """Write down whose these are, where that is not written yet."""
+    owners = _owners(day, rows)
+    with held.writing():
+        for row in rows:
+            owner = owners[row.pk]
+            if owner != _Owner(row.job, row.project_id, row.person_id):
+                told = {"job": owner.job, "project": owner.project, "person": owner.person}
+                GpuUse.objects.filter(pk=row.pk).update(**told)
+
+
+def _owners(day: date, rows: Sequence[GpuUse]) -> dict[int, _Owner]:
+    """By row: the job that an attempt with its scheduler's id belongs to, else the person of its Slurm user."""
+    attempts = _of_attempts({row.scheduler_id for row in rows}).exclude(started_at=None).order_by("pk")
+    told = attempts.values_list(
+        "scheduler_id", "started_at", "ended_at", "job", "job__project", "job__owner", named=True
+    )
+    known: dict[str, _Owner] = {}
+    for one in told:
+        ended = one.ended_at.date() if one.ended_at else date.max - SLACK
+        if one.started_at.date() - SLACK <= day <= ended + SLACK:  # the scheduler may use a number again
+            known[one.scheduler_id] = _Owner(one.job, one.job__project, one.job__owner)
+    people = dict(User.objects.filter(slurm_user__in={row.user for row in rows}).values_list("slurm_user", "pk"))
+    return {row.pk: known.get(row.scheduler_id) or _Owner(None, None, people.get(row.user)) for row in rows}
+
+
+def _of_attempts(scheduler_ids: Iterable[str]) -> Any:
+    return Attempt.objects.confirmed().filter(scheduler_id__in=set(scheduler_ids))
+
+
+def _sums(day: date) -> list[GpuHours]:
+    known = Case(When(Q(person=None), then=F("user")), default=Value(""))
+    of_day = GpuUse.objects.filter(day=day).order_by().annotate(whose=known).values("project", "person", "whose")
+    sums = of_day.annotate(held=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s"))
+    return [
+        GpuHours(
+            day=day, project_id=one["project"], person_id=one["person"], user=one["whose"], held_s=one["held"],
+            used_s=one["used"], idle_s=one["idle"],
+        )
+        for one in sums
+    ]  # fmt: skip

@@ -1,0 +1,214 @@
+"""GPU-hours held, used and idle over the last days, by project, person or job, as far as a person may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from django.db.models import F, Max, Q, Sum
+from django.db.models.functions import NullIf
+from django.urls import reverse
+
+from jobs.listing.sight import sees_all
+from jobs.models import GpuHours, Job
+from jobs.waste.telling import IdleJob, idle_jobs
+from nodes.models import GpuUse, Holding
+from portal.models import Project, User
+
+HOUR_S = 3600
+WINDOWS = (1, 7, 30, 90)
+BY = ("project", "person", "job")
+SORTS = ("name", "held", "used", "share", "idle")
+MOST_DAYS = 90
+PAST_VIGIL = "past Vigil"  # jobs that no project here knows
+
+
+@dataclass(frozen=True)
+class Hours:
+    """GPU-hours: `used` weighs each second by the utilisation, `idle` are seconds in which nothing was done at all."""
+
+    held: float = 0.0
+    used: float = 0.0
+    idle: float = 0.0
+
+    @property
+    def share(self) -> float | None:
+        """How much of what was held was used."""
+        return min(1.0, self.used / self.held) if self.held else None
+
+    def __add__(self, other: Hours) -> Hours:
+        return Hours(self.held + other.held, self.used + other.used, self.idle + other.idle)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one project's, person's or job's GPUs did."""
+
+    name: str
+    hours: Hours
+    link: str = ""
+    project: str = ""
+    person: str = ""
+    job: int | None = None
+    scheduler_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked for. `sort`: one of SORTS, after a minus the largest first."""
+
+    days: int = 7
+    by: str = "project"
+    sort: str = "-idle"
+
+    @property
+    def key(self) -> str:
+        return self.sort.removeprefix("-")
+
+    @property
+    def is_falling(self) -> bool:
+        return self.sort.startswith("-")
+
+    def since(self, now: datetime) -> date:
+        """The first of the days: today, as UTC has it, is the last."""
+        return now.astimezone(UTC).date() - timedelta(days=self.days - 1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page of rows, and what all there are add up to."""
+
+    rows: list[Row]
+    total: Hours
+    most: Row | None  # whose idle hours are the most
+    is_last: bool
+
+
+def find(user: User, wanted: Wanted, now: datetime, *, limit: int, skip: int = 0) -> Found:
+    """The rows from `skip` on. Sums by day answer but for jobs, which are added up anew."""
+    since = wanted.since(now)
+    groups = _groups(user, since)
+    total = sum((hours for _, _, _, hours in groups), Hours())
+    by_person = _by_person(groups)
+    if wanted.by == "job":
+        rows, is_last = _jobs(user, wanted, since, limit, skip)
+        return Found(rows, total, _idlest(by_person), is_last)
+    rows = _sorted(by_person if wanted.by == "person" else _by_project(user, groups), wanted)
+    page = rows[skip : skip + limit]
+    return Found(page, total, _idlest(rows), skip + limit >= len(rows))
+
+
+def idle_now(user: User, now: datetime) -> list[tuple[IdleJob, bool]]:
+    """Jobs that hold idle GPUs now and that this person may know of, the longest idle first; and whether they may look
+    at its page."""
+    found = idle_jobs(now)
+    own = set(_visible_jobs(user, [job.attempt.job_id for job in found if job.attempt]))
+    return [
+        (job, job.attempt is None or job.attempt.job_id in own)
+        for job in found
+        if sees_all(user) or job.owner == user or (job.attempt is not None and job.attempt.job_id in own)
+    ]
+
+
+_Group = tuple[int | None, int | None, str, Hours]
+
+
+def _groups(user: User, since: date) -> list[_Group]:
+    """(project, person, the scheduler's user where it is no person of ours, hours)."""
+    rows = _seen(user, GpuHours.objects.filter(day__gte=since)).order_by()
+    sums = rows.values_list("project", "person", "user").annotate(Sum("held_s"), Sum("used_s"), Sum("idle_s"))
+    return [(project, person, name, _hours(*told)) for project, person, name, *told in sums]
+
+
+def _seen(user: User, rows: Any) -> Any:
+    """Those of a person's own, of their projects, or everybody's where the site shows them."""
+    if sees_all(user):
+        return rows
+    own = Q(person=user) | Q(project__in=user.memberships.values("project"))
+    return rows.filter(own | Q(person=None, user=user.slurm_user) if user.slurm_user else own)
+
+
+def _by_project(user: User, groups: Iterable[_Group]) -> list[Row]:
+    found = _together(groups, lambda group: group[0])
+    names = dict(Project.objects.filter(pk__in=[one for one in found if one]).values_list("pk", "slug"))
+    own = set(Project.objects.visible_to(user).values_list("pk", flat=True))
+    rows = []
+    for project, hours in found.items():
+        name = names.get(project, PAST_VIGIL)
+        link = f"{reverse('jobs')}?project={name}" if project in own else ""
+        rows.append(Row(name, hours, link, project=name if project in names else ""))
+    return rows
+
+
+def _by_person(groups: Iterable[_Group]) -> list[Row]:
+    found = _together(groups, lambda group: (group[1], group[2]))
+    names = dict(User.objects.filter(pk__in=[one for one, _ in found if one]).values_list("pk", "username"))
+    rows = []
+    for (person, user), hours in found.items():
+        name = names.get(person) or user or "nobody told"
+        rows.append(Row(name, hours, person=name))
+    return rows
+
+
+def _together(groups: Iterable[_Group], key: Callable[[_Group], Any]) -> dict[Any, Hours]:
+    found: dict[Any, Hours] = {}
+    for group in groups:
+        found[key(group)] = found.get(key(group), Hours()) + group[3]
+    return found
+
+
+def _jobs(user: User, wanted: Wanted, since: date, limit: int, skip: int) -> tuple[list[Row], bool]:
+    rows = _seen(user, GpuUse.objects.filter(day__gte=since)).order_by()
+    # By the scheduler's number and Vigil's: it may have used its own again.
+    sums = rows.values("scheduler_id", "job").annotate(
+        held=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s"), of=Max("project"), by=Max("person"),
+        whose=Max("user"), share=Sum("used_s") / NullIf(Sum("held_s"), 0.0),
+    )  # fmt: skip
+    column = F({"name": "job"}.get(wanted.key, wanted.key))
+    order = column.desc(nulls_last=True) if wanted.is_falling else column.asc(nulls_last=True)
+    found = list(sums.order_by(order, "scheduler_id")[skip : skip + limit + 1])
+    return _job_rows(user, found[:limit]), len(found) <= limit
+
+
+def _job_rows(user: User, found: Sequence[dict[str, Any]]) -> list[Row]:
+    jobs = _visible_jobs(user, [one["job"] for one in found if one["job"]])
+    projects = dict(Project.objects.filter(pk__in=[one["of"] for one in found]).values_list("pk", "slug"))
+    people = dict(User.objects.filter(pk__in=[one["by"] for one in found]).values_list("pk", "username"))
+    held = Holding.objects.filter(scheduler_id__in=[one["scheduler_id"] for one in found]).order_by("pk")
+    told = {row[0]: row for row in held.values_list("scheduler_id", "name", "agent__node")}
+    rows = []
+    for one in found:
+        job, scheduler_id = jobs.get(one["job"]), one["scheduler_id"]
+        _, name, node = told.get(scheduler_id, ("", "", ""))
+        link = reverse("job", args=[job.pk]) if job else reverse("node", args=[node]) if node else ""
+        person = people.get(one["by"]) or one["whose"]
+        hours = _hours(one["held"], one["used"], one["idle"])
+        rows.append(
+            Row(
+                (job.name if job else name) or f"job {scheduler_id}", hours, link, projects.get(one["of"], ""), person,
+                job.pk if job else None, scheduler_id,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _visible_jobs(user: User, numbers: Iterable[int]) -> dict[int, Job]:
+    rows = Job.objects.visible_to(user).filter(pk__in=list(numbers))
+    return {job.pk: job for job in rows.only("name", "project")}
+
+
+def _sorted(rows: list[Row], wanted: Wanted) -> list[Row]:
+    rows = sorted(rows, key=lambda row: row.name)
+    if wanted.key == "name":
+        return rows[::-1] if wanted.is_falling else rows
+    return sorted(rows, key=lambda row: getattr(row.hours, wanted.key) or 0.0, reverse=wanted.is_falling)
+
+
+def _idlest(rows: Iterable[Row]) -> Row | None:
+    return max(rows, key=lambda row: row.hours.idle, default=None)
+
+
+def _hours(held: float, used: float, idle: float) -> Hours:
+    return Hours(held / HOUR_S, used / HOUR_S, idle / HOUR_S)

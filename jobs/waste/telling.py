@@ -1,0 +1,206 @@
+"""Notices of waste: a person whose job holds GPUs that do nothing; sysadmins of processes on GPUs that nobody holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Q
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs.models import Attempt
+from nodes.models import Gpu, Holding, QueuedJob
+from nodes.models.telemetry import SILENT
+from nodes.telemetry import use
+from nodes.telemetry.use import Idle
+from portal import formatting, notify
+from portal.models import Notice, User
+from portal.notify import SYSADMINS
+from portal.untrusted import line
+
+IDLE, UNHELD = "gpu.idle", "gpu.unheld"
+STRANGERS = f"{IDLE}:strangers"
+SEEN_FOR = timedelta(seconds=50)
+"""How long a process must be seen on a GPU before it counts as nobody's: the queue is read some seconds after a job
+has started."""
+
+_seen: dict[tuple[str, object], datetime] = {}  # by this process: one that starts anew waits a minute longer
+
+
+@dataclass(frozen=True)
+class IdleJob:
+    """A job of the scheduler that holds GPUs which have done nothing for too long."""
+
+    scheduler_id: str
+    idle: Sequence[Idle]
+    held: int  # GPUs that it holds in all
+    key: str
+    name: str
+    owner: User | None
+    attempt: Attempt | None
+
+    @property
+    def since(self) -> datetime:
+        return min(one.since for one in self.idle)
+
+    @property
+    def person(self) -> str:
+        """Whose it is, else the scheduler's user."""
+        return self.owner.username if self.owner else self.idle[0].holding.user
+
+    @property
+    def nodes(self) -> list[str]:
+        return sorted({one.holding.agent.node for one in self.idle})
+
+    @property
+    def link(self) -> str:
+        """Its page, or of a job that is not Vigil's the node's."""
+        if self.attempt is not None:
+            return reverse("job", args=[self.attempt.job_id])
+        return reverse("node", args=[self.idle[0].holding.agent.node])
+
+
+def tell(now: datetime | None = None) -> None:
+    """Raise what is so, withdraw what is so no longer. Twice, or in several processes at once, is once."""
+    now = now or timezone.now()
+    _tell_idle(idle_jobs(now), now)
+    _tell_unheld(now)
+
+
+def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
+    """The jobs that hold idle GPUs, the longest idle first."""
+    by_job: dict[str, list[Idle]] = defaultdict(list)
+    for one in use.idle_now(now):
+        by_job[one.holding.scheduler_id].append(one)
+    if not by_job:
+        return []
+    holdings = list(Holding.objects.filter(until=None, scheduler_id__in=by_job))
+    known = _Known(holdings)
+    return [known.job(scheduler_id, found) for scheduler_id, found in by_job.items()]
+
+
+class _Known:
+    """What is known of the jobs behind some open holdings."""
+
+    def __init__(self, holdings: Sequence[Holding]) -> None:
+        self.by_job: dict[str, list[Holding]] = defaultdict(list)
+        for one in holdings:
+            self.by_job[one.scheduler_id].append(one)
+        alive = Attempt.objects.alive().confirmed().filter(scheduler_id__in=self.by_job)
+        rows = alive.with_job().select_related("job__owner").order_by("pk")
+        self.attempts = {attempt.scheduler_id: attempt for attempt in rows}
+        users = {one.user for one in holdings if one.user}
+        self.people = {user.slurm_user: user for user in User.objects.filter(slurm_user__in=users, is_active=True)}
+        queued = QueuedJob.objects.filter(scheduler_id__in=self.by_job)
+        self.started = dict(queued.exclude(started_at=None).values_list("scheduler_id", "started_at"))
+
+    def key(self, scheduler_id: str) -> str:
+        """The same for as long as the job runs; the scheduler may use its number again later."""
+        if (attempt := self.attempts.get(scheduler_id)) is not None:
+            return f"{IDLE}:attempt:{attempt.pk}"
+        began = self.started.get(scheduler_id) or min(one.since for one in self.by_job[scheduler_id])
+        return f"{IDLE}:{line(scheduler_id, 64)}:{int(began.timestamp())}"
+
+    def job(self, scheduler_id: str, idle: Sequence[Idle]) -> IdleJob:
+        held, attempt = self.by_job[scheduler_id], self.attempts.get(scheduler_id)
+        owner = attempt.job.owner if attempt else self.people.get(idle[0].holding.user)
+        name = attempt.job.name if attempt else next((one.name for one in held if one.name), "") or scheduler_id
+        return IdleJob(scheduler_id, idle, max(len(held), len(idle)), self.key(scheduler_id), name, owner, attempt)
+
+
+def _tell_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
+    told = [job for job in jobs if job.owner is not None and job.owner.is_active]
+    for job in told:
+        assert job.owner is not None
+        title, detail = words(job, now)
+        notify.raise_notice(job.key, kind=IDLE, to=job.owner, title=title, detail=detail, link=job.link)
+    strangers = [job for job in jobs if job.owner is None]
+    if strangers:
+        gpus = sum(len(job.idle) for job in strangers)
+        are = f"{formatting.plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'}"
+        title = f"{are} held idle by people without an account here."
+        notify.raise_notice(STRANGERS, kind=IDLE, to=SYSADMINS, title=title, link=f"{reverse('waste')}?by=person")
+    if _stands(IDLE):
+        keys = {job.key for job in told} | _unknown(now) | ({STRANGERS} if strangers else set())
+        notify.withdraw_missing(IDLE, keys)
+
+
+def _unknown(now: datetime) -> set[str]:
+    """Of jobs on machines that are silent nothing is known: what was told of them stands."""
+    is_silent = Q(agent__heard_at=None) | Q(agent__heard_at__lt=now - SILENT)
+    silent = Holding.objects.filter(is_silent, until=None, is_made_up=False)
+    ids = set(silent.order_by().values_list("scheduler_id", flat=True))
+    if not ids:
+        return set()
+    known = _Known(list(Holding.objects.filter(until=None, scheduler_id__in=ids)))
+    return {known.key(scheduler_id) for scheduler_id in ids}
+
+
+def words(job: IdleJob, now: datetime) -> tuple[str, str]:
+    """The notice's sentence, and what is asked for."""
+    many, long = len(job.idle), spoken((now - job.since).total_seconds())
+    if many == 1:
+        which = "1 GPU" if job.held == 1 else f"1 of its {job.held} GPUs"
+        title, ask = f"{job.name} has held {which} idle for {long}.", "It is yours: release it or say why it stays."
+    else:
+        which = f"{many} GPUs" if job.held == many else f"{many} of its {job.held} GPUs"
+        title = f"{job.name} has held {which} idle, the longest for {long}."
+        ask = "They are yours: release them or say why they stay."
+    return title, f"{ask} {_on(job)}"
+
+
+def _on(job: IdleJob) -> str:
+    """Where, and whether a process is on them at all."""
+    nodes = job.nodes
+    where = formatting.listed(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    if any(one.has_process for one in job.idle):
+        return f"On {where}."
+    return f"On {where}; no process is on {'it' if len(job.idle) == 1 else 'them'}."
+
+
+def spoken(seconds: float) -> str:
+    """A long time as people say it: 38 minutes, 14 hours, 3 days."""
+    minutes = int(seconds // 60)
+    if minutes < 120:
+        return formatting.plural(minutes, "minute")
+    return formatting.plural(minutes // 60, "hour") if minutes < 48 * 60 else formatting.plural(minutes // 1440, "day")
+
+
+def _tell_unheld(now: datetime) -> None:
+    by_node: dict[str, list[tuple[Gpu, dict[str, object]]]] = defaultdict(list)
+    for gpu, process in _lasting(use.unheld(now), now):
+        by_node[gpu.agent.node].append((gpu, process))
+    keys = {node: f"{UNHELD}:{node}"[: notify.MOST_KEY] for node in by_node}
+    for node, found in by_node.items():
+        title, detail = _unheld_words(node, found)
+        link = reverse("node", args=[node])
+        notify.raise_notice(keys[node], kind=UNHELD, to=SYSADMINS, title=title, detail=detail, link=link)
+    if _stands(UNHELD):
+        notify.withdraw_missing(UNHELD, keys.values())
+
+
+def _lasting(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -> list[tuple[Gpu, dict[str, object]]]:
+    """Those that were there at a look before, long enough ago."""
+    there = {(gpu.uuid, process["pid"]): (gpu, process) for gpu, process in found}
+    for gone in set(_seen) - set(there):
+        del _seen[gone]
+    return [one for key, one in there.items() if now - _seen.setdefault(key, now) >= SEEN_FOR]
+
+
+def _unheld_words(node: str, found: Sequence[tuple[Gpu, dict[str, object]]]) -> tuple[str, str]:
+    gpus = sorted({gpu.index for gpu, _ in found})
+    which = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {formatting.listed([str(one) for one in gpus[:8]])}"
+    many = "A process is" if len(found) == 1 else f"{len(found)} processes are"
+    named = [
+        f"{line(one['user'], 32) or 'somebody'}’s {line(one['name'], 40) or 'process'} ({one['pid']})"
+        for _, one in found
+    ]
+    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+    return f"{many} on {which} of {node}, which no job holds.", f"{', '.join(named[:5])}{more}."
+
+
+def _stands(kind: str) -> bool:
+    return Notice.objects.standing().filter(kind=kind).exists()

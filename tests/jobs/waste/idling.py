@@ -1,0 +1,77 @@
+"""A machine with jobs that hold its GPUs, for tests of waste: reports as agents send them, a queue as it is read."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from jobs.models import Job
+from nodes.models import Agent, Holding, QueuedJob
+from nodes.telemetry import holdings
+from portal.models import User
+from tests.lab import a_job, a_project
+from tests.nodes.telemetry.reporting import UUIDS, Machine
+
+HOUR_S = 3600
+
+
+def moment(second: float) -> datetime:
+    return datetime.fromtimestamp(second, UTC)
+
+
+def machine(gpus: int = 2, *, node: str = "dgx-01", **columns: Any) -> Machine:
+    """A machine that has just told of itself."""
+    made = Machine(node=node, gpus=tuple(f"{node}-{uuid}" for uuid in UUIDS[:gpus]))
+    made.post(made.facts(time.time()))
+    works(made, columns.get("gpu_percent", 0))
+    return made
+
+
+def works(made: Machine, percent: Any, *, ago_s: float = 10) -> None:
+    """Its GPUs' newest ten seconds: of all alike, or a number each."""
+    rows = percent if isinstance(percent, int) else [[one] * 10 for one in percent]
+    assert made.post(made.batch(int(time.time() - ago_s), gpu_percent=rows)).status_code == 200
+
+
+def held(scheduler_id: str, indices: list[int], *, node: str = "dgx-01", hours: float = 14, **more: Any) -> QueuedJob:
+    """A job in the queue that holds these GPUs, for so long."""
+    fields = {
+        "name": f"job-{scheduler_id}", "user": "mira", "state": "running", "nodes": [node], "gpus": len(indices),
+        "gpu_indices": {node: indices}, "started_at": moment(time.time() - hours * HOUR_S),
+    }  # fmt: skip
+    job = QueuedJob.objects.create(scheduler_id=scheduler_id, **fields | more)
+    holdings.update()
+    return job
+
+
+def idle_for(made: Machine, hours: float, *gpus: int) -> None:
+    """As if its agent had told nothing but zeros for so long, of these GPUs or of all."""
+    agent = Agent.objects.get(pk=made.agent.pk)
+    since = time.time() - hours * HOUR_S
+    for place in gpus or range(len(made.gpus)):
+        agent.newest["gpus"][made.gpus[place]]["quiet_since"] = since
+    agent.save(update_fields=["newest"])
+
+
+def vigils(owner: User, scheduler_id: str, **fields: Any) -> Job:
+    """A job of Vigil's that runs as the scheduler's job of this number."""
+    return a_job(
+        owner,
+        a_project(fields.pop("project", "default")),
+        state=fields.pop("state", "running"),
+        attempt={
+            "scheduler_id": scheduler_id,
+            "submitted_at": moment(time.time() - 15 * HOUR_S),
+            "started_at": moment(time.time() - 14 * HOUR_S),
+            **fields.pop("attempt", {}),
+        },
+        **fields,
+    )
+
+
+def ends(scheduler_id: str) -> None:
+    """The scheduler names the job no more."""
+    QueuedJob.objects.filter(scheduler_id=scheduler_id).delete()
+    holdings.update()
+    assert not Holding.objects.filter(scheduler_id=scheduler_id, until=None).exists()

@@ -1,0 +1,290 @@
+"""GPU-hours held, used and idle: counted, added up, seen by whom, on the page, over REST, as CSV and by `vigil`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs import lease
+from jobs.models import Attempt, GpuHours
+from jobs.tasks import waste
+from jobs.waste import adding
+from nodes.models import GpuUse, Holding
+from nodes.telemetry import merge
+from nodes.telemetry.fields import WINDOW_S
+from portal.models import Membership, Project, User
+from tests.jobs.pages.reading import text
+from tests.jobs.waste.idling import HOUR_S, ends, held, idle_for, machine, moment, vigils
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.telemetry.reporting import START, UUIDS, Machine
+from tests.portal.test_cli import nowhere, portal, vigil  # noqa: F401
+
+pytestmark = pytest.mark.django_db
+TODAY = datetime.now(UTC).date
+
+
+def use(scheduler_id: str, user: str, hours: tuple[float, float, float], *, days_ago: int = 0, **more: Any) -> GpuUse:
+    """What a merge would have counted: hours held, used and idle."""
+    held_s, used_s, idle_s = (HOUR_S * one for one in hours)
+    told = {"held_s": held_s, "used_s": used_s, "idle_s": idle_s, "is_added": False, **more}
+    day = TODAY() - timedelta(days=days_ago)
+    return GpuUse.objects.update_or_create(day=day, scheduler_id=scheduler_id, defaults={"user": user, **told})[0]
+
+
+@pytest.fixture
+def lab() -> dict[str, User]:
+    """Mira's and Ann's projects with a job each, and one that Ann started past Vigil."""
+    mira = person("mira", a_project("siskin"), slurm_user="mira")
+    ann = person("ann", a_project("wren"), slurm_user="ann")
+    vigils(mira, "70", name="lora", project="siskin")
+    began = {"started_at": timezone.now() - timedelta(days=25)}
+    vigils(ann, "80", name="nightjar", project="wren", attempt=began)
+    use("70", "mira", (100, 60, 10))
+    use("80", "ann", (40, 4, 30), days_ago=0)
+    use("80", "ann", (500, 250, 100), days_ago=20)
+    use("90", "ann", (8, 0, 8))
+    use("99", "stranger", (2, 1, 0.5))
+    adding.add()
+    return {"mira": mira, "ann": ann, "sam": sysadmin()}
+
+
+def asked(user: User, query: str = "") -> dict[str, Any]:
+    answer = bearer(user, "read").get(f"/api/v1/waste?{query}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def hours(found: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
+    return {one["name"]: (one["held_hours"], one["used_hours"], one["idle_hours"]) for one in found["items"]}
+
+
+class TestCounting:
+    def test_from_an_agents_samples_to_a_persons_hours(self) -> None:
+        """Two GPUs over a window: one worked at half, one not at all; the machine was silent for a while between."""
+        mira = person("mira", a_project("siskin"))
+        start = START // WINDOW_S * WINDOW_S
+        at = {"started_at": moment(start - 60), "ended_at": None}
+        vigils(mira, "7", project="siskin", attempt=at)
+        one = Machine(gpus=UUIDS[:2])
+        one.post(one.facts(start))
+        held("7", [0, 1], user="vigil")
+        Holding.objects.update(since=moment(start))
+        for second in (*range(start, start + 500, 10), *range(start + 600, start + WINDOW_S + 100, 10)):
+            one.post(one.batch(second, gpu_percent=[[50] * 10, [0] * 10]))
+        merge.merge(now=time.time())
+        adding.add()
+        (row,) = GpuHours.objects.all()
+        sampled = WINDOW_S - 100
+        assert (row.person, row.project) == (mira, Project.objects.get(slug="siskin"))
+        assert (row.held_s, row.used_s, row.idle_s) == (2 * sampled, sampled / 2, sampled)
+
+    def test_samples_that_come_each_ten_seconds_stand_for_ten(self) -> None:
+        start = START // WINDOW_S * WINDOW_S
+        one = Machine(gpus=UUIDS[:1])
+        one.post(one.facts(start))
+        held("7", [0])
+        Holding.objects.update(since=moment(start))
+        batches = [
+            {**one.batch(at, n=1, gpu_percent=[[100]]), "period": 10} for at in range(start, start + WINDOW_S + 100, 10)
+        ]
+        for at in range(0, len(batches), 60):
+            one.post(*batches[at : at + 60])
+        merge.merge(now=time.time())
+        row = GpuUse.objects.get()
+        assert abs(row.held_s - WINDOW_S) <= 10
+        assert row.used_s == row.held_s
+
+    def test_late_samples_of_a_day_long_past_count(self, lab: dict[str, User]) -> None:
+        before = hours(asked(lab["sam"], "by=project&days=90"))["wren"]
+        use("80", "ann", (510, 250, 100), days_ago=20)
+        waste()
+        after = hours(asked(lab["sam"], "by=project&days=90"))["wren"]
+        assert (before[0], after[0]) == (540, 550)
+        assert not GpuUse.objects.filter(is_added=False).exists()
+
+    def test_one_process_adds_up_at_a_time(self, lab: dict[str, User]) -> None:
+        use("70", "mira", (101, 60, 10))
+        other = lease.take("waste")
+        assert other is not None
+        assert adding.add() == 0
+        other.release()
+        assert adding.add() == 1
+        assert hours(asked(lab["sam"], "by=project"))["siskin"][0] == 101
+
+    def test_the_schedulers_number_used_again_is_another_job(self) -> None:
+        mira, ann = person("mira", a_project("siskin")), person("ann", a_project("wren"))
+        long_ago = timezone.now() - timedelta(days=60)
+        old = {"started_at": long_ago, "ended_at": long_ago + timedelta(hours=2)}
+        vigils(mira, "7", project="siskin", state="completed", attempt=old)
+        vigils(ann, "7", project="wren")
+        use("7", "vigil", (1, 1, 0), days_ago=60)
+        use("7", "vigil", (2, 1, 0))
+        adding.add()
+        found = hours(asked(sysadmin(), "by=person&days=90"))
+        assert {name: told[0] for name, told in found.items()} == {"mira": 1, "ann": 2}
+        assert len(asked(User.objects.get(username="sam"), "by=job&days=90")["items"]) == 2
+
+    def test_a_holding_ends_when_its_job_did_and_not_when_the_queue_was_read(self) -> None:
+        job = vigils(person("mira", a_project()), "7")
+        machine(1)
+        held("7", [0])
+        end = timezone.now() - timedelta(seconds=12)
+        Attempt.objects.filter(job=job).update(ended_at=end, state="completed")
+        ends("7")
+        waste()
+        assert Holding.objects.get().until == end
+        ends_before = Holding.objects.get().since - timedelta(hours=1)
+        Attempt.objects.filter(job=job).update(ended_at=ends_before)
+        waste()
+        assert Holding.objects.get().until == end, "of another holding, by an attempt of the same number"
+
+
+class TestWhoSees:
+    def test_everybody_sees_all_where_the_queue_is_everybodys(self, lab: dict[str, User]) -> None:
+        for who in lab.values():
+            assert set(hours(asked(who))) == {"siskin", "wren", "past Vigil"}
+
+    def test_others_are_hidden_where_the_site_hides_them(self, lab: dict[str, User], settings: Any) -> None:
+        settings.VIGIL_QUEUE_VISIBLE = "own"
+        mira, ann = lab["mira"], lab["ann"]
+        assert hours(asked(mira)) == {"siskin": (100, 60, 10)}
+        assert hours(asked(ann, "by=job")) == {"nightjar": (40, 4, 30), "job 90": (8, 0, 8)}
+        assert hours(asked(ann, "by=person")) == {"ann": (48, 4, 38)}
+        assert set(hours(asked(lab["sam"], "by=person"))) == {"mira", "ann", "stranger"}
+        html = text(signed_in(mira).get("/waste?by=job"))
+        assert "lora" in html
+        assert "nightjar" not in html
+
+    def test_a_project_is_all_of_its_members(self, lab: dict[str, User], settings: Any) -> None:
+        settings.VIGIL_QUEUE_VISIBLE = "own"
+        Membership.objects.create(user=lab["mira"], project=Project.objects.get(slug="wren"))
+        assert set(hours(asked(lab["mira"]))) == {"siskin", "wren"}
+
+    def test_idle_now_is_told_to_whom_it_may(self, lab: dict[str, User], settings: Any) -> None:
+        one = machine(2)
+        held("70", [0], user="mira")
+        held("91", [1], user="ann", name="jupyter")
+        idle_for(one, 5)
+        assert {job["name"] for job in asked(lab["mira"])["idle_now"]} == {"lora", "jupyter"}
+        settings.VIGIL_QUEUE_VISIBLE = "own"
+        (job,) = asked(lab["mira"])["idle_now"]
+        assert (job["name"], job["gpus"], job["held"], job["nodes"]) == ("lora", 1, 1, ["dgx-01"])
+        assert {job["name"] for job in asked(lab["ann"])["idle_now"]} == {"jupyter"}
+
+    def test_nobody_else(self) -> None:
+        assert signed_in(person("ann")).get("/api/v1/waste").json()["items"] == []
+        from django.test import Client
+
+        assert Client().get("/waste").status_code == 302
+        assert Client().get("/api/v1/waste").status_code == 401
+        assert Client().get("/api/v1/waste.csv").status_code == 401
+
+
+class TestAsking:
+    def test_days(self, lab: dict[str, User]) -> None:
+        sam = lab["sam"]
+        assert asked(sam, "days=20")["total"]["held_hours"] == 150
+        assert asked(sam, "days=21")["total"]["held_hours"] == 650
+        assert asked(sam, "days=1")["since"] == TODAY().isoformat()
+
+    def test_a_sentence(self, lab: dict[str, User]) -> None:
+        said = "In 7 days 150 GPU-hours were held and 43.3 % used; 48 were idle: most by wren (30)."
+        assert asked(lab["sam"])["text"] == f"{said} No GPU is held idle now."
+        assert said in text(signed_in(lab["sam"]).get("/waste"))
+        assert asked(lab["sam"], "by=job")["text"].startswith(said.replace("wren (30)", "ann (38)"))
+        GpuUse.objects.all().delete()
+        GpuHours.objects.all().delete()
+        assert asked(lab["sam"], "days=1")["text"] == "Today no GPU-hours were counted. No GPU is held idle now."
+        assert "Nothing counted" in text(signed_in(lab["sam"]).get("/waste"))
+
+    @pytest.mark.parametrize(
+        ("sort", "order"),
+        [
+            ("-idle", ["nightjar", "lora", "job 90", "job 99"]),
+            ("-held", ["lora", "nightjar", "job 90", "job 99"]),
+            ("held", ["job 99", "job 90", "nightjar", "lora"]),
+            ("share", ["job 90", "nightjar", "job 99", "lora"]),
+        ],
+    )
+    def test_orders(self, lab: dict[str, User], sort: str, order: list[str]) -> None:
+        found = asked(lab["sam"], f"by=job&sort={sort}")
+        assert [one["name"] for one in found["items"]] == order
+        html = text(signed_in(lab["sam"]).get(f"/waste?by=job&sort={sort}"))
+        places = [html.index(f">{name}") for name in order]
+        assert places == sorted(places)
+
+    def test_names_in_order(self, lab: dict[str, User]) -> None:
+        assert list(hours(asked(lab["sam"], "sort=name"))) == ["past Vigil", "siskin", "wren"]
+        assert list(hours(asked(lab["sam"], "sort=-name"))) == ["wren", "siskin", "past Vigil"]
+
+    def test_page_by_page(self, lab: dict[str, User]) -> None:
+        for by, names in (
+            ("job", {"nightjar", "lora", "job 90", "job 99"}),
+            ("project", {"siskin", "wren", "past Vigil"}),
+        ):
+            found, cursor = [], ""
+            while cursor is not None:
+                page = asked(lab["sam"], f"by={by}&limit=1&cursor={cursor}" if cursor else f"by={by}&limit=1")
+                found += [one["name"] for one in page["items"]]
+                cursor = page["next"]
+            assert set(found) == names
+            assert len(found) == len(names)
+
+    @pytest.mark.parametrize(
+        "query", ["days=0", "days=91", "by=colour", "sort=colour", "cursor=x", "limit=201", "cursor=-1"]
+    )
+    def test_what_cannot_be_asked_is_refused_plainly(self, lab: dict[str, User], query: str) -> None:
+        answer = bearer(lab["sam"], "read").get(f"/api/v1/waste?{query}")
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["field"] == query.partition("=")[0]
+        page = signed_in(lab["sam"]).get(f"/waste?{query.replace('cursor', 'after')}")
+        assert page.status_code == 200, "a page leaves out what it does not understand"
+
+    def test_links_lead_to_what_one_may_see(self, lab: dict[str, User]) -> None:
+        html = text(signed_in(lab["mira"]).get("/waste?by=job"))
+        assert 'href="/jobs/' in html
+        assert ">nightjar</a>" not in html
+        html = text(signed_in(lab["mira"]).get("/waste"))
+        assert '<a href="/jobs?project=siskin">siskin</a>' in html
+        assert "project=wren" not in html
+
+    def test_csv(self, lab: dict[str, User]) -> None:
+        machine(1, node="dgx-09")
+        held("90", [0], node="dgx-09", user="ann", name='=HYPERLINK("x"), "y"')
+        answer = signed_in(lab["sam"]).get("/api/v1/waste.csv?by=job&sort=-held")
+        assert answer.headers["Content-Disposition"] == 'attachment; filename="waste-job-7d.csv"'
+        rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+        assert [row["scheduler_id"] for row in rows] == ["70", "80", "90", "99"]
+        assert rows[2]["name"] == """'=HYPERLINK("x"), "y\"""", "no spreadsheet takes it for a formula"
+        assert (rows[0]["held_hours"], rows[0]["project"], rows[0]["person"]) == ("100.0000", "siskin", "mira")
+        assert rows[3]["job"] == ""
+
+    def test_hostile_names_are_escaped(self, lab: dict[str, User]) -> None:
+        machine(1, node="dgx-09")
+        held("90", [0], node="dgx-09", user="ann", name="<img src=x>")
+        html = signed_in(lab["sam"]).get("/waste?by=job").text
+        assert "<img src=x>" not in html
+        assert "&lt;img src=x&gt;" in html
+
+
+def test_the_command(portal: Any) -> None:  # noqa: F811
+    since = (datetime.now(UTC) - timedelta(hours=14)).isoformat()
+    row = {"name": "ann", "job": None, "held_hours": 48.0, "used_hours": 4.0, "idle_hours": 38.0, "used_share": 0.0833}
+    idle = {"name": "notebook", "job": 7, "scheduler_id": "70", "person": "ann", "gpus": 1, "held": 2, "since": since}
+    answer = {"text": "In 30 days …", "by": "person", "items": [row], "idle_now": [idle]}
+    portal.answers["GET", "waste"] = answer
+    lines = vigil("waste", "--days", "30").stdout.splitlines()
+    assert lines[0] == "In 30 days …"
+    assert lines[1].strip() == "notebook (#7) of ann: 1 of 2 idle for 14 h"
+    assert lines[-1].split() == ["ann", "48.0", "4", "8.33", "%", "38.0"]
+    assert portal.asked[0].url.params["days"] == "30"
+    assert json.loads(vigil("waste", "--json").stdout) == answer
+    vigil("waste", "--days", "91", status=2)

@@ -1,0 +1,224 @@
+"""Who is told of idle GPUs and of processes on GPUs that nobody holds: once, and until it is so no longer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from jobs.tasks import waste
+from jobs.waste import telling
+from jobs.waste.telling import spoken
+from nodes.models import Agent, QueuedJob
+from portal.formatting import NBSP
+from portal.models import Notice, User
+from tests.jobs.waste.idling import ends, held, idle_for, machine, vigils, works
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.telemetry.reporting import Machine
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen_yet() -> None:
+    telling._seen.clear()
+
+
+@pytest.fixture
+def oskar() -> User:
+    return person("oskar", a_project(), slurm_user="oskar")
+
+
+def told(user: User) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = bearer(user, "read").get("/api/v1/notices").json()["items"]
+    return [{**one, "title": one["title"].replace(NBSP, " ")} for one in items]
+
+
+class TestIdle:
+    def test_the_owner_of_a_job_of_vigils_is_told_once(self, oskar: User) -> None:
+        idle = machine(1)
+        job = vigils(oskar, "7", name="notebook-oskar")
+        held("7", [0], user="vigil")
+        idle_for(idle, 14.2)
+        waste()
+        waste()
+        (notice,) = told(oskar)
+        assert notice["title"] == "notebook-oskar has held 1 GPU idle for 14 hours."
+        assert notice["detail"] == ("It is yours: release it or say why it stays. On dgx-01; no process is on it."), (
+            "also without any process"
+        )
+        assert (notice["link"], notice["kind"]) == (f"/jobs/{job.pk}", "gpu.idle")
+        assert Notice.objects.count() == 1
+        assert "notebook-oskar has held 1 GPU idle" in signed_in(oskar).get("/").text.replace(NBSP, " ")
+
+    def test_of_a_foreign_job_whoever_is_its_slurm_user_here(self, oskar: User) -> None:
+        idle_for_long = machine(2)
+        held("7", [0, 1], user="oskar", name="jupyter")
+        idle_for(idle_for_long, 3)
+        waste()
+        (notice,) = told(oskar)
+        assert notice["title"] == "jupyter has held 2 GPUs idle, the longest for 3 hours."
+        assert notice["link"] == "/nodes/dgx-01"
+        assert told(sysadmin()) == []
+
+    def test_some_of_many_gpus_and_what_runs_on_them(self, oskar: User) -> None:
+        one = machine(2, gpu_percent=[90, 0])
+        held("7", [0, 1], user="oskar", name="train")
+        batch = one.batch(int(time.time()) - 5, gpu_percent=[[90] * 10, [0] * 10])
+        process = {"gpu": one.gpus[1], "pid": 17, "user": "oskar", "name": "python", "memory_mib": 5, "job": "7"}
+        one.post({**batch, "processes": [process]})
+        idle_for(one, 1, 1)
+        waste()
+        (notice,) = told(oskar)
+        assert notice["title"] == "train has held 1 of its 2 GPUs idle for 60 minutes."
+        assert notice["detail"].endswith("On dgx-01.")
+
+    def test_not_before_a_quarter_of_an_hour(self, oskar: User) -> None:
+        one = machine(1)
+        held("7", [0], user="oskar", hours=0.2)
+        idle_for(one, 14)
+        waste()
+        assert told(oskar) == [], "it has held it for 12 minutes alone"
+        QueuedJob.objects.all().delete()
+
+    def test_withdrawn_when_they_work_again_and_news_when_they_stop(self, oskar: User) -> None:
+        one = machine(1)
+        held("7", [0], user="oskar")
+        idle_for(one, 1)
+        waste()
+        works(one, 60, ago_s=5)
+        waste()
+        assert told(oskar) == []
+        works(one, 0, ago_s=0)
+        idle_for(one, 0.5)
+        waste()
+        assert [notice["read_at"] for notice in told(oskar)] == [None]
+        assert Notice.objects.count() == 1, "of the same job it is the same notice"
+
+    def test_withdrawn_when_the_job_ends_and_the_next_of_its_number_is_another(self, oskar: User) -> None:
+        one = machine(1)
+        held("7", [0], user="oskar")
+        idle_for(one, 1)
+        waste()
+        ends("7")
+        waste()
+        assert told(oskar) == []
+        held("7", [0], user="oskar", hours=2)
+        idle_for(one, 1)
+        waste()
+        assert len(told(oskar)) == 1
+        assert Notice.objects.count() == 2
+
+    def test_what_is_told_stands_while_the_machine_is_silent(self, oskar: User) -> None:
+        one = machine(1)
+        held("7", [0], user="oskar")
+        idle_for(one, 1)
+        waste()
+        Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=5))
+        waste()
+        assert len(told(oskar)) == 1, "nothing is known of it"
+        ends("7")
+        waste()
+        assert told(oskar) == []
+
+    def test_sysadmins_are_told_once_of_people_whom_nobody_knows(self, oskar: User) -> None:
+        sam, one = sysadmin(), machine(2)
+        held("7", [0], user="unknown")
+        held("8", [1], user="stranger")
+        idle_for(one, 1)
+        waste()
+        (notice,) = told(sam)
+        assert notice["title"] == "2 GPUs are held idle by people without an account here."
+        assert signed_in(sam).get(notice["link"]).status_code == 200
+        ends("7")
+        waste()
+        assert [one["title"] for one in told(sam)] == ["1 GPU is held idle by people without an account here."]
+        ends("8")
+        waste()
+        assert told(sam) == []
+
+    def test_a_name_is_anybodys_and_shown_as_it_is(self, oskar: User) -> None:
+        one = machine(1)
+        held("7", [0], user="oskar", name="<script>alert(1)</script>\n\x1b[31mred")
+        idle_for(one, 1)
+        waste()
+        (notice,) = told(oskar)
+        assert "\n" not in notice["title"]
+        assert "\x1b" not in notice["title"]
+        assert "<script>alert" not in signed_in(oskar).get("/").text
+
+    def test_it_asks_little_where_nothing_is_held(self, django_assert_max_num_queries: Any) -> None:
+        with django_assert_max_num_queries(7):
+            waste()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="On SQLite one writes at a time")
+@pytest.mark.django_db(transaction=True)
+def test_two_runs_at_once_tell_once() -> None:
+    oskar = person("oskar", a_project(), slurm_user="oskar")
+    one = machine(1)
+    held("7", [0], user="oskar")
+    idle_for(one, 1)
+    together = threading.Barrier(4, timeout=60)
+
+    def run(_: int) -> None:
+        try:
+            together.wait()
+            waste()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(run, range(4)))) == 4
+    assert len(told(oskar)) == 1
+    assert Notice.objects.count() == 1
+
+
+class TestUnheld:
+    def process(self, one: Machine, gpu: int = 0, **more: Any) -> None:
+        told = {"gpu": one.gpus[gpu], "pid": 17, "user": "ann", "name": "python3", "memory_mib": 5, "job": "", **more}
+        assert one.post({**one.batch(int(time.time()) - 5, gpu_percent=50), "processes": [told]}).status_code == 200
+
+    def look(self, minutes: int) -> None:
+        telling.tell(timezone.now() + timedelta(minutes=minutes))
+
+    def test_sysadmins_are_told_of_a_node_once_it_lasts(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
+        sam, one = sysadmin(), machine(2)
+        self.process(one)
+        self.look(0)
+        assert told(sam) == [], "the queue may not have been read since its job began"
+        self.look(1)
+        (notice,) = told(sam)
+        assert notice["title"] == "A process is on GPU 0 of dgx-01, which no job holds."
+        assert notice["detail"] == "ann’s python3 (17)."
+        assert (notice["link"], notice["kind"]) == ("/nodes/dgx-01", "gpu.unheld")
+        assert told(oskar) == []
+        self.look(2)
+        assert Notice.objects.count() == 1
+        one.post(one.batch(int(time.time()), gpu_percent=0), first=None)
+        self.look(3)
+        assert told(sam) == []
+
+    def test_not_of_what_a_job_holds_by_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
+        sam, one = sysadmin(), machine(2)
+        self.process(one)
+        self.look(0)
+        held("7", [0])
+        self.look(1)
+        assert told(sam) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(16 * 60, "16 minutes"), (119 * 60, "119 minutes"), (14.9 * 3600, "14 hours"), (50 * 3600, "2 days")],
+)
+def test_long_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
+    assert spoken(seconds).replace(NBSP, " ") == said
