@@ -309,18 +309,27 @@ def _size(place: stage.Site) -> int:
 
 
 def _chunk_bytes(names: str = "%") -> float:
-    """What chunks of GPUs take on disk: their data, and for each row its other columns and two indexes."""
+    """What chunks of GPUs take on disk: their data, and for each row what the table and its indexes take besides."""
     from django.db import connection
 
-    row = 190 if connection.vendor == "postgresql" else 150
+    sized = "SELECT SUM(pgsize) FROM dbstat WHERE name IN ('portal_chunk', 'chunks_of_a_rank', 'unmerged_chunks')"
+    if connection.vendor == "postgresql":
+        sized = "SELECT pg_total_relation_size('portal_chunk')"
     with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("VACUUM FULL portal_chunk")
+        cursor.execute(sized)
+        (size,) = cursor.fetchone()
+        cursor.execute("SELECT SUM(LENGTH(data)), COUNT(*) FROM portal_chunk")
+        every, rows = cursor.fetchone()
+        besides = (float(size) - float(every)) / float(rows)
         cursor.execute(
             "SELECT SUM(LENGTH(data)), COUNT(*) FROM portal_chunk WHERE series_id IN"
             " (SELECT id FROM portal_series WHERE owner_kind = 'gpu' AND name LIKE %s)",
             [names],
         )
         data, rows = cursor.fetchone()
-    return float(data) + row * float(rows)
+    return float(data) + besides * float(rows)
 
 
 def _read() -> dict[str, float]:
