@@ -1,9 +1,26 @@
-"""The records of the cluster, read-only: the scheduler writes them."""
+"""The records of the cluster, read-only: the scheduler and the agents write them."""
+
+from typing import Any
 
 from django.contrib import admin
+from django.http import HttpRequest
 
-from nodes.models import Association, Node, NodeOrder, Partition, Qos, QueuedJob, Reading, Reservation
-from portal.admin import ReadOnly
+from nodes.models import (
+    Agent,
+    Association,
+    EnrolmentSecret,
+    Gpu,
+    Holding,
+    Node,
+    NodeEvent,
+    NodeOrder,
+    Partition,
+    Qos,
+    QueuedJob,
+    Reading,
+    Reservation,
+)
+from portal.admin import History, ReadOnly
 from portal.records import site
 
 
@@ -57,3 +74,46 @@ class NodeOrderAdmin(ReadOnly):
     list_display = ("node", "action", "reason", "asked_by", "asked_at", "state", "outcome")
     list_filter = ("action", "state")
     search_fields = ("node",)
+
+
+@admin.register(Agent, site=site)
+class AgentAdmin(ReadOnly):
+    called = ("agent", "agents")
+    list_display = ("node", "version", "heard_at", "clock_offset_s", "enrolled_at", "enrolled_by", "is_made_up")
+    search_fields = ("node",)
+
+
+@admin.register(Gpu, site=site)
+class GpuAdmin(ReadOnly):
+    called = ("GPU", "GPUs")
+    list_display = ("uuid", "agent", "index", "model", "first_seen_at", "gone_at", "lost_at")
+    search_fields = ("uuid", "agent__node")
+
+
+@admin.register(Holding, site=site)
+class HoldingAdmin(History):
+    called = ("holding of a GPU", "holdings of GPUs")
+    list_display = ("gpu", "agent", "scheduler_id", "user", "source", "since", "until")
+    list_filter = ("source",)
+    search_fields = ("scheduler_id", "user")
+    list_select_related = ("gpu", "agent")
+
+
+@admin.register(NodeEvent, site=site)
+class NodeEventAdmin(History):
+    called = ("event of a machine", "events of machines")
+    list_display = ("kind", "code", "agent", "gpu", "at", "count", "is_open", "is_confirmed")
+    list_filter = ("kind",)
+    search_fields = ("agent__node",)
+    list_select_related = ("gpu", "agent")
+
+
+@admin.register(EnrolmentSecret, site=site)
+class EnrolmentSecretAdmin(ReadOnly):
+    """Made on the page of agents or by `vigil agent enroll --many`, and shown once; who deletes one ends it."""
+
+    called = ("enrolment secret", "enrolment secrets")
+    list_display = ("hint", "made_by", "made_at", "expires_at", "revoked_at")
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return True

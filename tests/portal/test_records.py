@@ -12,7 +12,15 @@ from portal.models import AuditEntry, User
 from tests import lab
 
 pytestmark = pytest.mark.django_db
-PAGES = ("/admin/", "/admin/portal/user/", "/admin/portal/user/add/", "/admin/nodes/qos/", "/admin/axes/accessattempt/")
+PAGES = (
+    "/admin/",
+    "/admin/portal/user/",
+    "/admin/portal/user/add/",
+    "/admin/nodes/qos/",
+    "/admin/nodes/nodeevent/",
+    "/admin/nodes/enrolmentsecret/",
+    "/admin/axes/accessattempt/",
+)
 
 
 @pytest.fixture
