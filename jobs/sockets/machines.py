@@ -3,7 +3,7 @@
 Beside these there are `hello` once it has joined (read now: whatever is newer will come), `heartbeat` every 10 s, and
 `missed` when this reader was too slow and must read again. All are JSON; `{"kind": "machines", "machines": [line]}`
 comes once a second at most, with the newest line of each machine that told something (nodes.telemetry.live), and
-`{"kind": "samples", …}` of one machine as it comes.
+`{"kind": "samples", …}` of one machine as it comes, with `{"kind": "happened", "happened": [kind]}` of its events.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ class ClusterSocket(Socket):
             await self.say(kind="missed")
             return
         told = msgspec.json.decode(message)
+        if "happened" in told:
+            await self.say(kind="happened", **told)
+            return
         for row, uuid in enumerate(told["gpus"]):
             if uuid in self.hidden:
                 for column in told["columns"].values():

@@ -32,16 +32,17 @@ FIELDS = (
 
 
 def of_gpu(
-    uuid: str, index: int, *, memory_mib: int | None = None, slowdown_c: int | None = None, cap_watts: int | None = None
-) -> list[dict[str, Any]]:
-    """The small charts of one GPU, all on the same axis of time."""
+    uuid: str, index: int, *, key: str = "", memory_mib: int | None = None, slowdown_c: int | None = None,
+    cap_watts: int | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The small charts of one GPU, all on the same axis of time; `key` tells two of the same slot apart."""
     ranges: dict[str, list[float]] = {"gpu_percent": [0, 100], "watts": [0, cap_watts or 1]}
     ranges["memory_mib"] = [0, round(memory_mib * GIB, 1) if memory_mib else 1]
     ranges["temperature_c"] = [COOL_C, slowdown_c + MARGIN_C if slowdown_c else COOL_C + 40]
     limits = {"temperature_c": ("slows down", slowdown_c), "watts": ("cap", cap_watts)}
     return [
         {
-            "id": f"gpu-{index}-{field.name}",
+            "id": f"gpu-{key or index}-{field.name}",
             "title": f"{field.title} of GPU {index}",
             "gpu": uuid,
             "bare": True,

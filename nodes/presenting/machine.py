@@ -118,8 +118,9 @@ def _xids(facts: Facts) -> Iterator[str]:
     where = "" if newest.gpu is None else f" on GPU {newest.gpu}"
     what = f": {meaning(newest.code)}" if meaning(newest.code) else ""
     others = sum(xid.count for xid in known) - 1
-    more = f", and {formatting.plural(others, 'more', 'more')} since" if others else ""
-    yield f"Xid {newest.code}{where} {formatting.ago(newest.at, facts.now)}{more}{what}."
+    hours = XIDS_FOR // timedelta(hours=1)
+    more = f"; {formatting.plural(others, 'more', 'more')} in {hours}{NBSP}h" if others else ""
+    yield f"Xid {newest.code}{where}, {formatting.ago(newest.at, facts.now)}{what}{more}."
 
 
 def _hanging(facts: Facts) -> Iterator[str]:

@@ -112,6 +112,8 @@ class _Taking:
         newest = max((b for b in self.post.batches if b.n or b.host), key=lambda b: b.at, default=None)
         if newest is not None:
             self._note_newest(newest)
+        if kinds := sorted({event.kind for batch in self.post.batches for event in batch.events}):
+            live.happened(self.agent, kinds)
         live.after_commit(self.agent, [batch for batch in self.post.batches if batch.n or batch.host], self.now)
 
     def note_heard(self) -> None:

@@ -1,8 +1,8 @@
 """What sockets hear of machines, after the commit: a short line each for maps, all samples for who looks at one.
 
 On `TOPIC` a message is JSON: {"node", "at", "uuids", "gpus": [[gpu_percent, memory_mib, temperature_c, watts] …],
-"cpu"}. On a machine's own topic it is {"node", "at", "period", "gpus": [uuid], "columns": {field: [[…]]}, "host": {…}}.
-Null is not told.
+"cpu"}. On a machine's own topic it is {"node", "at", "period", "gpus": [uuid], "columns": {field: [[…]]}, "host": {…}},
+null is not told; or {"node", "happened": [kind]}: whoever looks reads what it was, as far as they may see it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ def after_commit(agent: Agent, batches: Sequence[Batch], now: float) -> None:
     if newest is None or newest.at + newest.period * newest.n < now - FRESH_S:
         return
     messages = {TOPIC: msgspec.json.encode(line(agent.node, newest)), topic(agent.pk): _whole(agent.node, newest)}
+    transaction.on_commit(lambda: publish(messages))
+
+
+def happened(agent: Agent, kinds: Sequence[str]) -> None:
+    """Tell whoever looks at this machine that something happened to it, after the commit."""
+    message = msgspec.json.encode({"node": agent.node, "happened": list(kinds)})
+    messages = {topic(agent.pk): message}
     transaction.on_commit(lambda: publish(messages))
 
 

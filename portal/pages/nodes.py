@@ -1,26 +1,23 @@
-"""The pages of nodes: what they have, who holds it, what is out of service; and draining, for sysadmins."""
+"""The list of nodes: what they have, who holds it, what is out of service."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from jobs.listing import visibility
 from jobs.listing.queue import QueueSearch, unseen
 from jobs.listing.visibility import Held
-from nodes.cluster import drain as orders
-from nodes.models import Node, NodeOrder, Partition, Reading
+from nodes.models import Node, Partition, Reading
 from portal import formatting
-from portal.access import CLUSTER, can, user_of
+from portal.access import user_of
 from portal.pages.cluster import is_fragment, stale, varied
 from portal.pages.free_slots import counted, free_now
 from portal.untrusted import plain
@@ -132,50 +129,6 @@ def index(request: HttpRequest) -> HttpResponse:
     return varied(render(request, "nodes/_index.html" if is_fragment(request) else "nodes/index.html", context))
 
 
-@login_required
-@require_safe
-def one(request: HttpRequest, name: str) -> HttpResponse:
-    user, now = user_of(request), timezone.now()
-    node = _node(name)
-    context = {
-        "section": "nodes",
-        "shown": NodeRow(node, visibility.held_on(user, [node.name])[node.name]),
-        "node": node,
-        "stale": stale(Reading.Part.NODES, now),
-        "orders": NodeOrder.objects.filter(node=node.name).select_related("asked_by")[:5],
-        "may_drain": can(user, "change", CLUSTER) and not node.is_made_up,
-        "most_reason": orders.MOST_REASON,
-    }
-    return varied(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
-
-
-@login_required
-@require_POST
-def drain(request: HttpRequest, name: str) -> HttpResponse:
-    reason = " ".join(plain(request.POST.get("reason", "")).split())
-    if not reason or len(reason) > orders.MOST_REASON:
-        messages.error(request, f"Say why, in at most {orders.MOST_REASON} characters: whoever asks Slurm reads it.")
-        return redirect("node", name)
-    return _ask(request, name, NodeOrder.Action.DRAIN, reason)
-
-
-@login_required
-@require_POST
-def undrain(request: HttpRequest, name: str) -> HttpResponse:
-    return _ask(request, name, NodeOrder.Action.UNDRAIN)
-
-
-def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied(f"Only sysadmins {action} nodes. Ask one of them.")
-    node = _node(name)
-    if node.is_made_up:
-        raise PermissionDenied(f"{name} is made up: the scheduler knows nothing of it.")
-    orders.ask(user, node, action, reason)
-    return redirect("node", name)
-
-
 def family(node: Node) -> str:
     """A node's state as one of the glyphs: goes well, is busy, or wants somebody."""
     if not node.is_in_service:
@@ -243,13 +196,6 @@ def _matches(node: Node, partition: str, text: str, state: str) -> bool:
         return False
     where = " ".join((node.name, node.reason, node.gpu_type, *node.features)).lower()
     return all(word in where for word in text.lower().split())
-
-
-def _node(name: str) -> Node:
-    node = Node.objects.filter(name=plain(name)).first()
-    if node is None:
-        raise Http404(f"There is no node {name}.")
-    return node
 
 
 def _letters(held: Held) -> str:

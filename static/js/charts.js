@@ -1,6 +1,7 @@
 // Line charts. The head is legend and readout in one, so nothing floats and nothing jumps.
 //
 // spec: {id, title, series: [{name, label, color, digits, kind}], breaks, restarts, limits, zero, smooth, band}
+// and over time instead of steps (times.js) also: x, span(), y, bare, under(u, chart)
 // on: {zoom(range, kind), log(on), smooth(share), reread()}: what a person chose comes back by choose()
 import { Curve } from "./curves.js";
 import { dataOf, linesOf, plotOf } from "./lines.js";
@@ -27,7 +28,7 @@ export class Chart {
     this.lines = linesOf(spec);
     this.readout = new Readout(figure.querySelector(".readout"), this.lines, spec);
     this.tools = figure.querySelector(".tools");
-    this.scales = [...this.tools.querySelectorAll("[data-scale]")];
+    this.scales = [...(this.tools?.querySelectorAll("[data-scale]") ?? [])];
     this.listen();
   }
 
@@ -162,6 +163,7 @@ export class Chart {
     const log = Boolean(this.wantsLog && positive);
     if (log !== this.log) this.unmake();
     this.log = log;
+    if (!this.tools) return;
     this.tools.querySelector("[data-live-edge]").hidden = !this.view;
     const smoothing = this.tools.querySelector("[data-smooth]");
     if (smoothing) smoothing.value = String(this.share);
@@ -173,6 +175,7 @@ export class Chart {
   }
 
   xRange(low, high) {
+    if (this.spec.span) return this.spec.span();
     if (this.view) return [this.view.from, this.view.to];
     return high > low ? [low, high] : [low - 0.5, high + 0.5];
   }
@@ -201,6 +204,10 @@ export class Chart {
     document.addEventListener("visibilitychange", () => this.dirty && this.soon(0));
     this.plot.addEventListener("keydown", (event) => this.press(event));
     this.plot.addEventListener("blur", () => this.unpin());
+    if (this.tools) this.listenToTools();
+  }
+
+  listenToTools() {
     this.tools.addEventListener("click", ({ target: { dataset } }) => {
       if ("liveEdge" in dataset) this.reset();
       else if (dataset.scale) this.on.log(dataset.scale === "log");
@@ -242,9 +249,11 @@ export class Chart {
     if (!curve?.n || `${curve.n} ${ghosts}` === this.told) return;
     this.told = `${curve.n} ${ghosts}`;
     const ends = [curve.main.find(Number.isFinite), curve.main.findLast(Number.isFinite)];
-    const finding = `${this.spec.title}: from ${measure(ends[0])} at step ${curve.first} to ${measure(ends[1])} at step ${curve.last}.`;
+    const at = this.spec.x?.form ?? ((step) => `step ${step}`);
+    const finding = `${this.spec.title}: from ${measure(ends[0])} at ${at(curve.first)} to ${measure(ends[1])} at ${at(curve.last)}.`;
     const again = ghosts.length ? ` Done again: steps ${[...new Set(ghosts)].join(", ")}.` : "";
-    this.plot.setAttribute("aria-label", `${finding}${again} Arrow keys read points, plus and minus zoom.`);
+    const keys = this.spec.bare ? "" : " Arrow keys read points, plus and minus zoom.";
+    this.plot.setAttribute("aria-label", `${finding}${again}${keys}`);
   }
 }
 

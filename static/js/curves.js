@@ -41,6 +41,13 @@ export class Curve {
     this.n = from + step.length + kept;
   }
 
+  // Forget what lies before a step.
+  drop(step) {
+    const from = this.place(step);
+    for (const array of [this.step, ...Object.values(this.columns)]) array.copyWithin(0, from, this.n);
+    this.n -= from;
+  }
+
   // A column that the curve did not have: nothing in it so far.
   have(name) {
     if (name in this.columns) return;

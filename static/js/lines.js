@@ -32,7 +32,7 @@ export function dataOf(spec, lines, curves, share) {
     const mine = lines.filter((line) => line.name === s.name);
     const curve = curves.get(s.name);
     if (!curve?.n) return { x: [], ys: mine.map(() => []) };
-    if (s.kind !== "dots") gaps.push(...oddOf(curve).map(([from, to, what]) => [from, to, what, s.name]));
+    if (s.kind !== "dots" && !spec.x) gaps.push(...oddOf(curve).map(([from, to, what]) => [from, to, what, s.name]));
     return { x: curve.steps, ys: columnsOf(mine, curve, share, breaks) };
   });
   return { data: align(parts), gaps };
@@ -84,7 +84,8 @@ function options(chart) {
   return {
     width: plot.clientWidth,
     height: plot.clientHeight,
-    padding: [8, 18, 0, 0],
+    padding: spec.bare ? [7, 1, 1, 0] : [8, 18, 0, 0],
+    tzDate: spec.x?.tzDate,
     legend: { show: false },
     cursor: {
       y: false,
@@ -94,7 +95,7 @@ function options(chart) {
       bind: { dblclick: () => () => chart.reset() },
     },
     scales: {
-      x: { time: false, range: (_, low, high) => chart.xRange(low, high) },
+      x: { time: Boolean(spec.x), range: (_, low, high) => chart.xRange(low, high) },
       y: { distr: chart.log ? 3 : 1, range: () => chart.range.of(chart) },
     },
     axes: [
@@ -105,13 +106,14 @@ function options(chart) {
         space: narrow ? 70 : 90,
         grid: { show: false },
         ticks: { stroke: () => token("--line-strong"), width: 1, size: 4 },
-        values: (_, v) => v.map(label),
+        values: spec.x?.values ?? ((_, v) => v.map(label)),
+        show: !spec.bare,
       },
       {
         ...axis,
-        size: narrow ? 38 : 44,
-        gap: 6,
-        space: 34,
+        size: spec.bare ? 30 : narrow ? 38 : 44,
+        gap: spec.bare ? 4 : 6,
+        space: spec.bare ? 22 : 34,
         grid: { stroke: () => token("--line"), width: 1 },
         ticks: { show: false },
         values: (_, v) => v.map((y) => label(chart.log && y !== null ? Number(y.toPrecision(3)) : y)),
@@ -125,6 +127,7 @@ function options(chart) {
       drawClear: [
         (u) => {
           paintAttempts(u, spec);
+          spec.under?.(u, chart);
           for (const ghost of chart.ghostsShown()) ghost.paint(u, chart);
           paintGaps(u, chart.gaps);
         },

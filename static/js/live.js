@@ -9,11 +9,9 @@
 // to that are dropped. There is no replay. A point is known by name, rank, incarnation and step, and a later one
 // replaces it: Curve.merge() does that.
 
-const STALE_MS = 15_000;
+import { connect, rereader } from "./socket.js";
+
 const GAP_MS = 400; // two web processes may publish a moment out of order
-const REREAD_MS = 1_000;
-const BACKOFF_MS = [300, 1_000, 2_000, 4_000, 8_000, 15_000];
-const FINAL = new Set([4401, 4403, 4404]); // signed out, not our page, not to be seen: asking again changes nothing
 const BAND = ["min", "median", "max", "worst"];
 const nothing = () => {};
 
@@ -149,87 +147,4 @@ export function followJobs(on) {
     const word = JSON.parse(data);
     words[word.kind]?.(word);
   });
-}
-
-/** Calls read() now or, while one is under way or was a moment ago, once more afterwards. */
-function rereader(read) {
-  let isReading = false;
-  let isWanted = false;
-  return async function again() {
-    if (isReading) {
-      isWanted = true;
-      return;
-    }
-    isReading = true;
-    do {
-      isWanted = false;
-      try {
-        await read();
-      } catch (error) {
-        console.warn("Reading again failed", error);
-      }
-      await new Promise((resolve) => setTimeout(resolve, REREAD_MS));
-    } while (isWanted);
-    isReading = false;
-  };
-}
-
-/** A socket that comes back by itself, and says when nothing has been heard for too long. */
-function connect(path, stale, hear) {
-  let socket = null;
-  let failures = 0;
-  let retryTimer = 0;
-  let staleTimer = 0;
-  let isStale = false;
-  let isClosed = false;
-
-  function fresh() {
-    if (isStale) stale((isStale = false));
-    clearTimeout(staleTimer);
-    staleTimer = setTimeout(() => stale((isStale = true)), STALE_MS);
-  }
-
-  function open() {
-    clearTimeout(retryTimer);
-    if (isClosed || (socket && socket.readyState <= WebSocket.OPEN)) return;
-    const scheme = location.protocol === "https:" ? "wss:" : "ws:";
-    const mine = new WebSocket(`${scheme}//${location.host}${path}`);
-    socket = mine;
-    mine.binaryType = "arraybuffer";
-    mine.onmessage = (message) => {
-      if (socket !== mine) return;
-      failures = 0;
-      fresh();
-      hear(message.data);
-    };
-    mine.onclose = ({ code }) => {
-      if (isClosed || socket !== mine) return;
-      if (FINAL.has(code)) {
-        clearTimeout(staleTimer);
-        isClosed = true;
-        stale((isStale = true));
-        return;
-      }
-      const wait = BACKOFF_MS[Math.min(failures++, BACKOFF_MS.length - 1)];
-      retryTimer = setTimeout(open, wait * (0.75 + Math.random() / 2));
-    };
-  }
-
-  const wake = () => {
-    if (!document.hidden && socket?.readyState === WebSocket.CLOSED) open();
-  };
-  addEventListener("online", wake);
-  document.addEventListener("visibilitychange", wake);
-  staleTimer = setTimeout(() => stale((isStale = true)), STALE_MS);
-  open();
-  return {
-    close() {
-      isClosed = true;
-      clearTimeout(retryTimer);
-      clearTimeout(staleTimer);
-      removeEventListener("online", wake);
-      document.removeEventListener("visibilitychange", wake);
-      socket?.close();
-    },
-  };
 }

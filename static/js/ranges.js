@@ -9,6 +9,7 @@ export class Range {
     const [x, ...columns] = chart.data;
     const { view, log, spec } = chart;
     const lines = chart.lines;
+    if (spec.y) return this.settle(around(spec.y, columns), view, log);
     const [left, right] = view ? [view.from, view.to] : [x[0], x[x.length - 1]];
     const skip = view || x.length < 50 ? left : left + (right - left) * 0.02;
     const late = right - (right - left) * 0.25;
@@ -50,6 +51,16 @@ export class Range {
       };
     return [this.held.low, this.held.high];
   }
+}
+
+// What is to be seen in any case, and all that goes beyond it.
+function around([low, high], columns) {
+  for (const column of columns)
+    for (const v of column) {
+      if (v < low && v !== null) low = v;
+      if (v > high) high = v;
+    }
+  return [low, high];
 }
 
 const minmax = (values) =>

@@ -2,19 +2,24 @@
 import { count, loss, measure } from "./words.js";
 
 export class Readout {
-  constructor(element, lines, { xunit = "step", unit = "" }) {
+  constructor(element, lines, { xunit = "step", unit = "", x, bare }) {
     this.form = unit === "seconds" ? seconds : measure;
+    this.xform = x?.form ?? count;
+    this.bare = bare;
     this.element = element;
     this.lines = lines;
     const all = lines.map((line, column) => ({ line, column }));
     this.shown = all.filter(({ line }) => line.kind !== "high" && line.kind !== "fact" && !line.silent);
     this.fact = all.find(({ line }) => line.kind === "fact");
     this.note = this.fact && element.closest("figure").querySelector("h3").appendChild(document.createElement("span"));
-    this.at = this.item(xunit, null);
+    this.at = this.item(x ? "" : xunit, null);
+    this.at.span.hidden = Boolean(bare);
+    const before = bare && element.textContent; // the server's word stands until there is a curve
     this.cells = this.shown.map(({ line }) => this.item(line.label ?? line.name, line));
     this.late = document.createElement("span");
     this.late.className = "late";
     this.ghost = this.legend(lines[0]);
+    if (before) this.cells[0].value.textContent = before;
     element.replaceChildren(this.at.span, ...this.cells.map((cell) => cell.span), this.ghost, this.late);
   }
 
@@ -22,14 +27,14 @@ export class Readout {
     const span = document.createElement("span");
     const value = document.createElement("b");
     value.textContent = "–";
-    if (line) {
+    if (line && !this.bare) {
       const swatch = document.createElement("i");
       swatch.dataset.kind = line.kind === "low" ? "band" : line.kind || "line";
       span.className = `s${line.color}`;
       span.append(swatch);
       if (line.kind === "low") value.className = "wide";
     }
-    span.append(text ? `${text} ` : "", value);
+    span.append(text && !(line && this.bare) ? `${text} ` : "", value);
     return { span, value };
   }
 
@@ -51,13 +56,13 @@ export class Readout {
   // The values at an index of the aligned columns; null: the newest of each. `gaps`: where a series was no number.
   show(data, index, gaps = []) {
     if (!data?.[0].length) {
-      for (const cell of [this.at, ...this.cells]) cell.value.textContent = "–";
+      if (!this.bare) for (const cell of [this.at, ...this.cells]) cell.value.textContent = "–";
       if (this.note) put(this.note, "");
       return;
     }
     const [x, ...columns] = data;
     const i = index ?? x.length - 1;
-    put(this.at.value, count(x[i]));
+    put(this.at.value, this.xform(x[i]));
     if (this.note) this.told(columns[this.fact.column], i);
     this.shown.forEach(({ line, column }, n) => {
       const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);

@@ -83,8 +83,9 @@ class Scene:
 @pytest.fixture
 def scene(chromium: Browser) -> Iterator[Scene]:
     page = chromium.new_page()
-    source = (REPOSITORY / "static" / "js" / "live.js").read_text()
-    page.route("**/live.js", lambda route: route.fulfill(body=source, content_type="text/javascript"))
+    for name in ("live.js", "socket.js"):
+        source = (REPOSITORY / "static" / "js" / name).read_text()
+        page.route(f"**/{name}", lambda route, body=source: route.fulfill(body=body, content_type="text/javascript"))
     page.route("**/page", lambda route: route.fulfill(body="<!doctype html><title>x</title>", content_type="text/html"))
     page.clock.install()
     page.goto("http://vigil.test/page")

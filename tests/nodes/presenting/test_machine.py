@@ -53,7 +53,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"xids": [Xid(45, 2, NOW), Xid(79, 2, NOW - timedelta(minutes=12), 3)]},
-        "Xid 79 on GPU 2 12 min ago, and 2 more since: it has fallen off the bus.",
+        "Xid 79 on GPU 2, 12 min ago: it has fallen off the bus; 2 more in 6 h.",
     ),
     ({"hanging": [("/data", NOW), ("/home", NOW)]}, "/data and /home have been slow or hanging since"),
     (
@@ -95,6 +95,6 @@ def test_nothing_is_said_of_what_is_somebody_elses() -> None:
 
 
 def test_an_echo_alone_is_told_and_a_driver_that_is_silent() -> None:
-    assert spoken(xids=[Xid(45, None, NOW)])[0].startswith("Xid 45 now")
+    assert spoken(xids=[Xid(45, None, NOW)])[0].startswith("Xid 45, now")
     assert "driver has not answered since" in spoken(driver_silent_at=NOW)[0]
     assert spoken(heard_at=None, is_silent=True)[0] == "Its agent has not told anything yet."

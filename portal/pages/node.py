@@ -1,0 +1,188 @@
+"""The page of one machine: what the scheduler says of it, what its agent tells; draining and notes, for sysadmins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from jobs.listing import visibility
+from nodes.cluster import drain as orders
+from nodes.models import Agent, Node, NodeOrder, Reading
+from nodes.presenting import machine
+from portal import formatting
+from portal.access import CLUSTER, can, user_of
+from portal.models import User
+from portal.pages import node_facts
+from portal.pages.cluster import is_fragment, stale, varied
+from portal.pages.node_facts import Machine
+from portal.pages.nodes import NodeRow
+from portal.untrusted import plain
+
+Fact = tuple[str, str, str]
+NBSP = formatting.NBSP
+NOTHING = "nothing"
+
+
+@login_required
+@require_safe
+def one(request: HttpRequest, name: str) -> HttpResponse:
+    """A machine that the scheduler knows, an agent tells of, or both."""
+    user, now = user_of(request), timezone.now()
+    name = plain(name)
+    node, agent = Node.objects.filter(name=name).first(), Agent.objects.filter(node=name).first()
+    if node is None and agent is None:
+        raise Http404(f"There is no node {name}.")
+    span = node_facts.span_of(request.GET.dict(), now)
+    shown = Machine(user, node, agent, span, now) if agent is not None else None
+    if is_fragment(request) and request.headers.get("X-Drawn", NOTHING) != _drawn(shown):
+        return HttpResponse(status=204, headers={"HX-Refresh": "true"})
+    context = {
+        "section": "nodes",
+        "name": name,
+        "node": node,
+        "agent": agent,
+        "fragment": is_fragment(request),
+        "stale": stale(Reading.Part.NODES, now) if node is not None else "",
+        "say": machine.say(_said(node, shown, now)),
+        "may_change": can(user, "change", CLUSTER),
+        "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
+        "most_reason": orders.MOST_REASON,
+        "facts": [*_facts(node, shown)],
+        **(_of_scheduler(user, node) if node is not None else {}),
+        **(_of_agent(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
+    }
+    return varied(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
+
+
+def _drawn(shown: Machine | None) -> str:
+    """Which GPUs the page has rows of: with others it has to be made anew."""
+    return NOTHING if shown is None else ",".join(["gpus", *(str(gpu.pk) for gpu in shown.gpus)])
+
+
+def _said(node: Node | None, shown: Machine | None, now: Any) -> machine.Facts:
+    if shown is not None:
+        return node_facts.facts_of(shown)
+    return machine.Facts(now=now, **(node_facts.said_by_scheduler(node) if node is not None else {}))
+
+
+def _of_scheduler(user: User, node: Node) -> dict[str, Any]:
+    return {
+        "shown": NodeRow(node, visibility.held_on(user, [node.name])[node.name]),
+        "orders": NodeOrder.objects.filter(node=node.name).select_related("asked_by")[:5],
+    }
+
+
+def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
+    visits, hidden = node_facts.visits(shown)
+    context: dict[str, Any] = {
+        "machine": shown,
+        "span": shown.span,
+        "ranges": node_facts.RANGES,
+        "lanes": node_facts.lanes(shown),
+        "marks": node_facts.marks(shown),
+        "happened": shown.happened[: node_facts.MOST_EVENTS],
+        "has_more_events": len(shown.happened) > node_facts.MOST_EVENTS,
+        "processes": node_facts.processes(shown),
+        "visits": visits,
+        "hidden_visits": hidden,
+    }
+    if is_fragment:
+        return context
+    figures = node_facts.host_figures(shown)
+    charts = [chart for lane in context["lanes"] for chart in lane.charts]
+    drawn = {
+        "node": shown.agent.node,
+        "now": shown.now.timestamp(),
+        "zone": timezone.get_current_timezone_name(),
+        "gpus": _drawn(shown),
+    }
+    return context | {
+        "figures": figures,
+        "drawn": drawn | {"figures": [*charts, *figures]},
+        "topology": node_facts.topology(shown.agent),
+    }
+
+
+def _facts(node: Node | None, shown: Machine | None) -> Iterator[Fact]:
+    """The strip: title, value, and what it is of."""
+    if node is not None and node.gpus:
+        of = f"of {formatting.count(node.gpus)} {node.gpu_type}".strip()
+        yield "GPUs in use", formatting.count(node.gpus_used), of
+    if shown is not None:
+        yield from _of_gpus(shown)
+    if node is not None:
+        yield "CPUs in use", formatting.count(node.cpus_used), f"of {formatting.count(node.cpus)}"
+        if node.memory_mib:
+            yield "Memory allocated", *_gib(node.memory_used_mib, node.memory_mib)
+    if shown is not None:
+        yield from _of_host(shown)
+    elif node is not None:
+        if node.load is not None:
+            yield "Load", formatting.measure(node.load), ""
+        if node.booted_at:
+            yield "Up since", formatting.clock(node.booted_at), ""
+        if node.features:
+            yield "Features", "", " · ".join(node.features)
+
+
+def _of_gpus(shown: Machine) -> Iterator[Fact]:
+    """What its GPUs do together, as far as this person may see each."""
+    seen = [shown.newest(gpu) for gpu in shown.has]
+    watts = [told["watts"] for told in seen if "watts" in told]
+    caps = [gpu.power_cap_watts for gpu in shown.has if gpu.power_cap_watts and not shown.hides(gpu)]
+    if watts:
+        most = f"of {formatting.measure(sum(caps) / 1000)}{NBSP}kW" if len(caps) == len(watts) else ""
+        yield "GPUs’ power", f"{formatting.measure(sum(watts) / 1000)}{NBSP}kW", most
+
+
+def _of_host(shown: Machine) -> Iterator[Fact]:
+    host = shown.host
+    if (busy := host.get("cpu_percent")) is not None:
+        yield "CPU", formatting.share(busy / 100), "busy"
+    used, there = host.get("memory_used_mib"), host.get("memory_total_mib")
+    if used is not None and there:
+        yield "Memory", *_gib(used, there)
+    if (up := host.get("uptime_s")) is not None:
+        yield "Up", formatting.duration(up), ""
+
+
+def _gib(used_mib: float, there_mib: float) -> tuple[str, str]:
+    used, there = (formatting.count(round(mib / 1024)) for mib in (used_mib, there_mib))
+    return used, f"of {there}{NBSP}GiB"
+
+
+@login_required
+@require_POST
+def drain(request: HttpRequest, name: str) -> HttpResponse:
+    reason = " ".join(plain(request.POST.get("reason", "")).split())
+    if not reason or len(reason) > orders.MOST_REASON:
+        messages.error(request, f"Say why, in at most {orders.MOST_REASON} characters: whoever asks Slurm reads it.")
+        return redirect("node", name)
+    return _ask(request, name, NodeOrder.Action.DRAIN, reason)
+
+
+@login_required
+@require_POST
+def undrain(request: HttpRequest, name: str) -> HttpResponse:
+    return _ask(request, name, NodeOrder.Action.UNDRAIN)
+
+
+def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
+    user = user_of(request)
+    if not can(user, "change", CLUSTER):
+        raise PermissionDenied(f"Only sysadmins {action} nodes. Ask one of them.")
+    node = Node.objects.filter(name=plain(name)).first()
+    if node is None:
+        raise Http404(f"There is no node {name}.")
+    if node.is_made_up:
+        raise PermissionDenied(f"{name} is made up: the scheduler knows nothing of it.")
+    orders.ask(user, node, action, reason)
+    return redirect("node", name)

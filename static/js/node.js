@@ -1,0 +1,247 @@
+// A machine's page: its charts over time, past and live, and the rest of it kept true. One socket.
+import { lamp } from "./app.js";
+import { Chart } from "./charts.js";
+import { Range } from "./ranges.js";
+import { connect, rereader } from "./socket.js";
+import { paintBand, paintMarks, timeAxis, withGaps } from "./times.js";
+import { nowClock } from "./words.js";
+
+const EVERY_MS = 5_000; // what the database says of it
+const SOON_MS = 300; // after something has happened
+const LONG_S = 2 * 86_400; // longer ranges take no samples: they are read again now and then
+const AGAIN_MS = 120_000;
+const MOST_NAMES = 32;
+
+const read = (id) => JSON.parse(document.getElementById(id).textContent);
+const drawn = read("drawn");
+const x = timeAxis(drawn.zone);
+const opened = performance.now();
+const now = () => drawn.now + (performance.now() - opened) / 1000;
+
+let marks = read("marks");
+const seconds = () => marks.span.seconds ?? 0; // 0: a stretch of the past
+const span = () => (seconds() ? [now() - seconds(), now()] : [marks.span.from, marks.span.to]);
+
+const charts = drawn.figures.map((spec) => {
+  const figure = document.querySelector(`[data-chart="${spec.id}"]`);
+  const chart = new Chart(
+    figure,
+    { ...spec, x, span, under },
+    { zoom, log() {}, reread: () => look().catch(() => null) },
+  );
+  chart.factors = new Map(spec.series.map((s) => [s.name, s.factor]));
+  return chart;
+});
+
+function each(act) {
+  for (const chart of charts) act(chart);
+}
+
+function under(u, { spec }) {
+  if (spec.gpu) paintBand(u, marks.bands[spec.gpu] ?? [], now());
+  paintMarks(
+    u,
+    marks.marks.filter(([, , gpu]) => !gpu || gpu === spec.gpu),
+    now(),
+  );
+}
+
+// What a person chose is in the address: a range that goes on, or a stretch that stands.
+
+function zoom(range) {
+  const query = new URLSearchParams(location.search);
+  for (const name of ["from", "to"]) query.delete(name);
+  if (range) {
+    query.delete("range");
+    query.set("from", Math.floor(range[0]));
+    query.set("to", Math.ceil(Math.max(range[1], range[0] + 1)));
+  }
+  go(`?${query}`);
+}
+
+function go(query) {
+  history.pushState(null, "", query === "?" ? location.pathname : query);
+  chosen();
+}
+
+async function chosen() {
+  each((chart) => {
+    chart.range = new Range();
+    chart.unpin();
+  });
+  await refresh(true);
+  look().catch(() => null);
+}
+
+addEventListener("popstate", chosen);
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("#ranges a");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  go(new URL(link.href).search);
+});
+
+// The page's words and tables. An open dialog and a chosen text are left alone, unless somebody asked.
+function refresh(isAsked = false) {
+  const busy = document.querySelector("dialog[open]") || !getSelection().isCollapsed;
+  if (!isAsked && (busy || document.visibilityState !== "visible")) return null;
+  // Where other GPUs than these are to be shown, the answer is that the page be made anew.
+  const headers = { "X-Drawn": drawn.gpus };
+  return htmx.ajax("GET", location.href, { target: "#live", swap: "innerHTML", headers });
+}
+
+document.addEventListener("htmx:afterSettle", ({ detail }) => {
+  if (detail.target.id !== "live") return;
+  const told = document.getElementById("marks").textContent;
+  if (told === shown) return;
+  shown = told;
+  marks = JSON.parse(told);
+  const [from, to] = span();
+  const csv = document.getElementById("csv");
+  csv.href = csv.href.replace(/from=.*/, `from=${Math.floor(from)}&to=${Math.ceil(to)}`);
+  each((chart) => chart.soon(0));
+});
+let shown = document.getElementById("marks").textContent;
+
+setInterval(refresh, EVERY_MS);
+document.addEventListener("visibilitychange", () => refresh());
+
+// Curves: one question for all GPUs, one for the machine itself; what comes meanwhile is added afterwards.
+
+let asking = 0;
+let meanwhile = null;
+
+async function look() {
+  asking += 1;
+  const mine = asking;
+  meanwhile ??= [];
+  const groups = [charts.filter(({ spec }) => spec.gpu), charts.filter(({ spec }) => !spec.gpu)];
+  const asked = groups.filter((group) => group.length).map(async (group) => show(group, await ask(group), mine));
+  await Promise.all(asked);
+  if (mine !== asking) return; // somebody has chosen otherwise since
+  const late = meanwhile;
+  meanwhile = null;
+  for (const word of late) append(word);
+}
+
+function show(group, items, mine) {
+  if (mine !== asking) return;
+  for (const chart of group) {
+    const own = items.filter(({ name, uuid }) => chart.factors.has(name) && (uuid ?? "") === (chart.spec.gpu ?? ""));
+    const curves = own.map((item) => withGaps(item, chart.factors.get(item.name)));
+    chart.load(curves, null);
+  }
+}
+
+async function ask(group) {
+  const [from, to] = span();
+  const names = [...new Set(group.flatMap(({ factors }) => [...factors.keys()]))].slice(0, MOST_NAMES);
+  const gpus = [...new Set(group.map(({ spec }) => spec.gpu).filter(Boolean))];
+  const points = 100 * Math.ceil(Math.max(...group.map(({ plot }) => plot.clientWidth)) / 50);
+  const query = new URLSearchParams({ from: Math.floor(from), to: Math.ceil(to), points, digits: 4 });
+  for (const name of names) query.append("name", name);
+  for (const gpu of gpus) query.append("gpu", gpu);
+  const response = await fetch(`/api/v1/nodes/${encodeURIComponent(drawn.node)}/series?${query}`);
+  if (!response.ok) throw new Error(`series: ${response.status}`);
+  return (await response.json()).items;
+}
+
+// A batch of samples, as it comes.
+function append(word) {
+  if (!seconds() || seconds() > LONG_S) return;
+  if (meanwhile) {
+    meanwhile.push(word);
+    return;
+  }
+  const before = span()[0];
+  for (const chart of charts) {
+    const entries = [...chart.factors].map(([name, factor]) => entryOf(chart, word, name, factor)).filter(Boolean);
+    if (!entries.length) continue;
+    for (const curve of chart.curves.values()) curve.drop(before);
+    chart.append(entries);
+  }
+}
+
+function entryOf({ spec, curves }, { at, period, gpus, columns, host }, name, factor) {
+  const row = spec.gpu ? columns[name]?.[gpus.indexOf(spec.gpu)] : name in host ? [host[name]] : null;
+  if (!row) return null;
+  const values = row.map((v) => (v === null ? Number.NaN : v * factor));
+  const curve = curves.get(name);
+  const isExact = !curve || "value" in curve.columns;
+  const entry = isExact
+    ? { step: values.map((_, i) => at + i * period), columns: { value: values } }
+    : asOne(values, at);
+  return {
+    name,
+    ...(isApart(curve, at, spec.gpu && isExact ? period : 10 * period) ? holed(entry, curve.last) : entry),
+  };
+}
+
+// Whether samples are missing before: the distance is three times what it is usually, or was just before.
+function isApart(curve, at, usual) {
+  if (!curve?.n) return false;
+  const { steps, n } = curve;
+  return at - curve.last > Math.max(3 * usual, n > 3 ? steps[n - 1] - steps[n - 4] : 0);
+}
+
+function asOne(values, at) {
+  const told = values.filter(Number.isFinite);
+  const mean = told.reduce((sum, v) => sum + v, 0) / told.length;
+  const [min, max] = told.length ? [Math.min(...told), Math.max(...told)] : [Number.NaN, Number.NaN];
+  return { step: [at], columns: { min: [min], max: [max], mean: [mean] } };
+}
+
+const holed = ({ step, columns }, last) => ({
+  step: [last + 1, ...step],
+  columns: Object.fromEntries(Object.entries(columns).map(([key, column]) => [key, [Number.NaN, ...column]])),
+});
+
+const again = rereader(look);
+let soon = 0;
+const words = {
+  hello: again,
+  missed: again,
+  samples: append,
+  happened: () => {
+    clearTimeout(soon);
+    soon = setTimeout(refresh, SOON_MS);
+  },
+};
+
+function stale(isStale) {
+  lamp(!isStale);
+  const text = isStale && seconds() ? `as of ${nowClock()}` : "";
+  each((chart) => chart.spec.bare || chart.stale(text));
+}
+
+connect(`/ws/cluster?node=${encodeURIComponent(drawn.node)}`, stale, (data) => {
+  const word = JSON.parse(data);
+  lamp(true);
+  words[word.kind]?.(word);
+});
+setInterval(() => seconds() > LONG_S && document.visibilityState === "visible" && look().catch(() => null), AGAIN_MS);
+
+// The moment under the pointer, for all charts of the page.
+const moment = document.getElementById("moment");
+document.addEventListener("mousemove", ({ target }) => {
+  const chart = target.closest?.(".plot") && charts.find(({ plot }) => plot.contains(target));
+  const at = chart?.u?.cursor.idx ?? null;
+  const text = at === null ? "" : told(chart, chart.data[0][at]);
+  if (moment.textContent !== text) moment.textContent = text;
+});
+
+function told({ spec }, second) {
+  const width = (span()[1] - span()[0]) / 200;
+  const held = (marks.bands[spec.gpu] ?? []).filter(([since, until]) => since <= second && (until ?? now()) > second);
+  const near = marks.marks.filter(
+    ([at, until, gpu, , , lasts]) =>
+      (!gpu || gpu === spec.gpu) && at - width <= second && (lasts ? (until ?? now()) : at) + width >= second,
+  );
+  return [x.form(second), ...held.map(([, , , whose]) => whose), ...near.map(([, , , , title]) => title)].join(" · ");
+}
+
+new ResizeObserver(() => each((chart) => chart.resize())).observe(document.getElementById("main"));
+const rebuild = () => each((chart) => chart.rebuild());
+document.addEventListener("vigil:theme", rebuild);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rebuild);
+setTimeout(() => each((chart) => chart.loaded || chart.plot.classList.add("skeleton")), 200);

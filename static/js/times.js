@@ -1,0 +1,87 @@
+// Charts over time: clocks in the lab's zone, where samples are missing, and what is painted on the axis beside curves.
+import { token } from "./paint.js";
+
+const DAY_S = 86_400;
+const MISSED = 3; // a distance of so many usual ones is a gap
+
+// What a chart's x is in a zone: how a moment reads, and how its axis is marked. uPlot is a global.
+export function timeAxis(zone) {
+  const format = (options) => {
+    const made = new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options });
+    return (second) => made.format(second * 1000);
+  };
+  const clock = format({ hour: "2-digit", minute: "2-digit" });
+  const exact = format({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const day = format({ day: "numeric", month: "short" });
+  const today = day(Date.now() / 1000);
+  const word = (step) => (second) => {
+    if (step >= DAY_S || clock(second) === "00:00") return day(second);
+    return step < 60 ? exact(second) : clock(second);
+  };
+  return {
+    form: (second) => (day(second) === today ? exact(second) : `${day(second)} ${clock(second)}`),
+    values: (_, seconds, __, ___, step) => seconds.map(word(step)),
+    tzDate: (second) => uPlot.tzDate(new Date(second * 1000), zone),
+  };
+}
+
+// A curve of the API with a hole wherever samples are missing, each value times a factor.
+export function withGaps({ name, step, ...columns }, factor = 1) {
+  const names = ["value", "min", "max", "mean"].filter((key) => columns[key]);
+  const usual = usualDistance(step);
+  const out = { name, step: [], ...Object.fromEntries(names.map((key) => [key, []])) };
+  step.forEach((second, i) => {
+    if (i && second - step[i - 1] > MISSED * usual) {
+      out.step.push(step[i - 1] + usual);
+      for (const key of names) out[key].push(null);
+    }
+    out.step.push(second);
+    for (const key of names) out[key].push(columns[key][i] === null ? null : columns[key][i] * factor);
+  });
+  return out;
+}
+
+function usualDistance(step) {
+  const distances = step.slice(1).map((second, i) => second - step[i]);
+  return distances.sort((a, b) => a - b)[distances.length >> 1] || 1;
+}
+
+const LOOKS = { mine: ["--running", 0.75], busy: ["--running", 0.35] };
+const BAND = 5;
+
+// Who held it, as a band along the upper edge: [since, until, look, …]; two that follow each other are told apart.
+export function paintBand(u, bands, now) {
+  const { ctx, bbox } = u;
+  const ratio = devicePixelRatio;
+  for (const [since, until, look] of bands) {
+    const [from, to] = inside(u, since, until ?? now);
+    if (to <= from) continue;
+    ctx.fillStyle = token(...LOOKS[look]);
+    ctx.fillRect(from, bbox.top - (BAND + 1) * ratio, Math.max(1, to - from - ratio), BAND * ratio);
+  }
+}
+
+// What happened, as hairlines; what lasted, as a tinted stretch: [at, until, gpu, tone, title, lasts].
+export function paintMarks(u, marks, now) {
+  const { ctx, bbox } = u;
+  const ratio = devicePixelRatio;
+  for (const [at, until, , tone, , lasts] of marks) {
+    const [from, to] = inside(u, at, until ?? now);
+    if (to < from) continue;
+    const name = tone === "failed" ? "--failed" : tone === "warn" ? "--warn" : "--muted";
+    if (lasts) {
+      ctx.fillStyle = token(name, 0.14);
+      ctx.fillRect(from, bbox.top, Math.max(ratio, to - from), bbox.height);
+    }
+    ctx.fillStyle = token(name);
+    ctx.fillRect(from, bbox.top, ratio, bbox.height);
+    ctx.fillRect(from - ratio, bbox.top + bbox.height - 3 * ratio, 3 * ratio, 3 * ratio);
+  }
+}
+
+// A stretch as far as it is on the axis, in the canvas's pixels.
+function inside(u, from, to) {
+  const { left, width } = u.bbox;
+  const at = (second) => Math.round(Math.min(left + width, Math.max(left, u.valToPos(second, "x", true))));
+  return u.scales.x.max < from || u.scales.x.min > to ? [1, 0] : [at(from), at(to)];
+}
