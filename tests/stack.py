@@ -22,7 +22,7 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
-NAMES = ("redis", "web", "follow", "work", "beat")
+NAMES = ("redis", "web", "follow", "work", "beat", "agent")
 # Set for the tests' own Django, not for the portal that they start.
 _NOT_PASSED_ON = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
 
@@ -248,4 +248,6 @@ def _name_of(process: psutil.Process) -> str:
         return "web"
     if "beat" in words:
         return "beat"
+    if "nodes.agent" in words:
+        return "agent"
     return next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "portal.worker"), "")

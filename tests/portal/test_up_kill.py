@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -159,12 +161,40 @@ def steps_of(stack: Stack, job_id: int) -> list[int]:
 def test_killed_parts_cost_nothing(stack: Stack, submit: Submit) -> None:
     job_id, step = submit(NO_END), BETWEEN
     for _ in range(KILLS):
-        for name in ("web", "follow", "work", "beat", "redis"):
+        for name in ("web", "follow", "work", "beat", "redis", "agent"):
             wait_for_step(stack, job_id, step)
             stack.wait_for_new(name, stack.kill(name))
             step = step_of(stack, job_id) + BETWEEN
     cancel(stack, job_id, after=step)
     check(stack, job_id)
+
+
+def test_telemetry_is_taken_once_whatever_is_killed(stack: Stack) -> None:
+    """An agent by the contract posts on while web dies under it again and again; the answer says where to go on."""
+    with stack.client() as client:
+        token = client.post("/api/v1/nodes/dgx-99/token").json()["token"]
+    start, batches, seq, killed = int(time.time()) // 10 * 10 - 6_000, 240, 0, 0
+    stream = os.urandom(8).hex()
+    while seq < batches:
+        if seq >= 60 * (killed + 1):
+            stack.kill("web")
+            killed += 1
+        sent = [
+            {"at": start + 10 * i, "n": 10, "gpus": ["GPU-9"], "columns": {"watts": [[i] * 10]}}
+            for i in range(seq, seq + 3)
+        ]
+        post = {"version": 1, "stream": stream, "first": seq, "boot_id": "b", "sent_at": time.time(), "batches": sent}
+        with suppress(httpx.HTTPError):
+            address = f"{stack.url}/api/v1/nodes/dgx-99/telemetry"
+            answer = httpx.post(
+                address, json=post, headers={"Authorization": f"Bearer {token}"}, timeout=20, trust_env=False
+            )
+            seq = answer.json()["next"] if answer.status_code == 200 else seq
+    asked = {"name": "watts", "from": start, "to": start + 10 * batches, "points": 10_000}
+    with stack.client() as client:
+        (line,) = client.get("/api/v1/nodes/dgx-99/series", params=asked).json()["items"]
+    assert line["step"] == list(range(start, start + 10 * batches))
+    assert line["value"] == [i // 10 for i in range(10 * batches)]
 
 
 def test_killed_supervisor_costs_nothing(stack: Stack, submit: Submit) -> None:
