@@ -28,6 +28,7 @@ from jobs.api import waste as waste_api
 from jobs.api import why as why_api
 from nodes.api import agents as agents_api
 from nodes.api import nodes as nodes_api
+from nodes.api import racks as racks_api
 from portal import notices as notices_api
 from portal.accounts import api as accounts_api
 from portal.accounts import views
@@ -54,6 +55,7 @@ api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
 api.add_router("/v1/nodes", machines_api.router)
 api.add_router("/v1/agents", agents_api.router)
+api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1", nodes_api.cluster)
 api.add_router("/v1", queue_api.router)
 api.add_router("/v1", waste_api.router)

@@ -2,7 +2,8 @@
 
 Beside these there are `hello` once it has joined (read now: whatever is newer will come), `heartbeat` every 10 s, and
 `missed` when this reader was too slow and must read again. All are JSON; `{"kind": "machines", "machines": [line]}`
-comes once a second at most, with the newest line of each machine that told something (nodes.telemetry.live), and
+comes once a second at most, with the newest line of each machine that told something (nodes.telemetry.live: its `gpus`
+stand here by NVML's index, null where nothing is told or it is somebody else's business), and
 `{"kind": "samples", …}` of one machine as it comes, with `{"kind": "happened", "happened": [kind]}` of its events.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,6 +25,31 @@ from nodes.models import Agent, Gpu
 from nodes.telemetry import live
 from portal.http import sockets
 from portal.models import User
+
+MOST_GPUS = 64  # of a machine
+
+
+@dataclass
+class _Slots:
+    """Each GPU's index on its machine, by UUID: the same for all sockets of a process."""
+
+    index: dict[str, int] = field(default_factory=dict)
+    read_at: float = -RECHECK_S
+
+    async def know(self, uuids: Iterable[str], *, after_s: float = LISTS_S) -> None:
+        """Read them anew where one is unknown, not more often than that."""
+        now = time.monotonic()
+        if now - self.read_at > after_s and not all(uuid in self.index for uuid in uuids):
+            self.read_at = now
+            self.index = await self._read()
+
+    @database_sync_to_async
+    def _read(self) -> dict[str, int]:
+        rows = Gpu.objects.filter(gone_at=None, index__lt=MOST_GPUS).order_by().values_list("uuid", "index")
+        return dict(rows)
+
+
+_slots = _Slots()
 
 
 class ClusterSocket(Socket):
@@ -63,10 +91,10 @@ class ClusterSocket(Socket):
             await self.say(kind="missed")
             return
         line = msgspec.json.decode(message)
-        line["gpus"] = [
-            None if uuid in self.hidden else values for uuid, values in zip(line["uuids"], line["gpus"], strict=False)
-        ]
-        del line["uuids"]
+        uuids = line.pop("uuids")
+        await _slots.know(uuids)
+        values = dict(zip(uuids, line["gpus"], strict=False))
+        line["gpus"] = _by_index({uuid: told for uuid, told in values.items() if uuid not in self.hidden})
         self.lines[line["node"]] = line
 
     async def _tell(self) -> None:
@@ -89,6 +117,7 @@ class ClusterSocket(Socket):
                 await self.close(NOT_SIGNED_IN if not self.node else NOT_FOUND)
                 return
             self.hidden = hidden
+            await _slots.know([""], after_s=RECHECK_S)
 
     @database_sync_to_async
     def _agent_id(self) -> int | None:
@@ -106,3 +135,8 @@ class ClusterSocket(Socket):
         held = Gpu.objects.filter(holdings__until=None).distinct()
         seen = sight.sight(user, held.values_list("pk", flat=True), now, now)
         return {gpu.uuid for gpu in held if seen.hides(gpu.pk, now)}
+
+
+def _by_index(values: dict[str, Any]) -> list[Any]:
+    placed = {_slots.index[uuid]: told for uuid, told in values.items() if uuid in _slots.index}
+    return [placed.get(index) for index in range(max(placed, default=-1) + 1)]

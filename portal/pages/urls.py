@@ -2,13 +2,20 @@
 
 from django.urls import path
 
-from portal.pages import context, home, node, nodes, queue, waste
+from portal.pages import agents, cluster_map, context, home, node, nodes, queue, racks, waste
 
 urlpatterns = [
     path("", home.home, name="home"),
     path("seen", home.seen, name="seen"),
     path("notices/<int:notice_id>/read", home.read_notice, name="notice_read"),
     path("theme", context.theme, name="theme"),
+    path("cluster", cluster_map.index, name="cluster"),
+    path("cluster/<str:name>/<int:index>", cluster_map.gpu, name="cluster_gpu"),
+    path("agents", agents.index, name="agents"),
+    path("agents/secret", agents.make_secret, name="agents_secret"),
+    path("racks", racks.index, name="racks"),
+    path("racks/all", racks.replace, name="racks_replace"),
+    path("racks/one", racks.put, name="rack_put"),
     path("nodes", nodes.index, name="nodes"),
     path("nodes/<str:name>", node.one, name="node"),
     path("nodes/<str:name>/drain", node.drain, name="node_drain"),

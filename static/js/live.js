@@ -148,3 +148,14 @@ export function followJobs(on) {
     words[word.kind]?.(word);
   });
 }
+
+// All machines: { machines(lines), stale(isStale), reread() }.
+export function followMachines(on) {
+  const { machines = nothing, reread = nothing } = on;
+  const again = rereader(reread);
+  const words = { hello: again, missed: again, machines: (word) => machines(word.machines) };
+  return connect("/ws/cluster", on.stale ?? nothing, (data) => {
+    const word = JSON.parse(data);
+    words[word.kind]?.(word);
+  });
+}

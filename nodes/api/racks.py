@@ -1,0 +1,129 @@
+"""REST of racks: which node stands where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from django.http import HttpResponse
+from ninja import Router, Schema
+from pydantic import Field
+
+from nodes.cluster import racks
+from nodes.models import RackPlace
+from portal.access import CLUSTER, can
+from portal.http.api import ApiRequest, too_large
+from portal.http.openapi import described
+from portal.http.problems import Problem
+from portal.models import Token
+
+router = Router(tags=["cluster"])
+_PLACE = {
+    "type": "object",
+    "required": ["node", "rack"],
+    "properties": {
+        "node": {"type": "string"},
+        "rack": {"type": "string", "maxLength": 64},
+        "slot": {"type": "integer", "default": 0, "description": "From the top."},
+        "order": {"type": "integer", "default": 0, "description": "The rack's among racks."},
+    },
+}
+_WHOLE = {
+    "type": "object",
+    "required": ["items"],
+    "properties": {"items": {"type": "array", "items": _PLACE, "maxItems": racks.MOST}},
+}
+_CSV = {"schema": {"type": "string", "description": "node,rack,slot,order"}}
+
+
+class PlaceShape(Schema):
+    """Where a node stands."""
+
+    node: str
+    rack: str
+    slot: int = Field(description="From the top.")
+    order: int = Field(description="The rack's among racks; equal ones stand by name.")
+
+
+class Places(Schema):
+    items: list[PlaceShape]
+    next: str | None = None
+
+
+class Replaced(Schema):
+    places: int = Field(description="How many nodes have one now.")
+    changed: int = Field(description="How many came, moved or went.")
+
+
+class _Given(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+    rack: str
+    slot: int = 0
+    order: int | None = None
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[_Given]
+
+
+@router.get("", response=Places, summary="Racks: where each node stands")
+def places(request: ApiRequest) -> Any:
+    """Answers every node that has a place, rack by rack and from the top; as CSV with `Accept: text/csv`."""
+    rows = RackPlace.objects.all()
+    if "text/csv" in request.headers.get("Accept", ""):
+        return HttpResponse(racks.as_csv(rows), content_type="text/csv; charset=utf-8")
+    return {"items": list(rows)}
+
+
+@router.put(
+    "",
+    response=Replaced,
+    summary="Say where every node stands (sysadmins)",
+    openapi_extra=described(
+        {"requestBody": {"required": True, "content": {"application/json": {"schema": _WHOLE}, "text/csv": _CSV}}},
+        errors={
+            403: "Only sysadmins may, with a token of scope admin.",
+            413: f"It is larger than {racks.MOST_BYTES:,} bytes.",
+            415: "It is neither application/json nor text/csv.",
+            422: "A line can't be taken. `errors` names each.",
+        },
+    ),
+)
+def put_places(request: ApiRequest) -> dict[str, int]:
+    """What is sent replaces all places; nodes that it leaves out stand in no rack. Nothing is taken if a line is wrong.
+
+    A body of type text/csv has the columns node, rack, slot, order; slot and order may be left out.
+    """
+    _only_sysadmins(request)
+    given = _read(request)
+    return {"changed": racks.replace(request.auth, given), "places": len(given)}
+
+
+def _read(request: ApiRequest) -> Sequence[racks.Place]:
+    if len(request.body) > racks.MOST_BYTES:
+        raise too_large()
+    try:
+        if request.content_type == "text/csv":
+            return racks.of_csv(request.body.decode())
+        if request.content_type == "application/json":
+            return racks.of_cells(map(_cells, msgspec.json.decode(request.body, type=_Body).items))
+    except racks.WrongPlaces as error:
+        errors = [{"field": f"line {one.line}", "message": one.message} for one in error.mistakes]
+        raise Problem(422, str(error).replace("\n", " "), kind="invalid", errors=errors) from None  # type: ignore[arg-type]
+    except msgspec.ValidationError as error:
+        raise Problem(422, f"{error}.", kind="invalid") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Problem(400, f"The body can't be read: {error}.") from None
+    raise Problem(415, "Send application/json or text/csv.")
+
+
+def _cells(one: _Given) -> tuple[str, str, str, str]:
+    return one.node, one.rack, str(one.slot), "" if one.order is None else str(one.order)
+
+
+def _only_sysadmins(request: ApiRequest) -> None:
+    if not can(request.auth, "change", CLUSTER):
+        raise Problem(403, "Only sysadmins say where nodes stand. Ask one of them.")
+    if request.token_scope not in {None, Token.Scope.ADMIN}:
+        raise Problem(403, "The token may not change racks. Make one with scope admin.", kind="scope")

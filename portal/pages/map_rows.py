@@ -1,0 +1,186 @@
+"""What the map of the cluster is drawn from: nodes, their GPUs' newest values, who holds them, as one may see it.
+
+A few queries whatever the cluster's size; rows are tuples, for a thousand nodes have eight thousand GPUs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from jobs.listing import visibility
+from jobs.listing.sight import sees_all, visible_holdings
+from jobs.listing.visibility import Held
+from nodes.models import Agent, Gpu, Holding, Node, RackPlace
+from nodes.models.telemetry import SILENT
+from nodes.telemetry.use import IDLE_AFTER
+from portal.models import User
+
+_AGENT = ("pk", "node", "heard_at", "newest", "is_made_up")
+_GPU = ("agent_id", "pk", "uuid", "index", "lost_at", "slowdown_c", "power_cap_watts")
+_HOLDING = ("gpu_id", "pk", "scheduler_id", "user", "name", "since")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A job that holds a GPU, as far as one may know whose it is."""
+
+    user: str
+    name: str
+    since: datetime | None
+    job_id: int | None = None
+    is_mine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU: where it sits, what it did last, who holds it. Values that nobody tells, or that are hidden, are None."""
+
+    index: int
+    pk: int | None = None
+    is_lost: bool = False
+    is_held: bool = False
+    is_hidden: bool = False
+    is_wasted: bool = False  # held, and has done nothing for a while
+    percent: int | None = None
+    memory_mib: int | None = None
+    temperature_c: int | None = None
+    watts: int | None = None
+    throttle: int = 0
+    slowdown_c: int | None = None
+    cap_watts: int | None = None
+    holder: Holder | None = None
+
+
+@dataclass(slots=True)
+class Machine:
+    """A node of the scheduler's, or a machine that only its agent tells of."""
+
+    name: str
+    state: str = ""
+    reason: str = ""
+    partitions: list[str] = field(default_factory=list)
+    is_in_service: bool = True
+    takes_jobs: bool = True
+    cpus: int = 0
+    cpus_used: int = 0
+    heard_at: datetime | None = None
+    has_agent: bool = False
+    is_silent: bool = False
+    rack: str = ""
+    slot: int = 0
+    rack_order: int = 0
+    devices: list[Device] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+
+
+@dataclass
+class _Told:
+    """Agents by node, and GPUs and who holds them by agent."""
+
+    agents: dict[str, tuple[Any, ...]]
+    gpus: dict[int, list[tuple[Any, ...]]]
+    holdings: dict[int, tuple[Any, ...]]
+    visible: set[int] | None  # keys of holdings; None: all
+
+
+def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -> list[Machine]:
+    """Every node, or those of these names, as this person may see it, by name."""
+    rows = Node.objects.all() if names is None else Node.objects.filter(name__in=list(names))
+    nodes = {node.name: node for node in rows.defer("digest", "features", "reason_by", "load")}
+    found = {name: _of_scheduler(node) for name, node in nodes.items()}
+    told = _told(user, names)
+    for name in told.agents:
+        if told.gpus.get(told.agents[name][0]) and name not in found:
+            found[name] = Machine(name, state="unknown")
+    held = visibility.held_on(user, found)
+    for name, rack, slot, order in RackPlace.objects.values_list("node", "rack", "slot", "order"):
+        if name in found:
+            found[name].rack, found[name].slot, found[name].rack_order = rack, slot, order
+    for machine in found.values():
+        machine.held = held[machine.name]
+        _fill(machine, nodes.get(machine.name), told, now)
+    return sorted(found.values(), key=lambda machine: machine.name)
+
+
+def _of_scheduler(node: Node) -> Machine:
+    return Machine(
+        node.name, state=node.state, reason=node.reason, partitions=node.partitions, takes_jobs=node.takes_jobs,
+        is_in_service=node.is_in_service, cpus=node.cpus, cpus_used=node.cpus_used,
+    )  # fmt: skip
+
+
+def _told(user: User, names: Iterable[str] | None) -> _Told:
+    agents = Agent.objects.all() if names is None else Agent.objects.filter(node__in=list(names))
+    by_node = {row[1]: row for row in agents.values_list(*_AGENT)}
+    there = Gpu.objects.filter(gone_at=None)
+    held = Holding.objects.filter(until=None)
+    if names is not None:
+        there, held = there.filter(agent__in=agents), held.filter(agent__in=agents)
+    gpus: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for row in there.order_by("agent_id", "index").values_list(*_GPU):
+        gpus[row[0]].append(row)
+    holdings = {row[0]: row for row in held.order_by("since").values_list(*_HOLDING)}
+    visible = None if sees_all(user) else set(visible_holdings(user).filter(until=None).values_list("pk", flat=True))
+    return _Told(by_node, gpus, holdings, visible)
+
+
+def _fill(machine: Machine, node: Node | None, told: _Told, now: datetime) -> None:
+    """Its GPUs: as its agent tells of them, else as the scheduler counts them."""
+    agent = told.agents.get(machine.name)
+    rows = told.gpus.get(agent[0], []) if agent else []
+    if agent and agent[2] is not None:
+        machine.has_agent, machine.heard_at = True, agent[2]
+        machine.is_silent = agent[2] < now - SILENT and not agent[4]
+    if not rows:
+        machine.devices = [] if node is None else list(_counted(machine, node))
+        return
+    newest = {} if machine.is_silent or agent is None else agent[3].get("gpus", {})
+    people = {held.scheduler_id: held for held in machine.held}
+    machine.devices = [_device(row, newest.get(row[2], {}), told, people, now) for row in rows]
+
+
+def _device(
+    row: tuple[Any, ...], values: dict[str, Any], told: _Told, people: dict[str, Held], now: datetime
+) -> Device:
+    _, pk, _, index, lost_at, slowdown_c, cap_watts = row
+    held = told.holdings.get(pk)
+    is_hidden = held is not None and told.visible is not None and held[1] not in told.visible
+    if is_hidden:
+        return Device(index, pk=pk, is_lost=lost_at is not None, is_held=True, is_hidden=True, cap_watts=cap_watts)
+    since = max(held[5].timestamp(), values.get("quiet_since", now.timestamp())) if held else 0.0
+    return Device(
+        index, pk=pk, is_lost=lost_at is not None, is_held=held is not None,
+        is_wasted=held is not None and now.timestamp() - since >= IDLE_AFTER.total_seconds(),
+        percent=values.get("gpu_percent"), memory_mib=values.get("memory_mib"),
+        temperature_c=values.get("temperature_c"), watts=values.get("watts"), throttle=values.get("throttle", 0),
+        slowdown_c=slowdown_c, cap_watts=cap_watts, holder=_holder(held, people) if held else None,
+    )  # fmt: skip
+
+
+def _holder(held: tuple[Any, ...], people: dict[str, Held]) -> Holder:
+    _, _, scheduler_id, user, name, since = held
+    known = people.get(scheduler_id)
+    if known is None or not known.user:
+        return Holder(user, name, since)
+    return _known(known, since)
+
+
+def _counted(machine: Machine, node: Node) -> Iterable[Device]:
+    """GPUs of a node whose agent tells none: some schedulers say which are taken, others how many."""
+    holders = {index: held for held in machine.held for index in held.gpus}
+    for index in range(min(node.gpus, 64)):
+        held = holders.get(index)
+        taken = index in node.gpus_allocated if node.gpus_allocated else index < node.gpus_used
+        known = held if held and held.user else None
+        is_held = taken or held is not None
+        yield Device(
+            index, is_held=is_held, is_hidden=is_held and known is None, holder=_known(known, None) if known else None
+        )
+
+
+def _known(held: Held, since: datetime | None) -> Holder:
+    return Holder(held.user, held.name, since, held.job.pk if held.job else None, held.is_mine)

@@ -1,0 +1,93 @@
+// The map of the cluster: cells are kept true by the socket; what only the database knows is shown anew now and then.
+import { lamp } from "./app.js";
+import { CanvasMap } from "./map_canvas.js";
+import { followMachines } from "./live.js";
+import { CellMap } from "./map_cells.js";
+
+const EVERY_MS = 15_000;
+const GAP_PX = 6;
+
+const live = document.getElementById("live");
+const card = document.getElementById("gpu-card");
+const chosen = () => document.querySelector('input[name="by"]:checked')?.value ?? "state";
+let map = null;
+
+function begin(place = null) {
+  map?.close();
+  const on = { open: openCard, say };
+  const canvas = document.getElementById("map");
+  const racks = document.getElementById("racks");
+  if (canvas) map = new CanvasMap(canvas, JSON.parse(document.getElementById("map-data").textContent), chosen(), on);
+  else map = racks ? new CellMap(racks, on) : null;
+  if (place) map?.focus(place);
+}
+
+// One line above the map says what the pointer or the keys are on; it is spoken only where keys are used.
+function say(parts, byKey) {
+  const line = document.getElementById("readout");
+  if (!line) return;
+  if (byKey) line.setAttribute("aria-live", "polite");
+  else line.removeAttribute("aria-live");
+  const [name, ...rest] = parts;
+  const lead = document.createElement("b");
+  lead.textContent = name ?? "";
+  const words = document.createElement("span");
+  words.textContent = rest.filter(Boolean).join(" · ");
+  line.replaceChildren(lead, words);
+}
+
+async function openCard(node, index, box) {
+  await htmx.ajax("GET", `/cluster/${encodeURIComponent(node)}/${index}`, { target: card, swap: "innerHTML" });
+  if (!card.textContent.trim()) return;
+  card.showPopover();
+  const root = document.documentElement;
+  const left = Math.min(box.left, root.clientWidth - card.offsetWidth - 12);
+  const below = box.bottom + GAP_PX + card.offsetHeight < root.clientHeight;
+  const top = below ? box.bottom + GAP_PX : Math.max(GAP_PX, box.top - GAP_PX - card.offsetHeight);
+  card.style.left = `${Math.max(12, left) + scrollX}px`;
+  card.style.top = `${top + scrollY}px`;
+  card.tabIndex = -1;
+  card.focus({ preventScroll: true });
+}
+
+// The chosen view lives in the address.
+document.addEventListener("change", (event) => {
+  if (event.target.name !== "by") return;
+  const here = new URL(location.href);
+  here.searchParams.set("by", event.target.value);
+  history.replaceState(null, "", here);
+  map?.colour?.(chosen());
+});
+
+// An open card and a chosen text are left alone.
+function refresh() {
+  if (document.visibilityState !== "visible" || card.matches(":popover-open")) return;
+  if (!getSelection().isCollapsed) return;
+  htmx.ajax("GET", location.href, { target: "#live", swap: "innerHTML" });
+}
+
+let place = null;
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.target === live) place = map?.place() ?? null;
+});
+document.addEventListener("htmx:afterSwap", (event) => {
+  if (event.detail.target === live) begin(place);
+});
+
+let told = [];
+followMachines({
+  machines: (lines) => {
+    lamp(true);
+    if (!told.length) requestAnimationFrame(() => map?.tell(told.splice(0)));
+    told.push(...lines);
+  },
+  stale: (isStale) => lamp(!isStale),
+  reread: () => {
+    lamp(true);
+    if (document.readyState === "complete" && performance.now() > EVERY_MS) refresh();
+  },
+});
+
+begin();
+setInterval(refresh, EVERY_MS);
+document.addEventListener("visibilitychange", refresh);

@@ -1,0 +1,363 @@
+// The map of a thousand nodes: one canvas, the same buckets, arrow keys and a readout line.
+import { heatBucket, stateOf, useBucket } from "./map_cells.js";
+import { forget, token } from "./paint.js";
+
+const CELL = 8;
+const STEP = CELL + 1;
+const ROW = CELL + 2;
+const HEAD = 18;
+const BETWEEN = 18; // columns
+const FEWEST = 8; // cells in a column's width
+const NOBODY = 255;
+const STATES = { b: "busy", w: "wasted", i: "idle", d: "drained", l: "lost", h: "hot", s: "stray" };
+const LETTERS = Object.fromEntries(Object.entries(STATES).map(([letter, state]) => [state, letter]));
+
+export class CanvasMap {
+  constructor(canvas, data, by, { open, say }) {
+    Object.assign(this, { canvas, data, by, open, say });
+    this.context = canvas.getContext("2d", { alpha: false });
+    this.columns = data.columns.map((column) => ({ ...column, nodes: column.nodes.map(unpacked) }));
+    this.nodes = this.columns.flatMap((column) => column.nodes.map((node) => Object.assign(node, { column })));
+    this.byName = new Map(this.nodes.map((node) => [node.name, node]));
+    this.widest = Math.max(FEWEST, ...this.nodes.map((node) => node.states.length));
+    this.looks = new Map();
+    this.cursor = null; // {node, index}
+    this.abort = new AbortController();
+    this.sizes = new ResizeObserver(() => this.fit());
+    this.sizes.observe(canvas.parentElement);
+    this.listen();
+    this.fit();
+  }
+
+  close() {
+    this.abort.abort();
+    this.sizes.disconnect();
+  }
+
+  listen() {
+    const { signal } = this.abort;
+    const on = (kind, hear) => this.canvas.addEventListener(kind, hear, { signal });
+    on("pointermove", (event) => this.point(this.under(event)));
+    on("pointerleave", () => document.activeElement !== this.canvas && this.move(null));
+    on("click", (event) => this.enter(this.under(event)));
+    on("keydown", (event) => this.pressed(event));
+    on("focus", () => !this.cursor && this.point(this.first(), true));
+    const again = () => {
+      forget();
+      this.looks.clear();
+      this.paint();
+    };
+    document.addEventListener("vigil:theme", again, { signal });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, { signal });
+  }
+
+  place() {
+    return document.activeElement === this.canvas && this.cursor ? [this.cursor.node.name, this.cursor.index] : null;
+  }
+
+  focus([name, index]) {
+    const node = this.byName.get(name);
+    if (node) this.cursor = { node, index };
+    this.canvas.focus({ preventScroll: true });
+    this.paint();
+  }
+
+  colour(by) {
+    this.by = by;
+    this.paint();
+  }
+
+  // Columns side by side, as many as fit, in bands below each other.
+  fit() {
+    const width = this.canvas.parentElement.clientWidth;
+    if (width === this.width) return;
+    this.width = width;
+    const wide = this.widest * STEP;
+    let [x, y, tall] = [0, 0, 0];
+    for (const column of this.columns) {
+      if (x && x + wide > width) [x, y, tall] = [0, y + tall + HEAD, 0];
+      Object.assign(column, { x, y, wide });
+      column.nodes.forEach((node, i) => Object.assign(node, { x, y: y + HEAD + i * ROW }));
+      tall = Math.max(tall, HEAD + column.nodes.length * ROW);
+      x += wide + BETWEEN;
+    }
+    const ratio = devicePixelRatio;
+    this.canvas.width = width * ratio;
+    this.canvas.height = (y + tall + 2) * ratio;
+    this.canvas.style.height = `${y + tall + 2}px`;
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.paint();
+  }
+
+  tell(lines) {
+    for (const { node: name, gpus } of lines) {
+      const node = this.byName.get(name);
+      if (!node) continue;
+      for (let i = 0; i < node.states.length; i++) {
+        const values = gpus[node.indices[i]];
+        if (!values) continue;
+        const [percent, , celsius] = values;
+        const before = this.lookOf(node, i);
+        node.uses[i] = percent ?? -1;
+        node.heats[i] = celsius ?? -1;
+        node.states[i] = LETTERS[stateOf(STATES[node.states[i]], percent, celsius, node.limit)];
+        if (this.lookOf(node, i) !== before) this.cell(node, i);
+      }
+    }
+    if (this.cursor) this.tellCursor(false);
+  }
+
+  paint() {
+    const { context } = this;
+    context.fillStyle = token("--bg");
+    context.fillRect(0, 0, this.width, this.canvas.height);
+    context.textBaseline = "top";
+    for (const column of this.columns) {
+      this.head(column);
+      for (const node of column.nodes) {
+        if (!node.states.length) this.bar(node);
+        for (let i = 0; i < node.states.length; i++) this.cell(node, i);
+      }
+    }
+    this.mark(this.cursor, token("--ink"));
+  }
+
+  head({ name, part, off, x, y, wide }) {
+    const { context } = this;
+    context.font = "600 11px Inter";
+    context.fillStyle = token("--ink");
+    const room = wide - (off ? 34 : 0);
+    context.fillText(fitting(context, part ? `${name} ${part}` : name, room), x, y + 3);
+    if (!off) return;
+    context.fillStyle = token("--warn");
+    context.fillText(off, x + wide - context.measureText(off).width - 1, y + 3);
+  }
+
+  // A node without GPUs: how many of its CPUs are in use.
+  bar({ x, y, used, cpus, column }) {
+    const { context } = this;
+    context.fillStyle = token("--line");
+    context.fillRect(x, y + 2, column.wide - 1, CELL - 4);
+    context.fillStyle = token("--running");
+    context.fillRect(x, y + 2, ((column.wide - 1) * used) / Math.max(1, cpus), CELL - 4);
+  }
+
+  cell(node, i) {
+    const { context } = this;
+    const [x, y] = [node.x + i * STEP, node.y];
+    const { fill, edge, sign, ink } = this.look(this.lookOf(node, i));
+    context.fillStyle = fill;
+    context.fillRect(x, y, CELL, CELL);
+    if (edge) {
+      context.strokeStyle = edge;
+      context.lineWidth = 1;
+      context.strokeRect(x + 0.5, y + 0.5, CELL - 1, CELL - 1);
+    }
+    if (sign) SIGNS[sign](context, x, y, ink);
+  }
+
+  // Cells that look alike have the same key: it is what changes when a cell must be painted again.
+  lookOf(node, i) {
+    const state = node.states[i];
+    if (state === "l" || state === "d" || this.by === "state") return `s${state}`;
+    if (this.by === "use") return node.uses[i] < 0 ? "none" : `u${useBucket(node.uses[i])}`;
+    if (this.by === "heat") return node.heats[i] < 0 ? "none" : `t${heatBucket(node.heats[i], ...this.data.heat)}`;
+    return node.owners[i] === NOBODY ? (state === "i" ? "si" : "none") : `o${this.data.owners[node.owners[i]][2]}`;
+  }
+
+  look(key) {
+    if (!this.looks.has(key)) this.looks.set(key, made(key));
+    return this.looks.get(key);
+  }
+
+  mark(cursor, colour) {
+    if (!cursor) return;
+    const { node, index } = cursor;
+    const wide = node.states.length ? STEP : node.column.wide;
+    this.context.strokeStyle = colour;
+    this.context.lineWidth = 1;
+    this.context.strokeRect(node.x + index * STEP - 0.5, node.y - 0.5, wide, STEP);
+  }
+
+  move(cursor) {
+    this.mark(this.cursor, token("--bg"));
+    this.cursor = cursor;
+    this.mark(cursor, token("--ink"));
+  }
+
+  point(cursor, byKey = false) {
+    if (!cursor || (cursor.node === this.cursor?.node && cursor.index === this.cursor.index && !byKey)) return;
+    this.move(cursor);
+    this.tellCursor(byKey);
+  }
+
+  tellCursor(byKey) {
+    const { node, index } = this.cursor;
+    const parts = [node.name, node.column.part ? `${node.column.name} ${node.column.part}` : node.column.name];
+    if (node.states.length) {
+      const owner = this.data.owners[node.owners[index]];
+      parts.push(`GPU ${node.indices[index]}`, this.data.words[node.states[index]], owner?.[1]);
+      if (node.uses[index] >= 0) parts.push(`${node.uses[index]}\u00a0%`);
+      if (node.heats[index] >= 0) parts.push(`${node.heats[index]}\u00a0°C`);
+    } else parts.push(`${node.used} of ${node.cpus}\u00a0CPUs`);
+    this.say([...parts, node.trouble], byKey);
+  }
+
+  under({ offsetX, offsetY }) {
+    const column = this.columns.find(
+      ({ x, y, wide, nodes }) =>
+        offsetX >= x && offsetX < x + wide && offsetY >= y + HEAD && offsetY < y + HEAD + nodes.length * ROW,
+    );
+    if (!column) return null;
+    const node = column.nodes[Math.floor((offsetY - column.y - HEAD) / ROW)];
+    const index = Math.floor((offsetX - column.x) / STEP);
+    return index < Math.max(1, node.states.length) || !node.states.length
+      ? { node, index: node.states.length ? index : 0 }
+      : null;
+  }
+
+  first() {
+    return this.nodes.length ? { node: this.nodes[0], index: 0 } : null;
+  }
+
+  enter(cursor) {
+    if (!cursor) return;
+    this.point(cursor);
+    const { node, index } = cursor;
+    if (!node.states.length) {
+      location.assign(`/nodes/${encodeURIComponent(node.name)}`);
+      return;
+    }
+    const { left, top } = this.canvas.getBoundingClientRect();
+    const x = left + node.x + index * STEP;
+    this.open(node.name, node.indices[index], { left: x, top: top + node.y, bottom: top + node.y + CELL });
+  }
+
+  pressed(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.cursor) return;
+    if (event.key === "Enter" || event.key === " ") this.enter(this.cursor);
+    else {
+      const next = this.neighbour(event.key);
+      if (!next) return;
+      this.point(next, true);
+      this.reveal(next.node);
+    }
+    event.preventDefault();
+  }
+
+  neighbour(key) {
+    const { node, index } = this.cursor;
+    const last = Math.max(0, node.states.length - 1);
+    const at = this.columns.indexOf(node.column);
+    const row = node.column.nodes.indexOf(node);
+    if (key === "ArrowLeft" && index > 0) return { node, index: index - 1 };
+    if (key === "ArrowRight" && index < last) return { node, index: index + 1 };
+    if (key === "ArrowLeft" || key === "ArrowRight") {
+      const column = this.columns[at + (key === "ArrowLeft" ? -1 : 1)];
+      const beside = column?.nodes[Math.min(row, column.nodes.length - 1)];
+      return beside && { node: beside, index: key === "ArrowLeft" ? Math.max(0, beside.states.length - 1) : 0 };
+    }
+    const place = this.nodes.indexOf(node);
+    const steps = { ArrowUp: place - 1, ArrowDown: place + 1, Home: 0, End: this.nodes.length - 1 };
+    const other = this.nodes[steps[key]];
+    return other && { node: other, index: Math.min(index, Math.max(0, other.states.length - 1)) };
+  }
+
+  // A canvas as tall as three screens scrolls with its cursor.
+  reveal(node) {
+    const { top } = this.canvas.getBoundingClientRect();
+    const y = top + node.y;
+    if (y < 40) scrollBy(0, y - 120);
+    else if (y > innerHeight - 60) scrollBy(0, y - innerHeight + 160);
+  }
+}
+
+function unpacked([name, limit, states, uses, heats, owners, trouble, indices, used, cpus]) {
+  return {
+    name,
+    limit,
+    states: [...states],
+    uses: numbers(uses, -1),
+    heats: numbers(heats, -1),
+    owners: numbers(owners, NOBODY),
+    trouble,
+    indices: indices ?? [...states].map((_, i) => i),
+    used,
+    cpus,
+  };
+}
+
+// Two hex digits a number; "--" is none.
+function numbers(text, none) {
+  const found = new Int16Array(text.length / 2);
+  for (let i = 0; i < found.length; i++)
+    found[i] = text[2 * i] === "-" ? none : Number.parseInt(text.slice(2 * i, 2 * i + 2), 16);
+  return found;
+}
+
+function made(key) {
+  const [kind, ...rest] = key;
+  const value = rest.join("");
+  if (kind === "u") return { fill: token(`--seq-${value}`) };
+  if (kind === "t") return { fill: token(`--heat-${value}`) };
+  if (kind === "o") return { fill: solid(`--series-${value}`, 0.62) };
+  if (key === "none") return { fill: token("--hover") };
+  return {
+    b: () => ({ fill: solid("--running", 0.36) }),
+    w: () => ({ fill: solid("--warn", 0.22), sign: "wasted", ink: token("--warn") }),
+    i: () => ({ fill: token("--bg"), edge: token("--line-strong") }),
+    d: () => ({ fill: token("--hover"), sign: "drained", ink: token("--faint") }),
+    l: () => ({ fill: token("--failed"), sign: "lost", ink: token("--bg") }),
+    h: () => ({ fill: solid("--running", 0.3), sign: "hot", ink: token("--warn") }),
+    s: () => ({ fill: token("--bg"), edge: token("--running"), sign: "stray", ink: token("--running") }),
+  }[value]();
+}
+
+// On an opaque canvas what is painted again must cover what was there.
+function solid(name, alpha) {
+  const probe = document.createElement("canvas").getContext("2d");
+  probe.canvas.width = probe.canvas.height = 1;
+  probe.fillStyle = token("--bg");
+  probe.fillRect(0, 0, 1, 1);
+  probe.fillStyle = token(name, alpha);
+  probe.fillRect(0, 0, 1, 1);
+  const [red, green, blue] = probe.getImageData(0, 0, 1, 1).data;
+  return `rgb(${red} ${green} ${blue})`;
+}
+
+const SIGNS = {
+  wasted: (c, x, y, ink) => line(c, ink, [x + 1, y + 7, x + 7, y + 1]),
+  drained: (c, x, y, ink) => line(c, ink, [x + 2, y + 4, x + 6, y + 4]),
+  lost: (c, x, y, ink) => {
+    line(c, ink, [x + 2, y + 2, x + 6, y + 6]);
+    line(c, ink, [x + 6, y + 2, x + 2, y + 6]);
+  },
+  hot: (c, x, y, ink) => {
+    c.fillStyle = ink;
+    c.beginPath();
+    c.moveTo(x + 4, y + 1);
+    c.lineTo(x + 7, y + 7);
+    c.lineTo(x + 1, y + 7);
+    c.fill();
+  },
+  stray: (c, x, y, ink) => {
+    c.fillStyle = ink;
+    c.fillRect(x + 3, y + 3, 2, 2);
+  },
+};
+
+function line(context, ink, [x, y, toX, toY]) {
+  context.strokeStyle = ink;
+  context.lineWidth = 1.4;
+  context.beginPath();
+  context.moveTo(x, y);
+  context.lineTo(toX, toY);
+  context.stroke();
+}
+
+function fitting(context, text, room) {
+  if (context.measureText(text).width <= room) return text;
+  let end = text.length - 1;
+  while (end > 1 && context.measureText(`${text.slice(0, end)}…`).width > room) end--;
+  return `${text.slice(0, end)}…`;
+}
