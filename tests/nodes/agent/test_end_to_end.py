@@ -1,0 +1,47 @@
+"""An agent and a real portal: enrolled by the command line, as a sysadmin would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nodes.agent.portal import PortalStandIn
+from tests.nodes.agent.running import Running
+from tests.nvml import StandIn
+from tests.stack import Stack
+from tests.waiting import until
+
+NODE = "agent-e2e"
+
+
+def _stand(portal_up: Stack) -> Any:
+    with portal_up.client() as client:
+        items = client.get("/api/v1/agents").json()["items"]
+    return next((one for one in items if one["node"] == NODE), None)
+
+
+@pytest.mark.slow
+def test_a_node_is_enrolled_and_tells(
+    portal_up: Stack, portal_stand_in: PortalStandIn, gpus: StandIn, tmp_path: Path
+) -> None:
+    done = portal_up.vigil("agent", "enroll", NODE, "--json")
+    assert done.returncode == 0, done.stderr
+    agent = Running(tmp_path, portal_stand_in, gpus.environment)
+    try:
+        agent.token_file.write_text("vga_a-wrong-one")
+        agent.start(period=1.0, VIGIL_AGENT_URL=portal_up.url, VIGIL_AGENT_NODE=NODE)
+        until(lambda: f"makes another with `vigil agent enroll {NODE}`" in agent.log)
+        agent.kill()
+        agent.token_file.write_text(json.loads(done.stdout)["token"])
+        agent.start(period=1.0, VIGIL_AGENT_URL=portal_up.url, VIGIL_AGENT_NODE=NODE)
+        stand = until(lambda: (found := _stand(portal_up))["gpus"] == 8 and found)
+        assert (stand["version"], stand["is_silent"], stand["given_up"]) == ("0.1.0", False, 0)
+        assert abs(stand["clock_offset_s"]) < 5
+        assert agent.reader()
+        agent.end()  # what there is of the first window is told
+        until(lambda: _stand(portal_up)["sampled_at"])
+    finally:
+        agent.close()
