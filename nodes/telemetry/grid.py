@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from nodes.telemetry.fields import LONGEST_S, PLACE, gpu_owner
 from nodes.telemetry.thin import LEVELS, thinned
 from nodes.telemetry.wire import MISSING
 from portal.models import Chunk, Series
-from portal.series.codec import Floats, Integers, decode_merged
+from portal.series.codec import Floats, Integers, Points, decode_merged
 from portal.series.read import ids_of
 from portal.series.rows import data_of
 
@@ -47,14 +48,18 @@ class _Gathering:
         self.most = np.full((rows, columns), -np.inf)
 
     def add(self, row: int, step: Integers, value: Floats, weight: int) -> None:
-        column = (step - self.start) // self.width
-        inside = (column >= 0) & (column < self.columns) & np.isfinite(value)
-        column, value = column[inside], value[inside]
-        if not len(column):
+        """Points of one GPU, steps rising."""
+        if not (finite := np.isfinite(value)).all():
+            step, value = step[finite], value[finite]
+        edges = np.searchsorted(step, self.start + self.width * np.arange(self.columns + 1))
+        where = np.flatnonzero(edges[1:] > edges[:-1])
+        if not len(where):
             return
-        self.total[row] += np.bincount(column, value * weight, self.columns)
-        self.count[row] += np.bincount(column, minlength=self.columns) * weight
-        np.maximum.at(self.most[row], column, value)
+        # A stretch that reduceat adds up ends where the next begins, and what lies beyond the last column is cut off.
+        begins, value = edges[where], value[: edges[-1]]
+        self.total[row, where] += np.add.reduceat(value, begins) * weight
+        self.count[row, where] += (edges[where + 1] - begins) * weight
+        self.most[row, where] = np.maximum(self.most[row, where], np.maximum.reduceat(value, begins))
 
     def grid(self) -> Grid:
         with np.errstate(invalid="ignore"):
@@ -70,10 +75,20 @@ def _add_chunks(gathering: _Gathering, place: dict[int, int], name: str, weight:
     there = Chunk.objects.filter(
         series__in=list(rows), kind=Chunk.Kind.MERGED, rank=0, last_step__gte=start, first_step__lt=end
     )
-    of = dict(there.values_list("id", "series_id"))
-    for chunk_id, _, data in data_of(list(of)):
-        points = decode_merged(data, times=False)
-        gathering.add(rows[of[chunk_id]], points.step, points.value, weight)
+    of = {
+        chunk_id: rows[series_id] for chunk_id, series_id in there.order_by("first_step").values_list("id", "series_id")
+    }
+    # A row at once: a numpy call on each of thousands of chunks would cost more than what it does.
+    opened: dict[int, list[Points]] = defaultdict(list)
+    data = {chunk_id: data for chunk_id, _, data in data_of(list(of))}
+    for chunk_id, row in of.items():
+        opened[row].append(decode_merged(data.pop(chunk_id), times=False))
+    for row, parts in opened.items():
+        step, value = np.concatenate([one.step for one in parts]), np.concatenate([one.value for one in parts])
+        if not (step[1:] >= step[:-1]).all():  # what came late lies within what was there
+            order = np.argsort(step, kind="stable")
+            step, value = step[order], value[order]
+        gathering.add(row, step, value, weight)
 
 
 def _add_frames(gathering: _Gathering, place: dict[int, int], name: str, start: int, end: int) -> None:

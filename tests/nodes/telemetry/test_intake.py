@@ -282,3 +282,14 @@ def test_a_machine_is_no_longer_heard_with_the_token_that_was_replaced() -> None
     machine.token = old
     assert machine.post(machine.batch(START + 10, gpu_percent=1)).status_code == 401
     assert Agent.objects.count() == 1
+
+
+def test_a_machine_that_was_renamed_goes_on_under_its_new_name() -> None:
+    """The buffer is the same, and the portal has never heard of it under that name: what is gone there is given up."""
+    machine = Machine()
+    machine.post(machine.facts(START), *(machine.batch(START + 10 * i, gpu_percent=i) for i in range(5)))
+    renamed = Machine("dgx-77", next=machine.next)
+    assert renamed.post(renamed.facts(START + 60), renamed.batch(START + 60, gpu_percent=9)).json() == {"next": 0}
+    assert renamed.post(renamed.facts(START + 60), first=6, given_up=6).json() == {"next": 7}
+    assert [gpu.agent.node for gpu in Gpu.objects.order_by("uuid")] == ["dgx-77", "dgx-77"]
+    assert not machine.agent.gpus.exists()
