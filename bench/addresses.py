@@ -33,6 +33,9 @@ ASKED: dict[str, tuple[str, ...]] = {
     "sweeps": ("", "PAGE 50"),
     "sweeps/<int:sweep_id>": ("",),
     "queue": ("", "q=lora", "mine=1"),
+    "cluster": ("", "by=heat"),
+    "agents": ("",),
+    "racks": ("",),
     "nodes": ("",),
     "disk": ("",),
     "waste": ("", "days=90", "by=job&days=90", "by=job&sort=-held"),
@@ -60,6 +63,9 @@ ASKED: dict[str, tuple[str, ...]] = {
     "api/v1/reservations": ("",),
     "api/v1/accounts": ("",),
     "api/v1/queue": ("", "q=lora"),
+    "api/v1/racks": ("",),
+    "api/v1/gpus": ("", "limit=200"),
+    "api/v1/agents": ("",),
     "api/v1/waste": ("by=person&days=90", "by=job&days=90&limit=200"),
     "api/v1/waste.csv": ("by=job",),
     "admin/": ("",),
@@ -74,6 +80,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
 # Those that look at no rows that a history adds to.
 STILL = {
     "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "api/v1/jobs/check", "api/v1/jobs/attach",
+    "agents/secret", "api/v1/agents/secret", "racks/all", "racks/one",
     "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",
     "accounts/login/", "accounts/logout/", "accounts/inactive/", "accounts/signup/", "accounts/reauthenticate/",
     "accounts/password/change/", "accounts/password/new/", "accounts/password/set/",

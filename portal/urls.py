@@ -10,11 +10,12 @@ from django.views.generic import RedirectView
 
 import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
+from jobs.api import all_gpus as all_gpus_api
 from jobs.api import attach as attach_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
-from jobs.api import jobs as jobs_api
 from jobs.api import gpus as gpus_api
+from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
 from jobs.api import machines as machines_api
 from jobs.api import profiles as profiles_api
@@ -56,6 +57,7 @@ api.add_router("/v1/nodes", nodes_api.router)
 api.add_router("/v1/nodes", machines_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
+api.add_router("/v1/gpus", all_gpus_api.router)
 api.add_router("/v1", nodes_api.cluster)
 api.add_router("/v1", queue_api.router)
 api.add_router("/v1", waste_api.router)

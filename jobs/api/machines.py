@@ -259,7 +259,7 @@ def gpu_shapes(user: User, agent: Agent) -> list[dict[str, Any]]:
     now = time.time()
     seen = sight(user, [gpu.pk for gpu in there], now, now)
     holders = holders_of(user, there)
-    return [_gpu_shape(agent, gpu, holders.get(gpu.pk, []), is_hidden=seen.hides(gpu.pk, now)) for gpu in there]
+    return [gpu_shape(agent, gpu, holders.get(gpu.pk, []), is_hidden=seen.hides(gpu.pk, now)) for gpu in there]
 
 
 def holders_of(user: User, gpus: list[Gpu]) -> dict[int, list[dict[str, Any]]]:
@@ -283,7 +283,8 @@ def _holder_shape(holding: Holding, job: Any) -> dict[str, Any]:
     }
 
 
-def _gpu_shape(agent: Agent, gpu: Gpu, holders: list[dict[str, Any]], *, is_hidden: bool) -> dict[str, Any]:
+def gpu_shape(agent: Agent, gpu: Gpu, holders: list[dict[str, Any]], *, is_hidden: bool) -> dict[str, Any]:
+    """One GPU with what its machine's agent told of it last."""
     same = (
         "uuid",
         "index",
