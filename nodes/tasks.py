@@ -16,7 +16,14 @@ def merge() -> None:
 @shared_task(name="nodes.tasks.thin", expires=600)
 def thin() -> None:
     """Keep less of what has become old."""
-    from nodes.telemetry.thin import forget, thin
+    from nodes.telemetry.thin import thin
 
     thin(budget_s=20.0)
+
+
+@shared_task(name="nodes.tasks.forget", expires=24 * 3600)
+def forget() -> None:
+    """Remove what is too old to be kept at all."""
+    from nodes.telemetry.thin import forget
+
     forget()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
-from nodes.models import Agent, Frame
+from nodes.models import Agent, Frame, Holding, NodeEvent
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
 from portal.models import Chunk, Series
 from portal.series import store
@@ -72,6 +73,9 @@ def thin(budget_s: float = 10.0, *, now: float | None = None) -> int:
 def forget(*, now: float | None = None) -> int:
     """Remove what is older than is kept at all; answers how many chunks went."""
     end = int((time.time() if now is None else now) - FORGOTTEN_S)
+    moment = datetime.fromtimestamp(max(0, end), UTC)
+    NodeEvent.objects.filter(last_at__lt=moment, is_open=False).delete()
+    Holding.objects.filter(until__lt=moment).delete()
     gone = 0
     for agent in Agent.objects.only("pk"):
         for owner in owners_of(agent):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from django.db import transaction
 
-from nodes.models import Frame
+from nodes.models import Frame, NodeEvent
 from nodes.telemetry import merge, read, thin
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
 from portal.models import Chunk, Series
@@ -172,5 +172,7 @@ def test_minutes_become_ten_minutes_and_then_go() -> None:
     found = curve(machine, start, start + block - 1)
     assert (len(found.first), set(found.min), set(found.max), set(found.mean())) == (1024, {0.0}, {59.0}, {29.5})
     assert Chunk.objects.exclude(series__name__contains="@600").count() == 0
+    machine.post(machine.event("xid", start, gpu=UUIDS[0], xid=13, seq=1, text="old"))
     assert thin.forget(now=start + block + thin.FORGOTTEN_S) == 6
+    assert not NodeEvent.objects.exists()
     assert not Chunk.objects.exists()
