@@ -30,7 +30,7 @@ from nodes.agent.processes import Processes
 from nodes.agent.remembered import Remembered
 from nodes.agent.samples import Samples
 from nodes.agent.sending import Sender, Waits
-from nodes.agent.settings import Settings
+from nodes.agent.settings import Settings, warnings
 from nodes.agent.speaking import Told, say
 from nodes.agent.version import VERSION
 
@@ -103,6 +103,8 @@ class Agent:
         self._host.look()
         self._mounts.ask(self._probed())
         self._sender.start()
+        for sentence in warnings(self._settings):
+            say(sentence)
         say(f"Agent {VERSION} of {self._settings.node}: tells {self._settings.url}, keeps {self._settings.state}.")
         while not self._is_ending:
             self._turn()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,6 +44,22 @@ def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) 
         url=_url(said.get("VIGIL_AGENT_URL", "")) if posts else "",
         token_file=_token_file(said.get("VIGIL_AGENT_TOKEN_FILE", "")) if posts else Path(),
     )
+
+
+def warnings(settings: Settings) -> list[str]:
+    """What works and should not stay as it is."""
+    found = []
+    parts = urlsplit(settings.url)
+    if parts.scheme == "http" and parts.hostname not in {"localhost", "::1"} and not _is_loopback(parts.hostname or ""):
+        found.append("VIGIL_AGENT_URL is http://, so the token can be read on the way. Use https://.")
+    with suppress(OSError):
+        if settings.token_file.stat().st_mode & 0o077:
+            found.append(f"VIGIL_AGENT_TOKEN_FILE: others may open {settings.token_file}. Give it mode 0600.")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") and host.replace(".", "").isdigit()
 
 
 def _node(said: str) -> str:

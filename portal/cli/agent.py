@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def _lines_of_token(made: dict[str, Any]) -> list[str]:
         f"The token of {made['node']}, shown this once. On {made['node']}, as root:",
         "",
         *_lines_on_node(made["token"], made["url"]),
-        f"echo VIGIL_AGENT_NODE={made['node']} >> {FOLDER}/environment",
+        f"echo {shlex.quote('VIGIL_AGENT_NODE=' + made['node'])} >> {FOLDER}/environment",
     ]
 
 
@@ -79,8 +80,8 @@ def _lines_of_secret(made: dict[str, Any]) -> list[str]:
 def _lines_on_node(token: str, url: str) -> list[str]:
     return [
         f"install -d -m 700 {FOLDER}",
-        f"(umask 077 && echo {token} > {FOLDER}/token)",
-        f"echo VIGIL_AGENT_URL={url} > {FOLDER}/environment",
+        f"(umask 077 && echo {shlex.quote(token)} > {FOLDER}/token)",
+        f"echo {shlex.quote('VIGIL_AGENT_URL=' + url)} > {FOLDER}/environment",
         f"echo VIGIL_AGENT_TOKEN_FILE={FOLDER}/token >> {FOLDER}/environment",
     ]
 

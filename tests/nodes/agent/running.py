@@ -45,6 +45,7 @@ class Running:
         self.kmsg = Kmsg(folder / "kmsg")
         self.token_file = folder / "token"
         self.token_file.write_text(portal.token + "\n")
+        self.token_file.chmod(0o600)
         self.log_file = folder / "log"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("VIGIL_")},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.agent.settings import WrongSetting, read_settings
+from nodes.agent.settings import WrongSetting, read_settings, warnings
 
 ENOUGH = {"VIGIL_AGENT_URL": "https://vigil.lab.example/", "VIGIL_AGENT_TOKEN_FILE": "/etc/vigil/token"}
 
@@ -52,3 +52,28 @@ def test_mounts(said: str, mounts: tuple[str, ...] | None) -> None:
 def test_a_wrong_one_says_what_to_write(changes: dict[str, str], sentence: str) -> None:
     with pytest.raises(WrongSetting, match=sentence):
         read_settings({**ENOUGH, **changes}, posts=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "count"),
+    [
+        ("https://vigil.lab", 0),
+        ("http://127.0.0.1:8000", 0),
+        ("http://localhost:8000", 0),
+        ("http://[::1]:8000", 0),
+        ("http://vigil.lab", 1),
+        ("http://127.0.0.1.evil.example", 1),
+    ],
+)
+def test_a_token_in_clear_is_warned_of(url: str, count: int) -> None:
+    assert len(warnings(read_settings({**ENOUGH, "VIGIL_AGENT_URL": url}, posts=True))) == count
+
+
+def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("vga_x")
+    settings = read_settings({**ENOUGH, "VIGIL_AGENT_TOKEN_FILE": str(token)}, posts=True)
+    token.chmod(0o644)
+    assert ["mode 0600" in sentence for sentence in warnings(settings)] == [True]
+    token.chmod(0o600)
+    assert warnings(settings) == []
