@@ -177,9 +177,9 @@ def thin_end(now: int, seconds: int) -> int:
 
 def _write(owner: Owner, names: Sequence[str], now: int, columns: Callable[[Integers], NDArray[np.float64]]) -> None:
     """Three weeks of an owner's series: ten minutes, minutes, and the last half hour by the second."""
-    end = now // WINDOW_S * WINDOW_S
     minutes, tens = thin_end(now, 60), thin_end(now, 600)
-    for seconds, start, stop in ((600, now - WEEKS_S, tens), (60, tens, minutes), (1, minutes, end)):
+    newest = now // PERIOD_S * PERIOD_S
+    for seconds, start, stop in ((600, now - WEEKS_S, tens), (60, tens, minutes), (1, minutes, newest)):
         step = np.arange(start // seconds * seconds, stop, seconds, dtype=np.int64)
         values = columns(step)
         for row, name in enumerate(names):
