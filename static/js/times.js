@@ -19,6 +19,7 @@ export function timeAxis(zone) {
     return step < 60 ? exact(second) : clock(second);
   };
   return {
+    short: (second) => (day(second) === today ? clock(second) : `${day(second)} ${clock(second)}`),
     form: (second) => (day(second) === today ? exact(second) : `${day(second)} ${clock(second)}`),
     values: (_, seconds, __, ___, step) => seconds.map(word(step)),
     tzDate: (second) => uPlot.tzDate(new Date(second * 1000), zone),
@@ -28,22 +29,19 @@ export function timeAxis(zone) {
 // A curve of the API with a hole wherever samples are missing, each value times a factor.
 export function withGaps({ name, step, ...columns }, factor = 1) {
   const names = ["value", "min", "max", "mean"].filter((key) => columns[key]);
-  const usual = usualDistance(step);
   const out = { name, step: [], ...Object.fromEntries(names.map((key) => [key, []])) };
+  // What is old is told in longer stretches than what is new, so what is usual is what was so just before.
+  let usual = Math.min(step[1] - step[0] || 1, step[2] - step[1] || Number.POSITIVE_INFINITY);
   step.forEach((second, i) => {
-    if (i && second - step[i - 1] > MISSED * usual) {
+    const distance = i ? second - step[i - 1] : 0;
+    if (distance > MISSED * usual) {
       out.step.push(step[i - 1] + usual);
       for (const key of names) out[key].push(null);
-    }
+    } else if (distance) usual = distance;
     out.step.push(second);
     for (const key of names) out[key].push(columns[key][i] === null ? null : columns[key][i] * factor);
   });
   return out;
-}
-
-function usualDistance(step) {
-  const distances = step.slice(1).map((second, i) => second - step[i]);
-  return distances.sort((a, b) => a - b)[distances.length >> 1] || 1;
 }
 
 const LOOKS = { mine: ["--running", 0.75], busy: ["--running", 0.35] };
@@ -61,6 +59,8 @@ export function paintBand(u, bands, now) {
   }
 }
 
+const TONES = { failed: "--failed", warn: "--warn", gap: "--line-strong" };
+
 // What happened, as hairlines; what lasted, as a tinted stretch: [at, until, gpu, tone, title, lasts].
 export function paintMarks(u, marks, now) {
   const { ctx, bbox } = u;
@@ -68,7 +68,7 @@ export function paintMarks(u, marks, now) {
   for (const [at, until, , tone, , lasts] of marks) {
     const [from, to] = inside(u, at, until ?? now);
     if (to < from) continue;
-    const name = tone === "failed" ? "--failed" : tone === "warn" ? "--warn" : "--muted";
+    const name = TONES[tone] ?? "--muted";
     if (lasts) {
       ctx.fillStyle = token(name, 0.14);
       ctx.fillRect(from, bbox.top, Math.max(ratio, to - from), bbox.height);
