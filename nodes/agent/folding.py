@@ -50,6 +50,7 @@ class Xids:
     uuid_at: Callable[[str], str]
     confirm_seconds: float
     _new: dict[tuple[object, ...], _Folded] = field(default_factory=dict)
+    _texts: dict[tuple[object, ...], int] = field(default_factory=dict)
     _told: dict[tuple[str, int], _Folded] = field(default_factory=dict)
     _late: list[_Folded] = field(default_factory=list)
     _unheard: dict[tuple[str, int], _Unheard] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Xids:
             folded.count, folded.last_seq, folded.last_at = folded.count + 1, seq, at
             return
         folded = self._new[sort] = _Folded(xid, seq, seq, at, at, now)
+        self._texts[sort[:3]] = self._texts.get(sort[:3], 0) + 1
         folded.is_confirmed = self._was_unheard(xid, now)
         self.is_urgent = self.is_urgent or sort not in self._seen
 
@@ -85,7 +87,7 @@ class Xids:
         self._seen |= self._new.keys()
         self._told = {key: one for key, one in self._told.items() if now - one.heard <= self.confirm_seconds}
         self._told |= {(one.xid.bus, one.xid.number): one for one in self._new.values()}
-        self._new, self._late, self.is_urgent = {}, [], False
+        self._new, self._texts, self._late, self.is_urgent = {}, {}, [], False
         waited = self.confirm_seconds if is_kernel_log_read else 0.0
         for key, unheard in list(self._unheard.items()):
             if now - unheard.heard >= waited:
@@ -105,8 +107,7 @@ class Xids:
         sort: tuple[object, ...] = xid.sort
         if sort in self._new:
             return sort
-        alike = sum(1 for other in self._new if other[:3] == sort[:3])
-        if alike < MOST_TEXTS and len(self._new) < MOST_EVENTS:
+        if self._texts.get(sort[:3], 0) < MOST_TEXTS and len(self._new) < MOST_EVENTS:
             return sort
         return (*sort[:3], None) if len(self._new) < 2 * MOST_EVENTS else (sort[0], None, None, None)
 

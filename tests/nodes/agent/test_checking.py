@@ -97,6 +97,7 @@ class TestCheck:
 
     def test_beside_an_agent_that_runs(self, agent: Running) -> None:
         agent.start()
+        agent.reader()
         assert checked(agent)[0] == 0
         agent.end()
 
