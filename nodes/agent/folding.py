@@ -83,7 +83,9 @@ class Xids:
 
     def take(self, now: float, *, is_kernel_log_read: bool = True) -> list[Event]:
         """The events to tell now. What is equal to one of them is no news until `begin_window`."""
-        events = [self._event(folded) for folded in [*self._late, *self._new.values()]]
+        # By their last records: whoever takes them in order knows of each whether it counted before.
+        told = sorted([*self._late, *self._new.values()], key=lambda folded: folded.last_seq)
+        events = [self._event(folded) for folded in told]
         self._seen |= self._new.keys()
         self._told = {key: one for key, one in self._told.items() if now - one.heard <= self.confirm_seconds}
         self._told |= {(one.xid.bus, one.xid.number): one for one in self._new.values()}

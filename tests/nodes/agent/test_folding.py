@@ -155,3 +155,10 @@ def test_without_a_kernel_log_it_waits_for_none() -> None:
     folded.hear_nvml("00000000:05:00.0", 48, at=1000.0, now=0.0)
     assert folded.has_news(0.0, is_kernel_log_read=False)
     assert len(folded.take(0.0, is_kernel_log_read=False)) == 1
+
+
+def test_they_come_in_the_order_of_their_last_records() -> None:
+    """Who counts by the last record that was told would else take the second for one that it has."""
+    folded = xids()
+    hear(folded, xid(31, "a"), xid(13, "b"), xid(31, "a"), seq=4)
+    assert [(event["xid"], event.get("last_seq", event["seq"])) for event in folded.take(0.0)] == [(13, 5), (31, 6)]
