@@ -186,7 +186,9 @@ def _write(owner: Owner, names: Sequence[str], now: int, columns: Callable[[Inte
             kinds = ("",) if seconds == 1 else ("", "min", "max")
             for column in kinds:
                 wobble = {"": 0.0, "min": -0.04, "max": 0.03}[column] * np.abs(values[row])
-                _write_chunks(owner, thin.thinned(name, seconds), column, step, np.rint(values[row] + wobble))
+                told = values[row] != MISSING
+                value = np.rint(values[row] + wobble)[told]
+                _write_chunks(owner, thin.thinned(name, seconds), column, step[told], value)
 
 
 def _write_chunks(owner: Owner, name: str, column: str, step: Integers, value: Floats) -> None:
