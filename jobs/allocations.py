@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from django.db.models import Max
 
 from jobs.models import Attempt, Event
-from nodes.models import Holding, QueuedJob
+from nodes.models import Holding
 from nodes.telemetry import holdings
+from nodes.telemetry.claims import MOST_NAMED, Word
 from portal import untrusted
 
 TOLD = "gpus"  # the launcher's event
+AT_ONCE = 500
+_Told = tuple[int, datetime]  # the number of an event, and its time
+_known: dict[_Told, list[str]] = {}
+"""What was read of events before: they never change."""
 
 
 def hold() -> None:
-    """Bring in step who holds which GPU: by scheduler and processes, then as launchers know better."""
-    holdings.update()
-    there = Holding.objects.filter(until=None).exclude(source=Holding.Source.PROCESSES)
-    running = Attempt.objects.alive().filter(scheduler_id__in=there.values("scheduler_id"))
-    queued = {
-        job.scheduler_id: job for job in QueuedJob.objects.filter(scheduler_id__in=running.values("scheduler_id"))
-    }
-    if not queued:
-        return
-    told = Event.objects.filter(attempt__in=running, kind=TOLD).select_related("attempt").order_by("time")
-    for event in told.only("data", "time", "attempt__scheduler_id"):
-        if job := queued.get(event.attempt.scheduler_id):
-            holdings.told_by_launcher(job, _uuids(event.data), event.time)
+    """Bring in step who holds which GPU."""
+    holdings.update(_words())
+
+
+def _words() -> Iterator[Word]:
+    """The last word of each launcher of what runs, in the order in which they came."""
+    told = Event.objects.filter(kind=TOLD, rank__lt=0, attempt__ended_at=None).exclude(attempt__scheduler_id="")
+    last = told.values("attempt", "attempt__scheduler_id", "rank").annotate(last=Max("pk"), at=Max("time"))
+    whose = {(pk, at): job for pk, at, job in last.order_by("last").values_list("last", "at", "attempt__scheduler_id")}
+    for gone in _known.keys() - whose.keys():
+        del _known[gone]
+    _read([key for key in whose if key not in _known])
+    for key, scheduler_id in whose.items():
+        if key in _known:
+            yield Word(scheduler_id, _known[key])
+
+
+def _read(keys: Sequence[_Told]) -> None:
+    for start in range(0, len(keys), AT_ONCE):
+        some = dict(keys[start : start + AT_ONCE])
+        rows = Event.objects.filter(pk__in=some).order_by().values_list("pk", "data")
+        _known.update(((pk, some[pk]), _uuids(data)) for pk, data in rows)
 
 
 def _uuids(data: dict[str, object]) -> list[str]:
+    """The whole GPUs that are named: of a slice (MIG) the one that it is cut from."""
     gpus = data.get("gpus")
-    found = [one.get("uuid") for one in gpus if isinstance(one, dict)] if isinstance(gpus, list) else []
-    return [uuid for one in found if (uuid := untrusted.name(one, 96))]
+    named = [one for one in gpus if isinstance(one, dict)] if isinstance(gpus, list) else []
+    found = (untrusted.name(one.get("parent") or one.get("uuid"), 96) for one in named[:MOST_NAMED])
+    return list(dict.fromkeys(uuid for uuid in found if uuid))
 
 
 def held_by(attempts: Iterable[Attempt]) -> dict[int, list[Holding]]:

@@ -1,152 +1,170 @@
-"""Who holds which GPU, and since when, as three tell it: the job's launcher, the scheduler's indices, processes.
-
-The launcher knows best: it asks NVML for what it was given. The scheduler counts GPUs by their device files, which is
-NVML's order mostly, not always. Processes are seen only while there are some, so they alone tell of jobs whose
-scheduler says no indices.
-"""
+"""Who holds which GPU, and since when: intervals of time, in step with what is claimed (`nodes.telemetry.claims`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import NamedTuple
 
 from django.db import transaction
 from django.utils import timezone
 
-from nodes.models import Agent, Gpu, Holding, QueuedJob
-from nodes.schedulers.cluster import HOLDING
+from nodes.models import Holding
+from nodes.telemetry.claims import Claim, Key, Running, Seen, Source, Told, Word
 
-Source = Holding.Source
 _BETTER = (Source.PROCESSES, Source.SCHEDULER, Source.LAUNCHER)
+ROUNDED = timedelta(seconds=2)  # between two clocks, of which one tells whole seconds
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A job that is said to hold a GPU."""
+class Open(NamedTuple):
+    """A holding that is not over, as far as we know."""
 
+    pk: int
     gpu_id: int
     agent_id: int
     scheduler_id: str
-    user: str
     name: str
     source: str
     since: datetime
 
     @property
-    def key(self) -> tuple[int, str]:
+    def key(self) -> Key:
         return self.gpu_id, self.scheduler_id
 
 
-def update(now: datetime | None = None) -> int:
-    """Bring the open holdings in step with the queue and the processes; answers how many began or ended.
+def update(words: Iterable[Word] = (), now: datetime | None = None) -> int:
+    """Bring the open holdings in step with queue, processes and launchers; answers how many began, ended or changed.
 
-    What a launcher has told stands for as long as its job holds its nodes.
+    What a launcher has told stands for as long as its job holds its nodes. Of `words` the last counts.
     """
     now = now or timezone.now()
-    agents = {agent.node: agent for agent in Agent.objects.filter(is_made_up=False, gpus__gone_at=None).distinct()}
-    open_ones = list(Holding.objects.filter(until=None, is_made_up=False))
-    if not agents and not open_ones:
+    rows = Holding.objects.filter(until=None, is_made_up=False).order_by()
+    open_ones = [Open(*row) for row in rows.values_list(*Open._fields)]
+    seen = Seen.read(now)
+    if not open_ones and not any(machine.gpus for machine in seen.machines.values()):
         return 0
-    running = {job.scheduler_id: job for job in QueuedJob.objects.filter(state__in=HOLDING, is_made_up=False)}
-    claims = _best([*_by_scheduler(running.values(), agents, now), *_by_processes(running, agents, now)])
-    told = {(one.agent_id, one.scheduler_id) for one in open_ones if one.source == Source.LAUNCHER}
+    going_on = [one for one in open_ones if not _is_of_an_earlier_run(one, seen.running.get(one.scheduler_id))]
+    return _Changes(seen, _claims(seen, words, going_on)).write(open_ones)
+
+
+def _claims(seen: Seen, words: Iterable[Word], open_ones: Iterable[Open]) -> dict[Key, Claim]:
+    """Whoever knows best of each job and machine."""
+    told = seen.by_launchers(words, _standing(seen, open_ones))
+    claims = seen.by_processes | seen.by_scheduler
     claims = {key: claim for key, claim in claims.items() if (claim.agent_id, claim.scheduler_id) not in told}
-    return _write(open_ones, claims, set(running), now)
+    for (_, scheduler_id), gpus in told.items():
+        job = seen.running[scheduler_id]
+        claims |= {(gpu.pk, scheduler_id): seen.claim(gpu, job, Source.LAUNCHER) for gpu in gpus}
+    return claims
 
 
-def told_by_launcher(job: QueuedJob, uuids: Sequence[str], at: datetime) -> None:
-    """A job's launcher has named the GPUs that it holds on its node.
-
-    A launcher is the job's own program, so it is believed only of GPUs on the job's nodes, of no more than the
-    scheduler gave it there, and not of one on which the machine sees another job's process.
-    """
-    named: dict[int, list[Gpu]] = {}
-    for gpu in Gpu.objects.filter(uuid__in=uuids[:64], gone_at=None, agent__node__in=job.nodes).select_related("agent"):
-        named.setdefault(gpu.agent_id, []).append(gpu)
-    for gpus in named.values():
-        agent = gpus[0].agent
-        given = job.gpu_indices.get(agent.node) or range(-(-job.gpus // max(1, len(job.nodes))))
-        taken = {one["gpu"] for one in agent.processes if one["job"] not in {"", job.scheduler_id}}
-        if len(gpus) <= len(given) and taken.isdisjoint(gpu.uuid for gpu in gpus):
-            _hold_as_told(agent, job, gpus, at)
+def _standing(seen: Seen, open_ones: Iterable[Open]) -> Told:
+    """What launchers had told before, unless a process refutes it."""
+    there = {gpu.pk: (machine, gpu) for machine in seen.machines.values() for gpu in machine.gpus}
+    found: Told = defaultdict(list)
+    refuted = set()
+    for one in open_ones:
+        job = seen.running.get(one.scheduler_id)
+        if one.source == Source.LAUNCHER and job is not None and one.gpu_id in there:
+            machine, gpu = there[one.gpu_id]
+            found[machine.pk, one.scheduler_id].append(gpu)
+            if seen.is_refuted(job, machine, gpu):
+                refuted.add((machine.pk, one.scheduler_id))
+    return {key: gpus for key, gpus in found.items() if key not in refuted}
 
 
-def _hold_as_told(agent: Agent, job: QueuedJob, gpus: Sequence[Gpu], at: datetime) -> None:
-    mine = Holding.objects.filter(agent=agent, scheduler_id=job.scheduler_id, until=None)
-    there = dict(mine.values_list("gpu_id", "source"))
-    if there == {gpu.pk: Source.LAUNCHER for gpu in gpus}:
-        return
-    with transaction.atomic():
-        mine.exclude(gpu__in=gpus).delete()  # the scheduler counts otherwise
-        mine.update(source=Source.LAUNCHER)
-        Holding.objects.bulk_create(
-            Holding(
-                gpu=gpu, agent=agent, scheduler_id=job.scheduler_id, user=job.user, name=job.name[:255],
-                source=Source.LAUNCHER, since=job.started_at or at,
-            )
-            for gpu in gpus
-            if gpu.pk not in there
-        )  # fmt: skip
+def _is_of_an_earlier_run(one: Open, job: Running | None) -> bool:
+    """Whether the job has been queued again since, and runs anew: by the same number."""
+    return job is not None and job.started_at is not None and one.since < job.started_at - ROUNDED
 
 
-def _by_scheduler(running: Iterable[QueuedJob], agents: dict[str, Agent], now: datetime) -> Iterator[Claim]:
-    """What the scheduler's indices say: N of /dev/nvidiaN, where the agent tells that, else NVML's index."""
-    gpus: dict[int, list[Gpu]] = {}
-    for gpu in Gpu.objects.filter(agent__in=agents.values(), gone_at=None):
-        gpus.setdefault(gpu.agent_id, []).append(gpu)
-    for job in running:
-        for node, indices in job.gpu_indices.items():
-            agent = agents.get(node)
-            for gpu in gpus.get(agent.pk, ()) if agent else ():
-                if (gpu.index if gpu.minor is None else gpu.minor) in indices:
-                    since = job.started_at or now
-                    yield Claim(gpu.pk, gpu.agent_id, job.scheduler_id, job.user, job.name, Source.SCHEDULER, since)
+@dataclass
+class _Changes:
+    """What is to be written."""
 
+    seen: Seen
+    claims: Mapping[Key, Claim]
+    over: list[tuple[Open, datetime]] = field(default_factory=list)
+    wrong: list[int] = field(default_factory=list)
+    better: dict[tuple[str, str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    kept: set[Key] = field(default_factory=set)
 
-def _by_processes(running: dict[str, QueuedJob], agents: dict[str, Agent], now: datetime) -> Iterator[Claim]:
-    ids = {(gpu.agent_id, gpu.uuid): gpu.pk for gpu in Gpu.objects.filter(agent__in=agents.values(), gone_at=None)}
-    for agent in agents.values():
-        if agent.is_silent(now):
-            continue
-        for process in agent.processes:
-            gpu_id, job_id = ids.get((agent.pk, process["gpu"])), process["job"]
-            job = running.get(job_id)
-            if gpu_id is None or not job_id or (job is not None and job.gpu_indices.get(agent.node)):
-                continue
-            user, name = (job.user, job.name) if job else (process["user"], "")
-            since = (job.started_at if job else None) or now
-            yield Claim(gpu_id, agent.pk, job_id, user, name, Source.PROCESSES, since)
-
-
-def _best(claims: Iterable[Claim]) -> dict[tuple[int, str], Claim]:
-    found: dict[tuple[int, str], Claim] = {}
-    for claim in sorted(claims, key=lambda one: _BETTER.index(one.source)):
-        found[claim.key] = claim
-    return found
-
-
-def _write(open_ones: Sequence[Holding], claims: dict[tuple[int, str], Claim], running: set[str], now: datetime) -> int:
-    held = {(one.gpu_id, one.scheduler_id) for one in open_ones}
-    over = [one.pk for one in open_ones if _is_over(one, claims, running)]
-    new = [
-        Holding(
-            gpu_id=claim.gpu_id, agent_id=claim.agent_id, scheduler_id=claim.scheduler_id, user=claim.user,
-            name=claim.name[:255], source=claim.source, since=claim.since,
-        )
-        for key, claim in claims.items()
-        if key not in held
-    ]  # fmt: skip
-    if over or new:
+    def write(self, open_ones: Iterable[Open]) -> int:
+        """Brings these in step; answers how many rows that took."""
+        for one in open_ones:
+            self._judge(one)
+        new = [claim for key, claim in self.claims.items() if key not in self.kept]
+        if not (new or self.over or self.wrong or self.better):
+            return 0
+        begun = _begun(new)
         with transaction.atomic():
-            Holding.objects.filter(pk__in=over, until=None).update(until=now)
-            Holding.objects.bulk_create(new, ignore_conflicts=True)
-    return len(over) + len(new)
+            Holding.objects.filter(pk__in=self.wrong, until=None).delete()
+            for until, pks in self._ends(new).items():
+                Holding.objects.filter(pk__in=pks, until=None).update(until=until)
+            for (source, user, name), pks in self.better.items():
+                told = {"user": user, "name": name[:255]} if name else {}
+                Holding.objects.filter(pk__in=pks, until=None).update(source=source, **told)
+            Holding.objects.bulk_create(begun, batch_size=500, ignore_conflicts=True)
+        return len(new) + len(self.over) + len(self.wrong) + sum(map(len, self.better.values()))
+
+    def _judge(self, one: Open) -> None:
+        """Whether it goes on, and by whose word."""
+        job, claim = self.seen.running.get(one.scheduler_id), self.claims.get(one.key)
+        if job is not None and job.started_at is not None and _is_of_an_earlier_run(one, job):
+            self.over.append((one, job.started_at))
+        elif claim is not None:
+            self.kept.add(one.key)
+            self._note_word(one, claim)
+        elif one.source == Source.SCHEDULER and self._told.get((one.agent_id, one.scheduler_id)) == Source.LAUNCHER:
+            self.wrong.append(one.pk)  # the scheduler counts otherwise
+        elif one.source == Source.PROCESSES and job is not None and not self._is_told(one):
+            self.kept.add(one.key)  # between two steps a job has no process, and holds what it holds
+        else:
+            self.over.append((one, self.seen.now))
+
+    def _note_word(self, one: Open, claim: Claim) -> None:
+        if not one.name and claim.name:
+            self.better[claim.source, claim.user, claim.name].append(one.pk)
+        elif _BETTER.index(claim.source) > _BETTER.index(one.source):
+            self.better[claim.source, "", ""].append(one.pk)
+
+    @cached_property
+    def _told(self) -> dict[tuple[int, str], str]:
+        """Who says what each job holds on each machine."""
+        return {(claim.agent_id, claim.scheduler_id): claim.source for claim in self.claims.values()}
+
+    def _is_told(self, one: Open) -> bool:
+        return self._told.get((one.agent_id, one.scheduler_id), one.source) != Source.PROCESSES
+
+    def _ends(self, new: Iterable[Claim]) -> dict[datetime, list[int]]:
+        """When each was over: the queue is read now and then, but where another job began, this one had ended."""
+        begins: dict[int, datetime] = {}
+        for claim in new:
+            if claim.source != Source.PROCESSES:
+                begins[claim.gpu_id] = min(claim.since, begins.get(claim.gpu_id, claim.since))
+        found = defaultdict(list)
+        for one, until in self.over:
+            begin = begins.get(one.gpu_id, until)
+            found[max(one.since, min(until, begin) if begin > one.since else until)].append(one.pk)
+        return found
 
 
-def _is_over(one: Holding, claims: dict[tuple[int, str], Claim], running: set[str]) -> bool:
-    """Whether a job holds this GPU no more."""
-    if (one.gpu_id, one.scheduler_id) in claims:
-        return False
-    # Between two steps a job has no process, and holds what it holds.
-    return one.source == Source.SCHEDULER or one.scheduler_id not in running
+def _begun(new: Iterable[Claim]) -> list[Holding]:
+    """Rows of these, none of which lies over one that has ended: what comes back after a break holds from then on."""
+    since = min((claim.since for claim in new), default=timezone.now())
+    ended = Holding.objects.filter(until__gt=since, scheduler_id__in={claim.scheduler_id for claim in new}).order_by()
+    latest: dict[Key, datetime] = {}
+    for gpu_id, scheduler_id, until in ended.values_list("gpu_id", "scheduler_id", "until"):
+        if until is not None:
+            latest[gpu_id, scheduler_id] = max(until, latest.get((gpu_id, scheduler_id), until))
+    return [
+        Holding(
+            gpu_id=claim.gpu_id, agent_id=claim.agent_id, scheduler_id=claim.scheduler_id, user=claim.user[:255],
+            name=claim.name[:255], source=claim.source,
+            since=max(claim.since, latest.get((claim.gpu_id, claim.scheduler_id), claim.since)),
+        )
+        for claim in new
+    ]  # fmt: skip

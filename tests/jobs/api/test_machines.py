@@ -43,6 +43,11 @@ def running(job: Job, *, seconds: int = 600, indices: tuple[int, ...] = (0,), no
     )  # fmt: skip
 
 
+def launcher_says(job: Job, told: dict[str, Any]) -> None:
+    assert job.latest is not None
+    Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=told)
+
+
 def machine_that_works(*, seconds: int = 600, gpus: int = 2) -> Machine:
     """GPU i is used 10 × (i + 1) % for the last so many seconds."""
     machine, now = Machine(gpus=UUIDS[:gpus]), int(time.time())
@@ -203,10 +208,39 @@ class TestOfAJob:
         job = a_job(mira, a_project(), state="running")
         running(job, indices=(0,))
         told = {"node": "dgx-01", "gpus": [{"local_rank": 0, "uuid": UUIDS[2]}]}
-        Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=told)
+        launcher_says(job, told)
         hold()
         (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
         assert row["uuid"] == UUIDS[2]
+
+    def test_a_slice_is_told_as_the_gpu_that_it_is_cut_from(self, mira: User) -> None:
+        machine = machine_that_works(gpus=2)
+        told = machine.facts(time.time())
+        told["events"][0]["gpus"][1] |= {"mig": True}
+        machine.post(told)
+        job = a_job(mira, a_project(), state="running")
+        running(job, indices=(9,))
+        parts = [{"local_rank": i, "uuid": f"MIG-0000000{i}", "parent": UUIDS[1]} for i in range(2)]
+        launcher_says(job, {"gpus": parts})
+        hold()
+        (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
+        assert row["uuid"] == UUIDS[1]
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            {}, {"gpus": None}, {"gpus": "GPU-1"}, {"gpus": [None, 3, []]}, {"gpus": [{}] * 5000},
+            {"gpus": [{"uuid": 5}, {"uuid": "x" * 500}, {"uuid": "GPU\n", "parent": {}}]},
+        ],
+    )  # fmt: skip
+    def test_a_launcher_that_talks_nonsense(self, mira: User, data: dict[str, Any]) -> None:
+        machine_that_works(gpus=2)
+        job = a_job(mira, a_project(), state="running")
+        running(job, indices=(0,))
+        launcher_says(job, data)
+        hold()
+        (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
+        assert row["uuid"] == UUIDS[0]
 
     def test_rows_by_the_launchers_where_there_is_no_agent(self, mira: User) -> None:
         from jobs.models import Stream

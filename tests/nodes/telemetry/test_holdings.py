@@ -7,13 +7,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.conf import LazySettings
+from pytest_django import DjangoAssertNumQueries
 
-from nodes.models import Gpu, GpuUse, Holding, QueuedJob
+from nodes.models import Gpu, GpuUse, Holding, Node, QueuedJob
 from nodes.telemetry import holdings, merge, use
+from nodes.telemetry.claims import Word
 from nodes.telemetry.fields import WINDOW_S
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def on_slurm(settings: LazySettings) -> None:
+    settings.VIGIL_SCHEDULER = "slurm"
 
 
 def moment(second: float) -> datetime:
@@ -58,15 +66,56 @@ def test_the_schedulers_indices_tell() -> None:
     assert Holding.objects.filter(scheduler_id="7").first().since < moment(time.time() - 3000)  # type: ignore[union-attr]
 
 
-def test_slurm_counts_by_device_files() -> None:
-    machine = Machine(gpus=UUIDS[:2])
+def numbered(minors: list[int | None], **more: Any) -> Machine:
+    """A machine whose GPUs have these device files, in NVML's order."""
+    machine = Machine(gpus=UUIDS[: len(minors)])
     told = machine.facts(time.time())
-    for gpu, minor in zip(told["events"][0]["gpus"], (1, 0), strict=True):
-        gpu["minor"] = minor
+    for gpu, minor in zip(told["events"][0]["gpus"], minors, strict=True):
+        gpu |= {"minor": minor, **more}
     machine.post(told)
-    queued("7", indices=[0])
-    holdings.update()
-    assert held() == {"7": ["1"]}
+    return machine
+
+
+class TestHowSlurmCounts:
+    """It numbers the device files that gres.conf names for a node, from 0 (seen on 22.05 and 24.11)."""
+
+    @pytest.mark.parametrize(
+        ("minors", "told", "index", "holds"),
+        [
+            ([1, 0], 2, 0, "1"),
+            ([2, 0, 3, 1], 4, 2, "0"),
+            ([0, 1, 3], 3, 2, "2"),  # a broken one is in neither
+            ([0, 1, 3], 4, 3, "2"),  # it is in gres.conf still
+            ([1, 0], None, 0, "1"),  # not yet told of the node
+            ([None, None], 2, 1, "1"),
+        ],
+    )
+    def test_by_files(self, minors: list[int | None], told: int | None, index: int, holds: str) -> None:
+        numbered(minors)
+        if told is not None:
+            Node.objects.create(name="dgx-01", gpus=told)
+        queued("7", indices=[index])
+        holdings.update()
+        assert held() == {"7": [holds]}
+
+    def test_the_local_scheduler_counts_as_nvml_does(self, settings: LazySettings) -> None:
+        settings.VIGIL_SCHEDULER = "local"
+        numbered([1, 0])
+        queued("7", indices=[0])
+        holdings.update()
+        assert held() == {"7": ["0"]}
+
+    def test_slices_are_no_gpus(self) -> None:
+        machine = numbered([0, 1], mig=True)
+        Node.objects.create(name="dgx-01", gpus=14)
+        queued("7", indices=[1])
+        queued("8", indices=[9])
+        holdings.update()
+        assert held() == {}
+        machine.post(process(machine, 0, "7"))
+        words = [Word("7", [UUIDS[0]]), Word("8", [UUIDS[0]])]
+        holdings.update(words)
+        assert held() == {"7": ["0"], "8": ["0"]}, "two slices of one"
 
 
 def test_a_job_that_is_gone_holds_no_more() -> None:
@@ -110,10 +159,13 @@ def test_a_launcher_knows_better_than_the_scheduler() -> None:
     four()
     job = queued("7", indices=[0, 1])
     holdings.update()
-    holdings.told_by_launcher(job, [UUIDS[2], UUIDS[3]], moment(time.time()))
+    holdings.update([Word("7", [UUIDS[2], UUIDS[3]])])
     assert held() == {"7": ["2", "3"]}
-    holdings.update()
+    assert Holding.objects.filter(scheduler_id="7").count() == 2, "what the scheduler counted otherwise never was"
+    assert holdings.update() == 0
     assert held() == {"7": ["2", "3"]}
+    holdings.update([Word("7", [UUIDS[2], UUIDS[3]]), Word("7", [UUIDS[1], UUIDS[2]])])
+    assert held() == {"7": ["1", "2"]}
     job.delete()
     holdings.update()
     assert held() == {}
@@ -124,6 +176,7 @@ def test_a_launcher_knows_better_than_the_scheduler() -> None:
     [
         ([0, 1, 2], "more than the scheduler gave it"),
         ([1], "another job's process is there"),
+        ([3], "the scheduler gave it to another job"),
         ([7], "no such GPU on its node"),
     ],
 )
@@ -132,11 +185,197 @@ def test_a_launcher_that_lies_is_not_believed(claimed: list[int], why: str) -> N
     other = Machine("dgx-02", gpus=UUIDS[7:])
     other.post(other.facts(time.time()))
     queued("8", indices=[1])
-    job = queued("7", indices=[0], nodes=["dgx-01"])
+    queued("9", indices=[3])
+    queued("7", indices=[0])
     machine.post(process(machine, 1, "8"))
-    holdings.update()
-    holdings.told_by_launcher(job, [UUIDS[i] for i in claimed], moment(time.time()))
-    assert held() == {"7": ["0"], "8": ["1"]}, why
+    holdings.update([Word("7", [UUIDS[i] for i in claimed])])
+    assert held() == {"7": ["0"], "8": ["1"], "9": ["3"]}, why
+
+
+def test_jobs_that_the_scheduler_counts_crosswise() -> None:
+    machine = four()
+    queued("7", indices=[0])
+    queued("8", indices=[1])
+    words = [Word("7", [UUIDS[1]]), Word("8", [UUIDS[0]])]
+    holdings.update(words)
+    assert held() == {"7": ["0"], "8": ["1"]}, "which of them is right nobody knows yet"
+    batch = process(machine, 1, "7")
+    machine.post({**batch, "processes": [*batch["processes"], {**batch["processes"][0], "gpu": UUIDS[0], "job": "8"}]})
+    holdings.update(words)
+    assert held() == {"7": ["1"], "8": ["0"]}
+
+
+def test_what_a_launcher_told_ends_when_anothers_process_is_there() -> None:
+    machine = four()
+    queued("7", indices=[0])
+    word = Word("7", [UUIDS[1]])
+    holdings.update([word])
+    assert held() == {"7": ["1"]}
+    queued("8", indices=[1])
+    machine.post(process(machine, 1, "8"))
+    holdings.update([word])
+    assert held() == {"7": ["0"], "8": ["1"]}
+
+
+def test_a_word_about_a_job_that_nobody_knows() -> None:
+    four()
+    holdings.update([Word("7", list(UUIDS))])
+    assert held() == {}
+
+
+def test_a_job_with_no_gpu_holds_none() -> None:
+    four()
+    queued("7")
+    holdings.update([Word("7", [UUIDS[0]])])
+    assert held() == {}
+
+
+class TestProcesses:
+    """Where no control group tells the job of a process, its environment does, which may lie."""
+
+    def test_of_one_task_of_an_array(self) -> None:
+        machine = four()
+        queued("17_0", indices=[0])
+        queued("17_1", indices=[1])
+        queued("30_1", gpus=1, user="noor")
+        machine.post(process(machine, 0, "18"))  # Slurm's own number of the task
+        holdings.update([Word("17_0", [UUIDS[0]])])
+        assert held() == {"17_0": ["0"], "17_1": ["1"]}
+        assert Holding.objects.get(scheduler_id="17_0").source == "launcher"
+        machine.post(process(machine, 2, "31", user="noor"))  # which the scheduler gave no indices
+        holdings.update()
+        assert held() == {"17_0": ["0"], "17_1": ["1"], "30_1": ["2"]}
+
+    def test_what_names_anothers_job(self) -> None:
+        machine = four()
+        queued("7", gpus=1)
+        queued("8", gpus=1, nodes=["dgx-02"])
+        Node.objects.create(name="dgx-01", gpus=4)
+        machine.post(process(machine, 2, "7", user="mallory"))
+        holdings.update()
+        assert held() == {}
+        machine.post(process(machine, 2, "8"))
+        holdings.update()
+        assert held() == {}, "that job runs elsewhere"
+        machine.post(process(machine, 2, "7", user="1000"))  # a name that the machine has not looked up yet
+        holdings.update()
+        assert held() == {"7": ["2"]}
+
+    def test_before_the_queue_was_read(self) -> None:
+        machine = four()
+        machine.post(process(machine, 2, "7"))
+        holdings.update()
+        one = Holding.objects.get()
+        assert (one.scheduler_id, one.user, one.name, one.source) == ("7", "mira", "", "processes")
+        queued("7", indices=[2])
+        holdings.update()
+        again = Holding.objects.get()
+        assert (again.pk, again.name, again.source) == (one.pk, "job-7", "scheduler")
+
+
+class TestInTime:
+    def test_a_job_that_is_queued_again_and_runs_at_once(self) -> None:
+        """By the same number, before anybody looked."""
+        four()
+        now = moment(int(time.time()))
+        first = now - timedelta(hours=1)
+        job = queued("7", indices=[0, 1], started_at=first)
+        holdings.update([Word("7", [UUIDS[0], UUIDS[2]])], now - timedelta(minutes=1))
+        QueuedJob.objects.filter(pk=job.pk).update(
+            gpu_indices={"dgx-01": [0, 3]}, started_at=now - timedelta(seconds=20), restart_count=1
+        )
+        holdings.update([], now)
+        rows = Holding.objects.order_by("since", "gpu__index")
+        assert [(row.gpu.index, row.since, row.until) for row in rows] == [
+            (0, first, now - timedelta(seconds=20)),
+            (2, first, now - timedelta(seconds=20)),
+            (0, now - timedelta(seconds=20), None),
+            (3, now - timedelta(seconds=20), None),
+        ]
+
+    def test_one_that_is_suspended_holds(self) -> None:
+        """Slurm gives its GPUs to nobody else (seen on 22.05 and 24.11)."""
+        four()
+        job = queued("7", indices=[0])
+        holdings.update()
+        QueuedJob.objects.filter(pk=job.pk).update(state="suspended")
+        assert holdings.update() == 0
+        assert held() == {"7": ["0"]}
+
+    def test_on_several_nodes_each_has_its_own(self) -> None:
+        four()
+        other = Machine("dgx-02", gpus=UUIDS[4:])
+        other.post(other.facts(time.time()))
+        queued("7", nodes=["dgx-01", "dgx-02"], gpus=4, gpu_indices={"dgx-01": [0, 1], "dgx-02": [2, 3]})
+        holdings.update()
+        assert held() == {"7": ["0", "1", "2", "3"]}
+        holdings.update([Word("7", [UUIDS[4], UUIDS[5]])])
+        assert held() == {"7": ["0", "0", "1", "1"]}, "a word about one node says nothing of the other"
+
+    def test_an_agent_that_comes_later(self) -> None:
+        queued("7", indices=[0])
+        holdings.update()
+        assert held() == {}
+        four()
+        holdings.update()
+        assert held() == {"7": ["0"]}
+        assert Holding.objects.get().since < moment(time.time() - 3000), "since the job began"
+
+    def test_a_node_that_its_agent_calls_otherwise(self) -> None:
+        """Names are equal or they are not: a token for `dgx-01.lab` must not speak for `dgx-01`."""
+        machine = Machine("dgx-01.lab", gpus=UUIDS[:4])
+        machine.post(machine.facts(time.time()))
+        Node.objects.create(name="dgx-01", gpus=4)
+        queued("7", indices=[0])
+        holdings.update([Word("7", [UUIDS[0]])])
+        assert held() == {}
+        machine.post(process(machine, 0, "7"))
+        holdings.update()
+        assert held() == {"7": ["0"]}, "what its processes say"
+
+    def test_what_comes_back_after_a_break_holds_from_then_on(self) -> None:
+        machine = four()
+        queued("7", indices=[0])
+        now = moment(time.time())
+        holdings.update([], now - timedelta(minutes=5))
+        Gpu.objects.filter(uuid=UUIDS[0]).update(gone_at=now)  # as while its driver is loaded anew
+        holdings.update([], now - timedelta(minutes=4))
+        machine.post(machine.facts(time.time()))
+        holdings.update([], now)
+        first, second = Holding.objects.order_by("since")
+        assert first.until == second.since == now - timedelta(minutes=4)
+
+    def test_a_job_has_ended_where_another_began(self) -> None:
+        """The queue is read every 15 s: without this both would hold it for so long."""
+        four()
+        now = moment(int(time.time()))
+        job = queued("7", indices=[0])
+        holdings.update([], now - timedelta(minutes=1))
+        job.delete()
+        queued("8", indices=[0], started_at=now - timedelta(seconds=12))
+        holdings.update([], now)
+        assert Holding.objects.get(scheduler_id="7").until == now - timedelta(seconds=12)
+
+    def test_a_clock_that_is_ahead_makes_no_end_before_the_beginning(self) -> None:
+        four()
+        ahead = moment(int(time.time()) + 600)
+        job = queued("7", indices=[0], started_at=ahead)
+        holdings.update()
+        job.delete()
+        holdings.update()
+        assert Holding.objects.get().until == ahead
+
+
+def test_many_machines_take_no_more_queries_than_one(django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
+    for node in range(5):
+        machine = Machine(f"dgx-{node}", gpus=tuple(f"GPU-{node}-{i}" for i in range(4)))
+        machine.post(machine.facts(time.time()))
+        queued(f"{node}", node=machine.node, indices=[0, 1])
+    words = [Word(f"{node}", [f"GPU-{node}-{i}" for i in (0, 1)]) for node in range(5)]
+    with django_assert_max_num_queries(10):
+        assert holdings.update(words) == 10
+    with django_assert_max_num_queries(6):
+        assert holdings.update(words) == 0
 
 
 def test_what_a_jobs_gpus_did_is_added_up_by_day() -> None:
