@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.models import Attempt
-from nodes.models import Agent, Gpu, GpuUse, Holding, QueuedJob
+from nodes.models import Agent, Gpu, GpuUse, Holding, QueuedJob, RackPlace
 from nodes.telemetry import events, intake, machines, thin
 from nodes.telemetry.fields import GPU_FIELDS, WINDOW_S, gpu_owner, host_owner
 from nodes.telemetry.wire import MISSING, Batch, Happening, Post
@@ -33,6 +33,7 @@ PERIOD_S = 10
 IDLE = ("dgx-02", 6)  # a notebook that somebody forgot
 LOST = ("dgx-03", 5)
 HOT = ("dgx-07", "dgx-08")  # of one rack, whose air comes in warm
+RACKS = {"A1": ("dgx-01", "dgx-02", "dgx-03"), "A2": ("dgx-04", "dgx-05", "dgx-06"), "A3": HOT}
 LOST_HOURS = 11.0
 MODEL, MEMORY_MIB, CAP_WATTS, SLOWDOWN_C = "NVIDIA H100 80GB HBM3", 81_559, 700, 87
 _STREAM = "de300000000000de"
@@ -80,6 +81,12 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
         machines.note_facts(agent, _facts(agent.node), _moment(now - WEEKS_S))
         agent.save()
     hold(now)
+    if new and not RackPlace.objects.exists():
+        RackPlace.objects.bulk_create(
+            RackPlace(node=node, rack=rack, slot=slot)
+            for rack, there in RACKS.items()
+            for slot, node in enumerate(there)
+        )
     if new:
         Holding.objects.bulk_create([one for attempt in past for one in _held(attempt)])
         GpuUse.objects.bulk_create(_used(now), ignore_conflicts=True)
