@@ -7,7 +7,7 @@ from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
-from jobs.models.waste import GpuHours
+from jobs.models.waste import GpuHours, JobHours
 
 __all__ = [
     "Attempt",
@@ -16,6 +16,7 @@ __all__ = [
     "Event",
     "GpuHours",
     "Job",
+    "JobHours",
     "Listing",
     "Predecessor",
     "Stray",

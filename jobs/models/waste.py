@@ -15,9 +15,7 @@ class GpuHours(models.Model):
     project = models.ForeignKey(
         Project, models.CASCADE, null=True, related_name="+", db_index=False, help_text="Null: it went past Vigil."
     )
-    person = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False
-    )
+    person = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
     user = models.CharField(max_length=255, blank=True, help_text="The scheduler's, where it is nobody's that we know.")
     held_s = models.FloatField()
     used_s = models.FloatField()
@@ -28,3 +26,34 @@ class GpuHours(models.Model):
 
     def __str__(self) -> str:
         return f"{self.project_id or 'past Vigil'}, {self.person_id or self.user} on {self.day}"
+
+
+class JobHours(models.Model):
+    """The GPU-seconds of one of the scheduler's jobs over all its days: `nodes.models.GpuUse` of it together.
+
+    So the jobs of many days are put in order without adding up all of their days first.
+    """
+
+    scheduler_id = models.CharField(max_length=64, db_index=True)
+    job = models.BigIntegerField(null=True, help_text="Vigil's number of it; null: it is not Vigil's.")
+    project = models.ForeignKey(Project, models.CASCADE, null=True, related_name="+", db_index=False)
+    person = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
+    user = models.CharField(max_length=255, blank=True)
+    first_day = models.DateField()
+    last_day = models.DateField()
+    held_s = models.FloatField()
+    used_s = models.FloatField()
+    idle_s = models.FloatField()
+
+    class Meta:
+        indexes = (
+            models.Index(fields=["first_day", "held_s", "used_s", "idle_s"], name="job_hours_by_first_day"),
+            models.Index(
+                fields=["last_day", "first_day"],
+                condition=models.Q(last_day__gt=models.F("first_day")),
+                name="job_hours_of_many_days",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.scheduler_id} from {self.first_day}"

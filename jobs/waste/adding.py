@@ -7,17 +7,17 @@ marked, and found here by that mark: late samples of a day long past as well.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, F, Q, Sum, Value, When
+from django.db.models import Case, F, Max, Min, Q, Sum, Value, When
 from django.utils import timezone
 
 from jobs import lease
 from jobs.lease import Held
-from jobs.models import Attempt, GpuHours
+from jobs.models import Attempt, GpuHours, JobHours
 from nodes.models import GpuUse, Holding
 from portal.models import User
 
@@ -75,23 +75,44 @@ def _add_day(held: Held, day: date) -> None:
     waiting = GpuUse.objects.filter(day=day, is_added=False).order_by("pk")
     rows = list(waiting.only("scheduler_id", "user", "job", "project", "person"))
     for at in range(0, len(rows), ROWS):
-        _assign(held, day, rows[at : at + ROWS])
+        some = rows[at : at + ROWS]
+        owners = _owners(day, some)
+        with held.writing():
+            _assign(some, owners)
+            _add_jobs({row.scheduler_id for row in some})
     with held.writing():
-        # What is counted from here on marks its row anew.
+        # What was counted since the look has marked its row anew, and is in these sums or in the next.
         waiting.filter(pk__lte=rows[-1].pk).update(is_added=True)
         GpuHours.objects.filter(day=day).delete()
         GpuHours.objects.bulk_create(_sums(day), batch_size=ROWS)
 
 
-def _assign(held: Held, day: date, rows: Sequence[GpuUse]) -> None:
+def _assign(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
     """Write down whose these are, where that is not written yet."""
-    owners = _owners(day, rows)
-    with held.writing():
-        for row in rows:
-            owner = owners[row.pk]
-            if owner != _Owner(row.job, row.project_id, row.person_id):
-                told = {"job": owner.job, "project": owner.project, "person": owner.person}
-                GpuUse.objects.filter(pk=row.pk).update(**told)
+    for row in rows:
+        owner = owners[row.pk]
+        if owner != _Owner(row.job, row.project_id, row.person_id):
+            told = {"job": owner.job, "project": owner.project, "person": owner.person}
+            GpuUse.objects.filter(pk=row.pk).update(**told)
+
+
+def _add_jobs(scheduler_ids: Collection[str]) -> None:
+    """Each job's days together; of a number that the scheduler has used again there are several jobs."""
+    days = GpuUse.objects.filter(scheduler_id__in=scheduler_ids).order_by().values("scheduler_id", "job")
+    sums = days.annotate(
+        of=Max("project"), by=Max("person"), whose=Max("user"), first=Min("day"), last=Max("day"), held=Sum("held_s"),
+        used=Sum("used_s"), idle=Sum("idle_s"),
+    )  # fmt: skip
+    rows = [
+        JobHours(
+            scheduler_id=one["scheduler_id"], job=one["job"], project_id=one["of"], person_id=one["by"],
+            user=one["whose"], first_day=one["first"], last_day=one["last"], held_s=one["held"], used_s=one["used"],
+            idle_s=one["idle"],
+        )
+        for one in sums
+    ]  # fmt: skip
+    JobHours.objects.filter(scheduler_id__in=scheduler_ids).delete()
+    JobHours.objects.bulk_create(rows)
 
 
 def _owners(day: date, rows: Sequence[GpuUse]) -> dict[int, _Owner]:

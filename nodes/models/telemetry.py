@@ -208,7 +208,10 @@ class GpuUse(models.Model):
     class Meta:
         ordering = ("day",)
         constraints = (models.UniqueConstraint(fields=["day", "scheduler_id"], name="one_use_a_job_and_day"),)
-        indexes = (models.Index(fields=["day"], condition=Q(is_added=False), name="uses_to_add"),)
+        indexes = (
+            models.Index(fields=["day"], condition=Q(is_added=False), name="uses_to_add"),
+            models.Index(fields=["scheduler_id", "day"], name="uses_of_a_job"),
+        )
 
     def __str__(self) -> str:
         return f"{self.scheduler_id} on {self.day}"

@@ -146,6 +146,17 @@ class TestCounting:
         waste()
         assert Holding.objects.get().until == end, "of another holding, by an attempt of the same number"
 
+    def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
+        ann = person("ann", slurm_user="ann")
+        for days_ago, number in ((9, 50), (8, 40), (3, 2), (0, 1)):
+            use("7", "ann", (number, 0, number), days_ago=days_ago)
+        use("8", "ann", (5, 0, 5))
+        adding.add()
+        assert [one["idle_hours"] for one in asked(ann, "by=job&days=7")["items"]] == [5, 3]
+        assert [one["idle_hours"] for one in asked(ann, "by=job&days=9")["items"]] == [43, 5]
+        assert [one["idle_hours"] for one in asked(ann, "by=job&days=10")["items"]] == [93, 5]
+        assert asked(ann, "by=job&days=3")["items"][1]["held_hours"] == 1
+
 
 class TestWhoSees:
     def test_everybody_sees_all_where_the_queue_is_everybodys(self, lab: dict[str, User]) -> None:
