@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,10 @@ class GpuWatch:
     has_changed: bool = False
     """Whether facts are another, for whoever tells them."""
     gpus: tuple[Gpu, ...] = ()
+    lost: set[str] = field(default_factory=set)
+    """GPUs that an agent before this one has told are lost."""
+    silent_since: float | None = None
+    """Since when NVML was silent, by its word."""
     _told: dict[str, Event] = field(default_factory=dict)
 
     def tend(self) -> list[Event]:
@@ -61,7 +65,7 @@ class GpuWatch:
             case Looks():
                 seen = {gpu.uuid: look for gpu, look in zip(self.gpus, told.looks, strict=False) if gpu.uuid and look}
                 self.samples.add(told.time, seen)
-                return []
+                return self._ended(told, seen)
             case Counters():
                 self.counters = told
                 return self._changed(told)
@@ -76,13 +80,25 @@ class GpuWatch:
                 return []
             case Lost() | Back():
                 gpu = self._named(told.gpu)
+                self.lost.discard(gpu.uuid)
                 return [{"kind": "gpu.lost" if isinstance(told, Lost) else "gpu.back", "at": told.time, **_about(gpu)}]
             case Silent():
-                self.is_silent = True
+                self.is_silent, self.silent_since = True, None
                 return [{"kind": "gpu.silent", "at": time.time(), "since": told.since}]
             case Answers():
                 self.is_silent = False
                 return [{"kind": "gpu.answers", "at": time.time(), "since": told.since, "seconds": told.seconds}]
+
+    def _ended(self, told: Looks, seen: Mapping[str, object]) -> list[Event]:
+        """What lasted when the agent before this one ended, and does no more."""
+        back = [gpu for gpu in self.gpus if gpu.uuid in self.lost & seen.keys()]
+        self.lost -= seen.keys()
+        events: list[Event] = [{"kind": "gpu.back", "at": told.time, **_about(gpu)} for gpu in back]
+        if self.silent_since is not None:
+            since, self.silent_since = self.silent_since, None
+            seconds = round(max(told.time - since, 0.0), 1)
+            events.append({"kind": "gpu.answers", "at": told.time, "since": since, "seconds": seconds})
+        return events
 
     def _machine(self, told: Machine) -> list[Event]:
         self.absent, self.has_changed = None, True

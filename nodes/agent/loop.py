@@ -24,6 +24,7 @@ from nodes.agent.gpu_watch import GpuWatch
 from nodes.agent.host import PROC, SYS, Host
 from nodes.agent.kernel_log import KernelLog
 from nodes.agent.kernel_watch import KernelWatch
+from nodes.agent.lasting import Lasting
 from nodes.agent.mounts import Mounts
 from nodes.agent.posting import Portal
 from nodes.agent.processes import Processes
@@ -71,6 +72,7 @@ class Agent:
         self._told = Told()
         self._boot_id = proc.boot_id(proc_root)
         self._buffer = Buffer(settings.state, limit_bytes=limit_bytes)
+        self._lasting = Lasting(settings.state)
         self._gpus = GpuWatch(
             Reader(
                 every=pace.period,
@@ -81,9 +83,11 @@ class Agent:
             Remembered(settings.state),
             Samples(pace.period),
             hear_xid=lambda event: self._kernel.hear_nvml(event),
+            lost=set(self._lasting.of("gpu.lost")),
+            silent_since=self._lasting.of("gpu.silent").get(""),
         )
         self._kernel = self._kernel_watch()
-        self._host, self._mounts = Host(proc_root, sys), Mounts()
+        self._host, self._mounts = Host(proc_root, sys), Mounts(slow=self._lasting.of("mount.slow"))
         self._processes = Processes(proc_root)
         self._refused: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sender = self._make_sender()
@@ -101,7 +105,7 @@ class Agent:
         waking = self._catch_signals()
         self._kernel.open()
         self._host.look()
-        self._mounts.ask(self._probed())
+        self._ask_mounts()
         self._sender.start()
         for sentence in warnings(self._settings):
             say(sentence)
@@ -114,8 +118,7 @@ class Agent:
     def _turn(self) -> None:
         """Take in what has come, and write what is due."""
         self._kernel.look()
-        self._events += self._gpus.tend()
-        self._events += self._mounts.look(time.time())
+        self._note([*self._gpus.tend(), *self._mounts.look(time.time())])
         self._say_gpus()
         self._tell_facts()
         self._split_refused()
@@ -123,6 +126,10 @@ class Agent:
         self._close_windows()
         self._tell_at_once()
         self._sender.tend()
+
+    def _note(self, events: list[Event]) -> None:
+        self._lasting.note(events)
+        self._events += events
 
     def _wait(self, waking: int) -> None:
         """For a record, a look or a signal; else until something is due."""
@@ -188,7 +195,7 @@ class Agent:
         self._kernel.xids.begin_window()
         self._append(batch)
         self._kernel.open()
-        self._mounts.ask(self._probed())
+        self._ask_mounts()
         self._make_room()
 
     # Events.
@@ -285,6 +292,9 @@ class Agent:
             self._told.say("gpus", f"No GPU is read here: {watch.absent.why}")
         elif watch.reader.machine:
             self._told.say("gpus", f"GPUs: {len(watch.gpus)}, driver {watch.reader.machine.driver}.")
+
+    def _ask_mounts(self) -> None:
+        self._note(self._mounts.ask(self._probed()))
 
     def _probed(self) -> tuple[str, ...]:
         named = self._settings.mounts

@@ -126,6 +126,10 @@ class Mount:
             events += self._judge(True, wall - (now - self.probes[0].began), wall, "")
         return events
 
+    def close(self) -> None:
+        for probe in self.probes:
+            probe.end()
+
     def _hanging(self, now: float) -> int:
         return sum(1 for probe in self.probes if now - probe.began > SLOW_SECONDS)
 
@@ -136,26 +140,32 @@ class Mount:
             told = {"kind": "mount.slow", "at": round(wall, 3), "mount": label(self.path), "since": round(since, 3)}
             return [told | ({"problem": problem} if problem else {})]
         if not is_slow and self.slow_since is not None:
-            lasted, self.slow_since = wall - self.slow_since, None
-            said = {"kind": "mount.well", "at": round(wall, 3), "mount": label(self.path)}
-            return [said | {"seconds": round(max(lasted, 0.0), 1)}]
+            since, self.slow_since = self.slow_since, None
+            return [_well(label(self.path), since, wall)]
         return []
 
 
 @dataclass
 class Mounts:
-    """All that are probed."""
+    """All that are probed. `slow` are those that an agent before this one has told of, by label: since when."""
 
     question: Callable[[str], None] = ask
+    slow: dict[str, float] = field(default_factory=dict)
     _mounts: dict[str, Mount] = field(default_factory=dict)
 
-    def ask(self, paths: tuple[str, ...]) -> None:
-        """Begin to ask each; who is mounted no more is forgotten."""
+    def ask(self, paths: tuple[str, ...]) -> list[Event]:
+        """Begin to ask each. Who is mounted no more is forgotten, and is slow no more."""
         for path in [path for path in self._mounts if path not in paths]:
-            for probe in self._mounts.pop(path).probes:
-                probe.end()
+            mount = self._mounts.pop(path)
+            if mount.slow_since is not None:
+                self.slow[label(path)] = mount.slow_since
+            mount.close()
         for path in paths:
-            self._mounts.setdefault(path, Mount(path, self.question)).ask()
+            if path not in self._mounts:
+                self._mounts[path] = Mount(path, self.question, slow_since=self.slow.pop(label(path), None))
+            self._mounts[path].ask()
+        gone, self.slow = self.slow, {}
+        return [_well(name, since, time.time()) | {"problem": "it is mounted no more"} for name, since in gone.items()]
 
     def look(self, wall: float) -> list[Event]:
         return [event for mount in self._mounts.values() for event in mount.look(wall)]
@@ -180,8 +190,11 @@ class Mounts:
 
     def close(self) -> None:
         for mount in self._mounts.values():
-            for probe in mount.probes:
-                probe.end()
+            mount.close()
+
+
+def _well(name: str, since: float, wall: float) -> Event:
+    return {"kind": "mount.well", "at": round(wall, 3), "mount": name, "seconds": round(max(wall - since, 0.0), 1)}
 
 
 def _ms(seconds: float | None) -> float | None:

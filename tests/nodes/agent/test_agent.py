@@ -98,6 +98,25 @@ class TestWhatItTells:
         (back,) = until(lambda: agent.portal.events("gpu.back"))
         assert back["gpu"] == uuid(5)
 
+    def test_what_ended_while_no_agent_ran_is_told_by_the_next(self, agent: Running, gpus: StandIn) -> None:
+        agent.start()
+        sampled(agent)
+        gpus.say("5 lost 1")
+        until(lambda: agent.portal.events("gpu.lost"))
+        gpus.say("5 lost 1", "* hang 1")
+        (silent,) = until(lambda: agent.portal.events("gpu.silent"))
+        agent.kill()
+        gpus.say("")
+        agent.start()
+        (back,) = until(lambda: agent.portal.events("gpu.back"))
+        (answers,) = until(lambda: agent.portal.events("gpu.answers"))
+        assert (back["gpu"], back["index"]) == (uuid(5), 5)
+        assert answers["since"] == silent["since"]
+        agent.kill()
+        agent.start()
+        sampled(agent, len(_full(agent)) + 1)
+        assert len(agent.portal.events("gpu.back", "gpu.answers")) == 2, "each once"
+
     def test_without_a_driver_it_tells_the_host(self, agent: Running) -> None:
         agent.start(LD_LIBRARY_PATH="")
         batches = until(lambda: len(agent.portal.batches()) >= 2 and agent.portal.batches())

@@ -119,3 +119,21 @@ def test_one_that_is_mounted_no_more_is_forgotten(probes: Mounts, file_system: F
     until(lambda: looked(probes) or probes.values())
     assert list(probes.values()) == [f"mount_ms:{label(str(tmp_path))}"]
     os.waitpid(probe.pid, 0)
+
+
+def test_one_that_was_slow_before_this_agent_began(tmp_path: Path) -> None:
+    since = time.time() - 60
+    probes = Mounts(slow={label(str(tmp_path)): since, "/gone": since})
+    (gone,) = probes.ask((str(tmp_path),))
+    assert (gone["kind"], gone["mount"], gone["problem"]) == ("mount.well", "/gone", "it is mounted no more")
+    (well,) = until(lambda: probes.look(time.time()))
+    assert (well["kind"], well["mount"]) == ("mount.well", label(str(tmp_path)))
+    assert 60 <= well["seconds"] < 90
+
+
+def test_one_that_is_slow_and_then_mounted_no_more(probes: Mounts, tmp_path: Path) -> None:
+    probes.ask((str(tmp_path / "gone"),))
+    until(lambda: looked(probes))
+    (well,) = probes.ask(())
+    assert (well["kind"], well["problem"]) == ("mount.well", "it is mounted no more")
+    assert probes.ask(()) == []
