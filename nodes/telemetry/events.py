@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any
 
 from django.db.models import F
+from django.utils import timezone
 
 from nodes.models import Agent, Gpu, NodeEvent
 from nodes.telemetry.machines import cleaned
 from nodes.telemetry.wire import Happening
 from portal import untrusted
 
+MOST_A_DAY = 5_000  # rows of one machine
 NEAR = timedelta(minutes=10)  # equal events further apart are two
 OPENS = {"gpu.lost": "gpu.back", "gpu.silent": "gpu.answers", "mount.slow": "mount.well"}
 CLOSES = {closing: opening for opening, closing in OPENS.items()}
 FROM_KERNEL = frozenset({"xid", "sxid"})
+logger = logging.getLogger(__name__)
+
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 
@@ -54,16 +59,24 @@ def _open_or_add(agent: Agent, event: Happening, boot_id: str) -> None:
     if lasts:
         alike = alike.filter(is_open=True)
     before = alike.order_by("-last_at").first()
-    if before is None:
+    if before is None and _has_room(agent):
         NodeEvent.objects.create(
             agent=agent, gpu=gpu, kind=event.kind, code=code, text=text, at=at, last_at=last_at, is_open=lasts,
             count=count, is_confirmed=confirmed, boot_id=boot_id, fingerprint=mark, data=cleaned(event.more),
         )  # fmt: skip
-    elif not lasts:
+    elif before is not None and not lasts:
         told: dict[str, Any] = {"count": F("count") + count, "last_at": max(before.last_at, last_at)}
         NodeEvent.objects.filter(pk=before.pk).update(**told, is_confirmed=before.is_confirmed or confirmed)
     if gpu is not None and event.kind == "gpu.lost":
         Gpu.objects.filter(pk=gpu.pk).update(lost_at=at)
+
+
+def _has_room(agent: Agent) -> bool:
+    """A machine that tells of ever other things is broken, or lies: it must not fill the database."""
+    if NodeEvent.objects.filter(agent=agent, at__gt=timezone.now() - timedelta(days=1)).count() < MOST_A_DAY:
+        return True
+    logger.warning("%s: more than %d different events within a day are left out", agent, MOST_A_DAY)
+    return False
 
 
 def _close(agent: Agent, event: Happening) -> None:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 STREAMS = 1_000  # of a machine: buffers that were lost
 CLOCK_S = 60.0  # a clock further off does not count
+EARLIEST = 10**9  # in Unix seconds
+AHEAD_S = 3_600.0
 
 _ADVANCE = (
     "UPDATE nodes_agentstream SET next_seq = %s, given_up = given_up + %s"
@@ -105,7 +107,7 @@ class _Taking:
         for batch in self.post.batches:
             batch.at -= self.shift
             self._store_events(batch)
-            if batch.n or batch.host:
+            if (batch.n or batch.host) and self._is_of_now(batch):
                 rows.append(self._frame(batch))
         Frame.objects.bulk_create(rows)
         self._note_unmerged(min((frame.at for frame in rows), default=self.agent.merged_to))
@@ -121,6 +123,13 @@ class _Taking:
         agent.heard_at, agent.version, agent.stream = timezone.now(), self.post.agent, self.post.stream
         agent.clock_offset_s = round(self.offset, 1)
         agent.save(update_fields=["heard_at", "version", "stream", "clock_offset_s", *sorted(self.changed)])
+
+    def _is_of_now(self, batch: Batch) -> bool:
+        """Whether its time can be right, as the post's own was; what is of another age would be found by nobody."""
+        is_right = EARLIEST <= batch.at <= self.now + AHEAD_S
+        if not is_right:
+            logger.warning("%s: samples of second %d are left out", self.agent, batch.at)
+        return is_right
 
     def _note_boot(self) -> None:
         if self.post.boot_id and self.post.boot_id != self.agent.boot_id:
@@ -140,7 +149,9 @@ class _Taking:
 
     def _frame(self, batch: Batch) -> Frame:
         ids = machines.gpu_ids(self.agent, batch.gpus, self._moment(batch.at))
-        data = frames.encode(batch.at, batch.period, ids, batch.host, batch.values)
+        mine = [row for row, gpu_id in enumerate(ids) if gpu_id is not None]
+        values = batch.values if len(mine) == len(ids) else batch.values[:, mine]
+        data = frames.encode(batch.at, batch.period, [ids[row] or 0 for row in mine], batch.host, values)
         return Frame(agent=self.agent, at=batch.at, until=batch.at + batch.period * max(1, batch.n), data=data)
 
     def _note_unmerged(self, first: int) -> None:

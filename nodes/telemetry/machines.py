@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from nodes.models import Agent, Gpu, GpuPlace
 from portal import untrusted
 
-MOST = 200_000  # characters of facts that are kept
+MOST_GPUS = 1_024  # that one machine ever told of
+
+logger = logging.getLogger(__name__)
 
 
 def note_facts(agent: Agent, told: dict[str, Any], at: datetime) -> None:
@@ -18,18 +21,21 @@ def note_facts(agent: Agent, told: dict[str, Any], at: datetime) -> None:
     there = []
     for place, about in enumerate(_dicts(told.get("gpus"))[:64]):
         uuid = untrusted.name(about.get("uuid"), 96)
-        if uuid:
-            there.append(_note_gpu(agent, uuid, place, about, at).pk)
+        if uuid and (gpu := _note_gpu(agent, uuid, place, about, at)):
+            there.append(gpu.pk)
     for gpu in agent.gpus.exclude(pk__in=there).filter(gone_at=None):
         _leave(gpu, at)
 
 
-def gpu_ids(agent: Agent, uuids: Sequence[str], at: datetime) -> list[int]:
-    """The rows' ids of these GPUs, in the same order; one that no facts have named gets a row."""
-    known = dict(Gpu.objects.filter(agent=agent, uuid__in=uuids, gone_at=None).values_list("uuid", "pk"))
+def gpu_ids(agent: Agent, uuids: Sequence[str], at: datetime) -> list[int | None]:
+    """The rows' ids of these GPUs, in the same order; one that no facts have named gets a row. None: it is not its."""
+    known: dict[str, int | None] = dict(
+        Gpu.objects.filter(agent=agent, uuid__in=uuids, gone_at=None).values_list("uuid", "pk")
+    )
     for place, uuid in enumerate(uuids):
         if uuid not in known:
-            known[uuid] = _note_gpu(agent, uuid, place, {}, at).pk
+            gpu = _note_gpu(agent, uuid, place, {}, at)
+            known[uuid] = gpu.pk if gpu else None
     return [known[uuid] for uuid in uuids]
 
 
@@ -38,7 +44,17 @@ def note_counters(agent: Agent, uuid: str | None, told: dict[str, Any], at: date
     Gpu.objects.filter(agent=agent, uuid=uuid or "").update(counters=cleaned(told), counted_at=at)
 
 
-def _note_gpu(agent: Agent, uuid: str, place: int, about: dict[str, Any], at: datetime) -> Gpu:
+def _note_gpu(agent: Agent, uuid: str, place: int, about: dict[str, Any], at: datetime) -> Gpu | None:
+    """Its row; None where it can't be this machine's.
+
+    A GPU that moves has left the other machine, or that one is off: while it tells of it, nobody else is believed.
+    """
+    known = Gpu.objects.filter(uuid=uuid).select_related("agent").first()
+    if known is None and agent.gpus.count() >= MOST_GPUS:
+        return None
+    if known is not None and known.agent_id != agent.pk and known.gone_at is None and not known.agent.is_silent():
+        logger.warning("%s tells of %s, which %s has", agent, uuid, known.agent)
+        return None
     index = untrusted.count(about.get("index"), 1024)
     told = {
         "agent": agent,

@@ -380,7 +380,7 @@ def test_many_machines_take_no_more_queries_than_one(django_assert_max_num_queri
 
 def test_what_a_jobs_gpus_did_is_added_up_by_day() -> None:
     machine = Machine(gpus=UUIDS[:2])
-    start = 1_796_000_000 // 86_400 * 86_400 - 2 * WINDOW_S  # before midnight
+    start = 1_763_000_000 // 86_400 * 86_400 - 2 * WINDOW_S  # before midnight
     start = start // WINDOW_S * WINDOW_S
     machine.post(machine.facts(start))
     busy, idle = (Gpu.objects.get(uuid=uuid) for uuid in UUIDS[:2])

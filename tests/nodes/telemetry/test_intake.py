@@ -6,15 +6,17 @@ import gzip
 import json
 import time
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.models import Agent, Frame, Gpu, GpuPlace, NodeEvent
-from nodes.telemetry import frames, wire
+from nodes.telemetry import events, frames, wire
 from nodes.telemetry.fields import GPU_FIELDS, PLACE
 from portal.http.posts import Malformed
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
@@ -135,9 +137,46 @@ def test_a_gpu_that_was_swapped_ends_the_one_before_it() -> None:
     assert GpuPlace.objects.get(gpu=old).until == old.gone_at
 
 
+def silent(machine: Machine) -> None:
+    """It was heard a minute ago."""
+    Agent.objects.filter(node=machine.node).update(heard_at=timezone.now() - timedelta(minutes=1))
+
+
+def test_nobody_takes_a_gpu_from_a_machine_that_tells_of_it() -> None:
+    """Whoever has stolen the token of one node could tell lies about all others."""
+    here, thief = Machine(), Machine("dgx-02", gpus=(UUIDS[1], UUIDS[4]))
+    here.post(here.facts(START), here.batch(START, watts=300))
+    thief.post(thief.facts(START), thief.batch(START + 10, watts=[[7] * 10, [8] * 10]))
+    thief.post(thief.event("xid", START, gpu=UUIDS[1], xid=79, seq=1, text="a lie"))
+    thief.post(thief.event("gpu.lost", START, gpu=UUIDS[1]), thief.event("gpu.counters", START, gpu=UUIDS[1], ecc=9))
+    gpu = Gpu.objects.get(uuid=UUIDS[1])
+    assert (gpu.agent.node, gpu.counters, gpu.lost_at) == ("dgx-01", {}, None)
+    assert not gpu.events.exists()
+    last = Frame.objects.order_by("id").last()
+    assert last is not None
+    frame = frames.decode(bytes(last.data))
+    assert (len(frame.gpus), frame.values[PLACE["watts"]].tolist()) == (1, [[8] * 10])
+
+
+@pytest.mark.parametrize("at", [0, 5, 10**9 - 1, 32_000_000_000])
+def test_samples_of_another_age_are_left_out_and_passed(at: int) -> None:
+    machine = Machine()
+    assert machine.post(machine.batch(at, gpu_percent=1), machine.batch(START, gpu_percent=2)).json() == {"next": 2}
+    assert Frame.objects.get().at == START
+
+
+def test_a_machine_that_tells_of_ever_other_things_fills_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_A_DAY", 10)
+    machine, now = Machine(), time.time()
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        assert machine.post(machine.event("xid", now, xid=13, text=letter)).status_code == 200
+    assert NodeEvent.objects.count() == 10
+
+
 def test_a_gpu_that_moves_to_another_machine_is_the_same_gpu() -> None:
     here, there = Machine(), Machine("dgx-02", gpus=(UUIDS[1],))
     here.post(here.facts(START), here.batch(START, gpu_percent=1))
+    silent(here)
     there.post(there.facts(START + 50), there.batch(START + 50, gpu_percent=2))
     gpu = Gpu.objects.get(uuid=UUIDS[1])
     assert gpu.agent.node == "dgx-02"
@@ -288,6 +327,7 @@ def test_a_machine_that_was_renamed_goes_on_under_its_new_name() -> None:
     """The buffer is the same, and the portal has never heard of it under that name: what is gone there is given up."""
     machine = Machine()
     machine.post(machine.facts(START), *(machine.batch(START + 10 * i, gpu_percent=i) for i in range(5)))
+    silent(machine)
     renamed = Machine("dgx-77", next=machine.next)
     assert renamed.post(renamed.facts(START + 60), renamed.batch(START + 60, gpu_percent=9)).json() == {"next": 0}
     assert renamed.post(renamed.facts(START + 60), first=6, given_up=6).json() == {"next": 7}

@@ -18,7 +18,7 @@ from tests.nodes.telemetry.reporting import UUIDS, Machine
 
 pytestmark = pytest.mark.django_db
 
-ALIGNED = 1_796_000_000 // thin.MINUTES.block_s * thin.MINUTES.block_s
+ALIGNED = 1_763_000_000 // thin.MINUTES.block_s * thin.MINUTES.block_s
 
 
 def one_gpu() -> Machine:
