@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from django.core.files.base import ContentFile
 from django.http import HttpResponse
 from django.test import RequestFactory
 
 from portal.http.middleware import StaticFiles
+from portal.http.staticfiles import Storage
 
 
 @pytest.fixture
@@ -37,3 +39,14 @@ def test_parts_and_unchanged_files_are_not_sent_again(served: StaticFiles) -> No
     assert served(RequestFactory().get("/static/a.js", headers=since)).status_code == 304
     assert served(RequestFactory().head("/static/a.js")).content == b""
     assert served(RequestFactory().get("/static/b.js")).status_code == 404
+
+
+def test_scripts_of_ours_go_out_without_their_comments(tmp_path: Path) -> None:
+    storage = Storage(location=tmp_path, base_url="/static/")
+    script = b'// Why.\n/** What. */\nconst a = "//x"; // kept\n  // indented\nconst b = 1 // 2;\n'
+    for name in ("js/a.js", "vendor/a.js"):
+        content = ContentFile(script)
+        content.read()  # whoever collects has looked into it
+        storage.save(name, content)
+    assert (tmp_path / "js/a.js").read_bytes() == b'const a = "//x"; // kept\nconst b = 1 // 2;\n'
+    assert (tmp_path / "vendor/a.js").read_bytes() == script
