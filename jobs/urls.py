@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.views import actions, disk, job, jobs, logs, performance, submit, sweep_list, sweeps
+from jobs.views import actions, disk, gpus, job, jobs, logs, performance, submit, sweep_list, sweeps
 
 urlpatterns = [
     path("jobs", jobs.index, name="jobs"),
@@ -15,6 +15,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/logs/download", logs.download, name="job_log_download"),
     path("jobs/<int:job_id>/checkpoints", job.checkpoints, name="job_checkpoints"),
     path("jobs/<int:job_id>/checkpoints/<int:checkpoint_id>/pin", actions.pin, name="job_pin"),
+    path("jobs/<int:job_id>/gpus", gpus.page, name="job_gpus"),
     path("jobs/<int:job_id>/attempts", job.attempts, name="job_attempts"),
     path("jobs/<int:job_id>/spec", job.spec, name="job_spec"),
     path("jobs/<int:job_id>/spec.toml", job.spec_toml, name="job_spec_toml"),

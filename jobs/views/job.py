@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from jobs.disk.provenance import history
 from jobs.errors import SpecError
 from jobs.gathering import charts as curves
-from jobs.gathering import guard_events, layouts
+from jobs.gathering import gpu_tab, guard_events, layouts
 from jobs.gathering import life as lives
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.presenting import attached, charts, environments, sentence, slurm_steps
@@ -54,6 +54,7 @@ class Page:
             "tab": tab,
             "counts": counts,
             "outside": attached.facts(self.job),
+            "has_gpus": lambda: gpu_tab.has_any(self.life),
             **more,
         }
 
@@ -95,6 +96,7 @@ def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
         "marks": curves.marks(page.life),
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
         "shown": performance.tell(page.life, may_change=page.may_change),
+        "finding": gpu_tab.low_use(page.life),
         "warnings": newest,
         "has_more_warnings": has_more,
         **_waits(request, page),

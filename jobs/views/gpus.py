@@ -1,0 +1,83 @@
+"""The tab that shows what a job's GPUs did: a map of all of them over time, one's curves, and the loss beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from jobs.gathering import gpu_tab
+from jobs.gathering import gpus as gathered
+from jobs.gathering.gpus import LAUNCHER, Heat
+from jobs.presenting import gpus as words
+from jobs.presenting.gpus import BY_NAME, FIELDS, Field, Picture, Told
+from jobs.views.job import Page, page_of
+from portal.untrusted import END_OF_TIME, whole
+
+COLUMNS = 240
+MOST_TABLE = 200  # rows of the table behind the picture
+
+
+@login_required
+@require_safe
+def page(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The tab, or only what changes on it while the job runs."""
+    shown = page_of(request, job_id)
+    chosen = BY_NAME.get(request.GET.get("field", ""), FIELDS[0])
+    start, end = (whole(request.GET.get(name), END_OF_TIME) for name in ("from", "to"))
+    if start is None or end is None or start >= end:
+        start = end = None
+    heat = gathered.heat(shown.job, chosen.name, start=start, end=end, columns=COLUMNS)
+    drawn = _picture(chosen, heat, shown)
+    lead, rest = words.say(drawn, source=heat.source, is_alive=shown.life.latest.is_alive)
+    context = shown.context(
+        "gpus",
+        fields=FIELDS,
+        chosen=chosen,
+        is_zoomed=start is not None,
+        picture=drawn,
+        says=(lead, rest if heat.source else _lacks(chosen, shown)),
+        source=words.SOURCES.get(heat.source, ""),
+        rows=drawn.rows[:MOST_TABLE],
+        more=max(0, len(drawn.rows) - MOST_TABLE),
+        finding=gpu_tab.low_use(shown.life),
+        told=_told(shown, heat, drawn, start, end),
+    )
+    is_part = request.headers.get("HX-Target") == "told"
+    response = render(request, "jobs/_gpus.html" if is_part else "jobs/gpus.html", context)
+    response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
+    return response
+
+
+def _picture(chosen: Field, heat: Heat, shown: Page) -> Picture:
+    told = [Told(row.node, row.gpu, row.uuid, row.mean) for row in heat.rows]
+    return words.picture(chosen, told, gpu_tab.ranks_of(shown.life))
+
+
+def _lacks(chosen: Field, shown: Page) -> str:
+    """Why there is nothing of this field, where there is of another."""
+    if chosen.name in gathered.fields(LAUNCHER):
+        return ""
+    other = gathered.heat(shown.job, FIELDS[0].name, columns=1)
+    return f"Of {chosen.title.lower()} launchers log nothing; see {FIELDS[0].title.lower()}." if other.rows else ""
+
+
+def _told(shown: Page, heat: Heat, drawn: Picture, start: int | None, end: int | None) -> dict[str, Any]:
+    """What the script draws: the map, and the loss of the same time."""
+    begins = [attempt.started_at.timestamp() for attempt in shown.life.attempts[1:] if attempt.started_at]
+    return {
+        **drawn.as_json(),
+        "job": shown.job.pk,
+        "source": heat.source,
+        "start": heat.start,
+        "width": heat.width,
+        "columns": heat.columns,
+        "attempts": begins,
+        "zone": timezone.get_current_timezone_name(),
+        "alive": shown.life.latest.is_alive,
+        "loss": gpu_tab.loss_between(shown.life, start, end),
+    }

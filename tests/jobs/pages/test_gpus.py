@@ -1,0 +1,236 @@
+"""A job's GPUs: the tab with its map, by agents or launchers, and the finding that they do little."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from html import unescape
+from typing import Any
+
+import numpy as np
+import pytest
+from django.core.cache import cache
+
+from jobs import allocations
+from jobs.models import Event, Job, Stream
+from nodes.models import Holding
+from portal.models import User
+from portal.series import store
+from portal.series.store import Fresh
+from tests.jobs.api.test_machines import moment, running
+from tests.lab import a_job, a_project, person, signed_in
+from tests.nodes.telemetry.reporting import UUIDS, Machine
+
+pytestmark = pytest.mark.django_db
+HOUR_S = 3600
+
+
+def page(user: User, job: Job, query: str = "", **headers: str) -> str:
+    answer = signed_in(user).get(f"/jobs/{job.pk}/gpus{query}", headers=headers)
+    assert answer.status_code == 200
+    return " ".join(answer.content.decode().replace("\N{NO-BREAK SPACE}", " ").split())
+
+
+def drawn(html: str) -> dict[str, Any]:
+    found = re.search(r'<script id="heat-data" type="application/json">(.*?)</script>', html)
+    assert found
+    told: dict[str, Any] = json.loads(unescape(found[1]).replace(r"\u00a0", " "))
+    return told
+
+
+def working(job: Job, *percents: int, seconds: int = 600) -> Machine:
+    """Its GPUs i are used so much, each for the last so many seconds."""
+    machine, now = Machine(gpus=UUIDS[: len(percents)]), int(time.time())
+    machine.post(machine.facts(now - seconds))
+    rows = [[percent] * 10 for percent in percents]
+    machine.fill(now - seconds, now, gpu_percent=rows, watts=300, memory_mib=20_480, temperature_c=61)
+    running(job, seconds=seconds, indices=tuple(range(len(percents))))
+    allocations.hold()
+    return machine
+
+
+def losing(job: Job, seconds: int) -> None:
+    """A step every ten seconds, its loss falling by one."""
+    assert job.latest is not None
+    began, steps = time.time() - seconds, seconds // 10
+    ids = store.declare(("attempt", job.latest.pk), ["loss"])
+    runs = [(0, began + 10 * step, 1) for step in range(steps)]
+    store.append(ids, [Fresh("loss", 0, runs, np.arange(steps), 100.0 - np.arange(steps))])
+
+
+def launched(job: Job, percent: float, seconds: int = 300) -> None:
+    """Its launcher logged so much of its node's GPUs together."""
+    assert job.latest is not None
+    began = time.time() - seconds
+    job.latest.started_at = moment(began)
+    job.latest.save()
+    Stream.objects.create(attempt=job.latest, uid="a" * 16, incarnation=0, rank=-1, node="dgx-01")
+    ids = store.declare(("attempt", job.latest.pk), ["gpu_percent"])
+    count = seconds // 10
+    runs = [(-1, began + 10 * i, 1) for i in range(count)]
+    store.append(ids, [Fresh("gpu_percent", 0, runs, np.arange(0, seconds, 10), np.full(count, percent))])
+
+
+def test_every_gpu_is_a_row_and_who_stands_out_is_named(mira: User) -> None:
+    job = a_job(mira, a_project(), state="running")
+    working(job, 80, 82, 81, 20)
+    html = page(mira, job)
+    assert "4 GPUs: utilisation 66 % on average." in html
+    assert "GPU 3 of dgx-01 stands out with 20 %." in html
+    assert "each GPU as its machine’s agent told it" in html
+    told = drawn(html)
+    (group,) = told["groups"]
+    assert [(row["label"], row["note"], row["odd"]) for row in group["rows"]] == [
+        ("GPU 0", "80 %", False), ("GPU 1", "82 %", False), ("GPU 2", "81 %", False), ("GPU 3", "20 %", True),
+    ]  # fmt: skip
+    assert {value for value in group["rows"][3]["values"] if value is not None} == {20}
+    assert f'height="{4 * 18 + 6 + 22}"' in html, "its place is kept"
+    assert '<td class="num">20 %</td>' in html, "the table behind it"
+
+
+@pytest.mark.parametrize(
+    ("field", "says", "high"),
+    [("memory_mib", "memory 20.0 GiB", 20), ("temperature_c", "temperature 61 °C", 65), ("watts", "power 300 W", 300)],
+)
+def test_what_is_shown_is_in_the_address(mira: User, field: str, says: str, high: float) -> None:
+    job = a_job(mira, a_project(), state="running")
+    working(job, 80, 80)
+    html = page(mira, job, f"?field={field}")
+    assert f"2 GPUs: {says} on average." in html
+    assert (drawn(html)["field"], drawn(html)["high"]) == (field, high)
+    assert drawn(page(mira, job, "?field=loss&from=7&to=3"))["field"] == "gpu_percent"
+
+
+def test_the_loss_is_of_the_steps_of_the_same_time(mira: User) -> None:
+    job = a_job(mira, a_project(), state="running")
+    working(job, 80)
+    losing(job, 600)
+    whole = drawn(page(mira, job))["loss"]
+    assert (whole["step"][0], len(whole["step"])) == (0, 60)
+    now = int(time.time())
+    part = drawn(page(mira, job, f"?from={now - 300}&to={now - 100}"))
+    assert part["width"] == 1
+    assert part["loss"]["step"][0] in range(29, 32)
+    assert part["loss"]["step"][-1] in range(48, 51)
+    assert part["loss"]["value"][0] == 100 - part["loss"]["step"][0]
+    assert drawn(page(mira, job, "?from=7&to=9"))["loss"] is None
+
+
+def test_ranks_go_by_what_launchers_told(mira: User) -> None:
+    job = a_job(mira, a_project(), state="running")
+    working(job, 80, 80)
+    told = {"gpus": [{"local_rank": 0, "uuid": UUIDS[1]}, {"local_rank": 1, "uuid": UUIDS[0]}]}
+    Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=told)
+    (group,) = drawn(page(mira, job))["groups"]
+    assert [(row["key"], row["label"]) for row in group["rows"]] == [("dgx-01:0", "rank 1"), ("dgx-01:1", "rank 0")]
+
+
+@pytest.mark.parametrize("data", [{}, {"gpus": "x"}, {"gpus": [7, {"uuid": ["x"]}]}, {"gpus": [{"uuid": "\x00"}] * 99}])
+def test_nonsense_of_a_launcher_names_no_ranks(mira: User, data: dict[str, Any]) -> None:
+    job = a_job(mira, a_project(), state="running")
+    working(job, 80)
+    Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=data)
+    (group,) = drawn(page(mira, job))["groups"]
+    assert group["rows"][0]["label"] == "GPU 0"
+
+
+def test_launchers_tell_where_no_agent_does(mira: User) -> None:
+    job = a_job(mira, a_project(), state="running")
+    launched(job, 55.0)
+    html = page(mira, job)
+    assert "Its GPUs: utilisation 55 % on average." in html
+    assert "as the job’s launchers logged them" in html
+    assert "all together" in html
+    assert "Of temperature launchers log nothing" in page(mira, job, "?field=temperature_c")
+
+
+def test_nothing_is_known_yet(mira: User) -> None:
+    html = page(mira, a_job(mira, a_project(), state="running"))
+    assert "No samples of its GPUs. They come seconds after its start" in html
+    assert "<canvas" not in html
+    assert "None came while it ran" in page(mira, a_job(mira, a_project(), state="failed"))
+
+
+def test_a_strangers_job_does_not_exist(mira: User) -> None:
+    job = a_job(mira, a_project(), state="running")
+    assert signed_in(person("noor", a_project("other"))).get(f"/jobs/{job.pk}/gpus").status_code == 404
+
+
+def test_only_what_changes_is_sent_again(mira: User) -> None:
+    job = a_job(mira, a_project(), state="running")
+    working(job, 80)
+    part = page(mira, job, **{"HX-Request": "true", "HX-Target": "told"})
+    assert "<html" not in part
+    assert drawn(part)["groups"]
+
+
+class TestTab:
+    TAB = "/gpus"
+
+    def has(self, user: User, job: Job) -> bool:
+        return f'href="/jobs/{job.pk}/gpus"' in signed_in(user).get(f"/jobs/{job.pk}/attempts").content.decode()
+
+    @pytest.mark.parametrize("kind", ["distributed", "script", "attached"])
+    def test_whatever_kind_of_job_held_gpus(self, mira: User, kind: str) -> None:
+        held, asked, without, waits = (
+            a_job(mira, a_project(), state=state, kind=kind, spec=spec)
+            for state, spec in (
+                ("running", {}),
+                ("completed", {"resources": {"nodes": 1, "gpus_per_node": 2}}),
+                ("completed", {}),
+                ("pending", {"resources": {"nodes": 1, "gpus_per_node": 2}}),
+            )
+        )
+        working(held, 80)
+        assert [self.has(mira, job) for job in (held, asked, without, waits)] == [True, True, False, False]
+        launched(without, 5.0)
+        assert self.has(mira, without)
+
+
+class TestFinding:
+    """Used less than 30 % over an hour, whatever kind of job it is."""
+
+    LOW = "on average over an hour, less than 30 %."
+
+    def shows(self, user: User, job: Job) -> str:
+        cache.clear()
+        told = signed_in(user).get(f"/jobs/{job.pk}").content.decode().replace("\N{NO-BREAK SPACE}", " ")
+        part = signed_in(user).get(f"/jobs/{job.pk}/life?tab=overview").content.decode()
+        assert ("GPUs that do little" in told) == ("GPUs that do little" in part)
+        return told
+
+    def test_said_with_the_way_to_the_tab(self, mira: User) -> None:
+        job = a_job(mira, a_project(), state="running")
+        working(job, 10, 20, seconds=HOUR_S + 120)
+        for kind in ("distributed", "script", "attached"):
+            Job.objects.filter(pk=job.pk).update(kind=kind)
+            html = self.shows(mira, job)
+            assert f"Its 2 GPUs were used 15 % {self.LOW}" in html
+            assert f'<a href="/jobs/{job.pk}/gpus">See which, and when</a>' in html
+        assert f"used 15 % {self.LOW}" in page(mira, job)
+
+    def test_by_launchers_too(self, mira: User) -> None:
+        job = a_job(mira, a_project(), state="running", kind="script")
+        launched(job, 12.0, HOUR_S + 60)
+        assert f"Its GPUs were used 12 % {self.LOW}" in self.shows(mira, job)
+
+    def test_nothing_where_all_is_well_or_unknown(self, mira: User) -> None:
+        busy, young, unknown = (a_job(mira, a_project(), state="running") for _ in range(3))
+        working(busy, 60, seconds=HOUR_S + 120)
+        launched(young, 5.0, 1800)
+        assert unknown.latest is not None
+        unknown.latest.started_at = moment(time.time() - 2 * HOUR_S)
+        unknown.latest.save()
+        for job in (busy, young, unknown):
+            assert self.LOW not in self.shows(mira, job)
+        Holding.objects.all().delete()
+        assert self.LOW not in self.shows(mira, busy)
+
+    def test_of_an_hour_that_is_told_in_part_nothing_is_concluded(self, mira: User) -> None:
+        job = a_job(mira, a_project(), state="running")
+        working(job, 5, seconds=1800)
+        assert job.latest is not None
+        job.latest.started_at = moment(time.time() - 2 * HOUR_S)
+        job.latest.save()
+        assert self.LOW not in self.shows(mira, job)
