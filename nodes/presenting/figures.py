@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from portal import formatting
+
 GIB = 1 / 1024  # of MiB
 MOST_LINES = 5
 MARGIN_C = 5  # above the slowdown temperature, so that its line is seen
@@ -21,11 +23,18 @@ class Field:
     unit: str
     color: int
     factor: float = 1.0
+    digits: int = 0
+
+    def text(self, value: float | None) -> str:
+        """A value as its row writes it."""
+        if value is None:
+            return formatting.MISSING
+        return f"{value * self.factor:.{self.digits}f}" if self.digits else formatting.count(round(value))
 
 
 FIELDS = (
     Field("gpu_percent", "Utilisation", "%", 3),
-    Field("memory_mib", "Memory", "GiB", 6, GIB),
+    Field("memory_mib", "Memory", "GiB", 6, GIB, 1),
     Field("temperature_c", "Temperature", "°C", 2),
     Field("watts", "Power", "W", 5),
 )
@@ -39,7 +48,8 @@ def of_gpu(
     ranges: dict[str, list[float]] = {"gpu_percent": [0, 100], "watts": [0, cap_watts or 1]}
     ranges["memory_mib"] = [0, round(memory_mib * GIB, 1) if memory_mib else 1]
     ranges["temperature_c"] = [COOL_C, slowdown_c + MARGIN_C if slowdown_c else COOL_C + 40]
-    limits = {"temperature_c": ("slows down", slowdown_c), "watts": ("cap", cap_watts)}
+    limits = {"temperature_c": slowdown_c, "watts": cap_watts}
+    of = {**limits, "memory_mib": ranges["memory_mib"][1] if memory_mib else None}
     return [
         {
             "id": f"gpu-{key or index}-{field.name}",
@@ -47,8 +57,9 @@ def of_gpu(
             "gpu": uuid,
             "bare": True,
             "y": ranges[field.name],
-            "series": [_line(field.name, field.title, field.color, field.factor)],
-            "limits": _limits(*limits.get(field.name, ("", None))),
+            "unit": f"{field.unit} of {of[field.name]:g}" if of.get(field.name) else field.unit,
+            "series": [_line(field.name, field.title, field.color, field.factor) | {"digits": field.digits}],
+            "limits": _limits("", limits.get(field.name)),
             "empty": "No samples in this time.",
         }
         for field in FIELDS

@@ -114,8 +114,7 @@ def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
 def _facts(node: Node | None, shown: Machine | None) -> Iterator[Fact]:
     """The strip: title, value, and what it is of."""
     if node is not None and node.gpus:
-        of = f"of {formatting.count(node.gpus)} {node.gpu_type}".strip()
-        yield "GPUs in use", formatting.count(node.gpus_used), of
+        yield "GPUs in use", formatting.count(node.gpus_used), f"of {formatting.count(node.gpus)}"
     if shown is not None:
         yield from _of_gpus(shown)
     if node is not None:

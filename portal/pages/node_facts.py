@@ -91,7 +91,7 @@ class Lane:
 
     gpu: Gpu
     charts: list[dict[str, Any]]
-    newest: list[tuple[str, str, str, dict[str, Any]]]  # title, value, unit, chart
+    newest: list[tuple[str, str, dict[str, Any]]]  # title, value, chart
     holders: list[Stretch]
     is_hidden: bool
     is_hot: bool
@@ -235,15 +235,11 @@ def _lane(shown: Machine, gpu: Gpu) -> Lane:
     )  # fmt: skip
     told = shown.newest(gpu) if gpu.gone_at is None else {}
     newest = [
-        (field.title, _value(told.get(field.name), field.factor), field.unit, chart)
+        (field.title, field.text(told.get(field.name)), chart)
         for field, chart in zip(figures.FIELDS, charts, strict=True)
     ]
     hot = gpu_facts(shown, gpu).is_hot and not shown.hides(gpu)
     return Lane(gpu, charts, newest, shown.holders.get(gpu.pk, []), shown.hides(gpu), hot)
-
-
-def _value(value: float | None, factor: float) -> str:
-    return formatting.measure(None if value is None else value * factor)
 
 
 def host_figures(shown: Machine) -> list[dict[str, Any]]:
@@ -251,7 +247,11 @@ def host_figures(shown: Machine) -> list[dict[str, Any]]:
     names = read.names(host_owner(shown.agent.pk), [*shown.host])
     cpus = untrusted.count(shown.agent.facts.get("cpus"))
     memory = shown.host.get("memory_total_mib") or untrusted.count(shown.agent.facts.get("memory_mib"))
-    return figures.of_host([name for name in names if name not in GPU_FIELDS], cpus=cpus, memory_mib=memory)
+    drawn = figures.of_host([name for name in names if name not in GPU_FIELDS], cpus=cpus, memory_mib=memory)
+    for line in (line for figure in drawn for line in figure["series"]):
+        told = shown.host.get(line["name"])
+        line["newest"] = formatting.measure(None if told is None else told * line["factor"])
+    return drawn
 
 
 def marks(shown: Machine) -> dict[str, Any]:
@@ -270,9 +270,17 @@ def marks(shown: Machine) -> dict[str, Any]:
 
 def _mark(one: Happened, uuids: dict[int, str]) -> list[Any]:
     event = one.event
+    if event.kind == "agent.gap" and (missing := _missing(event)):
+        return [*missing, None, "gap", one.words.title, True]
     until = None if event.is_open else event.last_at.timestamp()
     uuid = uuids.get(event.gpu_id) if event.gpu_id else None
     return [event.at.timestamp(), until, uuid, one.words.tone, one.words.title, event.kind in OPENS]
+
+
+def _missing(event: NodeEvent) -> list[float]:
+    """From when to when samples are missing."""
+    told = [untrusted.number(event.data.get(name), untrusted.END_OF_TIME) for name in ("from", "to")]
+    return [second for second in told if second is not None] if None not in told else []
 
 
 def whose(one: Stretch) -> str:

@@ -84,7 +84,7 @@ function options(chart) {
   return {
     width: plot.clientWidth,
     height: plot.clientHeight,
-    padding: spec.bare ? [7, 1, 1, 0] : [8, 18, 0, 0],
+    padding: spec.bare ? [7, 1, 6, 0] : [8, 18, 0, 0],
     tzDate: spec.x?.tzDate,
     legend: { show: false },
     cursor: {

@@ -66,7 +66,7 @@ export class Readout {
     if (this.note) this.told(columns[this.fact.column], i);
     this.shown.forEach(({ line, column }, n) => {
       const read = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
-      const form = line.digits ? fixed(line.digits) : this.form;
+      const form = line.digits === undefined ? this.form : fixed(line.digits);
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
       const odd = oddAt(x, columns[column], i, line.name, gaps);
       put(this.cells[n].value, odd || (high === null ? form(low) : `${form(low)}–${form(high)}`));

@@ -37,9 +37,13 @@ def test_a_gpus_charts_have_its_own_limits() -> None:
     drawn = {one["id"]: one for one in figures.of_gpu("GPU-1", 3, memory_mib=81_920, slowdown_c=87, cap_watts=700)}
     assert list(drawn) == [f"gpu-3-{field.name}" for field in figures.FIELDS]
     assert drawn["gpu-3-memory_mib"]["y"] == [0, 80.0]
-    assert drawn["gpu-3-temperature_c"]["limits"] == [{"label": "slows down", "value": 87}]
-    assert drawn["gpu-3-watts"]["limits"] == [{"label": "cap", "value": 700}]
-    assert figures.of_gpu("GPU-1", 3)[2]["limits"] == []
+    assert drawn["gpu-3-temperature_c"]["limits"] == [{"label": "", "value": 87}]
+    assert drawn["gpu-3-watts"]["limits"] == [{"label": "", "value": 700}]
+    assert drawn["gpu-3-watts"]["unit"] == "W of 700"
+    bare = figures.of_gpu("GPU-1", 3)[2]
+    assert (bare["limits"], bare["unit"]) == ([], "°C")
+    assert [field.text(61.6) for field in figures.FIELDS] == ["62", "0.1", "62", "62"]
+    assert figures.FIELDS[0].text(None) == "–"
 
 
 def test_a_machines_charts_are_those_that_it_tells_of() -> None:
