@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.models import Attempt
+from jobs.waste import adding
 from nodes.models import Agent, Gpu, GpuUse, Holding, QueuedJob, RackPlace
 from nodes.telemetry import events, intake, machines, thin
 from nodes.telemetry.fields import GPU_FIELDS, WINDOW_S, gpu_owner, host_owner
@@ -90,6 +91,7 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
     if new:
         Holding.objects.bulk_create([one for attempt in past for one in _held(attempt)])
         GpuUse.objects.bulk_create(_used(now), ignore_conflicts=True)
+        adding.add()
     for agent in new:
         _tell_past(agent, int(now))
 
