@@ -17,7 +17,7 @@ FILE = "vigil-agent.pyz"
 
 @click.group()
 def agent() -> None:
-    """Let nodes report by an agent: docs/agent.md."""
+    """Enrol nodes' agents; pack the agent as one file."""
 
 
 @agent.command()
