@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -79,7 +78,7 @@ class TestCounting:
         Holding.objects.update(since=moment(start))
         for second in (*range(start, start + 500, 10), *range(start + 600, start + WINDOW_S + 100, 10)):
             one.post(one.batch(second, gpu_percent=[[50] * 10, [0] * 10]))
-        merge.merge(now=time.time())
+        merge.merge(now=start + WINDOW_S + 110)
         adding.add()
         (row,) = GpuHours.objects.all()
         sampled = WINDOW_S - 100
@@ -97,7 +96,7 @@ class TestCounting:
         ]
         for at in range(0, len(batches), 60):
             one.post(*batches[at : at + 60])
-        merge.merge(now=time.time())
+        merge.merge(now=start + WINDOW_S + 110)
         row = GpuUse.objects.get()
         assert abs(row.held_s - WINDOW_S) <= 10
         assert row.used_s == row.held_s

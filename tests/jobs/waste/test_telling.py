@@ -15,7 +15,7 @@ from django.utils import timezone
 from jobs.tasks import waste
 from jobs.waste import telling
 from jobs.waste.telling import spoken
-from nodes.models import Agent, QueuedJob
+from nodes.models import Agent, Holding, QueuedJob
 from portal.formatting import NBSP
 from portal.models import Notice, User
 from tests.jobs.waste.idling import ends, held, idle_for, machine, vigils, works
@@ -109,6 +109,7 @@ class TestIdle:
         ends("7")
         waste()
         assert told(oskar) == []
+        Holding.objects.update(until=timezone.now() - timedelta(hours=3))
         held("7", [0], user="oskar", hours=2)
         idle_for(one, 1)
         waste()
