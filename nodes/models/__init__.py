@@ -12,6 +12,7 @@ from nodes.models.facts import (
     Reading,
     Reservation,
 )
+from nodes.models.notes import NodeNote
 from nodes.models.racks import RackPlace
 from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent
 
@@ -29,6 +30,7 @@ __all__ = [
     "Holding",
     "Node",
     "NodeEvent",
+    "NodeNote",
     "NodeOrder",
     "Partition",
     "Qos",

@@ -9,16 +9,17 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from jobs.listing import visibility
 from nodes.cluster import drain as orders
-from nodes.models import Agent, Node, NodeOrder, Reading
+from nodes.models import Agent, Node, NodeNote, NodeOrder, Reading
 from nodes.presenting import machine
 from portal import formatting
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, note, user_of
 from portal.models import User
 from portal.pages import node_facts
 from portal.pages.cluster import is_fragment, stale, varied
@@ -29,6 +30,7 @@ from portal.untrusted import plain
 Fact = tuple[str, str, str]
 NBSP = formatting.NBSP
 NOTHING = "nothing"
+SHOWN_NOTES = 50
 
 
 @login_required
@@ -55,6 +57,8 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
         "may_change": can(user, "change", CLUSTER),
         "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
         "most_reason": orders.MOST_REASON,
+        "notes": NodeNote.objects.filter(node=name).select_related("by")[:SHOWN_NOTES],
+        "most_note": NodeNote.MOST,
         "facts": [*_facts(node, shown)],
         **(_of_scheduler(user, node) if node is not None else {}),
         **(_of_agent(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
@@ -175,9 +179,7 @@ def undrain(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied(f"Only sysadmins {action} nodes. Ask one of them.")
+    user = _sysadmin(request, action)
     node = Node.objects.filter(name=plain(name)).first()
     if node is None:
         raise Http404(f"There is no node {name}.")
@@ -185,3 +187,36 @@ def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str 
         raise PermissionDenied(f"{name} is made up: the scheduler knows nothing of it.")
     orders.ask(user, node, action, reason)
     return redirect("node", name)
+
+
+@login_required
+@require_POST
+def add_note(request: HttpRequest, name: str) -> HttpResponse:
+    """Write something down about a machine, for everybody to read."""
+    user, name = _sysadmin(request, "write notes about"), plain(name)
+    if not Node.objects.filter(name=name).exists() and not Agent.objects.filter(node=name).exists():
+        raise Http404(f"There is no node {name}.")
+    text = plain(request.POST.get("text", "")).strip()
+    if not text or len(text) > NodeNote.MOST:
+        messages.error(request, f"Write a note of at most {formatting.count(NodeNote.MOST)} characters.")
+        return redirect("node", name)
+    NodeNote.objects.create(node=name, text=text, by=user)
+    note(user, "note", name, text)
+    return redirect(f"{reverse('node', args=[name])}#h-notes")
+
+
+@login_required
+@require_POST
+def remove_note(request: HttpRequest, name: str, note_id: int) -> HttpResponse:
+    user = _sysadmin(request, "remove notes about")
+    found = get_object_or_404(NodeNote, node=plain(name), pk=min(note_id, 2**63 - 1))
+    found.delete()
+    note(user, "remove note", found.node, found.text)
+    return redirect(f"{reverse('node', args=[found.node])}#h-notes")
+
+
+def _sysadmin(request: HttpRequest, what: str) -> User:
+    user = user_of(request)
+    if not can(user, "change", CLUSTER):
+        raise PermissionDenied(f"Only sysadmins {what} nodes. Ask one of them.")
+    return user
