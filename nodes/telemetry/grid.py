@@ -88,7 +88,16 @@ def _add_chunks(gathering: _Gathering, place: dict[int, int], name: str, weight:
         if not (step[1:] >= step[:-1]).all():  # what came late lies within what was there
             order = np.argsort(step, kind="stable")
             step, value = step[order], value[order]
-        gathering.add(row, step, value, weight)
+        gathering.add(row, *_spread(step, value, weight, gathering.width))
+
+
+def _spread(step: Integers, value: Floats, seconds: int, width: int) -> tuple[Integers, Floats, int]:
+    """Stretches that are longer than a column, cut into pieces that are not; and how long a piece is."""
+    pieces = -(-seconds // width)
+    if pieces == 1:
+        return step, value, seconds
+    length = -(-seconds // pieces)
+    return (step[:, None] + length * np.arange(pieces)).reshape(-1), np.repeat(value, pieces), length
 
 
 def _add_frames(gathering: _Gathering, place: dict[int, int], name: str, start: int, end: int) -> None:

@@ -175,7 +175,14 @@ def _tell_past(agent: Agent, now: int) -> None:
         merged_to=seconds,
         minutes_to=thin_end(now, 60),
         tens_to=thin_end(now, 600),
+        newest={"gpus": {gpu.uuid: _newest(gpu, now) for gpu in _there(agent)}},
     )
+
+
+def _newest(gpu: Gpu, now: int) -> dict[str, int]:
+    """Since when it has done nothing: whoever holds it idle has for long."""
+    held = gpu.holdings.filter(until=None).first()
+    return {"gpu_percent": 0, "quiet_since": int(held.since.timestamp()) if held else now - WEEKS_S}
 
 
 def thin_end(now: int, seconds: int) -> int:

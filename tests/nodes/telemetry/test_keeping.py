@@ -12,6 +12,7 @@ from django.db import transaction
 from nodes.models import Frame, NodeEvent
 from nodes.telemetry import merge, read, thin
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
+from nodes.telemetry.grid import grid
 from portal.models import Chunk, Series
 from portal.series import store
 from tests.nodes.telemetry.reporting import UUIDS, Machine
@@ -176,3 +177,16 @@ def test_minutes_become_ten_minutes_and_then_go() -> None:
     assert thin.forget(now=start + block + thin.FORGOTTEN_S) == 6
     assert not NodeEvent.objects.exists()
     assert not Chunk.objects.exists()
+
+
+def test_minutes_fill_the_columns_that_they_last() -> None:
+    machine, block = one_gpu(), thin.MINUTES.block_s
+    planted(machine, ALIGNED, ALIGNED + 2 * block)
+    thin.thin(now=ALIGNED + block + thin.MINUTES.after_s)
+    fine = grid([gpu_id(machine)], "watts", start=ALIGNED + 600, end=ALIGNED + 1_200, columns=60)
+    assert (fine.width, set(fine.mean[0])) == (10, {29.5})
+    across = grid([gpu_id(machine)], "watts", start=ALIGNED + block - 600, end=ALIGNED + block + 600, columns=40)
+    assert (across.width, np.isnan(across.mean).any()) == (30, False)
+    coarse = grid([gpu_id(machine)], "watts", start=ALIGNED, end=ALIGNED + 2 * block, columns=16)
+    assert set(coarse.mean[0].round(6)) == {29.5}
+    assert set(coarse.most[0]) == {29.5, 59.0}
