@@ -17,6 +17,7 @@ from nodes.models import QueuedJob
 from nodes.schedulers.cluster import HOLDING
 from portal.models import User
 
+_HELD = ("scheduler_id", "name", "user", "nodes", "gpus", "gpu_indices", "ends_at")
 _KEY = re.compile(r"\.([0-9a-f]{16})\Z")  # what Vigil adds to the name that a person gave
 
 
@@ -82,7 +83,8 @@ def names_of(rows: Iterable[QueuedJob]) -> dict[str, str]:
 def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
     """What runs on each of these nodes: the person's own first."""
     wanted = set(names)
-    running = [row for row in QueuedJob.objects.filter(state__in=HOLDING) if not wanted.isdisjoint(row.nodes)]
+    rows = QueuedJob.objects.filter(state__in=HOLDING).only(*_HELD)
+    running = [row for row in rows if not wanted.isdisjoint(row.nodes)]
     known = jobs_of(user, (row.scheduler_id for row in running))
     given = names_of(running)
     shown = user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone"

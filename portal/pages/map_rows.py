@@ -11,33 +11,38 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django.db.models import BooleanField, ExpressionWrapper, Q
+
 from jobs.listing import visibility
 from jobs.listing.sight import sees_all, visible_holdings
 from jobs.listing.visibility import Held
 from nodes.models import Agent, Gpu, Holding, Node, RackPlace
 from nodes.models.telemetry import SILENT
+from nodes.scheduling import capacity
 from nodes.telemetry.use import IDLE_AFTER
 from portal.models import User
 
 _AGENT = ("pk", "node", "heard_at", "newest", "is_made_up")
 _GPU = ("agent_id", "pk", "uuid", "index", "lost_at", "slowdown_c", "power_cap_watts")
-_HOLDING = ("gpu_id", "pk", "scheduler_id", "user", "name", "since")
+_HOLDING = ("gpu_id", "pk", "scheduler_id", "user", "name", "is_long")
+_NODE = ("name", "state", "reason", "partitions", "cpus", "cpus_used", "gpus", "gpus_used", "gpus_allocated")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Holder:
     """A job that holds a GPU, as far as one may know whose it is."""
 
     user: str
     name: str
-    since: datetime | None
-    job_id: int | None = None
     is_mine: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Device:
-    """A GPU: where it sits, what it did last, who holds it. Values that nobody tells, or that are hidden, are None."""
+    """A GPU: where it sits, what it did last, who holds it. Values that nobody tells, or that are hidden, are None.
+
+    Not frozen, for there are thousands, and each would take twice as long to make.
+    """
 
     index: int
     pk: int | None = None
@@ -90,9 +95,9 @@ class _Told:
 def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -> list[Machine]:
     """Every node, or those of these names, as this person may see it, by name."""
     rows = Node.objects.all() if names is None else Node.objects.filter(name__in=list(names))
-    nodes = {node.name: node for node in rows.defer("digest", "features", "reason_by", "load")}
-    found = {name: _of_scheduler(node) for name, node in nodes.items()}
-    told = _told(user, names)
+    nodes = {row[0]: row for row in rows.values_list(*_NODE)}
+    found = {name: _of_scheduler(row) for name, row in nodes.items()}
+    told = _told(user, now, names)
     for name in told.agents:
         if told.gpus.get(told.agents[name][0]) and name not in found:
             found[name] = Machine(name, state="unknown")
@@ -106,14 +111,15 @@ def machines(user: User, now: datetime, *, names: Iterable[str] | None = None) -
     return sorted(found.values(), key=lambda machine: machine.name)
 
 
-def _of_scheduler(node: Node) -> Machine:
+def _of_scheduler(row: tuple[Any, ...]) -> Machine:
+    name, state, reason, partitions, cpus, cpus_used, *_ = row
     return Machine(
-        node.name, state=node.state, reason=node.reason, partitions=node.partitions, takes_jobs=node.takes_jobs,
-        is_in_service=node.is_in_service, cpus=node.cpus, cpus_used=node.cpus_used,
+        name, state=state, reason=reason, partitions=partitions, cpus=cpus, cpus_used=cpus_used,
+        takes_jobs=not capacity.closed(state), is_in_service=capacity.is_in_service(state),
     )  # fmt: skip
 
 
-def _told(user: User, names: Iterable[str] | None) -> _Told:
+def _told(user: User, now: datetime, names: Iterable[str] | None) -> _Told:
     agents = Agent.objects.all() if names is None else Agent.objects.filter(node__in=list(names))
     by_node = {row[1]: row for row in agents.values_list(*_AGENT)}
     there = Gpu.objects.filter(gone_at=None)
@@ -123,12 +129,13 @@ def _told(user: User, names: Iterable[str] | None) -> _Told:
     gpus: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in there.order_by("agent_id", "index").values_list(*_GPU):
         gpus[row[0]].append(row)
-    holdings = {row[0]: row for row in held.order_by("since").values_list(*_HOLDING)}
+    is_long = ExpressionWrapper(Q(since__lte=now - IDLE_AFTER), BooleanField())
+    holdings = {row[0]: row for row in held.annotate(is_long=is_long).order_by("since").values_list(*_HOLDING)}
     visible = None if sees_all(user) else set(visible_holdings(user).filter(until=None).values_list("pk", flat=True))
     return _Told(by_node, gpus, holdings, visible)
 
 
-def _fill(machine: Machine, node: Node | None, told: _Told, now: datetime) -> None:
+def _fill(machine: Machine, node: tuple[Any, ...] | None, told: _Told, now: datetime) -> None:
     """Its GPUs: as its agent tells of them, else as the scheduler counts them."""
     agent = told.agents.get(machine.name)
     rows = told.gpus.get(agent[0], []) if agent else []
@@ -139,48 +146,43 @@ def _fill(machine: Machine, node: Node | None, told: _Told, now: datetime) -> No
         machine.devices = [] if node is None else list(_counted(machine, node))
         return
     newest = {} if machine.is_silent or agent is None else agent[3].get("gpus", {})
-    people = {held.scheduler_id: held for held in machine.held}
-    machine.devices = [_device(row, newest.get(row[2], {}), told, people, now) for row in rows]
+    holders = {held.scheduler_id: _known(held) for held in machine.held if held.user}
+    idle_from = now.timestamp() - IDLE_AFTER.total_seconds()
+    machine.devices = [_device(row, newest.get(row[2], {}), told, holders, idle_from) for row in rows]
 
 
 def _device(
-    row: tuple[Any, ...], values: dict[str, Any], told: _Told, people: dict[str, Held], now: datetime
+    row: tuple[Any, ...], values: dict[str, Any], told: _Told, holders: dict[str, Holder], idle_from: float
 ) -> Device:
     _, pk, _, index, lost_at, slowdown_c, cap_watts = row
     held = told.holdings.get(pk)
-    is_hidden = held is not None and told.visible is not None and held[1] not in told.visible
-    if is_hidden:
-        return Device(index, pk=pk, is_lost=lost_at is not None, is_held=True, is_hidden=True, cap_watts=cap_watts)
-    since = max(held[5].timestamp(), values.get("quiet_since", now.timestamp())) if held else 0.0
-    return Device(
-        index, pk=pk, is_lost=lost_at is not None, is_held=held is not None,
-        is_wasted=held is not None and now.timestamp() - since >= IDLE_AFTER.total_seconds(),
-        percent=values.get("gpu_percent"), memory_mib=values.get("memory_mib"),
-        temperature_c=values.get("temperature_c"), watts=values.get("watts"), throttle=values.get("throttle", 0),
-        slowdown_c=slowdown_c, cap_watts=cap_watts, holder=_holder(held, people) if held else None,
-    )  # fmt: skip
+    device = Device(index, pk, lost_at is not None, held is not None, slowdown_c=slowdown_c, cap_watts=cap_watts)
+    if held is not None:
+        device.is_hidden = told.visible is not None and held[1] not in told.visible
+        if device.is_hidden:
+            return device
+        device.is_wasted = held[5] and values.get("quiet_since", idle_from + 1) <= idle_from
+        device.holder = holders.get(held[2])
+        if device.holder is None:
+            device.holder = holders[held[2]] = Holder(held[3], held[4])
+    device.percent, device.memory_mib = values.get("gpu_percent"), values.get("memory_mib")
+    device.temperature_c, device.watts = values.get("temperature_c"), values.get("watts")
+    device.throttle = values.get("throttle", 0)
+    return device
 
 
-def _holder(held: tuple[Any, ...], people: dict[str, Held]) -> Holder:
-    _, _, scheduler_id, user, name, since = held
-    known = people.get(scheduler_id)
-    if known is None or not known.user:
-        return Holder(user, name, since)
-    return _known(known, since)
-
-
-def _counted(machine: Machine, node: Node) -> Iterable[Device]:
+def _counted(machine: Machine, node: tuple[Any, ...]) -> Iterable[Device]:
     """GPUs of a node whose agent tells none: some schedulers say which are taken, others how many."""
+    *_, gpus, used, allocated = node
     holders = {index: held for held in machine.held for index in held.gpus}
-    for index in range(min(node.gpus, 64)):
+    for index in range(min(gpus, 64)):
         held = holders.get(index)
-        taken = index in node.gpus_allocated if node.gpus_allocated else index < node.gpus_used
+        taken = index in allocated if allocated else index < used
         known = held if held and held.user else None
         is_held = taken or held is not None
-        yield Device(
-            index, is_held=is_held, is_hidden=is_held and known is None, holder=_known(known, None) if known else None
-        )
+        holder = _known(known) if known else None
+        yield Device(index, is_held=is_held, is_hidden=is_held and known is None, holder=holder)
 
 
-def _known(held: Held, since: datetime | None) -> Holder:
-    return Holder(held.user, held.name, since, held.job.pk if held.job else None, held.is_mine)
+def _known(held: Held) -> Holder:
+    return Holder(held.user, held.name, held.is_mine)

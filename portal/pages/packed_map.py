@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from portal.pages.rack_map import HIGH_C, LOW_C, WORDS, Cell, Column, RackMap, Row
+from portal.pages.rack_map import HIGH_C, LOW_C, WORDS, Column, RackMap, Row
 
 LETTERS = {"busy": "b", "wasted": "w", "idle": "i", "drained": "d", "lost": "l", "hot": "h", "stray": "s"}
 MOST_OWNERS = 255
 NOTHING = "--"
+HEX: dict[int | None, str] = {value: f"{value:02x}" for value in range(256)} | {None: NOTHING}
+MOST = 255
 
 
 def packed(drawn: RackMap) -> dict[str, Any]:
@@ -38,20 +40,12 @@ def _column(column: Column, places: dict[str, int]) -> dict[str, Any]:
 
 def _node(row: Row, places: dict[str, int]) -> list[Any]:
     cells = row.cells
-    states = "".join(LETTERS[cell.state] for cell in cells)
-    uses = "".join(_hex(cell.device.percent) for cell in cells)
-    heats = "".join(_hex(cell.device.temperature_c) for cell in cells)
-    owners = "".join(_owner(cell, places) for cell in cells)
-    indices = [cell.device.index for cell in cells]
+    devices = [cell.device for cell in cells]
+    states = "".join([LETTERS[cell.state] for cell in cells])
+    uses = "".join([HEX.get(device.percent, HEX[MOST]) for device in devices])
+    heats = "".join([HEX.get(device.temperature_c, HEX[MOST]) for device in devices])
+    owners = "".join([HEX[places.get(device.holder.user)] if device.holder else NOTHING for device in devices])
+    indices = [device.index for device in devices]
     counted = indices == list(range(len(cells)))
     told: list[Any] = [row.name, row.limit_c, states, uses, heats, owners, row.trouble, None if counted else indices]
     return told if cells else [*told, row.machine.cpus_used, row.machine.cpus]
-
-
-def _owner(cell: Cell, places: dict[str, int]) -> str:
-    holder = cell.device.holder
-    return _hex(places.get(holder.user)) if holder else NOTHING
-
-
-def _hex(value: int | None) -> str:
-    return NOTHING if value is None else f"{max(0, min(255, value)):02x}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 from zlib import crc32
 
@@ -28,7 +29,7 @@ WORDS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cell:
     """A GPU as the map draws it: `state` with its mark, buckets of use and heat (0 to 8, "" where nothing is told)."""
 
@@ -85,11 +86,11 @@ class Row:
     machine: Machine
     cells: list[Cell]
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.machine.name
 
-    @property
+    @cached_property
     def family(self) -> str:
         """Whose glyph stands before its name: what wants somebody comes first."""
         if not self.machine.is_in_service:
@@ -98,29 +99,29 @@ class Row:
             return "warn"
         return _FAMILIES.get(self.machine.state, "notice" if self.machine.state == "unknown" else "pending")
 
-    @property
+    @cached_property
     def is_unwell(self) -> bool:
         return self.machine.is_silent or any(cell.state in {"lost", "hot"} for cell in self.cells)
 
-    @property
+    @cached_property
     def held(self) -> int:
         return sum(cell.device.is_held for cell in self.cells)
 
-    @property
+    @cached_property
     def free(self) -> int:
         return sum(cell.state == "idle" for cell in self.cells)
 
-    @property
+    @cached_property
     def limit_c(self) -> int:
         """From where on a script draws its GPUs as hot."""
         return min((cell.heats_at for cell in self.cells), default=HOT_C)
 
-    @property
+    @cached_property
     def why(self) -> str:
         """One line on what matters most about it."""
         return self.trouble or self.people
 
-    @property
+    @cached_property
     def trouble(self) -> str:
         machine = self.machine
         if not machine.is_in_service or not machine.takes_jobs:
@@ -133,7 +134,7 @@ class Row:
             return f"agent silent since {formatting.clock(machine.heard_at)}"
         return ""
 
-    @property
+    @cached_property
     def people(self) -> str:
         """Which jobs are there, and what is free: "plover, 2 free"."""
         named = list(dict.fromkeys([held.name for held in self.machine.held if held.name]))
@@ -160,46 +161,45 @@ class Column:
     part: str = ""  # "2 of 3" of a partition that is too tall for one column
     off_c: float | None = None  # warmer than its neighbours by so much
 
-    @property
-    def cells(self) -> Iterator[Cell]:
-        for row in self.rows:
-            yield from row.cells
+    @cached_property
+    def cells(self) -> list[Cell]:
+        return [cell for row in self.rows for cell in row.cells]
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         return sum(len(row.cells) for row in self.rows)
 
-    @property
+    @cached_property
     def held(self) -> int:
         return sum(row.held for row in self.rows)
 
-    @property
+    @cached_property
     def wasted(self) -> int:
         return sum(cell.state == "wasted" for cell in self.cells)
 
-    @property
+    @cached_property
     def cpus(self) -> int:
         return sum(row.machine.cpus for row in self.rows)
 
-    @property
+    @cached_property
     def cpus_used(self) -> int:
         return sum(row.machine.cpus_used for row in self.rows)
 
-    @property
+    @cached_property
     def kilowatts(self) -> float | None:
         return kilowatts(cell.device for cell in self.cells)
 
-    @property
+    @cached_property
     def percent(self) -> float | None:
         told = [cell.device.percent for cell in self.cells if cell.device.percent is not None]
         return fmean(told) if told else None
 
-    @property
+    @cached_property
     def mean_c(self) -> float | None:
         told = [cell.device.temperature_c for cell in self.cells if cell.device.temperature_c is not None]
         return fmean(told) if told else None
 
-    @property
+    @cached_property
     def working_c(self) -> float | None:
         """The mean temperature of its GPUs that work."""
         told = [
@@ -213,7 +213,7 @@ class Column:
     def is_warm(self) -> bool:
         return self.off_c is not None and self.off_c >= WARM_C
 
-    @property
+    @cached_property
     def troubles(self) -> list[Row]:
         return [row for row in self.rows if row.trouble]
 
@@ -224,11 +224,11 @@ class RackMap:
     size: str  # full, folded or canvas
     owners: list[tuple[str, str, int, int]] = field(default_factory=list)  # letters, user, colour, GPUs
 
-    @property
+    @cached_property
     def has_racks(self) -> bool:
         return any(column.is_rack for column in self.columns)
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         return sum(column.gpus for column in self.columns)
 

@@ -6,6 +6,9 @@ import { CellMap } from "./map_cells.js";
 
 const EVERY_MS = 15_000;
 const GAP_PX = 6;
+const FRAME_MS = 5; // of one frame that cells may take; painting comes on top
+const AT_ONCE = 32; // machines
+const MOST_TOLD = 5_000; // a hidden page has no frames
 
 const live = document.getElementById("live");
 const card = document.getElementById("gpu-card");
@@ -74,12 +77,22 @@ document.addEventListener("htmx:afterSwap", (event) => {
   if (event.detail.target === live) begin(place);
 });
 
+// When a thousand machines tell in the same second, they are shown over a few frames, so that none is long.
 let told = [];
+let isTelling = false;
+function tell() {
+  const until = performance.now() + FRAME_MS;
+  while (told.length && performance.now() < until) map?.tell(told.splice(0, AT_ONCE));
+  isTelling = told.length > 0;
+  if (isTelling) requestAnimationFrame(tell);
+}
+
 followMachines({
   machines: (lines) => {
     lamp(true);
-    if (!told.length) requestAnimationFrame(() => map?.tell(told.splice(0)));
-    told.push(...lines);
+    told = told.concat(lines).slice(-MOST_TOLD);
+    if (!isTelling) requestAnimationFrame(tell);
+    isTelling = true;
   },
   stale: (isStale) => lamp(!isStale),
   reread: () => {

@@ -10,6 +10,8 @@ const BETWEEN = 18; // columns
 const FEWEST = 8; // cells in a column's width
 const NOBODY = 255;
 const STATES = { b: "busy", w: "wasted", i: "idle", d: "drained", l: "lost", h: "hot", s: "stray" };
+const ramp = (name) => Array.from({ length: 9 }, (_, i) => `--${name}-${i}`);
+const [USES, HEATS, OWNERS] = ["seq", "heat", "series"].map(ramp);
 const LETTERS = Object.fromEntries(Object.entries(STATES).map(([letter, state]) => [state, letter]));
 
 export class CanvasMap {
@@ -97,11 +99,10 @@ export class CanvasMap {
         const values = gpus[node.indices[i]];
         if (!values) continue;
         const [percent, , celsius] = values;
-        const before = this.lookOf(node, i);
         node.uses[i] = percent ?? -1;
         node.heats[i] = celsius ?? -1;
         node.states[i] = LETTERS[stateOf(STATES[node.states[i]], percent, celsius, node.limit)];
-        if (this.lookOf(node, i) !== before) this.cell(node, i);
+        if (this.lookOf(node, i) !== node.looks[i]) this.cell(node, i);
       }
     }
     if (this.cursor) this.tellCursor(false);
@@ -145,7 +146,8 @@ export class CanvasMap {
   cell(node, i) {
     const { context } = this;
     const [x, y] = [node.x + i * STEP, node.y];
-    const { fill, edge, sign, ink } = this.look(this.lookOf(node, i));
+    node.looks[i] = this.lookOf(node, i);
+    const { fill, edge, sign, ink } = this.look(node.looks[i]);
     context.fillStyle = fill;
     context.fillRect(x, y, CELL, CELL);
     if (edge) {
@@ -159,10 +161,11 @@ export class CanvasMap {
   // Cells that look alike have the same key: it is what changes when a cell must be painted again.
   lookOf(node, i) {
     const state = node.states[i];
-    if (state === "l" || state === "d" || this.by === "state") return `s${state}`;
-    if (this.by === "use") return node.uses[i] < 0 ? "none" : `u${useBucket(node.uses[i])}`;
-    if (this.by === "heat") return node.heats[i] < 0 ? "none" : `t${heatBucket(node.heats[i], ...this.data.heat)}`;
-    return node.owners[i] === NOBODY ? (state === "i" ? "si" : "none") : `o${this.data.owners[node.owners[i]][2]}`;
+    if (state === "l" || state === "d" || this.by === "state") return state;
+    if (this.by === "use") return node.uses[i] < 0 ? "none" : USES[useBucket(node.uses[i])];
+    const [low, high] = this.data.heat;
+    if (this.by === "heat") return node.heats[i] < 0 ? "none" : HEATS[heatBucket(node.heats[i], low, high)];
+    return node.owners[i] === NOBODY ? (state === "i" ? "i" : "none") : OWNERS[this.data.owners[node.owners[i]][2]];
   }
 
   look(key) {
@@ -281,6 +284,7 @@ function unpacked([name, limit, states, uses, heats, owners, trouble, indices, u
     heats: numbers(heats, -1),
     owners: numbers(owners, NOBODY),
     trouble,
+    looks: [],
     indices: indices ?? [...states].map((_, i) => i),
     used,
     cpus,
@@ -296,12 +300,8 @@ function numbers(text, none) {
 }
 
 function made(key) {
-  const [kind, ...rest] = key;
-  const value = rest.join("");
-  if (kind === "u") return { fill: token(`--seq-${value}`) };
-  if (kind === "t") return { fill: token(`--heat-${value}`) };
-  if (kind === "o") return { fill: solid(`--series-${value}`, 0.62) };
   if (key === "none") return { fill: token("--hover") };
+  if (key.startsWith("--")) return { fill: key.startsWith("--series") ? solid(key, 0.62) : token(key) };
   return {
     b: () => ({ fill: solid("--running", 0.36) }),
     w: () => ({ fill: solid("--warn", 0.22), sign: "wasted", ink: token("--warn") }),
@@ -310,7 +310,7 @@ function made(key) {
     l: () => ({ fill: token("--failed"), sign: "lost", ink: token("--bg") }),
     h: () => ({ fill: solid("--running", 0.3), sign: "hot", ink: token("--warn") }),
     s: () => ({ fill: token("--bg"), edge: token("--running"), sign: "stray", ink: token("--running") }),
-  }[value]();
+  }[key]();
 }
 
 // On an opaque canvas what is painted again must cover what was there.
