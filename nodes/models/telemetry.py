@@ -246,6 +246,8 @@ class NodeEvent(models.Model):
     count = models.BigIntegerField(default=1)
     is_confirmed = models.BooleanField(default=False, help_text="Kernel log and NVML both told it.")
     boot_id = models.CharField(max_length=64, blank=True)
+    first_seq = models.BigIntegerField(null=True, blank=True, help_text="Of the kernel log's records; null: not of it.")
+    last_seq = models.BigIntegerField(null=True, blank=True)
     fingerprint = models.CharField(max_length=32, blank=True, editable=False)
     data = models.JSONField(default=dict, blank=True)
 

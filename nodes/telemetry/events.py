@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
-from typing import Any
+from typing import Self
 
 from django.db.models import F
 from django.utils import timezone
@@ -27,48 +29,102 @@ _DIGITS = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 
 def store(agent: Agent, event: Happening, boot_id: str) -> bool:
-    """Write it down; answers whether the agent's place in the kernel log has moved.
-
-    A record that counted before, told by an agent that has lost its own memory of it, does not count again.
-    """
-    last = untrusted.count(event.more.get("last_seq", event.more.get("seq")))
-    of_kernel = event.kind in FROM_KERNEL and last is not None
-    if of_kernel and boot_id == agent.boot_id and last is not None and last <= agent.kernel_seq:
-        return False
+    """Write it down; answers whether the agent's place in the kernel log has moved."""
+    told = _Told.of(event, boot_id)
     if event.kind in CLOSES:
         _close(agent, event)
-    else:
-        _open_or_add(agent, event, boot_id)
-    if of_kernel and last is not None and boot_id == agent.boot_id:
-        agent.kernel_seq = last
-        return True
-    return False
+    elif told.last_seq is None or not _is_known(agent, told):
+        _open_or_add(agent, event, told)
+    if told.last_seq is None or told.boot_id != agent.boot_id or told.last_seq <= agent.kernel_seq:
+        return False
+    agent.kernel_seq = told.last_seq
+    return True
 
 
-def _open_or_add(agent: Agent, event: Happening, boot_id: str) -> None:
-    gpu = Gpu.objects.filter(uuid=event.gpu, agent=agent).first() if event.gpu else None
-    code = untrusted.count(event.more.get("xid", event.more.get("sxid")), 2**31)
-    text = untrusted.line(event.more.get("text"), 1_000)
+@dataclass(frozen=True)
+class _Told:
+    """What an event says, in the types of its row."""
+
+    gpu: str
+    kind: str
+    code: int | None
+    text: str
+    first_seq: int | None  # of the kernel log; None: it is not from there
+    last_seq: int | None
+    boot_id: str
+    is_again: bool  # its first telling was given up
+    is_confirmed: bool
+    fingerprint: str
+
+    @classmethod
+    def of(cls, event: Happening, boot_id: str) -> Self:
+        more, of_kernel = event.more, event.kind in FROM_KERNEL
+        code = untrusted.count(more.get("xid", more.get("sxid")), 2**31)
+        text = untrusted.line(more.get("text"), 1_000)
+        first = untrusted.count(more.get("seq")) if of_kernel else None
+        last = untrusted.count(more.get("last_seq", more.get("seq"))) if of_kernel else None
+        is_again = more.get("again") is True
+        return cls(
+            gpu=event.gpu or "", kind=event.kind, code=code, text=text, first_seq=first if last is not None else None,
+            last_seq=last if first is not None else None, is_again=is_again,
+            boot_id=untrusted.name(more.get("boot_id"), 64) or boot_id if is_again else boot_id,
+            is_confirmed=more.get("confirmed") is True,
+            fingerprint=fingerprint(event.kind, event.gpu or "", code, _about(event) or text),
+        )  # fmt: skip
+
+
+def _is_known(agent: Agent, told: _Told) -> bool:
+    """Whether these records of the kernel log count already: then nothing is new but that NVML told them, too.
+
+    An agent that has lost its own memory reads the log anew. What it gave up itself, and tells again, may have been
+    taken or not: its row says so.
+    """
+    is_old = told.boot_id == agent.boot_id and told.last_seq is not None and told.last_seq <= agent.kernel_seq
+    if not (is_old or told.is_again):
+        return False
+    counted = NodeEvent.objects.filter(
+        agent=agent, fingerprint=told.fingerprint, boot_id=told.boot_id, first_seq__lte=told.first_seq,
+        last_seq__gte=told.last_seq,
+    )  # fmt: skip
+    is_counted = bool(counted.update(is_confirmed=True)) if told.is_confirmed else counted.exists()
+    return is_counted or not told.is_again
+
+
+def _open_or_add(agent: Agent, event: Happening, told: _Told) -> None:
+    gpu = Gpu.objects.filter(uuid=told.gpu, agent=agent).first() if told.gpu else None
     lasts = event.kind in OPENS
     at = _moment(untrusted.number(event.more.get("since")) if lasts and "since" in event.more else event.at)
     last_at = max(at, _moment(untrusted.number(event.more.get("last_at")) or event.at))
     count = untrusted.count(event.more.get("count")) or 1
-    confirmed = event.more.get("confirmed") is True
-    mark = fingerprint(event.kind, event.gpu or "", code, _about(event) or text)
-    alike = NodeEvent.objects.filter(agent=agent, fingerprint=mark, last_at__gte=at - NEAR, boot_id=boot_id)
-    if lasts:
-        alike = alike.filter(is_open=True)
-    before = alike.order_by("-last_at").first()
+    before = _alike(agent, told, at, lasts=lasts)
     if before is None and _has_room(agent):
         NodeEvent.objects.create(
-            agent=agent, gpu=gpu, kind=event.kind, code=code, text=text, at=at, last_at=last_at, is_open=lasts,
-            count=count, is_confirmed=confirmed, boot_id=boot_id, fingerprint=mark, data=cleaned(event.more),
+            agent=agent, gpu=gpu, kind=event.kind, code=told.code, text=told.text, at=at, last_at=last_at,
+            is_open=lasts, count=count, is_confirmed=told.is_confirmed, boot_id=told.boot_id,
+            first_seq=told.first_seq, last_seq=told.last_seq, fingerprint=told.fingerprint, data=cleaned(event.more),
         )  # fmt: skip
     elif before is not None and not lasts:
-        told: dict[str, Any] = {"count": F("count") + count, "last_at": max(before.last_at, last_at)}
-        NodeEvent.objects.filter(pk=before.pk).update(**told, is_confirmed=before.is_confirmed or confirmed)
+        NodeEvent.objects.filter(pk=before.pk).update(
+            count=F("count") + count,
+            at=min(before.at, at),
+            last_at=max(before.last_at, last_at),
+            is_confirmed=before.is_confirmed or told.is_confirmed,
+            first_seq=_extreme(min, before.first_seq, told.first_seq),
+            last_seq=_extreme(max, before.last_seq, told.last_seq),
+        )
     if gpu is not None and event.kind == "gpu.lost":
         Gpu.objects.filter(pk=gpu.pk).update(lost_at=at)
+
+
+def _alike(agent: Agent, told: _Told, at: datetime, *, lasts: bool) -> NodeEvent | None:
+    """The row of equal ones near this."""
+    rows = NodeEvent.objects.filter(agent=agent, fingerprint=told.fingerprint, boot_id=told.boot_id)
+    near = rows.filter(last_at__gte=at - NEAR, at__lte=at + NEAR)
+    return (near.filter(is_open=True) if lasts else near).order_by("-last_at").first()
+
+
+def _extreme(pick: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else pick(one, other)
 
 
 def _has_room(agent: Agent) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from nodes.telemetry import events, frames, live, machines, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
 from nodes.telemetry.wire import MISSING, Batch, Post
+from portal import counted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
@@ -66,6 +68,8 @@ def take(agent_id: int, post: Post, *, now: float | None = None) -> int:
                     raise RuntimeError(f"{agent}: a cursor moved under the lock")
             taking.store()
             cursor = after
+            values = sum(int(np.count_nonzero(batch.values != MISSING)) for batch in post.batches)
+            transaction.on_commit(partial(counted.taken, "telemetry", len(post.batches), values))
         taking.note_heard()
         return cursor
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from nodes.models import Agent, Gpu, GpuPlace
+from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
 from portal import untrusted
 
 MOST_GPUS = 1_024  # that one machine ever told of
@@ -93,6 +93,9 @@ def _place(gpu: Gpu, at: datetime) -> None:
 
 def _leave(gpu: Gpu, at: datetime) -> None:
     Gpu.objects.filter(pk=gpu.pk).update(gone_at=at)
+    NodeEvent.objects.filter(gpu=gpu, is_open=True).update(
+        is_open=False, last_at=at
+    )  # nobody will tell that it is back
     for place in GpuPlace.objects.filter(gpu=gpu, until=None):
         GpuPlace.objects.filter(pk=place.pk).update(until=max(at, place.since))
 

@@ -220,6 +220,37 @@ def test_an_agent_that_lost_its_memory_tells_no_xid_twice() -> None:
     assert sorted(NodeEvent.objects.values_list("boot_id", "count")) == [("b1", 3), ("b2", 1)]
 
 
+def test_xids_of_samples_that_were_given_up_count_when_they_are_told_again() -> None:
+    """The disk was full for days, and what was given up had reached the portal or not: nobody knows but its rows."""
+    machine = Machine()
+    machine.post(machine.facts(START), xid(machine, START, 79, 40))
+    machine.post(xid(machine, START + 9_000, 13, 90, "SM Warp Exception"), first=30, given_up=28)
+    again = {"again": True, "boot_id": "b1"}
+    lost = xid(machine, START + 4_000, 31, 60, "MMU Fault", **again)
+    machine.post(lost, xid(machine, START, 79, 40, **again))
+    assert sorted(NodeEvent.objects.values_list("code", "count")) == [(13, 1), (31, 1), (79, 1)]
+    assert machine.agent.kernel_seq == 90
+    machine.post(lost)
+    assert NodeEvent.objects.get(code=31).count == 1
+
+
+def test_an_xid_that_nvml_told_later_is_confirmed_and_counts_once() -> None:
+    machine = Machine()
+    machine.post(machine.facts(START), xid(machine, START, 79, 40), xid(machine, START + 1, 79, 41))
+    machine.post(xid(machine, START, 79, 40, confirmed=True))
+    row = NodeEvent.objects.get()
+    assert (row.count, row.is_confirmed) == (2, True)
+
+
+def test_what_lasted_of_a_gpu_is_over_when_it_was_swapped() -> None:
+    machine = Machine()
+    machine.post(machine.facts(START), machine.event("gpu.lost", START + 5, gpu=UUIDS[1]))
+    machine.gpus = (UUIDS[0], UUIDS[5])
+    machine.post(machine.facts(START + 500))
+    lost = NodeEvent.objects.get(kind="gpu.lost")
+    assert (lost.is_open, lost.last_at.timestamp()) == (False, START + 500)
+
+
 def test_what_lasts_is_open_until_it_is_over() -> None:
     machine = Machine()
     machine.post(machine.facts(START), machine.event("gpu.lost", START + 5, gpu=UUIDS[1]))
