@@ -143,7 +143,7 @@ class Row:
         if self.cells:
             hidden = any(cell.device.is_held and cell.device.holder is None for cell in self.cells)
             said += ["in use"] if hidden and not named else []
-            said += [f"{self.free} free"] if self.free and self.free < len(self.cells) else []
+            said += [f"{self.free} free" if self.free < len(self.cells) else "free"] if self.free else []
         return ", ".join(part for part in said if part) or formatting.word(self.machine.state)
 
 

@@ -58,15 +58,19 @@ lines = st.lists(st.lists(cells, max_size=6).map(",".join), max_size=8).map("\n"
 
 @given(st.one_of(st.text(max_size=200), lines))
 def test_any_text_is_taken_or_refused_by_lines(text: str) -> None:
-    try:
-        places = racks.of_csv(text)
-    except WrongPlaces as error:
-        assert error.mistakes
-        last = max(text.count("\n") + text.count("\r"), len(text.splitlines())) + 1
-        assert all(1 <= one.line <= last for one in error.mistakes)
-        return
+    places, mistakes = taken(text)
+    last = max(text.count("\n") + text.count("\r"), len(text.splitlines())) + 1
+    assert all(1 <= one.line <= last for one in mistakes)
     agreed = [*racks._agreed(places)]
     assert racks.of_csv(racks.as_csv(agreed)) == agreed
+
+
+def taken(text: str) -> tuple[list[Place], list[racks.Mistake]]:
+    """The places, or the mistakes: never neither of a text that says something."""
+    try:
+        return racks.of_csv(text), []
+    except WrongPlaces as error:
+        return [], error.mistakes or [racks.Mistake(0, "refused without a word")]
 
 
 names = st.from_regex(racks.NODE, fullmatch=True).filter(lambda name: name.lower() != "node")
