@@ -1,0 +1,142 @@
+"""A whole `vigil up` on a machine with eight GPUs (the stand-in's): what they do is told, shown and tied to jobs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import nvml, steady
+from tests.nvml import StandIn
+from tests.stack import Stack, wait_for
+
+pytestmark = pytest.mark.slow
+
+HOST = os.uname().nodename.split(".")[0]
+METRICS = "a token for Prometheus alone"
+
+
+@dataclass
+class Machine:
+    stack: Stack
+    gpus: StandIn
+    kernel_log: Path
+
+    def get(self, path: str) -> Any:
+        with self.stack.client() as client:
+            answer = client.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json() if path.startswith("/api/") else answer.text
+
+    def submit(self, gpus: int) -> int:
+        spec = steady.spec(1_000_000)
+        spec["resources"] = {"gpus_per_node": gpus, "time_limit": "00:30:00"}
+        with self.stack.client() as client:
+            answer = client.post("/api/v1/jobs", **steady.upload(spec))
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["id"])
+
+    def cancel(self, job_id: int) -> None:
+        with self.stack.client() as client:
+            client.post(f"/api/v1/jobs/{job_id}/cancel")
+
+    def write_down(self, text: str) -> None:
+        """A record of the kernel's."""
+        now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
+        with self.kernel_log.open("a") as log:
+            log.write(f"3,7,{now},-;{text}\n")
+
+
+@pytest.fixture(scope="module")
+def machine(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    folder = tmp_path_factory.mktemp("machine")
+    gpus, log = StandIn(folder), folder / "kmsg"
+    log.touch()
+    stack = Stack(
+        prepared_home,
+        **gpus.environment,
+        VIGIL_LOCAL_ENVIRONMENT="NVML_STATE",
+        VIGIL_LOCAL_CPUS="8",
+        VIGIL_AGENT_KMSG=str(log),
+        VIGIL_AGENT_MOUNTS="none",
+        VIGIL_METRICS_TOKEN=METRICS,
+    )
+    try:
+        stack.start()
+        yield Machine(stack, gpus, log)
+    finally:
+        stack.close()
+
+
+def test_a_newcomer_sees_their_own_machine_live(machine: Machine) -> None:
+    there = wait_for(lambda: _gpus(machine), "the agent to tell of GPUs")
+    assert [gpu["uuid"] for gpu in there] == [nvml.uuid(i) for i in range(8)]
+    told = machine.get(f"/api/v1/nodes/{HOST}/telemetry")
+    assert told["facts"]["driver"]
+    assert told["host"]["cpu_percent"] >= 0
+    assert machine.get(f"/api/v1/nodes/{HOST}")["gpus"] == 8, "the local scheduler has them, too"
+
+
+def _gpus(machine: Machine) -> list[dict[str, Any]]:
+    with machine.stack.client() as client:
+        answer = client.get(f"/api/v1/nodes/{HOST}/gpus")
+    items: list[dict[str, Any]] = answer.json()["items"] if answer.status_code == 200 else []
+    return items if items and all(gpu["newest"] for gpu in items) else []
+
+
+def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
+    machine.gpus.say("* gpu_percent 0", "0 gpu_percent 77", "1 gpu_percent 77", "2 gpu_percent 33", "3 gpu_percent 33")
+    jobs = [machine.submit(2), machine.submit(2)]
+    try:
+        found = [wait_for(lambda job=job: _heat(machine, job), f"what the GPUs of #{job} do", 60) for job in jobs]
+        uuids = [{row["uuid"] for row in heat["items"]} for heat in found]
+        assert sorted(map(sorted, uuids)) == [[nvml.uuid(0), nvml.uuid(1)], [nvml.uuid(2), nvml.uuid(3)]]
+        for heat, mine in zip(found, uuids, strict=True):
+            busy = 77 if nvml.uuid(0) in mine else 33
+            assert busy in {value for row in heat["items"] for value in row["most"]}
+        holders = {gpu["index"]: [one["job"] for one in gpu["holders"]] for gpu in _gpus(machine)}
+        assert sorted(holders[0] + holders[2]) == jobs
+        assert holders[4] == []
+        sources = {one["source"] for gpu in _gpus(machine)[:4] for one in gpu["holders"]}
+        assert sources <= {"scheduler", "launcher"}
+    finally:
+        for job in jobs:
+            machine.cancel(job)
+    wait_for(lambda: not any(gpu["holders"] for gpu in _gpus(machine)), "the GPUs to be held no more", 60)
+
+
+def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
+    heat: dict[str, Any] = machine.get(f"/api/v1/jobs/{job}/gpus?columns=20")
+    told = [value for row in heat["items"] for value in row["most"] if value]
+    return heat if heat["source"] == "agent" and len(heat["items"]) == 2 and told else None
+
+
+def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
+    address = nvml.bus(5).removeprefix("0000").lower().rpartition(".")[0]
+    machine.write_down(f"NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<b>x</b>, GPU has fallen off the bus.")
+    began = time.monotonic()
+    (event,) = wait_for(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=xid")["items"], "the Xid", 30)
+    assert time.monotonic() - began < 30
+    assert (event["code"], event["gpu"], event["uuid"]) == (79, 5, nvml.uuid(5))
+    with machine.stack.client() as client:
+        answer = client.get("/metrics", headers={"Authorization": f"Bearer {METRICS}"})
+    assert f'gpu="5",uuid="{nvml.uuid(5)}",xid="79"' in answer.text.replace(" ", ""), answer.text[:2000]
+
+
+@pytest.mark.whole
+def test_a_driver_that_hangs_stops_nothing_else(machine: Machine) -> None:
+    machine.gpus.say("* hang 1")
+    silent = wait_for(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"], "a word", 60)
+    assert silent[0]["is_open"]
+    assert not machine.get(f"/api/v1/nodes/{HOST}/telemetry")["is_silent"], "the agent itself tells on"
+    machine.gpus.say()
+    wait_for(
+        lambda: not machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"][0]["is_open"],
+        "NVML to answer again",
+        60,
+    )
