@@ -82,6 +82,7 @@ STILL = {
     "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "api/v1/jobs/check", "api/v1/jobs/attach",
     "agents/secret", "api/v1/agents/secret", "racks/all", "racks/one",
     "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",
+    "metrics",
     "accounts/login/", "accounts/logout/", "accounts/inactive/", "accounts/signup/", "accounts/reauthenticate/",
     "accounts/password/change/", "accounts/password/new/", "accounts/password/set/",
 }  # fmt: skip

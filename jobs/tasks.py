@@ -19,9 +19,10 @@ def submit(attempt_id: int) -> None:
 def follow() -> None:
     """One tick of the follower, if there is anything to do."""
     from jobs.following.follow import is_needed, tick
+    from jobs.following.measured import measured
 
     if is_needed():
-        tick()
+        measured(tick)
 
 
 @shared_task(name="jobs.tasks.wake", expires=5)
@@ -29,9 +30,10 @@ def wake(echo: int = 0) -> None:
     """A tick because Slurm said that something happened, and some more right after it."""
     from jobs.following import wake as waking
     from jobs.following.follow import tick
+    from jobs.following.measured import measured
 
     waking.begin()
-    tick()
+    measured(tick)
     waking.echo(echo, wake)
 
 

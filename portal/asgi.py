@@ -19,6 +19,7 @@ from jobs.api import reports  # noqa: E402
 from jobs.sockets.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
 from jobs.sockets.machines import ClusterSocket  # noqa: E402
 from nodes.api import agents  # noqa: E402
+from portal.http.counting import Counted  # noqa: E402
 from portal.http.limits import Application, BodyLimit  # noqa: E402
 from portal.http.posts import Intake  # noqa: E402
 from portal.http.sockets import Door  # noqa: E402
@@ -32,7 +33,10 @@ sockets = URLRouter(
     ]
 )
 application = ProtocolTypeRouter(
-    {"http": Intake(BodyLimit(cast(Application, _django)), [reports.DOOR, agents.DOOR]), "websocket": Door(sockets)},
+    {
+        "http": Counted(Intake(BodyLimit(cast(Application, _django)), [reports.DOOR, agents.DOOR])),
+        "websocket": Door(sockets),
+    },
 )
 
 # Everything is loaded now rather than in the first request, and stays: a full collection that looked through it all

@@ -46,6 +46,10 @@ VIGIL_SLURM_USER = env("VIGIL_SLURM_USER")  # also the first sysadmin's Slurm us
 VIGIL_PUSH_SECRET = env("VIGIL_PUSH_SECRET")  # with which Slurm's hooks may wake the follower; empty: they may not
 if 0 < len(VIGIL_PUSH_SECRET) < 16:
     raise SystemExit("VIGIL_PUSH_SECRET is too short to be one: use 16 characters or more (openssl rand -hex 32).")
+VIGIL_METRICS_TOKEN = env("VIGIL_METRICS_TOKEN")  # with which Prometheus may read /metrics; empty: there is none
+if 0 < len(VIGIL_METRICS_TOKEN) < 16:
+    raise SystemExit("VIGIL_METRICS_TOKEN is too short to be one: use 16 characters or more (openssl rand -hex 32).")
+VIGIL_METRICS_PROCESS = env("VIGIL_METRICS_PROCESS", "web")  # of several web processes each needs its own name
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
 # What jobs may read that run as the portal's own user and are not a sysadmin's (docs/security.md).

@@ -35,6 +35,7 @@ from portal.accounts import api as accounts_api
 from portal.accounts import views
 from portal.http import problems
 from portal.http.api import make_api
+from portal.pages import metrics
 from portal.records import site
 
 api = make_api()
@@ -116,6 +117,7 @@ urlpatterns = [
     re_path(r"^api/(?P<rest>.*)$", no_such_endpoint),
     path("favicon.ico", favicon),
     path("healthz", alive, name="alive"),
+    path("metrics", metrics.page, name="metrics"),
     path("admin/login/", RedirectView.as_view(pattern_name="account_login", query_string=True)),
     path("admin/", site.urls),
 ]

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
 from jobs.intake import reports
+from portal import counted
 from portal.http.openapi import described
 from portal.http.posts import Door, answered
 
@@ -113,7 +114,8 @@ def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
 
 
 def _answer(whose: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
-    answer = reports.receive(int(whose), authorization, encoding, chunks)
+    with counted.posting("reports"):
+        answer = reports.receive(int(whose), authorization, encoding, chunks)
     body = msgspec.json.encode({"streams": answer.streams, "version": answer.version})
     return HttpResponse(body, content_type="application/json")
 

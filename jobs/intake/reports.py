@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from jobs.intake import wire
 from jobs.intake.standing import Standing
 from jobs.intake.wire import Part, Post
 from jobs.models import Attempt, Event, Stream
+from portal import counted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
@@ -97,6 +99,7 @@ def take(attempt_id: int, post: Post) -> Answer:
         if intake.accepted:
             intake.store()
             transaction.on_commit(intake.publish)
+            transaction.on_commit(partial(counted.taken, "reports", *intake.counts()))
         return Answer(intake.cursors, attempt.version, bool(intake.accepted))
 
 
@@ -229,6 +232,11 @@ class _Intake:
         Attempt.objects.filter(pk=self.attempt.pk).update(
             version=self.attempt.version, last_report_at=now, **pace, **standing.write(self.attempt)
         )
+
+    def counts(self) -> tuple[int, int]:
+        """How many batches and points it brought."""
+        batches = sum(len(self.post.streams[index].times) for index in self.accepted)
+        return batches, sum(len(fresh.step) for fresh in self.columns)
 
     def _store_points(self) -> None:
         columns = [fresh for name, sent in self.post.series.items() for fresh in self._wanted(name, sent)]

@@ -17,6 +17,7 @@ from pydantic import Field
 from nodes.models import Agent
 from nodes.telemetry import enrolment, intake
 from nodes.telemetry.fields import GPU_FIELDS
+from portal import counted
 from portal.access import CLUSTER, can
 from portal.http.api import ApiRequest, Bearer, Session
 from portal.http.openapi import described
@@ -153,8 +154,9 @@ def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def _answer(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
-    body = msgspec.json.encode({"next": intake.receive(node, authorization, encoding, chunks)})
-    return HttpResponse(body, content_type="application/json")
+    with counted.posting("telemetry"):
+        following = intake.receive(node, authorization, encoding, chunks)
+    return HttpResponse(msgspec.json.encode({"next": following}), content_type="application/json")
 
 
 DOOR = Door(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer)

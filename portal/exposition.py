@@ -1,0 +1,107 @@
+"""Prometheus' text format (0.0.4), written and read. No Django.
+
+Written for whoever scrapes Vigil; read from other people's exporters, without trust: what is not a sample of the format
+is left out, and nothing is looked at beyond the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_LINES, MOST_LINE, MOST_LABELS = 100_000, 8_192, 64
+_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(?:\{(.*)\})?[ \t]*([^ \t{}]+)(?:[ \t]+-?\d+)?[ \t]*")
+_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|\Z)')
+_BACKSLASHED = re.compile(r"\\(.)")
+
+Labels = Mapping[str, str]
+Value = float | int
+
+
+@dataclass(frozen=True)
+class Family:
+    """One name with all its samples: the labels' names once, a tuple of their values each."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: tuple[str, ...]
+    samples: Iterable[tuple[tuple[str, ...], Value]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A line of somebody's exporter."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def written(families: Iterable[Family]) -> str:
+    """The text; a family without samples keeps its head, so that whoever asks for it finds what it means."""
+    known: dict[tuple[str, ...], dict[tuple[str, ...], str]] = {}  # many families are of the same things
+    return "".join(piece for family in families for piece in _family(family, known.setdefault(family.labels, {})))
+
+
+def _family(family: Family, known: dict[tuple[str, ...], str]) -> Iterator[str]:
+    told = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+    yield f"# HELP {family.name} {told}\n# TYPE {family.name} {family.kind}\n"
+    names = [f'{name}="' for name in family.labels]
+    for values, value in family.samples:
+        labels = known.get(values)
+        if labels is None:
+            pairs = '",'.join([name + escaped(label) for name, label in zip(names, values, strict=True)])
+            labels = known[values] = f'{{{pairs}"}}' if names else ""
+        yield f"{family.name}{labels} {_number(value)}\n"
+
+
+def escaped(text: str) -> str:
+    """A label's value between its quotes."""
+    plain = text.isalnum() or not ("\\" in text or '"' in text or "\n" in text)
+    return text if plain else text.translate(_ESCAPED)
+
+
+def _number(value: Value) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def samples(text: str) -> Iterator[Sample]:
+    """The samples in an exporter's answer, in their order."""
+    for count, line in enumerate(text.split("\n")):
+        if count >= MOST_LINES:
+            return
+        if line and line[0] != "#" and len(line) <= MOST_LINE and (found := _sample(line.rstrip("\r"))) is not None:
+            yield found
+
+
+def _sample(line: str) -> Sample | None:
+    match = _SAMPLE.fullmatch(line)
+    if match is None:
+        return None
+    labels = _labels(match[2] or "")
+    try:
+        return None if labels is None else Sample(match[1], labels, float(match[3]))
+    except ValueError:
+        return None
+
+
+def _labels(text: str) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        match = _LABEL.match(text, at)
+        if match is None or len(found) >= MOST_LABELS:
+            return {} if not text.strip() else None
+        found[match[1]] = _BACKSLASHED.sub(lambda one: "\n" if one[1] == "n" else one[1], match[2])
+        at = match.end()
+    return found
