@@ -31,25 +31,29 @@ def make(
     cpu_nodes: int = 0,
     seed: int = 7,
     a_rack: int = A_RACK,
+    made_up: bool = False,
 ) -> Made:
-    """Nodes with eight GPUs each; some drained, lost, hot, silent, idle and held, as in any lab."""
+    """Nodes with eight GPUs each; some drained, lost, hot, silent, idle and held, as in any lab.
+
+    `made_up`: beside a portal that runs, whose scheduler knows none of them.
+    """
     from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace
 
     now, dice = now or timezone.now(), random.Random(seed)
     names = [f"dgx-{i:0{max(2, len(str(nodes)))}d}" for i in range(1, nodes + 1)]
     uuids = {name: [f"GPU-{n:08x}-{i:04x}-0000-0000-000000000000" for i in range(GPUS)] for n, name in enumerate(names)}
-    Partition.objects.get_or_create(name="h100", defaults={"is_default": True})
+    Partition.objects.get_or_create(name="h100", defaults={"is_default": True, "is_made_up": made_up})
     taken = {name: _taken(dice, i, nodes) for i, name in enumerate(names)}
-    Node.objects.bulk_create([_node(name, i, taken[name], now) for i, name in enumerate(names)], batch_size=200)
-    Node.objects.bulk_create(
-        [
-            Node(name=f"cpu-{i:02d}", state="mixed", partitions=["cpu"], cpus=128, cpus_used=16 * (i % 9), memory_mib=1)
-            for i in range(1, cpu_nodes + 1)
-        ]
-    )
-    agents = Agent.objects.bulk_create(
-        [_agent(name, i, uuids[name], taken[name], dice, now) for i, name in enumerate(names)], batch_size=200
-    )
+    machines = [_node(name, i, taken[name], now) for i, name in enumerate(names)]
+    machines += [
+        Node(name=f"cpu-{i:02d}", state="mixed", partitions=["cpu"], cpus=128, cpus_used=16 * (i % 9), memory_mib=1)
+        for i in range(1, cpu_nodes + 1)
+    ]
+    told = [_agent(name, i, uuids[name], taken[name], dice, now) for i, name in enumerate(names)]
+    for row in (*machines, *told):
+        row.is_made_up = made_up
+    Node.objects.bulk_create(machines, batch_size=200)
+    agents = Agent.objects.bulk_create(told, batch_size=200)
     gpus = Gpu.objects.bulk_create(
         [_gpu(agent, i, uuid, now) for agent in agents for i, uuid in enumerate(uuids[agent.node])], batch_size=500
     )
@@ -66,6 +70,8 @@ def make(
             held = {"scheduler_id": str(job), "user": queued.user, "name": queued.name, "source": "scheduler"}
             holdings.append(Holding(gpu=gpu, agent=gpu.agent, since=now - timedelta(hours=3), **held))
     waiting = [_job(900_000 + i, now, state="pending", gpus=8) for i in range(12)]
+    for row in (*jobs.values(), *waiting, *holdings):
+        row.is_made_up = made_up
     QueuedJob.objects.bulk_create([*jobs.values(), *waiting], batch_size=200)
     Holding.objects.bulk_create(holdings, batch_size=500)
     if racks:

@@ -10,7 +10,7 @@ from tests.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
-CLUSTER = ["/nodes", "/nodes/dgx-02", "/queue"]
+CLUSTER = ["/cluster", "/nodes", "/nodes/dgx-02", "/queue", "/agents", "/racks"]
 PAGES = ["/", "/jobs", "/jobs?state=bad", "/jobs?q=nothing-like-it&since=7d", "/submit", "/me/", *CLUSTER]
 TABS = ["", "/logs", "/checkpoints", "/attempts", "/spec"]
 

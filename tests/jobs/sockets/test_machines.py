@@ -56,6 +56,27 @@ def test_a_line_of_each_machine_once_a_second(machine: Machine, mira: User) -> N
     play(scene)
 
 
+def test_gpus_stand_by_their_index_whatever_their_order_and_number(server: Server, mira: User) -> None:
+    """A lost GPU is in no batch, and what comes after it stays in its place."""
+    machine = Machine(gpus=UUIDS[:4])
+    machine.post(machine.facts(time.time()))
+    machine.gpus = (UUIDS[3], UUIDS[0])
+    client = signed_in(mira)
+
+    async def scene() -> None:
+        socket = Socket("/ws/cluster", client)
+        await socket.connect()
+        await socket.hear("hello")
+        batch = machine.batch(int(time.time()) - 10, gpu_percent=[[30] * 10, [10] * 10])
+        await sync_to_async(machine.post)(batch)
+        (line,) = (await socket.hear("machines"))["machines"]
+        assert line["gpus"] == [[10, None, None, None], None, None, [30, None, None, None]]
+        assert "uuids" not in line
+        await socket.disconnect()
+
+    play(scene)
+
+
 def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
     client = signed_in(mira)
 
@@ -68,6 +89,22 @@ def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
         assert (heard["node"], heard["period"], heard["gpus"]) == ("dgx-01", 1, list(UUIDS[:2]))
         assert heard["columns"] == {"gpu_percent": [[10] * 10] * 2, "watts": [[300] * 10] * 2}
         assert heard["host"] == {"cpu_percent": 5}
+        await socket.disconnect()
+
+    play(scene)
+
+
+def test_that_something_happened_is_told_at_once_and_not_what(machine: Machine, mira: User) -> None:
+    """What it was may be somebody else's business: the page reads it."""
+    client = signed_in(mira)
+
+    async def scene() -> None:
+        socket = Socket("/ws/cluster?node=dgx-01", client)
+        await socket.connect()
+        await socket.hear("hello")
+        event = machine.event("xid", time.time(), gpu=UUIDS[0], xid=79, seq=1, text="name=secret.py")
+        await sync_to_async(machine.post)(event)
+        assert await socket.hear("happened") == {"kind": "happened", "node": "dgx-01", "happened": ["xid"]}
         await socket.disconnect()
 
     play(scene)
