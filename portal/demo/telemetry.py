@@ -86,7 +86,7 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
         RackPlace.objects.bulk_create(
             RackPlace(node=node, rack=rack, slot=slot)
             for rack, there in RACKS.items()
-            for slot, node in enumerate(there)
+            for slot, node in enumerate(there, 1)
         )
     if new:
         Holding.objects.bulk_create([one for attempt in past for one in _held(attempt)])
