@@ -138,11 +138,18 @@ for (const figure of document.querySelectorAll("[data-row]")) {
 
 const span = () => [data.start, data.start + data.width * data.columns];
 
+// While the job held it: what it did before and after is another's.
+function held({ values }) {
+  const first = values.findIndex((value) => value !== null);
+  const last = values.findLastIndex((value) => value !== null);
+  return first < 0 ? span() : [data.start + first * data.width, data.start + (last + 1) * data.width];
+}
+
 async function choose(row) {
   heat.choose(row.key);
   aside.textContent = row.key.replace(":", " GPU ");
   const [from, to] = span();
-  const items = row.uuid ? await ask(row, from, to) : [ownOf(row)];
+  const items = row.uuid ? await ask(row, ...held(row)) : [ownOf(row)];
   if (heat.chosen !== row.key) return;
   for (const [name, small] of curves) {
     const found = items.find((item) => item.name === name);
