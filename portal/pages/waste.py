@@ -27,7 +27,8 @@ def page(request: HttpRequest) -> HttpResponse:
     found = reading.find(user, wanted, now, limit=ROWS, skip=skip)
     idle = reading.idle_now(user, now)
     context = {
-        "section": "queue",
+        "section": "cluster",
+        "place": "waste",
         "wanted": wanted,
         "since": wanted.since(now),
         "found": found,
