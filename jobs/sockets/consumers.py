@@ -99,6 +99,11 @@ class Socket(AsyncWebsocketConsumer):
     async def say(self, **words: Any) -> None:
         await self.send(text_data=msgspec.json.encode(words).decode())
 
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await self.say(kind="heartbeat")
+
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Sockets only listen; whatever a page sends is ignored."""
 
@@ -181,11 +186,6 @@ class JobsSocket(Socket):
                 lines, self.lines = self.lines, {}
                 joined = b",".join(lines.values()).decode()
                 await self.send(text_data=f'{{"kind":"jobs","jobs":[{joined}]}}')
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            await self.say(kind="heartbeat")
 
     async def _recheck(self) -> None:
         while True:

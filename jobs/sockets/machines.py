@@ -20,7 +20,7 @@ import msgspec
 from channels.db import database_sync_to_async
 
 from jobs.listing import sight
-from jobs.sockets.consumers import HEARTBEAT_S, LISTS_S, NOT_FOUND, NOT_SIGNED_IN, RECHECK_S, Socket
+from jobs.sockets.consumers import LISTS_S, NOT_FOUND, NOT_SIGNED_IN, RECHECK_S, Socket
 from nodes.models import Agent, Gpu
 from nodes.telemetry import live
 from portal.http import sockets
@@ -103,11 +103,6 @@ class ClusterSocket(Socket):
             if self.lines:
                 lines, self.lines = self.lines, {}
                 await self.say(kind="machines", machines=list(lines.values()))
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            await self.say(kind="heartbeat")
 
     async def _recheck(self) -> None:
         while True:
