@@ -37,7 +37,7 @@ _WHOLE = {
 _CSV = {"schema": {"type": "string", "description": "node,rack,slot,order"}}
 
 
-class PlaceShape(Schema):
+class RackPlaceShape(Schema):
     """Where a node stands."""
 
     node: str
@@ -46,12 +46,12 @@ class PlaceShape(Schema):
     order: int = Field(description="The rack's among racks; equal ones stand by name.")
 
 
-class Places(Schema):
-    items: list[PlaceShape]
+class RackPlaces(Schema):
+    items: list[RackPlaceShape]
     next: str | None = None
 
 
-class Replaced(Schema):
+class RacksReplaced(Schema):
     places: int = Field(description="How many nodes have one now.")
     changed: int = Field(description="How many came, moved or went.")
 
@@ -67,7 +67,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     items: list[_Given]
 
 
-@router.get("", response=Places, summary="Racks: where each node stands")
+@router.get("", response=RackPlaces, summary="Racks: where each node stands")
 def places(request: ApiRequest) -> Any:
     """Answers every node that has a place, rack by rack and from the top; as CSV with `Accept: text/csv`."""
     rows = RackPlace.objects.all()
@@ -78,7 +78,7 @@ def places(request: ApiRequest) -> Any:
 
 @router.put(
     "",
-    response=Replaced,
+    response=RacksReplaced,
     summary="Say where every node stands (sysadmins)",
     openapi_extra=described(
         {"requestBody": {"required": True, "content": {"application/json": {"schema": _WHOLE}, "text/csv": _CSV}}},

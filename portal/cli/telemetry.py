@@ -30,7 +30,10 @@ def agents(as_json: bool) -> None:
 @click.argument("name", metavar="[NODE]", required=False)
 @as_json
 def gpus(name: str | None, as_json: bool) -> None:
-    """List GPUs with who holds them and what they do, of one node or of all."""
+    """List GPUs: who holds them, what they do.
+
+    Of one node, or of all that have an agent.
+    """
     portal = find_portal()
     path = f"nodes/{quote(name, safe='')}/gpus" if name else "gpus"
     items = [{"node": name, **gpu} for gpu in portal.items(path, **({} if name else {"limit": 50}))]
@@ -49,7 +52,10 @@ def gpus(name: str | None, as_json: bool) -> None:
 def telemetry(
     name: str, gpu: tuple[str, ...], fields: tuple[str, ...], as_csv: bool, hours: float, as_json: bool
 ) -> None:
-    """Show what a node's GPUs and the node itself do now; with --csv what they did."""
+    """Show what a node and its GPUs do now.
+
+    With --csv what they did: one value a second of the last two days, one a minute of 90 days.
+    """
     if as_csv and as_json:
         raise click.UsageError("Say --csv or --json, not both.")
     path, portal = f"nodes/{quote(name, safe='')}", find_portal()
