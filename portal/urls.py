@@ -17,7 +17,7 @@ from jobs.api import environment as environment_api
 from jobs.api import gpus as gpus_api
 from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
-from jobs.api import machines as machines_api
+from jobs.api import machine_files as machine_files_api
 from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
@@ -55,7 +55,7 @@ api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
-api.add_router("/v1/nodes", machines_api.router)
+api.add_router("/v1/nodes", machine_files_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.http import Http404, HttpResponse
 from ninja import Query, Schema
 from pydantic import Field
 
 from jobs.api.series import short
-from jobs.listing.sight import Sight, sight, visible_holdings
+from jobs.listing.sight import sight, visible_holdings
 from jobs.listing.visibility import jobs_of
 from nodes.api import agents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
-from portal.http.api import ApiRequest, Text, WantedPage, answer, bad_field, stream
+from portal.http.api import ApiRequest, Text, WantedPage, answer, bad_field
 from portal.http.openapi import described
 from portal.http.paging import Order, page
 from portal.models import User
@@ -29,8 +27,6 @@ from portal.untrusted import plain
 router = agents.machines  # one address, one router: agents post to some of these
 NO_AGENT = {404: "No agent has ever told anything of a machine of that name."}
 HOUR_S = 3600
-CSV_HEADER = "node,gpu,name,time,value\n"
-CSV_POINTS = 200_000  # of one curve that is read at once
 
 
 class HolderShape(Schema):
@@ -187,7 +183,7 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
     A stretch in which somebody else's job held the GPU is left out, where the site hides other people's jobs.
     """
     agent, (start, end) = agent_of(name), span(wanted)
-    rows = [(gpu, field) for field in wanted.name if field in GPU_FIELDS for gpu in _chosen(agent, wanted.gpu)]
+    rows = [(gpu, field) for field in wanted.name if field in GPU_FIELDS for gpu in chosen(agent, wanted.gpu)]
     own = [field for field in dict.fromkeys(wanted.name) if field not in GPU_FIELDS]
     keys = [(gpu_owner(gpu.pk), field) for gpu, field in rows] + [(host_owner(agent.pk), field) for field in own]
     found = read.curves(agent, keys, start=start, end=end, points=wanted.points)
@@ -198,28 +194,6 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
     ]
     items += [line(field, found[host_owner(agent.pk), field].outline, wanted.digits) for field in own]
     return answer({"items": items, "next": None})
-
-
-@router.get(
-    "/{str:name}/series.csv",
-    summary="Every sample of some curves as CSV",
-    openapi_extra=described(
-        {
-            "responses": {
-                200: {"description": CSV_HEADER.strip(), "content": {"text/csv": {"schema": {"type": "string"}}}}
-            }
-        },
-        errors=NO_AGENT,
-    ),
-)
-def csv(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> StreamingHttpResponse:
-    """Nothing is left out; what has become minutes is told as their mean. `points` is ignored."""
-    agent, (start, end) = agent_of(name), span(wanted)
-    chosen = _chosen(agent, wanted.gpu)
-    seen = sight(request.auth, [gpu.pk for gpu in chosen], start, end)
-    piecemeal = stream(request, _rows(agent, chosen, wanted.name, start, end, seen), "text/csv; charset=utf-8")
-    piecemeal.headers["Content-Disposition"] = 'attachment; filename="telemetry.csv"'
-    return piecemeal
 
 
 @router.get(
@@ -251,6 +225,18 @@ def span(wanted: WantedMachineSeries) -> tuple[int, int]:
     if start > end:
         raise bad_field("from", f"{start} lies after to = {end}. Swap them.")
     return start, end
+
+
+def chosen(agent: Agent, wanted: list[str]) -> list[Gpu]:
+    """The GPUs asked for, by index or UUID; gone ones by UUID alone."""
+    rows = list(agent.gpus.all())
+    if not wanted:
+        return [gpu for gpu in rows if gpu.gone_at is None]
+    found = [gpu for gpu in rows if gpu.uuid in wanted or (gpu.gone_at is None and str(gpu.index) in wanted)]
+    if not found:
+        there = ", ".join(str(gpu.index) for gpu in rows if gpu.gone_at is None)
+        raise bad_field("gpu", f"{agent.node} has no such GPU. It has {there or 'none'}.")
+    return found
 
 
 def gpu_shapes(user: User, agent: Agent) -> list[dict[str, Any]]:
@@ -332,32 +318,3 @@ def _event_shape(event: NodeEvent, *, is_hidden: bool) -> dict[str, Any]:
         "text": "" if is_hidden else event.text,
         "data": {} if is_hidden else event.data,
     }
-
-
-def _chosen(agent: Agent, wanted: list[str]) -> list[Gpu]:
-    """The GPUs asked for, by index or UUID; gone ones by UUID alone."""
-    rows = list(agent.gpus.all())
-    if not wanted:
-        return [gpu for gpu in rows if gpu.gone_at is None]
-    found = [gpu for gpu in rows if gpu.uuid in wanted or (gpu.gone_at is None and str(gpu.index) in wanted)]
-    if not found:
-        there = ", ".join(str(gpu.index) for gpu in rows if gpu.gone_at is None)
-        raise bad_field("gpu", f"{agent.node} has no such GPU. It has {there or 'none'}.")
-    return found
-
-
-def _rows(agent: Agent, gpus: list[Gpu], names: list[str], start: int, end: int, seen: Sight) -> Iterator[str]:
-    """The points in pieces of an hour to a day, so that no answer is held in memory."""
-    yield CSV_HEADER
-    for name in dict.fromkeys(names):
-        owners: list[Gpu | None] = [*gpus] if name in GPU_FIELDS else [None]
-        for gpu in owners:
-            owner = gpu_owner(gpu.pk) if gpu else host_owner(agent.pk)
-            for at in range(start, end + 1, CSV_POINTS):
-                until = min(end, at + CSV_POINTS - 1)
-                outline = read.curves(agent, [(owner, name)], start=at, end=until, points=None)[owner, name].outline
-                outline = seen.outline(gpu.pk, outline) if gpu else outline
-                place = "" if gpu is None else str(gpu.index)
-                values = np.where(outline.n == 1, outline.min, outline.mean())
-                pairs = zip(outline.first.tolist(), values.tolist(), strict=True)
-                yield "".join(f"{agent.node},{place},{name},{step},{value:g}\n" for step, value in pairs)
