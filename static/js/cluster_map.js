@@ -1,7 +1,7 @@
 // The map of the cluster: cells are kept true by the socket; what only the database knows is shown anew now and then.
 import { lamp } from "./app.js";
-import { CanvasMap } from "./map_canvas.js";
 import { followMachines } from "./live.js";
+import { CanvasMap } from "./map_canvas.js";
 import { CellMap } from "./map_cells.js";
 
 const EVERY_MS = 15_000;

@@ -79,7 +79,7 @@ export class CanvasMap {
     for (const column of this.columns) {
       if (x && x + wide > width) [x, y, tall] = [0, y + tall + HEAD, 0];
       Object.assign(column, { x, y, wide });
-      column.nodes.forEach((node, i) => Object.assign(node, { x, y: y + HEAD + i * ROW }));
+      for (const [i, node] of column.nodes.entries()) Object.assign(node, { x, y: y + HEAD + i * ROW });
       tall = Math.max(tall, HEAD + column.nodes.length * ROW);
       x += wide + BETWEEN;
     }

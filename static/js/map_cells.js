@@ -131,14 +131,7 @@ export class CellMap {
   read(cell, byKey) {
     if (!cell) return;
     const { i, s, use, temp, who } = cell.dataset;
-    const parts = [
-      this.nameOf(cell),
-      `GPU ${i}`,
-      WORDS[s],
-      who,
-      use && `${use}\u00a0%`,
-      temp && `${temp}\u00a0°C`,
-    ];
+    const parts = [this.nameOf(cell), `GPU ${i}`, WORDS[s], who, use && `${use}\u00a0%`, temp && `${temp}\u00a0°C`];
     if (cell.localName === "i") cell.setAttribute("aria-label", parts.filter(Boolean).join(", "));
     this.say(parts, byKey);
   }
