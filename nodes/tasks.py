@@ -13,6 +13,14 @@ def merge() -> None:
     merge(budget_s=10.0)
 
 
+@shared_task(name="nodes.tasks.pull", expires=10)
+def pull() -> None:
+    """Ask the dcgm-exporters that the site names, in place of agents."""
+    from nodes.telemetry.dcgm import pull
+
+    pull()
+
+
 @shared_task(name="nodes.tasks.thin", expires=600)
 def thin() -> None:
     """Keep less of what has become old."""

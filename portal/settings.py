@@ -78,6 +78,7 @@ VIGIL_AGENT = env("VIGIL_AGENT", "yes").lower() not in {
     "off",
 }  # `vigil up` starts one for its machine
 VIGIL_AGENT_HOME = VIGIL_HOME / "agent"  # its token and its buffer
+VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")  # node=http://host:9400/metrics,… or @FILE: asked for want of agents
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 
 
@@ -293,6 +294,7 @@ CELERY_TASK_DEFAULT_QUEUE = "work"
 CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "follow"} for name in ("submit", "follow", "wake")},
     "jobs.tasks.tail": {"queue": "tail"},
+    "nodes.tasks.pull": {"queue": "pull"},
 }
 CELERY_TIMEZONE = "UTC"
 

@@ -34,6 +34,8 @@ SCHEDULE: dict[str, dict[str, Any]] = {
 }
 if settings.VIGIL_REPORTS == "tail":
     SCHEDULE["tail"] = {"task": "jobs.tasks.tail", "schedule": 1.0, "options": {"expires": 1}}
+if settings.VIGIL_DCGM_EXPORTERS:
+    SCHEDULE["pull"] = {"task": "nodes.tasks.pull", "schedule": 10.0, "options": {"expires": 10}}
 
 app = Celery("vigil", fixups=[])
 app.config_from_object("django.conf:settings", namespace="CELERY")

@@ -39,7 +39,7 @@ HOPELESS_AFTER = 4
 NEED_KEYS = frozenset({"follow", "web"})
 KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
-STOP_ORDER = ((("beat", "agent", "demo", "work", "tail", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
+STOP_ORDER = ((("beat", "agent", "demo", "work", "tail", "pull", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
 
 
 def say(text: str) -> None:
@@ -156,6 +156,8 @@ class Up:
         self._start_worker("work", niceness=10)  # merging and verifying must not slow what people wait for
         if self.settings.VIGIL_REPORTS == "tail":
             self._start_worker("tail")
+        if self.settings.VIGIL_DCGM_EXPORTERS:
+            self._start_worker("pull")
         if self.settings.VIGIL_AGENT:
             self._start_agent()
         (self.home / "beat").mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,5 @@
-"""One worker process, for one queue: `follow` for what somebody waits for, `work` for the rest; `tail` reads spools.
+"""One worker process, for one queue: `follow` for what somebody waits for, `work` for the rest; `tail` reads spools,
+`pull` asks dcgm-exporters.
 
     python -m portal.worker QUEUE [more of `celery worker`'s options]
 
@@ -43,7 +44,7 @@ def keep_connections(**about: object) -> None:
 
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        sys.exit("a worker needs its queue: follow, work or tail")
+        sys.exit("a worker needs its queue: follow, work, tail or pull")
     queue, *more = arguments
     if queue == "follow":  # what its first task needs before it comes: somebody waits for it
         from jobs.following import follow, handover  # noqa: F401

@@ -16,7 +16,7 @@ from portal import counted
 from portal.exposition import CONTENT_TYPE, Family, written
 from portal.publish import connection
 
-QUEUES = ("follow", "work", "tail")
+QUEUES = ("follow", "work", "tail", "pull")
 
 
 @require_safe

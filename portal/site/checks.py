@@ -20,6 +20,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from jobs.disk import rundir, sharing
+from nodes.telemetry import exporters
 from portal.run import redis
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
 
@@ -118,6 +119,17 @@ def slurm_is_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[Ch
     if mentioned is None:
         return []
     return [Warning(f"{mentioned.detail[:1].upper()}{mentioned.detail[1:]}.", hint=mentioned.remedy, id="vigil.W006")]
+
+
+@register(TAG)
+def exporters_are_named(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """A slip there would leave machines untold of, and only the worker's log would say so."""
+    try:
+        exporters.exporters(settings.VIGIL_DCGM_EXPORTERS)
+    except ValueError as error:
+        hint = "Name each as NODE=http://HOST:9400/metrics, with commas between, or a line each in @FILE."
+        return [Error(f"VIGIL_DCGM_EXPORTERS: {error}", hint=hint, id="vigil.E008")]
+    return []
 
 
 @register(TAG)

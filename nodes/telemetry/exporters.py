@@ -1,0 +1,33 @@
+"""Which dcgm-exporters are asked: what VIGIL_DCGM_EXPORTERS says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nodes.telemetry.enrolment import NAME
+
+MOST_NODES = 2_000
+
+
+def exporters(setting: str) -> dict[str, str]:
+    """Addresses by node, of `node=http://host:9400/metrics` with commas between or, in @FILE, a line each.
+
+    Raises ValueError where that is something else.
+    """
+    entries = setting.split(",")
+    if setting.startswith("@"):
+        try:
+            lines = Path(setting[1:]).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{setting[1:]} cannot be read: {error}") from None
+        entries = [line.partition("#")[0] for line in lines]
+    found: dict[str, str] = {}
+    for entry in filter(None, map(str.strip, entries)):
+        node, _, url = entry.partition("=")
+        if not NAME.fullmatch(node) or not re.fullmatch(r"https?://[^\s/]+\S*", url):
+            raise ValueError(f"{entry[:100]!r} is not NODE=http://HOST:9400/metrics.")
+        if node in found or len(found) >= MOST_NODES:
+            raise ValueError(f"{node} is there twice, or more than {MOST_NODES:,} are.")
+        found[node] = url
+    return found

@@ -1,0 +1,238 @@
+"""Machines whose dcgm-exporter is asked in place of an agent, over a real HTTP server that answers well or badly."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+
+from nodes.models import Agent, AgentStream, Frame, Gpu, NodeEvent
+from nodes.tasks import pull
+from nodes.telemetry import dcgm, read
+from nodes.telemetry.exporters import exporters
+from portal.ticks import SCHEDULE
+from tests.lab import bearer, sysadmin
+from tests.nodes.telemetry.exporter import UUIDS, Exporter, serving, text
+from tests.nodes.telemetry.reporting import Machine
+from tests.stack import Stack
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def exporter(settings: Any) -> Iterator[Exporter]:
+    dcgm._failing.clear()
+    with serving() as made:
+        settings.VIGIL_DCGM_EXPORTERS = f"dgx-03={made.url}"
+        yield made
+
+
+def newest() -> dict[str, Any]:
+    found: dict[str, Any] = Agent.objects.get(node="dgx-03").newest["gpus"]
+    return found
+
+
+class TestTaken:
+    def test_as_a_post_of_an_agent(self, exporter: Exporter) -> None:
+        pull()
+        agent = Agent.objects.get()
+        assert (agent.node, agent.version, agent.is_silent()) == ("dgx-03", "dcgm-exporter", False)
+        gpus = [(gpu.uuid, gpu.index, gpu.minor, gpu.model, gpu.bus, gpu.memory_mib) for gpu in agent.gpus.all()]
+        model, memory = "NVIDIA H100 80GB HBM3", 80_559
+        assert gpus == [
+            (UUIDS[0], 0, 0, model, "00000000:05:00.0", memory),
+            (UUIDS[1], 1, 1, model, "00000000:06:00.0", memory),
+        ]
+        told = {name: newest()[UUIDS[0]][name] for name in ("gpu_percent", "memory_mib", "temperature_c", "watts")}
+        assert told == {"gpu_percent": 97, "memory_mib": 60_559, "temperature_c": 61, "watts": 403}
+        now = int(time.time())
+        for name, value in {
+            "sm_percent": 82, "sm_mhz": 1980, "memory_temperature_c": 58, "pcie_tx_mib": 31, "nvlink_rx_mib": 1000
+        }.items():  # fmt: skip
+            curve = read.gpu_curve(agent, agent.gpus.all()[1].pk, name, start=now - 60, end=now + 10)
+            assert curve.outline.min.tolist() == [value], name
+        assert not NodeEvent.objects.exists()
+
+    def test_each_ten_seconds_in_a_stream_of_its_own(self, exporter: Exporter) -> None:
+        for turn in range(3):
+            dcgm.take("dgx-03", text(DCGM_FI_DEV_GPU_UTIL=str(turn)), now=1_796_000_003.0 + 10 * turn)
+        assert list(AgentStream.objects.values_list("next_seq", flat=True)) == [3]
+        assert list(Frame.objects.order_by("at").values_list("at", "until")) == [
+            (1_796_000_000 + 10 * turn, 1_796_000_010 + 10 * turn) for turn in range(3)
+        ]
+
+    def test_over_rest_it_is_a_machine_like_others(self, exporter: Exporter) -> None:
+        pull()
+        found = bearer(sysadmin(), "read").get("/api/v1/nodes/dgx-03/gpus").json()["items"]
+        assert [gpu["newest"]["watts"] for gpu in found] == [403, 403]
+
+    def test_another_gpu_in_the_slot(self, exporter: Exporter) -> None:
+        pull()
+        exporter.body = text(gpus=1).encode()
+        pull()
+        assert list(Gpu.objects.filter(gone_at=None).values_list("uuid", flat=True)) == [UUIDS[0]]
+
+    @pytest.mark.parametrize("value", ["2147483632", "140737488355328.000000", "NaN", "-1", "101", "+Inf"])
+    def test_what_dcgm_does_not_know_is_not_told(self, exporter: Exporter, value: str) -> None:
+        exporter.body = text(DCGM_FI_DEV_GPU_UTIL=value).encode()
+        pull()
+        assert "gpu_percent" not in newest()[UUIDS[0]]
+        assert newest()[UUIDS[0]]["watts"] == 403
+
+
+class TestXids:
+    def xids(self, exporter: Exporter, *gauges: str) -> list[int | None]:
+        for gauge in gauges:
+            exporter.body = text(gpus=1, DCGM_FI_DEV_XID_ERRORS=gauge).encode()
+            pull()
+        return list(NodeEvent.objects.filter(kind="xid").order_by("pk").values_list("code", flat=True))
+
+    def test_a_change_is_one_event(self, exporter: Exporter) -> None:
+        assert self.xids(exporter, "0", "79", "79", "79") == [79]
+        event = NodeEvent.objects.get()
+        assert (event.gpu and event.gpu.uuid, event.count, event.is_confirmed) == (UUIDS[0], 1, False)
+        assert self.xids(exporter, "94", "94") == [79, 94]
+
+    def test_what_was_there_at_the_first_look_may_be_old(self, exporter: Exporter) -> None:
+        assert self.xids(exporter, "79", "79") == []
+        assert self.xids(exporter, "0", "79") == [79], "after a restart of the exporter it is a new one"
+
+    @pytest.mark.parametrize("gauge", ["-1", "NaN", "1e9", "2147483632"])
+    def test_what_is_no_number_of_one(self, exporter: Exporter, gauge: str) -> None:
+        assert self.xids(exporter, "0", gauge) == []
+
+
+class TestFaults:
+    def warned(self, caplog: pytest.LogCaptureFixture) -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [
+            ({"body": b""}, "it tells of no GPU"),
+            ({"body": b"<html>\xff\x00 DCGM_FI_DEV_GPU_UTIL 5" * 100}, "it tells of no GPU"),
+            ({"body": b'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 5\nDCGM_FI_DEV_GPU_UTIL{gpu="x",UUID="GPU-1"} 5'}, "of no GPU"),
+            ({"status": 500}, "it answers 500"),
+            ({"status": 302, "headers": {"Location": "http://169.254.169.254/"}}, "it answers 302"),
+            ({"headers": {"Content-Encoding": "gzip"}}, "it answers 200 gzip"),
+            ({"body": b"# " + b"x" * dcgm.MOST_BYTES}, "it answers more than 8 MiB"),
+        ],
+    )
+    def test_is_told_once_and_takes_nothing(
+        self, exporter: Exporter, caplog: pytest.LogCaptureFixture, spoil: dict[str, Any], said: str
+    ) -> None:
+        for name, value in spoil.items():
+            setattr(exporter, name, value)
+        pull()
+        pull()
+        (warning,) = self.warned(caplog)
+        assert "dgx-03: its dcgm-exporter tells nothing" in warning
+        assert said in warning
+        assert not Frame.objects.exists()
+
+    def test_one_that_never_ends_is_left(
+        self, exporter: Exporter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dcgm, "EACH_S", 0.3)
+        exporter.write = exporter.drip
+        pull()
+        assert "it does not come to an end" in self.warned(caplog)[0]
+
+    def test_one_that_is_not_there_keeps_no_other_waiting(
+        self, exporter: Exporter, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings.VIGIL_DCGM_EXPORTERS = f"dgx-02=http://127.0.0.1:1/metrics,dgx-03={exporter.url}"
+        pull()
+        assert list(Agent.objects.exclude(heard_at=None).values_list("node", flat=True)) == ["dgx-03"]
+        assert "dgx-02" in self.warned(caplog)[0]
+
+    def test_all_that_do_not_answer_in_time_are_left_to_the_next_turn(
+        self, exporter: Exporter, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dcgm, "AT_ONCE", 1)
+        exporter.write = exporter.drip
+        settings.VIGIL_DCGM_EXPORTERS = ",".join(f"n{i}={exporter.url}" for i in range(5))
+        began = time.monotonic()
+        assert dcgm.pull(budget_s=0.4) == 0
+        assert time.monotonic() - began < 30
+        assert any("were not asked in time" in one for one in self.warned(caplog))
+
+    def test_an_agent_of_its_own_goes_first(self, exporter: Exporter, caplog: pytest.LogCaptureFixture) -> None:
+        one = Machine(node="dgx-03")
+        one.post(one.batch(int(time.time()) - 10, gpu_percent=5))
+        pull()
+        assert "an agent reports from this machine" in self.warned(caplog)[0]
+        assert AgentStream.objects.count() == 1
+        Agent.objects.update(heard_at=None)
+        pull()
+        assert AgentStream.objects.count() == 2, "once that is silent"
+
+    def test_of_a_thousand_gpus_no_more_than_a_machine_has(self) -> None:
+        lines = "\n".join(f'DCGM_FI_DEV_GPU_UTIL{{gpu="{i}",UUID="GPU-{i}"}} 5' for i in range(1_000))
+        dcgm.take("dgx-03", lines, now=time.time())
+        assert Gpu.objects.count() == 64
+
+    def test_hostile_labels_are_bounded_and_escaped(self, exporter: Exporter) -> None:
+        exporter.body = text(gpus=1, model="<script>\\n" + "x" * 500).encode()
+        pull()
+        assert len(Gpu.objects.get().model) <= 128
+        assert "\n" not in Gpu.objects.get().model
+
+
+class TestSetting:
+    def test_in_line_and_in_a_file(self, tmp_path: Path) -> None:
+        one, two = "http://dgx-01:9400/metrics", "https://10.0.0.2:9400/metrics"
+        wanted = {"dgx-01": one, "dgx-02.lab": two}
+        assert exporters(f"dgx-01={one}, dgx-02.lab={two},") == wanted
+        file = tmp_path / "exporters"
+        file.write_text(f"# ours\ndgx-01={one}\n\n  dgx-02.lab={two}  # the new one\n")
+        assert exporters(f"@{file}") == wanted
+        assert exporters("") == {}
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            "dgx-01",
+            "dgx-01=ftp://x/",
+            "=http://x/",
+            "a b=http://x/",
+            "a=http://x/,a=http://y/",
+            "@/none",
+            "a=http:///x",
+        ],
+    )
+    def test_a_slip_is_told_at_the_start(self, settings: Any, setting: str) -> None:
+        with pytest.raises(ValueError, match=r"."):
+            exporters(setting)
+        settings.VIGIL_DCGM_EXPORTERS = setting
+        with pytest.raises(SystemCheckError, match="VIGIL_DCGM_EXPORTERS"):
+            call_command("check", tags=["vigil"])
+
+    def test_a_file_that_has_gone_meanwhile_is_told_once(self, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+        dcgm._failing.clear()
+        settings.VIGIL_DCGM_EXPORTERS = "@/none"
+        pull()
+        pull()
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_nothing_is_asked_where_none_is_named() -> None:
+    assert "pull" not in SCHEDULE
+
+
+@pytest.mark.slow
+def test_a_whole_portal_asks_it(exporter: Exporter, make_stack: Callable[..., Stack]) -> None:
+    stack = make_stack(VIGIL_DCGM_EXPORTERS=f"dgx-03={exporter.url}", VIGIL_AGENT="no")
+    stack.start()
+    with stack.client() as client:
+        told = until(lambda: [one for one in client.get("/api/v1/agents").json()["items"] if one["heard_at"]])
+        assert [(one["node"], one["version"], one["gpus"]) for one in told] == [("dgx-03", "dcgm-exporter", 2)]
+        asked = exporter.asked
+        assert until(lambda: exporter.asked > asked), "again"
