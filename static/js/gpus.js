@@ -11,7 +11,7 @@ const COLOURS = { gpu_percent: 3, memory_mib: 6, temperature_c: 2, watts: 5 };
 const read = () => JSON.parse(document.getElementById("heat-data").textContent);
 let data = read();
 const x = timeAxis(data.zone);
-const canvas = document.querySelector("#heat canvas");
+const canvas = document.querySelector(".heat-box canvas");
 const said = document.getElementById("cell");
 
 // The address has the field, the stretch of time and the row that a person chose.
@@ -207,13 +207,14 @@ async function renew() {
   await htmx.ajax("GET", location.href, { target: "#told", swap: "innerHTML" });
   const table = document.getElementById("data");
   if (table && open) table.open = true;
+  show();
   for (const link of document.querySelectorAll("[data-field]")) {
     const now = query();
-    link.toggleAttribute("aria-current", link.dataset.field === data.field);
+    if (link.dataset.field === data.field) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
     now.set("field", link.dataset.field);
     link.href = `?${now}`;
   }
-  show();
 }
 
 document.addEventListener("click", (event) => {

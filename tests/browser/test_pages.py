@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 CLUSTER = ["/cluster", "/nodes", "/nodes/dgx-02", "/queue", "/agents", "/racks"]
 PAGES = ["/", "/jobs", "/jobs?state=bad", "/jobs?q=nothing-like-it&since=7d", "/submit", "/me/", *CLUSTER]
-TABS = ["", "/logs", "/checkpoints", "/attempts", "/spec"]
+TABS = ["", "/logs", "/checkpoints", "/gpus", "/attempts", "/spec"]
 
 # What a reader of the page would trip over. Hidden things are not read.
 TRIPS = """() => {

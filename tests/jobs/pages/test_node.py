@@ -180,7 +180,7 @@ class TestOthers:
         machine, now = machine_at_work(), int(time.time())
         held(job)
         mine = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": "secret.py", "memory_mib": 5, "job": str(job.pk)}
-        machine.post({**machine.batch(now, gpu_percent=97, watts=650), "processes": [mine]})
+        machine.post({**machine.batch(now, gpu_percent=[[97] * 10, [40] * 10]), "processes": [mine]})
         machine.post(machine.event("xid", now, gpu=UUIDS[0], xid=31, seq=1, text="pid=5, name=secret.py"))
 
     def test_from_a_stranger(self, noor: User) -> None:
