@@ -86,17 +86,12 @@ def slow_mount(source: str, *, at: datetime, minutes: float, mount: str = "/home
     """A mount that every machine found slow, each a moment later than the one before; how many events that are."""
     from nodes.models import Agent, NodeEvent
 
-    agents = list(Agent.objects.all())
-    for agent in agents:
-        topology = [[f"NV{(i * j) % 18}" for i in range(GPUS)] for j in range(GPUS)]
-        agent.facts = {"mounts": [{"mount": mount, "type": "nfs4", "source": source}], "topology": topology * 6}
-    Agent.objects.bulk_update(agents, ["facts"], batch_size=100)
     events = [
         NodeEvent(
-            agent=agent, kind="mount.slow", at=at + timedelta(seconds=i % 60), data={"mount": mount},
+            agent_id=pk, kind="mount.slow", at=at + timedelta(seconds=i % 60), data={"mount": mount, "source": source},
             last_at=at + timedelta(minutes=minutes, seconds=i % 7),
         )
-        for i, agent in enumerate(agents)
+        for i, pk in enumerate(Agent.objects.values_list("pk", flat=True))
     ]  # fmt: skip
     NodeEvent.objects.bulk_create(events, batch_size=200)
     return len(events)

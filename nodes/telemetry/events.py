@@ -101,7 +101,8 @@ def _open_or_add(agent: Agent, event: Happening, told: _Told) -> None:
         NodeEvent.objects.create(
             agent=agent, gpu=gpu, kind=event.kind, code=told.code, text=told.text, at=at, last_at=last_at,
             is_open=lasts, count=count, is_confirmed=told.is_confirmed, boot_id=told.boot_id,
-            first_seq=told.first_seq, last_seq=told.last_seq, fingerprint=told.fingerprint, data=cleaned(event.more),
+            first_seq=told.first_seq, last_seq=told.last_seq, fingerprint=told.fingerprint,
+            data=cleaned(event.more) | _mounted(agent, event),
         )  # fmt: skip
     elif before is not None and not lasts:
         NodeEvent.objects.filter(pk=before.pk).update(
@@ -114,6 +115,16 @@ def _open_or_add(agent: Agent, event: Happening, told: _Told) -> None:
         )
     if gpu is not None and event.kind == "gpu.lost":
         Gpu.objects.filter(pk=gpu.pk).update(lost_at=at)
+
+
+def _mounted(agent: Agent, event: Happening) -> dict[str, str]:
+    """Of a mount's event: what is mounted there, by which file systems of several machines are known to be one."""
+    path = untrusted.line(event.more.get("mount"), 300)
+    mounts = agent.facts.get("mounts") if path else None
+    for one in mounts if isinstance(mounts, list) else ():
+        if isinstance(one, dict) and one.get("mount") == path:
+            return {"source": untrusted.line(one.get("source"), 300)}
+    return {}
 
 
 def _alike(agent: Agent, told: _Told, at: datetime, *, lasts: bool) -> NodeEvent | None:

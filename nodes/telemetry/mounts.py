@@ -19,9 +19,7 @@ TOGETHER = timedelta(minutes=2)
 FEWEST = 2  # machines
 MOST = 20_000  # rows of one look
 LONGEST = timedelta(days=7)  # what began before is not looked for
-_FIELDS = (
-    "agent__node", "data__mount", "data__source", "agent__facts__mounts", "at", "last_at", "is_open", "agent__heard_at",
-)  # fmt: skip
+_FIELDS = ("agent__node", "data", "at", "last_at", "is_open", "agent__heard_at")
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class SlowFileSystem:
     at: datetime = datetime.min.replace(tzinfo=UTC)
     last_began: datetime = datetime.min.replace(tzinfo=UTC)
     until: datetime | None = None
+    _known: set[str] = field(default_factory=set, repr=False, compare=False)  # nodes and mounts, for a thousand of them
 
     @property
     def name(self) -> str:
@@ -111,27 +110,18 @@ def _belongs(row: SlowMount, event: SlowFileSystem) -> bool:
 
 
 def _add(event: SlowFileSystem, row: SlowMount) -> None:
-    if row.node not in event.nodes:
-        event.nodes.append(row.node)
-    if row.mount not in event.mounts:
-        event.mounts.append(row.mount)
+    for there, one in ((event.nodes, f"node {row.node}"), (event.mounts, f"mount {row.mount}")):
+        if one not in event._known:
+            event._known.add(one)
+            there.append(one.partition(" ")[2])
     event.last_began = row.at
     event.until = None if event.until is None or row.until is None else max(event.until, row.until)
 
 
 def _slow_mount(row: Sequence[Any], silent: datetime) -> SlowMount:
     """A row as it was told by a machine, whatever it told; of one that fell silent nobody knows that it still is."""
-    node, mount, source, mounts, at, last_at, is_open, heard_at = row
-    path = untrusted.line(mount, 300)
+    node, data, at, last_at, is_open, heard_at = row
     until = last_at
     if is_open:
         until = None if heard_at and heard_at >= silent else max(last_at, heard_at or last_at)
-    return SlowMount(node, path, untrusted.line(source, 300) or _source(mounts, path), at, until)
-
-
-def _source(mounts: object, path: str) -> str:
-    """What a machine's facts say is mounted there."""
-    for one in mounts if isinstance(mounts, list) else ():
-        if isinstance(one, dict) and one.get("mount") == path:
-            return untrusted.line(one.get("source"), 300)
-    return ""
+    return SlowMount(node, untrusted.line(data.get("mount")), untrusted.line(data.get("source")), at, until)

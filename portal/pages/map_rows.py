@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import BooleanField, ExpressionWrapper, Q
@@ -25,6 +26,7 @@ from portal.models import User
 _AGENT = ("pk", "node", "heard_at", "newest", "is_made_up")
 _GPU = ("agent_id", "pk", "uuid", "index", "lost_at", "slowdown_c", "power_cap_watts")
 _HOLDING = ("gpu_id", "pk", "scheduler_id", "user", "name", "is_long")
+_BY_INDEX = itemgetter(3)
 _NODE = ("name", "state", "reason", "partitions", "cpus", "cpus_used", "gpus", "gpus_used", "gpus_allocated")
 
 
@@ -127,10 +129,10 @@ def _told(user: User, now: datetime, names: Iterable[str] | None) -> _Told:
     if names is not None:
         there, held = there.filter(agent__in=agents), held.filter(agent__in=agents)
     gpus: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for row in there.order_by("agent_id", "index").values_list(*_GPU):
+    for row in there.order_by().values_list(*_GPU):
         gpus[row[0]].append(row)
     is_long = ExpressionWrapper(Q(since__lte=now - IDLE_AFTER), BooleanField())
-    holdings = {row[0]: row for row in held.annotate(is_long=is_long).order_by("since").values_list(*_HOLDING)}
+    holdings = {row[0]: row for row in held.annotate(is_long=is_long).order_by("pk").values_list(*_HOLDING)}
     visible = None if sees_all(user) else set(visible_holdings(user).filter(until=None).values_list("pk", flat=True))
     return _Told(by_node, gpus, holdings, visible)
 
@@ -148,7 +150,9 @@ def _fill(machine: Machine, node: tuple[Any, ...] | None, told: _Told, now: date
     newest = {} if machine.is_silent or agent is None else agent[3].get("gpus", {})
     holders = {held.scheduler_id: _known(held) for held in machine.held if held.user}
     idle_from = now.timestamp() - IDLE_AFTER.total_seconds()
-    machine.devices = [_device(row, newest.get(row[2], {}), told, holders, idle_from) for row in rows]
+    machine.devices = [
+        _device(row, newest.get(row[2], {}), told, holders, idle_from) for row in sorted(rows, key=_BY_INDEX)
+    ]
 
 
 def _device(

@@ -6,7 +6,7 @@ import { CellMap } from "./map_cells.js";
 
 const EVERY_MS = 15_000;
 const GAP_PX = 6;
-const FRAME_MS = 5; // of one frame that cells may take; painting comes on top
+const FRAME_MS = 3; // of one frame that cells may take; painting comes on top
 const AT_ONCE = 32; // machines
 const MOST_TOLD = 5_000; // a hidden page has no frames
 
