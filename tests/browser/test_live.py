@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from jobs import live
 from tests.stack import REPOSITORY
@@ -80,12 +80,15 @@ class Scene:
         return urls
 
 
+def _script(body: str) -> Callable[[Route], None]:
+    return lambda route: route.fulfill(body=body, content_type="text/javascript")
+
+
 @pytest.fixture
 def scene(chromium: Browser) -> Iterator[Scene]:
     page = chromium.new_page()
     for name in ("live.js", "socket.js"):
-        source = (REPOSITORY / "static" / "js" / name).read_text()
-        page.route(f"**/{name}", lambda route, body=source: route.fulfill(body=body, content_type="text/javascript"))
+        page.route(f"**/{name}", _script((REPOSITORY / "static" / "js" / name).read_text()))
     page.route("**/page", lambda route: route.fulfill(body="<!doctype html><title>x</title>", content_type="text/html"))
     page.clock.install()
     page.goto("http://vigil.test/page")
