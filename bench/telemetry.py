@@ -363,7 +363,7 @@ def _fill_day(agent: Any) -> None:
         rows = []
         for at in range(START + 4 * WINDOW_S, START + 86_400, WINDOW_S):
             step = np.arange(at, at + WINDOW_S, dtype=np.int64)
-            value = 640.0 + noise.integers(-12, 12, WINDOW_S)
+            value = np.asarray(640 + noise.integers(-12, 12, WINDOW_S), np.float64)
             rows.append(store.merged_row(series_id, 0, 0, Points(step, np.full(WINDOW_S, float(at)), value)))
         store.insert(rows)
 

@@ -10,8 +10,9 @@ from django.http import StreamingHttpResponse
 from ninja import Query
 from numpy.typing import NDArray
 
-from jobs.api.machines import NO_AGENT, WantedMachineSeries, agent_of, chosen, router, span
+from jobs.api.machines import NO_AGENT, WantedMachineSeries, agent_of, chosen, span
 from jobs.listing.sight import Sight, sight
+from nodes.api import agents
 from nodes.models import Agent, Gpu
 from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
@@ -20,6 +21,7 @@ from portal.http.api import ApiRequest, stream
 from portal.http.openapi import described
 from portal.models import User
 
+router = agents.machines  # the rest of a machine's addresses are on it, too
 CSV_HEADER = "node,gpu,name,time,value\n"
 POINTS = 200_000  # of one curve that is read at once
 COLUMNS: dict[str, parquet.Kind] = {
