@@ -48,7 +48,7 @@ class WasteRow(Schema):
     project: str = Field(description="Empty: the job went past Vigil, or these are many.")
     person: str = Field(description="A person here, else the scheduler's user; empty: these are many.")
     job: int | None = Field(description="Vigil's number, where it is a job of Vigil's that you can see.")
-    scheduler_id: str
+    scheduler_id: str = Field(description="Of a job with several attempts it is one's.")
     held_hours: float = Field(description="GPU-hours in which it was sampled while it was held.")
     used_hours: float = Field(description="The same times the utilisation.")
     idle_hours: float = Field(description="Of those held, the ones in which nothing was done at all.")

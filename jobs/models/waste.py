@@ -29,13 +29,13 @@ class GpuHours(models.Model):
 
 
 class JobHours(models.Model):
-    """The GPU-seconds of one of the scheduler's jobs over all its days: `nodes.models.GpuUse` of it together.
+    """The GPU-seconds of one job over all its days: of one of Vigil's over all its attempts, else of the scheduler's.
 
     So the jobs of many days are put in order without adding up all of their days first.
     """
 
-    scheduler_id = models.CharField(max_length=64, db_index=True)
-    job = models.BigIntegerField(null=True, help_text="Vigil's number of it; null: it is not Vigil's.")
+    scheduler_id = models.CharField(max_length=64, db_index=True, help_text="Of several attempts one's.")
+    job = models.BigIntegerField(null=True, db_index=True, help_text="Vigil's number of it; null: it is not Vigil's.")
     project = models.ForeignKey(Project, models.CASCADE, null=True, related_name="+", db_index=False)
     person = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, related_name="+", db_index=False)
     user = models.CharField(max_length=255, blank=True)

@@ -7,7 +7,7 @@ marked, and found here by that mark: late samples of a day long past as well.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -79,7 +79,7 @@ def _add_day(held: Held, day: date) -> None:
         owners = _owners(day, some)
         with held.writing():
             _assign(some, owners)
-            _add_jobs({row.scheduler_id for row in some})
+            _add_jobs(some, owners)
     with held.writing():
         # What was counted since the look has marked its row anew, and is in these sums or in the next.
         waiting.filter(pk__lte=rows[-1].pk).update(is_added=True)
@@ -96,23 +96,27 @@ def _assign(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
             GpuUse.objects.filter(pk=row.pk).update(**told)
 
 
-def _add_jobs(scheduler_ids: Collection[str]) -> None:
-    """Each job's days together; of a number that the scheduler has used again there are several jobs."""
-    days = GpuUse.objects.filter(scheduler_id__in=scheduler_ids).order_by().values("scheduler_id", "job")
-    sums = days.annotate(
-        of=Max("project"), by=Max("person"), whose=Max("user"), first=Min("day"), last=Max("day"), held=Sum("held_s"),
-        used=Sum("used_s"), idle=Sum("idle_s"),
+def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
+    """Each job's days together: of a job of Vigil's over all its attempts, of others by the scheduler's number."""
+    jobs = {owner.job for owner in owners.values() if owner.job is not None}
+    changed = {row.scheduler_id for row in rows}
+    attempts = Attempt.objects.filter(job__in=jobs).exclude(scheduler_id="").order_by()
+    days = GpuUse.objects.filter(scheduler_id__in=changed | set(attempts.values_list("scheduler_id", flat=True)))
+    own = Case(When(job=None, then=F("scheduler_id")), default=Value(""))
+    sums = days.order_by().annotate(own=own).values("own", "job").annotate(
+        number=Max("scheduler_id"), of=Max("project"), by=Max("person"), whose=Max("user"), first=Min("day"),
+        last=Max("day"), held=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s"),
     )  # fmt: skip
-    rows = [
+    made = [
         JobHours(
-            scheduler_id=one["scheduler_id"], job=one["job"], project_id=one["of"], person_id=one["by"],
-            user=one["whose"], first_day=one["first"], last_day=one["last"], held_s=one["held"], used_s=one["used"],
-            idle_s=one["idle"],
+            scheduler_id=one["number"], job=one["job"], project_id=one["of"], person_id=one["by"], user=one["whose"],
+            first_day=one["first"], last_day=one["last"], held_s=one["held"], used_s=one["used"], idle_s=one["idle"],
         )
         for one in sums
+        if one["job"] in jobs or (one["job"] is None and one["own"] in changed)  # a number may be another's, too
     ]  # fmt: skip
-    JobHours.objects.filter(scheduler_id__in=scheduler_ids).delete()
-    JobHours.objects.bulk_create(rows)
+    JobHours.objects.filter(Q(job__in=jobs) | Q(job=None, scheduler_id__in=changed)).delete()
+    JobHours.objects.bulk_create(made)
 
 
 def _owners(day: date, rows: Sequence[GpuUse]) -> dict[int, _Owner]:

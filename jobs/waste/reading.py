@@ -13,7 +13,7 @@ from django.db.models.functions import NullIf
 from django.urls import reverse
 
 from jobs.listing.sight import sees_all
-from jobs.models import GpuHours, Job, JobHours
+from jobs.models import Attempt, GpuHours, Job, JobHours
 from jobs.waste.telling import IdleJob, idle_jobs
 from nodes.models import GpuUse, Holding
 from portal.models import Project, User
@@ -192,16 +192,25 @@ def _place(one: JobHours, wanted: Wanted) -> float:
 def _older(user: User, since: date) -> list[JobHours]:
     """Jobs that began before these days and went on in them, with what they did in these days alone."""
     many_days = JobHours.objects.filter(last_day__gt=F("first_day"), last_day__gte=since, first_day__lt=since)
-    rows = {(one.scheduler_id, one.job): one for one in _seen(user, many_days)}
-    ids = sorted({scheduler_id for scheduler_id, _ in rows})
-    found = []
+    rows = {(one.job, "" if one.job else one.scheduler_id): one for one in _seen(user, many_days)}
+    attempts = Attempt.objects.filter(job__in=[job for job, _ in rows if job]).exclude(scheduler_id="")
+    ids = {one.scheduler_id for one in rows.values()} | set(attempts.values_list("scheduler_id", flat=True))
+    sums = _days_of(sorted(ids), since)
+    for key, one in rows.items():
+        one.held_s, one.used_s, one.idle_s = sums.get(key, (0.0, 0.0, 0.0))
+    return [one for one in rows.values() if one.held_s]
+
+
+def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tuple[float, float, float]]:
+    """What jobs did since, in seconds: by Vigil's number of each, else by the scheduler's."""
+    found: dict[tuple[int | None, str], tuple[float, float, float]] = {}
     for at in range(0, len(ids), 500):
         days = GpuUse.objects.filter(scheduler_id__in=ids[at : at + 500], day__gte=since).order_by()
         sums = days.values_list("scheduler_id", "job").annotate(Sum("held_s"), Sum("used_s"), Sum("idle_s"))
-        for scheduler_id, job, *told in sums:
-            if (one := rows.get((scheduler_id, job))) is not None:
-                one.held_s, one.used_s, one.idle_s = told
-                found.append(one)
+        for scheduler_id, job, held, used, idle in sums:
+            key = (job, "" if job else scheduler_id)
+            before = found.get(key, (0.0, 0.0, 0.0))
+            found[key] = (before[0] + held, before[1] + used, before[2] + idle)
     return found
 
 

@@ -38,6 +38,15 @@ def figure(value: float) -> str:
     return formatting.count(round(value)) if value >= 9.95 else f"{value:.1f}".removesuffix(".0")
 
 
+def cells(hours: Hours) -> dict[str, str]:
+    """Its figures as a table has them: none shorter than a tenth of an hour."""
+    return {name: _cell(getattr(hours, name)) for name in ("held", "used", "idle")}
+
+
+def _cell(value: float) -> str:
+    return "< 0.1" if 0 < value < LITTLE else formatting.count(round(value)) if value >= 99.95 else f"{value:.1f}"
+
+
 def _were(value: float) -> str:
     return "was" if figure(value) == "1" else "were"
 

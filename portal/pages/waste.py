@@ -31,7 +31,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "place": "waste",
         "wanted": wanted,
         "since": wanted.since(now),
-        "found": found,
+        "lines": [(row, saying.cells(row.hours)) for row in found.rows],
         "say": saying.say(found, wanted, sum(len(job.idle) for job, _ in idle)),
         "idle": idle,
         "windows": [(days, "Today" if days == 1 else formatting.plural(days, "day")) for days in WINDOWS],

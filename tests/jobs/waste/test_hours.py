@@ -145,6 +145,23 @@ class TestCounting:
         waste()
         assert Holding.objects.get().until == end, "of another holding, by an attempt of the same number"
 
+    def test_a_jobs_attempts_are_one_job(self) -> None:
+        ann = person("ann", a_project())
+        job = vigils(ann, "7", name="lora", attempt={"started_at": timezone.now() - timedelta(days=9)})
+        later = {"state": "running", "scheduler_id": "9", "submitted_at": timezone.now(), "started_at": timezone.now()}
+        Attempt.objects.create(job=job, number=2, **later)
+        use("7", "vigil", (50, 0, 50), days_ago=8)
+        use("7", "vigil", (3, 0, 3), days_ago=2)
+        use("9", "vigil", (2, 1, 1))
+        adding.add()
+        (row,) = asked(ann, "by=job&days=10")["items"]
+        assert (row["name"], row["job"], row["held_hours"]) == ("lora", job.pk, 55)
+        (row,) = asked(ann, "by=job&days=7")["items"]
+        assert row["held_hours"] == 5
+        use("9", "vigil", (4, 1, 1))
+        adding.add()
+        assert [one["held_hours"] for one in asked(ann, "by=job&days=7")["items"]] == [7]
+
     def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
         ann = person("ann", slurm_user="ann")
         for days_ago, number in ((9, 50), (8, 40), (3, 2), (0, 1)):
