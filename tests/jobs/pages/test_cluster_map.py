@@ -276,7 +276,8 @@ def test_the_page_with_all_four_answers(mira: User) -> None:
     assert 'id="by-heat" checked' in html.replace('value="heat" ', "")
     assert "<b>A & 1</b></a> · 61 °C" in html
     assert "2 of 2 in use · 0.8 kW" in html
-    cell = re.search(r'<a class="gpu s\d" href="/nodes/dgx-01#gpu-0" [^>]+>', html)
+    first = Gpu.objects.get(uuid=UUIDS[0]).pk
+    cell = re.search(rf'<a class="gpu s\d" href="/nodes/dgx-01#gpu-{first}" [^>]+>', html)
     assert cell
     for attribute in (
         'data-s="busy"', 'data-u="8"', 'data-use="93"', 'data-t="4"', 'data-temp="61"', 'data-owner="mi"', "data-mine",
