@@ -17,6 +17,7 @@ from portal.series.read import Curve
 
 MOST_RESTARTS = 200
 FIRST_POINTS = 500
+SPEEDS = ("tokens_per_second", "samples_per_second", "step_seconds")
 
 
 def marks(life: Life) -> dict[str, Any]:

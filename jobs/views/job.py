@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from jobs.disk.provenance import history
 from jobs.errors import SpecError
 from jobs.gathering import charts as curves
-from jobs.gathering import gpu_tab, guard_events, layouts
+from jobs.gathering import gpu_tab, guard_events, layouts, slow_mounts
 from jobs.gathering import life as lives
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.presenting import attached, charts, environments, sentence, slurm_steps
@@ -31,6 +31,7 @@ from jobs.why.reasons import reason_of
 from portal.access import can, user_of
 
 OVERVIEW_CHECKPOINTS = 6
+SHOWN_SLOW = 3  # times that a mount was slow, in words
 MOST_READ = 25  # attempts whose environments are read from disk for one page
 
 
@@ -92,12 +93,14 @@ def life(request: HttpRequest, job_id: int) -> HttpResponse:
 def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
     """What of the overview changes while the job lives, beside its charts."""
     newest, has_more = guard_events.newest(page.life.latest)
+    slow = slow_mounts.of(page.life)
+    newest += [(one.at, one.text) for one in slow if one.attempt == page.life.latest][-SHOWN_SLOW:]
     return {
-        "marks": curves.marks(page.life),
+        "marks": curves.marks(page.life) | ({"slow": slow_mounts.by_step(page.life, slow)} if slow else {}),
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
         "shown": performance.tell(page.life, may_change=page.may_change),
         "finding": gpu_tab.low_use(page.life),
-        "warnings": newest,
+        "warnings": sorted(newest, reverse=True),
         "has_more_warnings": has_more,
         **_waits(request, page),
     }

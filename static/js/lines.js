@@ -1,6 +1,6 @@
 // Which lines a chart has, what stands in their columns, and how uPlot (a global) draws them.
 import { align, gapsIn, smooth } from "./curves.js";
-import { paintAttempts, paintGaps, paintLimits, tint, token } from "./paint.js";
+import { paintAttempts, paintGaps, paintLimits, paintSlow, tint, token } from "./paint.js";
 import { label } from "./ranges.js";
 
 // The lines drawn, in order: {key, label, color, digits, kind, of}. Bands come as low, high, then their middle.
@@ -57,6 +57,9 @@ function oddOf(curve) {
   const since = gapsIn(curve.steps, curve.main).filter(([from, to]) => !told.some(([a, b]) => from >= a && to <= b));
   return [...told, ...since];
 }
+
+// Charts of throughput: what they show of a slow file system is its doing.
+const SPEEDS = new Set(["speed", "step_seconds", "tokens_per_second", "samples_per_second"]);
 
 const isHidden = (line) => ["low", "high", "fact"].includes(line?.kind);
 
@@ -127,6 +130,7 @@ function options(chart) {
       drawClear: [
         (u) => {
           paintAttempts(u, spec);
+          if (SPEEDS.has(spec.id)) paintSlow(u, spec.slow || []);
           spec.under?.(u, chart);
           for (const ghost of chart.ghostsShown()) ghost.paint(u, chart);
           paintGaps(u, chart.gaps);

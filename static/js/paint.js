@@ -53,6 +53,27 @@ export function paintAttempts(u, { breaks = [], restarts = [] }) {
   ctx.restore();
 }
 
+// Where a shared file system was slow: [from, to, words], which stand there if there is room.
+export function paintSlow(u, slow) {
+  const { ctx, bbox } = u;
+  const ratio = devicePixelRatio;
+  ctx.save();
+  ctx.font = `500 ${10 * ratio}px Inter`;
+  ctx.textAlign = "left";
+  ctx.textBaseline = "bottom";
+  for (const [first, last, words] of slow) {
+    const from = Math.max(bbox.left, u.valToPos(first, "x", true));
+    const to = Math.min(bbox.left + bbox.width, u.valToPos(last, "x", true));
+    if (to <= from) continue;
+    ctx.fillStyle = token("--warn", 0.16);
+    ctx.fillRect(from, bbox.top, Math.max(ratio, to - from), bbox.height);
+    ctx.fillStyle = token("--muted");
+    const room = bbox.left + bbox.width - to - 4 * ratio;
+    if (ctx.measureText(words).width < room) ctx.fillText(words, to + 4 * ratio, bbox.top + bbox.height - 2 * ratio);
+  }
+  ctx.restore();
+}
+
 // Where values were NaN or infinite: the line stops, and a red foot says why.
 export function paintGaps(u, gaps) {
   const { ctx, bbox } = u;

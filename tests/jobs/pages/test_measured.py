@@ -1,7 +1,10 @@
 """What a job's page tells of how well it runs, from what its trainer told."""
 
+import time
+from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from django.test import Client
 from django.utils import timezone
@@ -9,9 +12,12 @@ from django.utils import timezone
 from jobs.intake import reports
 from jobs.models import Event, Job
 from portal.models import Project, User
+from portal.series import store
+from portal.series.store import Fresh
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled, attempt_of, post
 from tests.lab import a_job
+from tests.nodes.telemetry.reporting import Machine
 
 pytestmark = pytest.mark.django_db
 VERDICT: dict[str, Any] = {
@@ -138,3 +144,28 @@ def test_charts_of_what_there_is(client: Client, job: Job) -> None:
     assert charts() == usual
     reports.take(job.latest.pk, post(Spooled().log(1, mfu=0.4, communication_share=0.1)))  # type: ignore[union-attr]
     assert charts() == [*usual[:2], "mfu", "communication_share", *usual[2:]]
+
+
+def test_a_slow_mount_is_marked_on_the_steps_done_meanwhile(client: Client, job: Job) -> None:
+    """On its own nodes, while it ran; the same mount on two of them is one."""
+    attempt = job.latest
+    assert attempt is not None
+    began = time.time() - 600
+    attempt.started_at, attempt.nodes = datetime.fromtimestamp(began, UTC), ["dgx-01", "dgx-02"]
+    attempt.save()
+    ids = store.declare(("attempt", attempt.pk), ["tokens_per_second"])
+    runs = [(0, began + 10 * step, 1) for step in range(60)]
+    store.append(ids, [Fresh("tokens_per_second", 0, runs, np.arange(60), np.full(60, 9.0))])
+    for node in ("dgx-01", "dgx-02", "dgx-03"):
+        machine = Machine(node)
+        machine.post(machine.event("mount.slow", began + 100, mount="/<b>data</b>", since=began + 100))
+        machine.post(machine.event("mount.well", began + 220, mount="/<b>data</b>", seconds=120))
+    answer = client.get(f"/jobs/{job.pk}")
+    ((first, last, words),) = answer.context["marks"]["slow"]
+    assert (round(first), round(last)) == (10, 22)
+    assert words == "/<b>data</b> was slow for 2\N{NO-BREAK SPACE}min"
+    assert "/&lt;b&gt;data&lt;/b&gt; was slow for 2 min" in text(answer)
+    assert "<b>data" not in text(answer)
+    attempt.nodes = ["dgx-04"]
+    attempt.save()
+    assert "slow" not in client.get(f"/jobs/{job.pk}").context["marks"]
