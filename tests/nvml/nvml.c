@@ -10,6 +10,7 @@
  *   * reload 1                      whoever opened the library under another number must open it again
  *   * init !9, * call !18           the library cannot be opened; every call fails
  *   3 uuid GPU-…, 3 name …          another GPU in the slot
+ *   3 minor 0                       N of its /dev/nvidiaN, where that is not its place
  *   3 mig 1                         it is cut up: its use is not told, its slices are
  *   3 slice INSTANCE MIB            one of them
  *   3 process PID MIB [INSTANCE]    one on it
@@ -217,7 +218,8 @@ TEXT(nvmlDeviceGetSerial, "serial", "16500000%05d")
 TEXT(nvmlDeviceGetVbiosVersion, "vbios", "96.00.74.00.01")
 int nvmlDeviceGetIndex(gpu_t *gpu, unsigned *to) { *to = gpu->index; return ready(gpu); }
 int nvmlDeviceGetMinorNumber(gpu_t *gpu, unsigned *to) {
-    *to = gpu->index;
+    const char *told = said(gpu->index, "minor");
+    *to = told ? (unsigned)atoi(told) : (unsigned)gpu->index;
     return gpu->slice == WHOLE ? ready(gpu) : UNSUPPORTED;
 }
 int nvmlDeviceGetPciInfo_v3(gpu_t *gpu, pci_t *to) {

@@ -122,6 +122,22 @@ class Cluster:
                 self.start(name)
             self.wait_for(self.is_well, "every node to answer again")
 
+    @contextmanager
+    def configured(self, *lines: str) -> Iterator[None]:
+        """Further lines of slurm.conf, which are gone afterwards."""
+        conf = self.layout.slurm_conf
+        before = conf.read_text()
+        try:
+            self._configure("\n".join((before.rstrip(), *lines, "")))
+            yield
+        finally:
+            self._configure(before)
+
+    def _configure(self, text: str) -> None:
+        self.layout.slurm_conf.write_text(text)
+        self.run("scontrol", "reconfigure")
+        self.wait_for(self.is_well, "every node to answer again")
+
     def run(
         self, *command: str | Path, user: str = "", folder: Path | None = None, stdin: str | None = None,
         environment: Mapping[str, str] | None = None,

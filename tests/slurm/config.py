@@ -131,7 +131,7 @@ def _slurm_conf(layout: Layout) -> str:
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={layout.port_of(name)} CPUs={NODE_CPUS} Sockets=2"
         f" CoresPerSocket={NODE_CPUS // 2} ThreadsPerCore=1 RealMemory={NODE_MIB} Gres=gpu:{GPU}:{layout.gpus}"
-        f" Feature={GPU} Weight=1 State=UNKNOWN"
+        f" Feature={GPU},{name} Weight=1 State=UNKNOWN"
         for name in layout.names
     )
     everywhere = ",".join(layout.names)

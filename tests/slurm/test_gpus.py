@@ -1,0 +1,321 @@
+"""Whose GPUs are whose on a real Slurm: real agents on its nodes, over stand-ins of NVML, and jobs that share a node.
+
+Here Slurm makes no control groups (proctrack/linuxproc, as in a container), so processes tell their job by their
+environment; that control groups tell it is tested in tests/nodes/agent/test_processes.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from portal.run.child import die_with
+from tests.nvml import StandIn
+from tests.slurm.cluster import Cluster
+from tests.slurm.people import ALICE, BOB
+from tests.slurm.portal import Person, Portal, portal_on, script
+from tests.stack import REPOSITORY, wait_for
+
+SHARED, CROSSED = "dgx01", "dgx02"
+GPUS = 8
+
+
+class Machine:
+    """One of Slurm's nodes with GPUs: number i of NVML's is used 10 × (i + 1) %, and has /dev/nvidia<minors[i]>."""
+
+    def __init__(self, portal: Portal, folder: Path, node: str, minors: range) -> None:
+        self.portal, self.folder, self.node, self.minors = portal, folder / node, node, minors
+        self.folder.mkdir()
+        self.folder.chmod(0o755)
+        self.gpus = StandIn(self.folder)
+        shutil.copy(self.gpus.library, self.folder)  # from where jobs may not go
+        self.say()
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def uuid(self, minor: int) -> str:
+        return f"GPU-{self.node}-{minor}"
+
+    def percent(self, minor: int) -> int:
+        return 10 * (self.minors.index(minor) + 1)
+
+    def say(self, *lines: str) -> None:
+        each = [f"{i} uuid {self.uuid(m)}\n{i} minor {m}\n{i} gpu_percent {self.percent(m)}" for i, m in
+                enumerate(self.minors)]  # fmt: skip
+        self.gpus.say(*each, *lines)
+
+    @property
+    def of_nvml(self) -> dict[str, str]:
+        return {**self.gpus.environment, "LD_LIBRARY_PATH": str(self.folder)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            **self.of_nvml,
+            "VIGIL_AGENT_URL": self.portal.url,
+            "VIGIL_AGENT_TOKEN_FILE": str(self.folder / "token"),
+            "VIGIL_AGENT_NODE": self.node,
+            "VIGIL_AGENT_STATE": str(self.folder / "state"),
+            "VIGIL_AGENT_KMSG": str(self.folder / "kmsg"),
+            "VIGIL_AGENT_MOUNTS": "none",
+        }
+
+    def python(self) -> str:
+        """One whose programs find this machine's GPUs: what people say for their jobs is for ranks, not launchers."""
+        path, known = self.folder / "python", " ".join(f"{name}={value}" for name, value in self.of_nvml.items())
+        path.write_text(f'#!/bin/sh\nexec env {known} {sys.executable} "$@"\n')
+        path.chmod(0o755)
+        return str(path)
+
+    def start(self, token: str) -> None:
+        (self.folder / "token").write_text(token)
+        (self.folder / "token").chmod(0o600)
+        (self.folder / "kmsg").touch()
+        parent = os.getpid()
+        with (self.folder / "log").open("wb") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-P", "-m", "nodes.agent"], cwd=REPOSITORY, stderr=log,
+                env={**os.environ, **self.environment}, preexec_fn=lambda: die_with(parent),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        if self.agent:
+            self.agent.terminate()
+            self.agent.wait(30)
+
+
+class Cellar:
+    """Slurm's nodes that have agents, and what the portal says of their GPUs."""
+
+    def __init__(self, portal: Portal, slurm: Cluster) -> None:
+        self.portal, self.slurm = portal, slurm
+        self.folder = Path(tempfile.mkdtemp(prefix="vigil-gpus-", dir=slurm.layout.scratch))
+        self.folder.chmod(0o755)
+        self.sysadmin = portal.client()
+        self.shared = Machine(portal, self.folder, SHARED, range(GPUS))
+        self.crossed = Machine(portal, self.folder, CROSSED, range(GPUS - 1, -1, -1))
+
+    def open(self) -> None:
+        """One agent has a token of its own, the other gets its by a secret."""
+        self.shared.start(self._post(f"nodes/{SHARED}/token")["token"])
+        self.crossed.start(self._post("agents/secret")["secret"])
+
+    def close(self) -> None:
+        for machine in (self.shared, self.crossed):
+            machine.close()
+        self.sysadmin.close()
+        shutil.rmtree(self.folder)
+
+    def _post(self, path: str) -> dict[str, Any]:
+        answer = self.sysadmin.post(f"{self.portal.url}/api/v1/{path}")
+        assert answer.status_code < 300, answer.text
+        return dict(answer.json())
+
+    def _get(self, path: str) -> Any:
+        return self.sysadmin.get(f"{self.portal.url}/api/v1/{path}").json()
+
+    def gpus(self, node: str) -> list[dict[str, Any]]:
+        return list(self._get(f"nodes/{node}/gpus").get("items", ()))
+
+    def holders(self, node: str) -> dict[str, list[str]]:
+        """Jobs by UUID, of those GPUs that somebody holds."""
+        return {
+            gpu["uuid"]: [one["scheduler_id"] for one in gpu["holders"]] for gpu in self.gpus(node) if gpu["holders"]
+        }
+
+    def told(self, machine: Machine, minor: int) -> tuple[int | None, str, str]:
+        """Whose a GPU is, and by whose word."""
+        (gpu,) = (gpu for gpu in self.gpus(machine.node) if gpu["uuid"] == machine.uuid(minor))
+        (one,) = gpu["holders"]
+        return one["job"], one["user"], one["source"]
+
+    def processes(self, machine: Machine, minor: int) -> list[dict[str, Any]]:
+        (gpu,) = (gpu for gpu in self.gpus(machine.node) if gpu["uuid"] == machine.uuid(minor))
+        return list(gpu["processes"])
+
+    def wait_for(self, machine: Machine, jobs: Mapping[str, Sequence[int]]) -> None:
+        """Until these jobs hold these GPUs (minors) of a machine, and nobody any other."""
+        wanted = {machine.uuid(minor): [job] for job, minors in jobs.items() for minor in minors}
+        try:
+            wait_for(lambda: self.holders(machine.node) == wanted, f"{wanted} to be held", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; held are {self.holders(machine.node)}") from None
+
+    def queued(self, scheduler_id: str) -> dict[str, Any]:
+        items = self._get("queue?limit=100")["items"]
+        return next((one for one in items if one["scheduler_id"] == scheduler_id), {"state": "", "gpu_indices": {}})
+
+    def sbatch(self, user: str, node: str, *options: str, command: str = "exec sleep 600") -> str:
+        words = ("--parsable", "--output=/dev/null", "--time=10", f"--nodelist={node}", *options, f"--wrap={command}")
+        return self.slurm.run("sbatch", *words, user=user).strip()
+
+
+@pytest.fixture(scope="module")
+def portal(slurm: Cluster) -> Iterator[Portal]:
+    with portal_on(slurm, VIGIL_AGENT="no") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cellar(portal: Portal, slurm: Cluster) -> Iterator[Cellar]:
+    made = Cellar(portal, slurm)
+    try:
+        made.open()
+        wait_for(lambda: all(len(made.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to tell")
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def idle(slurm: Cluster, cellar: Cellar) -> Iterator[None]:
+    """Nothing runs before a test, nor after it."""
+    yield
+    for user in (ALICE, BOB):
+        slurm.run("scancel", f"--user={user}")
+    slurm.wait_for(lambda: slurm.idle() == len(slurm.layout.names), "every node to be idle")
+
+
+def submitted(person: Person, project: str, **environment: str) -> tuple[int, str]:
+    """A job on two GPUs of the shared node: its number, and Slurm's."""
+    spec = script(1_000_000, gpus_per_node=2, ranks_per_node=1, constraint=SHARED) | {
+        "project": project,
+        "environment": environment,
+    }
+    job_id = person.submit(spec)
+    return job_id, str(person.wait_for_step(job_id, 1)["attempt"]["scheduler_id"])
+
+
+def runs_again(queued: dict[str, Any]) -> bool:
+    return (queued["state"], queued.get("restart_count")) == ("running", 1)
+
+
+def rows(person: Person, job_id: int) -> dict[tuple[int, str], set[float]]:
+    """What the page of a job's GPUs shows: all values of each, by attempt and UUID."""
+    told = person.client.get(f"/jobs/{job_id}/gpus", params={"columns": 2000}).json()
+    assert told["source"] in {"agent", ""}
+    return {
+        (row["attempt"], row["uuid"]): {value for value in row["mean"] if value is not None} for row in told["items"]
+    }
+
+
+def own(machine: Machine, attempt: int, *minors: int) -> dict[tuple[int, str], set[float]]:
+    return {(attempt, machine.uuid(minor)): {float(machine.percent(minor))} for minor in minors}
+
+
+def test_whose_gpus_are_whose(cellar: Cellar, slurm: Cluster, alice: Person, bob: Person) -> None:
+    shared, crossed = cellar.shared, cellar.crossed
+    # Alice's launcher asks NVML itself; bob's finds none, as in many containers.
+    first, first_id = submitted(alice, "vision", python=shared.python())
+    second, second_id = submitted(bob, "speech")
+    foreign = cellar.sbatch(BOB, SHARED, "--gres=gpu:1")
+    plain = cellar.sbatch(ALICE, CROSSED, "--gres=gpu:2")
+    on_both = cellar.sbatch(ALICE, f"{SHARED},{CROSSED}", "--nodes=2", "--gres=gpu:1")
+    array = cellar.sbatch(BOB, CROSSED, "--gres=gpu:1", "--array=0-1")
+    process = task_of(array, "0")
+    crossed.say(f"{crossed.minors.index(3)} process {process.pid} 512")
+    on_shared = {first_id: [0, 1], second_id: [2, 3], foreign: [4], on_both: [5]}
+    on_crossed = {plain: [0, 1], on_both: [2], f"{array}_0": [3], f"{array}_1": [4]}
+    cellar.wait_for(shared, on_shared)
+    cellar.wait_for(crossed, on_crossed)
+
+    wait_for(lambda: rows(alice, first) == own(shared, 1, 0, 1), "alice's GPUs")
+    wait_for(lambda: rows(bob, second) == own(shared, 1, 2, 3), "bob's GPUs")
+    assert bob.client.get(f"/jobs/{first}/gpus").status_code == 404
+    wait_for(lambda: cellar.told(shared, 0) == (first, "alice", "launcher"), "the launcher's word")
+    assert cellar.told(shared, 2) == (second, "bob", "scheduler")
+    assert cellar.told(shared, 4) == (None, BOB, "scheduler"), "a job that Vigil knows nothing of"
+    newest = {gpu["uuid"]: gpu["newest"]["gpu_percent"] for gpu in cellar.gpus(CROSSED)}
+    assert [newest[crossed.uuid(minor)] for minor in (0, 7)] == [80, 10], "the last of NVML's is Slurm's first"
+    (one,) = wait_for(lambda: cellar.processes(crossed, 3), "the task's process to be told")
+    assert (one["user"], one["job"]) == (BOB, process.environ()["SLURM_JOB_ID"])
+    assert one["job"] != f"{array}_0", "a number that the queue does not have"
+
+    # One that is suspended holds, one that is queued again holds anew, those that end give back.
+    slurm.run("scontrol", "suspend", foreign)
+    slurm.run("scontrol", "requeue", second_id)
+    slurm.run("scancel", plain, on_both)
+    alice.cancel(first)
+    wait_for(lambda: len(bob.attempts(second)) == 2, "bob's second attempt", 60)
+    wait_for(lambda: runs_again(cellar.queued(second_id)), "where it runs now", 60)
+    (minors,) = cellar.queued(second_id)["gpu_indices"].values()
+    cellar.wait_for(shared, {second_id: minors, foreign: [4]})
+    cellar.wait_for(crossed, {f"{array}_0": [3], f"{array}_1": [4]})
+    assert cellar.queued(foreign)["state"] == "suspended"
+    both = own(shared, 1, 2, 3) | own(shared, 2, *minors)
+    wait_for(lambda: rows(bob, second) == both, "the GPUs of both attempts")
+    assert rows(alice, first) == own(shared, 1, 0, 1), "they are told still"
+    bob.cancel(second)
+    slurm.run("scancel", foreign, array)
+    cellar.wait_for(shared, {})
+    cellar.wait_for(crossed, {})
+
+
+def task_of(array: str, task: str) -> psutil.Process:
+    """The process of a task of an array, once it runs."""
+
+    def look() -> psutil.Process | None:
+        for process in psutil.process_iter():
+            try:
+                found = process.environ() if process.name() == "sleep" else {}
+            except psutil.Error:
+                continue
+            if (found.get("SLURM_ARRAY_JOB_ID"), found.get("SLURM_ARRAY_TASK_ID")) == (array, task):
+                return process
+        return None
+
+    found = wait_for(look, f"task {task} of {array} to run")
+    assert found is not None
+    return found
+
+
+def documented(environment: Path, agent: Path) -> str:
+    """The script for HealthCheckProgram that docs/agent.md has."""
+    text = (REPOSITORY / "docs" / "agent.md").read_text()
+    (found,) = re.findall(r"```sh\n(#!/bin/sh\n[^`]*State=DRAIN[^`]*)```", text)
+    here = {"/etc/vigil-agent/environment": environment, "/opt/vigil-agent.pyz": agent}
+    assert all(path in found for path in here)
+    return re.sub("|".join(here), lambda match: str(here[match[0]]), found)
+
+
+def test_the_check_as_health_check_program(cellar: Cellar, slurm: Cluster) -> None:
+    """It drains nothing while all is well, and a node whose GPU is lost, once; others' reasons stay."""
+    machine = Machine(cellar.portal, cellar.folder, "dgx03", range(GPUS))
+    environment, program = machine.folder / "environment", machine.folder / "check"
+    known = {**machine.environment, "SLURM_CONF": slurm.layout.slurm_conf, "PATH": "/usr/bin:/bin"}
+    environment.write_text("".join(f"{name}={value}\n" for name, value in known.items()))
+    said = Path(f"{environment}.said")
+    only_there = f'#!/bin/sh\n[ "$SLURMD_NODENAME" = {machine.node} ] || exit 0\n'
+    agent = f"{sys.executable} -P -m nodes.agent"
+    tell = f'#!/bin/sh\ncd {REPOSITORY}\nsaid=$({agent} "$@")\ncode=$?\necho "$said" | tee -a {said}\nexit $code\n'
+    pyz = Path(f"{environment}.pyz")
+    for path, text in ((program, documented(environment, pyz).replace("#!/bin/sh\n", only_there)), (pyz, tell)):
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def reason() -> str:
+        found = re.search(r"Reason=(.*?) \[", slurm.run("scontrol", "show", "node", machine.node))
+        return found[1] if found else ""
+
+    with slurm.configured(f"HealthCheckProgram={program}", "HealthCheckInterval=2"):
+        wait_for(lambda: said.exists() and said.read_text().count("is well: 8 GPUs answer.") >= 2, "two checks")
+        assert (reason(), slurm.idle()) == ("", len(slurm.layout.names))
+        machine.say("2 lost 1")
+        wait_for(reason, "the node to be drained")
+        assert reason().startswith("check: GPU 2 ("), reason()
+        slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")
+        slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=DRAIN", "Reason=fan")
+        count = said.read_text().count("\n")
+        wait_for(lambda: said.read_text().count("\n") >= count + 2, "two more checks")
+        assert reason() == "fan"
+    slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")
+    slurm.wait_for(lambda: slurm.idle() == len(slurm.layout.names), "every node to be idle")
