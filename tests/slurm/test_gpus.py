@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -101,6 +102,7 @@ class Cellar:
         self.folder = Path(tempfile.mkdtemp(prefix="vigil-gpus-", dir=slurm.layout.scratch))
         self.folder.chmod(0o755)
         self.sysadmin = portal.client()
+        self.browser = httpx.Client(follow_redirects=True, timeout=30, trust_env=False)
         self.shared = Machine(portal, self.folder, SHARED, range(GPUS))
         self.crossed = Machine(portal, self.folder, CROSSED, range(GPUS - 1, -1, -1))
 
@@ -108,11 +110,16 @@ class Cellar:
         """One agent has a token of its own, the other gets its by a secret."""
         self.shared.start(self._post(f"nodes/{SHARED}/token")["token"])
         self.crossed.start(self._post("agents/secret")["secret"])
+        asked = self.browser.get(self.portal.sign_in_url).text
+        (token,) = re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', asked)
+        answer = self.browser.post(self.portal.sign_in_url, data={"csrfmiddlewaretoken": token})
+        assert answer.status_code == 200, answer.text
 
     def close(self) -> None:
         for machine in (self.shared, self.crossed):
             machine.close()
         self.sysadmin.close()
+        self.browser.close()
         shutil.rmtree(self.folder)
 
     def _post(self, path: str) -> dict[str, Any]:
@@ -149,6 +156,11 @@ class Cellar:
             wait_for(lambda: self.holders(machine.node) == wanted, f"{wanted} to be held", 60)
         except AssertionError as error:
             raise AssertionError(f"{error}; held are {self.holders(machine.node)}") from None
+
+    def page(self, job_id: int) -> set[tuple[str, int]]:
+        """The GPUs in the table of a job's page, by node and NVML's number; as a sysadmin sees it."""
+        html = self.browser.get(f"{self.portal.url}/jobs/{job_id}/gpus").text
+        return {(node, int(gpu)) for node, gpu in re.findall(r'href="/nodes/([^"]+)">[^<]+</a></td><td>(\d+)', html)}
 
     def queued(self, scheduler_id: str) -> dict[str, Any]:
         items = self._get("queue?limit=100")["items"]
@@ -231,6 +243,8 @@ def test_whose_gpus_are_whose(cellar: Cellar, slurm: Cluster, alice: Person, bob
     wait_for(lambda: rows(alice, first) == own(shared, 1, 0, 1), "alice's GPUs")
     wait_for(lambda: rows(bob, second) == own(shared, 1, 2, 3), "bob's GPUs")
     assert bob.client.get(f"/jobs/{first}/gpus").status_code == 404
+    assert cellar.page(first) == {(SHARED, 0), (SHARED, 1)}
+    assert cellar.page(second) == {(SHARED, 2), (SHARED, 3)}
     wait_for(lambda: cellar.told(shared, 0) == (first, "alice", "launcher"), "the launcher's word")
     assert cellar.told(shared, 2) == (second, "bob", "scheduler")
     assert cellar.told(shared, 4) == (None, BOB, "scheduler"), "a job that Vigil knows nothing of"

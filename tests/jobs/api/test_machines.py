@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.conf import LazySettings
 
-from jobs.models import Event, Job
-from nodes.models import QueuedJob
+from jobs.models import Attempt, Event, Job
+from nodes.models import Holding, QueuedJob
 from nodes.telemetry import merge
 from nodes.telemetry.fields import WINDOW_S
 from portal.models import User
@@ -213,6 +213,25 @@ class TestOfAJob:
         (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
         assert row["uuid"] == UUIDS[2]
 
+    def test_the_word_of_an_earlier_attempt_is_no_longer_heard(self, mira: User) -> None:
+        """Slurm queues a job again by its own number."""
+        machine_that_works(gpus=4)
+        job = a_job(mira, a_project(), state="running")
+        running(job, indices=(0,))
+        launcher_says(job, {"gpus": [{"uuid": UUIDS[3]}]})
+        assert job.latest is not None
+        Attempt.objects.filter(pk=job.latest.pk).update(ended_at=moment(time.time()))
+        again = Attempt.objects.create(
+            job=job, number=2, scheduler_id=str(job.pk), state="running", started_at=moment(time.time() - 60)
+        )
+        hold()
+        assert {row.gpu.uuid for row in Holding.objects.filter(until=None)} == {UUIDS[0]}
+        for uuid in UUIDS[:3]:
+            told = {"gpus": [{"uuid": uuid}]}
+            Event.objects.create(attempt=again, time=moment(time.time()), kind="gpus", rank=-1, data=told)
+        hold()
+        assert {row.gpu.uuid for row in Holding.objects.filter(until=None)} == {UUIDS[2]}, "the last word counts"
+
     def test_a_slice_is_told_as_the_gpu_that_it_is_cut_from(self, mira: User) -> None:
         machine = machine_that_works(gpus=2)
         told = machine.facts(time.time())
@@ -315,6 +334,19 @@ class TestTokens:
         assert send(holder, "post", "/api/v1/nodes/dgx-02/token").status_code == 200
         for path in ("/api/v1/jobs", "/api/v1/agents", "/api/v1/nodes/dgx-01/telemetry"):
             assert holder.get(path).status_code == 401, "it is good for nothing else"
+
+    def test_a_machines_token_reports_and_does_nothing_else(self) -> None:
+        from django.test import Client
+
+        machine = machine_that_works(seconds=10)
+        thief = Client(headers={"Authorization": f"Bearer {machine.token}"})
+        reads = ("me", "jobs", "agents", "queue", "gpus", "nodes", "nodes/dgx-01/telemetry", "nodes/dgx-01/gpus")
+        assert {path: thief.get(f"/api/v1/{path}").status_code for path in reads} == dict.fromkeys(reads, 401)
+        for path in ("nodes/dgx-01/token", "nodes/dgx-02/token", "agents/secret", "jobs"):
+            assert send(thief, "post", f"/api/v1/{path}").status_code == 401
+        other = Machine("dgx-02")
+        assert machine.send(b"{}", node="dgx-02").status_code == 401
+        assert other.post(other.facts(time.time())).status_code == 200
 
     def test_a_secret_runs_out(self) -> None:
         from django.test import Client
