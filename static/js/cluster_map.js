@@ -7,7 +7,8 @@ import { CellMap } from "./map_cells.js";
 const EVERY_MS = 15_000;
 const GAP_PX = 6;
 const FRAME_MS = 3; // of one frame that cells may take; painting comes on top
-const AT_ONCE = 32; // machines
+const A_FRAME = 160; // machines
+const AT_ONCE = 32;
 const MOST_TOLD = 5_000; // a hidden page has no frames
 
 const live = document.getElementById("live");
@@ -82,7 +83,8 @@ let told = [];
 let isTelling = false;
 function tell() {
   const until = performance.now() + FRAME_MS;
-  while (told.length && performance.now() < until) map?.tell(told.splice(0, AT_ONCE));
+  for (let n = 0; n < A_FRAME && told.length && performance.now() < until; n += AT_ONCE)
+    map?.tell(told.splice(0, AT_ONCE));
   isTelling = told.length > 0;
   if (isTelling) requestAnimationFrame(tell);
 }
