@@ -15,6 +15,8 @@ from tests.gpus.conftest import Watch, stand_in
 from tests.nvml import LEARNED_LATE, MIG_CHANGED, RECOVERY, StandIn, bus, slice_uuid, uuid
 from tests.waiting import until
 
+pytestmark = pytest.mark.long  # a process each, and what it tells comes by the second
+
 STEADY = {
     "gpu_percent": 90,
     "memory_mib": 30720,
