@@ -76,7 +76,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('uuid', models.CharField(max_length=96, unique=True)),
                 ('index', models.IntegerField(help_text="NVML's.")),
-                ('minor', models.IntegerField(blank=True, help_text='N of /dev/nvidiaN, by which Slurm counts.', null=True)),
+                ('minor', models.IntegerField(blank=True, help_text='N of /dev/nvidiaN.', null=True)),
                 ('bus', models.CharField(blank=True, max_length=32)),
                 ('model', models.CharField(blank=True, max_length=128)),
                 ('memory_mib', models.BigIntegerField(blank=True, null=True)),

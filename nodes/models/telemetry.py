@@ -105,7 +105,7 @@ class Gpu(models.Model):
     uuid = models.CharField(max_length=96, unique=True)
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="gpus")
     index = models.IntegerField(help_text="NVML's.")
-    minor = models.IntegerField(null=True, blank=True, help_text="N of /dev/nvidiaN, by which Slurm counts.")
+    minor = models.IntegerField(null=True, blank=True, help_text="N of /dev/nvidiaN.")
     bus = models.CharField(max_length=32, blank=True)
     model = models.CharField(max_length=128, blank=True)
     memory_mib = models.BigIntegerField(null=True, blank=True)

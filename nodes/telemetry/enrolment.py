@@ -9,7 +9,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from nodes.models import Agent, EnrolmentSecret, Node
+from nodes.models import Agent, EnrolmentSecret
 from portal.access import note
 from portal.http.problems import Problem
 from portal.models import User, digest
@@ -73,8 +73,3 @@ def check_name(node: str) -> None:
         raise Problem(
             422, f"{node!r} is no machine's name.", errors=[{"field": "name", "message": "Use its host name."}]
         )
-
-
-def is_known(node: str) -> bool:
-    """Whether the scheduler knows the node, too."""
-    return Node.objects.filter(name=node).exists()
