@@ -49,7 +49,10 @@ def share(value: object) -> float | None:
 
 def line(value: object, most: int = 300) -> str:
     """Text for one line of a page: no line breaks, no control characters, nothing that turns the direction."""
-    return "".join(letter for letter in value[:most] if letter.isprintable()) if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    cut = value[:most]
+    return cut if cut.isprintable() else "".join(letter for letter in cut if letter.isprintable())
 
 
 def name(value: object, most: int = 300) -> str:

@@ -7,6 +7,7 @@ lines, and put through the same checks as an agent's post (`nodes.telemetry.wire
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -132,23 +133,33 @@ def _note_failure(node: str, error: Exception) -> None:
 
 def fetch(url: str, deadline: float) -> str:
     """The text at that address; no longer than `MOST_BYTES`, and read no later than until then (monotonic seconds)."""
-    deadline = min(deadline, time.monotonic() + EACH_S)
+    return asyncio.run(_until(min(deadline, time.monotonic() + EACH_S), url))
+
+
+async def _until(deadline: float, url: str) -> str:
+    # A client's own timeouts are of each read alone: heads that come letter by letter would keep a thread for days.
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await _fetch(url)
+    except TimeoutError:
+        raise ValueError("it does not come to an end") from None
+
+
+async def _fetch(url: str) -> str:
     body = bytearray()
     # Packed it could be any size once it is opened; and where it sends us on to is nobody's whom a sysadmin has named.
     headers = {"Accept": "text/plain", "Accept-Encoding": "identity"}
-    timeout = httpx.Timeout(max(0.1, deadline - time.monotonic()), connect=2.0)
-    with (
-        httpx.Client(timeout=timeout, follow_redirects=False, trust_env=False) as http,
+    timeout = httpx.Timeout(EACH_S, connect=2.0)
+    async with (
+        httpx.AsyncClient(timeout=timeout, follow_redirects=False, trust_env=False) as http,
         http.stream("GET", url, headers=headers) as answer,
     ):
         if answer.status_code != 200 or answer.headers.get("Content-Encoding", "identity") != "identity":
             raise ValueError(f"it answers {answer.status_code} {answer.headers.get('Content-Encoding', '')}".strip())
-        for chunk in answer.iter_raw():
+        async for chunk in answer.aiter_raw():
             body += chunk
             if len(body) > MOST_BYTES:
                 raise ValueError(f"it answers more than {MOST_BYTES // MIB} MiB")
-            if time.monotonic() > deadline:
-                raise ValueError("it does not come to an end")
     return body.decode(errors="replace")
 
 

@@ -19,6 +19,8 @@ from nodes.telemetry.wire import Happening
 from portal import untrusted
 
 MOST_A_DAY = 5_000  # rows of one machine
+MOST_OLD = 20 * MOST_A_DAY  # of them by what is told of days gone by
+MOST_COUNT = 10**6  # by one telling: sums of them fit a column
 NEAR = timedelta(minutes=10)  # equal events further apart are two
 OPENS = {"gpu.lost": "gpu.back", "gpu.silent": "gpu.answers", "mount.slow": "mount.well"}
 CLOSES = {closing: opening for opening, closing in OPENS.items()}
@@ -93,11 +95,12 @@ def _is_known(agent: Agent, told: _Told) -> bool:
 def _open_or_add(agent: Agent, event: Happening, told: _Told) -> None:
     gpu = Gpu.objects.filter(uuid=told.gpu, agent=agent).first() if told.gpu else None
     lasts = event.kind in OPENS
-    at = _moment(untrusted.number(event.more.get("since")) if lasts and "since" in event.more else event.at)
-    last_at = max(at, _moment(untrusted.number(event.more.get("last_at")) or event.at))
-    count = untrusted.count(event.more.get("count")) or 1
+    since, last = (untrusted.number(event.more.get(name), untrusted.END_OF_TIME) for name in ("since", "last_at"))
+    at = _moment(since if lasts and since else event.at)
+    last_at = max(at, _moment(last or event.at))
+    count = min(untrusted.count(event.more.get("count")) or 1, MOST_COUNT)
     before = _alike(agent, told, at, lasts=lasts)
-    if before is None and _has_room(agent):
+    if before is None and _has_room(agent, at):
         NodeEvent.objects.create(
             agent=agent, gpu=gpu, kind=event.kind, code=told.code, text=told.text, at=at, last_at=last_at,
             is_open=lasts, count=count, is_confirmed=told.is_confirmed, boot_id=told.boot_id,
@@ -138,9 +141,10 @@ def _extreme(pick: Callable[[int, int], int], one: int | None, other: int | None
     return other if one is None else one if other is None else pick(one, other)
 
 
-def _has_room(agent: Agent) -> bool:
+def _has_room(agent: Agent, at: datetime) -> bool:
     """A machine that tells of ever other things is broken, or lies: it must not fill the database."""
-    if NodeEvent.objects.filter(agent=agent, at__gt=timezone.now() - timedelta(days=1)).count() < MOST_A_DAY:
+    day, rows = timezone.now() - timedelta(days=1), NodeEvent.objects.filter(agent=agent)
+    if rows.filter(at__gt=day).count() < MOST_A_DAY if at > day else rows.filter(at__lte=day).count() < MOST_OLD:
         return True
     logger.warning("%s: more than %d different events within a day are left out", agent, MOST_A_DAY)
     return False

@@ -142,7 +142,7 @@ class _Taking:
 
     def _store_events(self, batch: Batch) -> None:
         for event in batch.events:
-            event.at -= self.shift
+            event.at = min(event.at - self.shift, self.now + AHEAD_S)  # else it would stand first for ever
             if event.kind == "facts":
                 machines.note_facts(self.agent, event.more, self._moment(event.at))
                 self.changed.add("facts")

@@ -70,7 +70,7 @@ def _add(sums: dict[tuple[date, str], _Sum], holding: Holding, points: Points) -
     period = _period(points)
     mine = points.take((points.step >= holding.since.timestamp()) & (points.step < until))
     for day in np.unique(mine.step // DAY_S).tolist():
-        of_day = mine.value[mine.step // DAY_S == day]
+        of_day = mine.value[mine.step // DAY_S == day].clip(0, 100)  # a machine may tell anything
         key = (_moment(day * DAY_S).date(), holding.scheduler_id)
         total = sums.setdefault(key, _Sum(holding.user, holding.is_made_up))
         total.held += len(of_day) * period

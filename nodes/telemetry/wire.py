@@ -14,6 +14,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from nodes.telemetry.fields import GPU_FIELDS, PLACE
+from portal import untrusted
 from portal.http.posts import Malformed
 
 BATCHES = 60
@@ -48,6 +49,11 @@ class Process(msgspec.Struct):
     name: Annotated[str, Meta(max_length=128)] = ""
     memory_mib: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     job: Annotated[str, Meta(max_length=64)] = ""
+
+    def __post_init__(self) -> None:
+        """Leaves out what no page and no database takes: a process names itself, by any letters."""
+        self.user, self.name = untrusted.line(self.user, 64), untrusted.line(self.name, 128)
+        self.job = untrusted.name(self.job, 64)
 
 
 class Happening(msgspec.Struct):
@@ -126,7 +132,7 @@ def parse(body: bytes) -> Post:
     if sum(len(batch.events) for batch in sent.batches) > EVENTS:
         raise Malformed("batches", f"more than {EVENTS} events; send fewer at once", status=413)
     batches = [_batch(f"batches.{i}", batch) for i, batch in enumerate(sent.batches)]
-    return Post(sent.stream, sent.first, sent.given_up, sent.boot_id, sent.agent, sent.sent_at, batches)
+    return Post(sent.stream, sent.first, sent.given_up, sent.boot_id, untrusted.line(sent.agent), sent.sent_at, batches)
 
 
 def _batch(place: str, sent: _Batch) -> Batch:
@@ -140,7 +146,7 @@ def _batch(place: str, sent: _Batch) -> Batch:
             raise Malformed(f"{place}.columns.{name[:48]}", f"not {sent.n} values for each of {len(sent.gpus)} GPUs")
         if (field := PLACE.get(name)) is not None and sent.gpus and sent.n:  # a newer agent may tell more
             values[field] = _whole(rows)
-    host = {name: float("nan") if value is None else value for name, value in sent.host.items()}
+    host = {untrusted.line(name): float("nan") if value is None else value for name, value in sent.host.items()}
     events = [_event(f"{place}.events.{i}", raw) for i, raw in enumerate(sent.events)]
     return Batch(sent.at, sent.period, sent.gpus, values, host, sent.processes, events)
 
