@@ -18,6 +18,8 @@ from jobs.listing import visibility
 from nodes.cluster import drain as orders
 from nodes.models import Agent, Node, NodeNote, NodeOrder, Reading
 from nodes.presenting import machine
+from nodes.telemetry import mounts
+from nodes.telemetry.mounts import SlowFileSystem
 from portal import formatting
 from portal.access import CLUSTER, can, note, user_of
 from portal.models import User
@@ -29,6 +31,7 @@ from portal.untrusted import plain
 
 Fact = tuple[str, str, str]
 NBSP = formatting.NBSP
+MOST_SLOW = 5
 NOTHING = "nothing"
 SHOWN_NOTES = 50
 
@@ -84,6 +87,12 @@ def _of_scheduler(user: User, node: Node) -> dict[str, Any]:
     }
 
 
+def _slow(shown: Machine) -> list[SlowFileSystem]:
+    """Shared file systems that were slow on this machine and on others: that is the cluster's, not its own."""
+    start, end = shown.span.moments
+    return mounts.between(start, end, node=shown.agent.node, now=shown.now)[:MOST_SLOW]
+
+
 def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
     visits, hidden = node_facts.visits(shown)
     context: dict[str, Any] = {
@@ -93,6 +102,7 @@ def _of_agent(shown: Machine, *, is_fragment: bool) -> dict[str, Any]:
         "lanes": node_facts.lanes(shown),
         "marks": node_facts.marks(shown),
         "happened": shown.happened[: node_facts.MOST_EVENTS],
+        "slow": [(event, event.text(shown.now)) for event in _slow(shown)],
         "has_more_events": len(shown.happened) > node_facts.MOST_EVENTS,
         "processes": node_facts.processes(shown),
         "visits": visits,

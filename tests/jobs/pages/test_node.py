@@ -137,6 +137,15 @@ def test_what_happened_is_told_and_marked(mira: User) -> None:
     assert past == []
 
 
+def test_a_shared_file_system_that_was_slow_on_others_too_is_named_as_one(mira: User) -> None:
+    now = time.time()
+    for name in ("dgx-01", "dgx-02"):
+        machine = Machine(name, gpus=())
+        machine.post(machine.event("mount.slow", now - 600, mount="/data", source="nfs01:/export", since=now - 600))
+        machine.post(machine.event("mount.well", now - 60, mount="/data", seconds=540))
+    assert "nfs01 was slow for 9\N{NO-BREAK SPACE}min on 2\N{NO-BREAK SPACE}nodes" in text(mira)
+
+
 def test_processes_with_hostile_names(mira: User, job: Job) -> None:
     machine, now = machine_at_work(), int(time.time())
     held(job)
