@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema
 
 from jobs.api.machines import MachineGpu, gpu_shape, holders_of
-from jobs.listing.sight import sight
+from jobs.listing.sight import earliest, sight
 from nodes.models import Agent, Gpu
 from portal.http.api import ApiRequest, WantedPage, answer
 from portal.http.paging import Order, page
@@ -38,11 +38,12 @@ def gpus(request: ApiRequest, wanted: Query[WantedPage]) -> HttpResponse:
 
 def _shapes(request: ApiRequest, agents: dict[int, Agent], there: list[Gpu]) -> list[dict[str, Any]]:
     now = time.time()
-    seen = sight(request.auth, [gpu.pk for gpu in there], now, now)
+    seen = sight(request.auth, [gpu.pk for gpu in there], earliest(now, agents.values()), now)
     holders = holders_of(request.auth, there)
     shapes = []
     for gpu in sorted(there, key=lambda gpu: (agents[gpu.agent_id].node, gpu.index)):
         agent = agents[gpu.agent_id]
-        shape = gpu_shape(agent, gpu, holders.get(gpu.pk, []), is_hidden=seen.hides(gpu.pk, now))
+        is_hidden = seen.hides_newest(gpu.pk, now, agent.sampled_at)
+        shape = gpu_shape(agent, gpu, holders.get(gpu.pk, []), is_hidden=is_hidden)
         shapes.append({"node": agent.node, **shape})
     return shapes

@@ -63,7 +63,9 @@ def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpRes
     job = job_of(request, job_id)
     if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
         raise bad_field("from", f"{wanted.start} lies after to = {wanted.end}. Swap them.")
-    found = gathered.heat(job, wanted.field, start=wanted.start, end=wanted.end, columns=wanted.columns)
+    found = gathered.heat(
+        job, wanted.field, start=wanted.start, end=wanted.end, columns=wanted.columns, user=request.auth
+    )
     same = ("source", "field", "start", "width", "columns", "mean")
     items = [_row(row, wanted.digits) for row in found.rows]
     return answer({"items": items, "next": None, **{name: getattr(found, name) for name in same}})

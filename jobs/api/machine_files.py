@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from nodes.api import agents
 from nodes.models import Agent, Gpu
 from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
+from nodes.telemetry.intake import AHEAD_S
+from nodes.telemetry.thin import FORGOTTEN_S, TENS
 from portal.http import parquet
 from portal.http.api import ApiRequest, stream
 from portal.http.openapi import described
@@ -75,7 +78,9 @@ class _Piece:
 def _pieces(user: User, agent: Agent, wanted: WantedMachineSeries) -> Iterator[_Piece]:
     """What is asked for, checked now and read later. Raises Problem."""
     (start, end), gpus = span(wanted), chosen(agent, wanted.gpu)
-    seen = sight(user, [gpu.pk for gpu in gpus], start, end)
+    now = int(time.time())  # what nobody has told yet, or is kept no more, would be looked for piece by piece
+    start, end = max(start, now - FORGOTTEN_S - TENS.block_s), min(end, now + int(AHEAD_S))
+    seen = sight(user, [gpu.pk for gpu in gpus], start, end + TENS.seconds)
     return _read(agent, gpus, wanted.name, start, end, seen)
 
 
@@ -96,7 +101,8 @@ def _read(agent: Agent, gpus: list[Gpu], names: list[str], start: int, end: int,
 def _lines(pieces: Iterator[_Piece]) -> Iterator[str]:
     yield CSV_HEADER
     for piece in pieces:
-        head = f"{piece.node},{'' if piece.gpu is None else piece.gpu},{piece.name},"
+        name = f'"{quoted}"' if (quoted := piece.name.replace('"', '""')) != piece.name or "," in quoted else quoted
+        head = f"{piece.node},{'' if piece.gpu is None else piece.gpu},{name},"
         pairs = zip(piece.time.tolist(), piece.value.tolist(), strict=True)
         yield "".join(f"{head}{step},{value:g}\n" for step, value in pairs)
 

@@ -11,7 +11,7 @@ from ninja import Query, Schema
 from pydantic import Field
 
 from jobs.api.series import short
-from jobs.listing.sight import sight, visible_holdings
+from jobs.listing.sight import earliest, sight, visible_holdings
 from jobs.listing.visibility import jobs_of
 from nodes.api import agents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
@@ -187,7 +187,11 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
     own = [field for field in dict.fromkeys(wanted.name) if field not in GPU_FIELDS]
     keys = [(gpu_owner(gpu.pk), field) for gpu, field in rows] + [(host_owner(agent.pk), field) for field in own]
     found = read.curves(agent, keys, start=start, end=end, points=wanted.points)
-    seen = sight(request.auth, [gpu.pk for gpu, _ in rows], start, end)
+    outlines = [found[key].outline for key in keys[: len(rows)]]
+    # A stretch may begin before what was asked for, and end after it.
+    first = min((int(one.first.min()) for one in outlines if len(one.first)), default=start)
+    last = max((int(one.last.max()) for one in outlines if len(one.last)), default=end)
+    seen = sight(request.auth, [gpu.pk for gpu, _ in rows], min(start, first), max(end, last))
     items = [
         line(field, seen.outline(gpu.pk, found[gpu_owner(gpu.pk), field].outline), wanted.digits, gpu=gpu)
         for gpu, field in rows
@@ -243,9 +247,14 @@ def gpu_shapes(user: User, agent: Agent) -> list[dict[str, Any]]:
     """A machine's GPUs as one person may see them."""
     there = list(agent.gpus.filter(gone_at=None))
     now = time.time()
-    seen = sight(user, [gpu.pk for gpu in there], now, now)
+    seen = sight(user, [gpu.pk for gpu in there], earliest(now, [agent]), now)
     holders = holders_of(user, there)
-    return [gpu_shape(agent, gpu, holders.get(gpu.pk, []), is_hidden=seen.hides(gpu.pk, now)) for gpu in there]
+    return [
+        gpu_shape(
+            agent, gpu, holders.get(gpu.pk, []), is_hidden=seen.hides_newest(gpu.pk, now, agent.sampled_at)
+        )
+        for gpu in there
+    ]  # fmt: skip
 
 
 def holders_of(user: User, gpus: list[Gpu]) -> dict[int, list[dict[str, Any]]]:
@@ -305,9 +314,10 @@ def line(name: str, outline: Outline, digits: int | None, *, gpu: Gpu | None = N
 
 def event_shapes(user: User, found: list[NodeEvent]) -> list[dict[str, Any]]:
     """MachineEvents as one person may see them: the kernel's text names processes, which may be somebody else's."""
-    times = [event.at.timestamp() for event in found]
-    seen = sight(user, {event.gpu_id for event in found if event.gpu_id}, min(times, default=0), max(times, default=0))
-    return [_event_shape(event, is_hidden=seen.hides(event.gpu_id, event.at.timestamp())) for event in found]
+    start = min((event.at.timestamp() for event in found), default=0)
+    end = max((event.last_at.timestamp() for event in found), default=0)
+    seen = sight(user, {event.gpu_id for event in found if event.gpu_id}, start, end)
+    return [_event_shape(event, is_hidden=seen.hides_words(event)) for event in found]
 
 
 def _event_shape(event: NodeEvent, *, is_hidden: bool) -> dict[str, Any]:

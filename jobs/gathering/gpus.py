@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,10 +11,12 @@ import numpy as np
 
 from jobs import allocations
 from jobs.intake.reports import owner_of
+from jobs.listing.sight import sight
 from jobs.models import Attempt, Job, Stream
 from nodes.models import Holding
 from nodes.telemetry.fields import GPU_FIELDS
-from nodes.telemetry.grid import Grid, grid
+from nodes.telemetry.grid import Grid, Stretch, grid
+from portal.models import User
 from portal.series.codec import Floats
 from portal.series.read import curve
 
@@ -74,13 +76,17 @@ def heat(
     end: int | None = None,
     columns: int = 240,
     now: float | None = None,
+    user: User | None = None,
 ) -> Heat:
-    """From the agents of its nodes where they tell anything of its GPUs, else from what its launchers logged."""
+    """From the agents of its nodes where they tell anything of its GPUs, else from what its launchers logged.
+
+    With `user` no column tells what of these GPUs is none of that person's business.
+    """
     attempts = [one for one in Attempt.objects.filter(job=job).order_by("number") if one.started_at is not None]
     now = time.time() if now is None else now
     begin, stop = _span(attempts, now)
     start, end = begin if start is None else start, stop if end is None else end
-    by_agent = _by_agent(attempts, field, start, end, columns)
+    by_agent = _by_agent(attempts, field, start, end, columns, user)
     if by_agent.rows or field not in _BY_LAUNCHER:
         return by_agent
     return _by_launcher(attempts, field, start, end, columns)
@@ -93,10 +99,13 @@ def _span(attempts: Sequence[Attempt], now: float) -> tuple[int, int]:
     return int(begin), int(max(ends, default=now)) + 1
 
 
-def _by_agent(attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int) -> Heat:
+def _by_agent(attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int, user: User | None) -> Heat:
     held = allocations.held_by(attempts)
     gpu_ids = sorted({one.gpu_id for mine in held.values() for one in mine})
-    found = grid(gpu_ids, field, start=start, end=max(end, start + 1), columns=columns)
+    within = _within(attempts, held)
+    found = grid(gpu_ids, field, start=start, end=max(end, start + 1), columns=columns, within=within)
+    if user is not None:
+        found = sight(user, gpu_ids, start, start + found.width * columns).grid(gpu_ids, found)
     place = {gpu_id: row for row, gpu_id in enumerate(gpu_ids)}
     rows = []
     for attempt in attempts:
@@ -112,15 +121,29 @@ def _row(attempt: Attempt, held: Sequence[Holding], found: Grid, place: int) -> 
     """What one GPU did while an attempt held it, perhaps with breaks."""
     begins = found.start + found.width * np.arange(found.mean.shape[1])
     mine = np.zeros(len(begins), np.bool_)
-    began = attempt.started_at.timestamp() if attempt.started_at else 0.0
-    for one in held:
-        ends = [moment.timestamp() for moment in (one.until, attempt.ended_at) if moment is not None]
-        since = max(one.since.timestamp(), began)
-        mine |= (begins + found.width > since) & (begins < min(ends, default=np.inf))
+    for since, until in _stretches(attempt, held):
+        mine |= (begins + found.width > since) & (begins < until)
     mean, most = (np.where(mine, part[place], np.nan) for part in (found.mean, found.most))
     first, last = held[0], held[-1]
     until = last.until or attempt.ended_at
     return Row(attempt.number, first.agent.node, first.gpu.index, first.gpu.uuid, first.since, until, mean, most)
+
+
+def _within(attempts: Sequence[Attempt], held: Mapping[int, Sequence[Holding]]) -> dict[int, list[Stretch]]:
+    """When each GPU was the job's: what others did with it before and after is not the job's."""
+    found: dict[int, list[Stretch]] = {}
+    for attempt in attempts:
+        for one in held.get(attempt.pk, ()):
+            found.setdefault(one.gpu_id, []).extend(_stretches(attempt, [one]))
+    return found
+
+
+def _stretches(attempt: Attempt, held: Iterable[Holding]) -> Iterator[Stretch]:
+    """From when until when an attempt had what it held."""
+    began = attempt.started_at.timestamp() if attempt.started_at else 0.0
+    for one in held:
+        ends = [moment.timestamp() for moment in (one.until, attempt.ended_at) if moment is not None]
+        yield max(one.since.timestamp(), began), min(ends, default=np.inf)
 
 
 def _by_launcher(attempts: Sequence[Attempt], field: str, start: int, end: int, columns: int) -> Heat:

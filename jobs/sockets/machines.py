@@ -18,6 +18,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from channels.db import database_sync_to_async
+from django.conf import settings
 
 from jobs.listing import sight
 from jobs.sockets.consumers import LISTS_S, NOT_FOUND, NOT_SIGNED_IN, RECHECK_S, Socket
@@ -27,6 +28,7 @@ from portal.http import sockets
 from portal.models import User
 
 MOST_GPUS = 64  # of a machine
+HIDDEN_S = 5.0  # after which a GPU that somebody else's job has got tells a stranger nothing more
 
 
 @dataclass
@@ -106,7 +108,7 @@ class ClusterSocket(Socket):
 
     async def _recheck(self) -> None:
         while True:
-            await asyncio.sleep(RECHECK_S)
+            await asyncio.sleep(RECHECK_S if settings.VIGIL_QUEUE_VISIBLE == "everyone" else HIDDEN_S)
             hidden = await self._hidden()
             if hidden is None:
                 await self.close(NOT_SIGNED_IN if not self.node else NOT_FOUND)
@@ -124,12 +126,7 @@ class ClusterSocket(Socket):
         user = sockets.still(self.scope)
         if not isinstance(user, User):
             return None
-        if sight.sees_all(user):
-            return set()
-        now = time.time()
-        held = Gpu.objects.filter(holdings__until=None).distinct()
-        seen = sight.sight(user, held.values_list("pk", flat=True), now, now)
-        return {gpu.uuid for gpu in held if seen.hides(gpu.pk, now)}
+        return sight.hidden_now(user)
 
 
 def _by_index(values: dict[str, Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from jobs.gathering.gpus import LAUNCHER, Heat
 from jobs.presenting import gpus as words
 from jobs.presenting.gpus import BY_NAME, FIELDS, Field, Picture, Told
 from jobs.views.job import Page, page_of
+from portal.access import user_of
 from portal.untrusted import END_OF_TIME, whole
 
 COLUMNS = 240
@@ -31,7 +32,8 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
     start, end = (whole(request.GET.get(name), END_OF_TIME) for name in ("from", "to"))
     if start is None or end is None or start >= end:
         start = end = None
-    heat = gathered.heat(shown.job, chosen.name, start=start, end=end, columns=COLUMNS)
+    user = user_of(request)
+    heat = gathered.heat(shown.job, chosen.name, start=start, end=end, columns=COLUMNS, user=user)
     drawn = _picture(chosen, heat, shown)
     lead, rest = words.say(drawn, source=heat.source, is_alive=shown.life.latest.is_alive)
     context = shown.context(

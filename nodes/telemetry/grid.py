@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ from portal.series.codec import Floats, Integers, Points, decode_merged
 from portal.series.read import ids_of
 from portal.series.rows import data_of
 
+Stretch = tuple[float, float]  # Unix seconds
+
 
 @dataclass
 class Grid:
@@ -29,11 +31,24 @@ class Grid:
     most: Floats
 
 
-def grid(gpu_ids: Sequence[int], name: str, *, start: int, end: int, columns: int) -> Grid:
-    """The field of these GPUs from `start` to `end` (Unix seconds), in at most so many columns of whole seconds."""
+def grid(
+    gpu_ids: Sequence[int],
+    name: str,
+    *,
+    start: int,
+    end: int,
+    columns: int,
+    within: Mapping[int, Sequence[Stretch]] | None = None,
+) -> Grid:
+    """The field of these GPUs from `start` to `end` (Unix seconds), in at most so many columns of whole seconds.
+
+    With `within` a GPU counts in its stretches alone, however long a column is.
+    """
     width = max(1, -(-(end - start) // max(1, columns)))
     gathering = _Gathering(len(gpu_ids), start, width, -(-(end - start) // width))
     place = {gpu_id: row for row, gpu_id in enumerate(gpu_ids)}
+    if within is not None:
+        gathering.within = {place[gpu_id]: list(stretches) for gpu_id, stretches in within.items()}
     for seconds in (level.seconds for level in reversed(LEVELS)):
         _add_chunks(gathering, place, thinned(name, seconds), seconds, start, end)
     _add_chunks(gathering, place, name, 1, start, end)
@@ -46,6 +61,16 @@ class _Gathering:
         self.start, self.width, self.columns = start, width, columns
         self.total, self.count = np.zeros((rows, columns)), np.zeros((rows, columns))
         self.most = np.full((rows, columns), -np.inf)
+        self.within: dict[int, list[Stretch]] | None = None
+
+    def inside(self, row: int, step: Integers, value: Floats, seconds: int) -> tuple[Integers, Floats]:
+        """What counts of one GPU's points: those of which the middle is within its stretches."""
+        if self.within is None:
+            return step, value
+        middle, mine = step + seconds / 2, np.zeros(len(step), np.bool_)
+        for since, until in self.within.get(row, ()):
+            mine |= (middle >= since) & (middle < until)
+        return step[mine], value[mine]
 
     def add(self, row: int, step: Integers, value: Floats, weight: int) -> None:
         """Points of one GPU, steps rising."""
@@ -88,6 +113,7 @@ def _add_chunks(gathering: _Gathering, place: dict[int, int], name: str, weight:
         if not (step[1:] >= step[:-1]).all():  # what came late lies within what was there
             order = np.argsort(step, kind="stable")
             step, value = step[order], value[order]
+        step, value = gathering.inside(row, step, value, weight)
         gathering.add(row, *_spread(step, value, weight, gathering.width))
 
 
@@ -111,4 +137,5 @@ def _add_frames(gathering: _Gathering, place: dict[int, int], name: str, start: 
             if gpu_id in place:
                 value = one.values[PLACE[name], at].astype(np.float64)
                 told = value != MISSING
-                gathering.add(place[gpu_id], step[told], value[told], 1)
+                row = place[gpu_id]
+                gathering.add(row, *gathering.inside(row, step[told], value[told], 1), 1)

@@ -132,8 +132,11 @@ def _told(user: User, now: datetime, names: Iterable[str] | None) -> _Told:
     for row in there.order_by().values_list(*_GPU):
         gpus[row[0]].append(row)
     is_long = ExpressionWrapper(Q(since__lte=now - IDLE_AFTER), BooleanField())
-    holdings = {row[0]: row for row in held.annotate(is_long=is_long).order_by("pk").values_list(*_HOLDING)}
     visible = None if sees_all(user) else set(visible_holdings(user).filter(until=None).values_list("pk", flat=True))
+    rows = held.annotate(is_long=is_long).order_by("pk").values_list(*_HOLDING)
+    holdings = {row[0]: row for row in rows}
+    if visible is not None:  # what several jobs share is hidden from whoever may not know of one
+        holdings |= {row[0]: row for row in rows if row[1] not in visible}
     return _Told(by_node, gpus, holdings, visible)
 
 

@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from jobs.listing import held
 from jobs.listing.held import Stretch
-from jobs.listing.sight import Sight, sight
+from jobs.listing.sight import Sight, earliest, sight
 from nodes.models import Agent, Gpu, Node, NodeEvent
 from nodes.presenting import events, figures, machine
 from nodes.presenting.events import Words
@@ -134,11 +134,12 @@ class Machine:
     @cached_property
     def sight(self) -> Sight:
         now = self.now.timestamp()
-        return sight(self.user, [gpu.pk for gpu in self.gpus], min(self.span.start, now), max(self.span.end, now))
+        start = min(self.span.start, earliest(now, [self.agent]))
+        return sight(self.user, [gpu.pk for gpu in self.gpus], start, max(self.span.end, now))
 
     def hides(self, gpu: Gpu) -> bool:
         """Whether what it does now is somebody else's business."""
-        return self.sight.hides(gpu.pk, self.now.timestamp())
+        return self.sight.hides_newest(gpu.pk, self.now.timestamp(), self.agent.sampled_at)
 
     def newest(self, gpu: Gpu) -> dict[str, Any]:
         return {} if self.hides(gpu) else self.agent.newest.get("gpus", {}).get(gpu.uuid, {})
@@ -165,13 +166,15 @@ class Machine:
         """What happened in this time, and what lasts, the newest first."""
         start, end = self.span.moments
         rows = NodeEvent.objects.filter(agent=self.agent, at__lte=end).filter(Q(last_at__gte=start) | Q(is_open=True))
-        return [self._in_words(row) for row in rows.select_related("gpu").order_by("-at", "-id")[:MOST_MARKS]]
+        found = list(rows.select_related("gpu").order_by("-at", "-id")[:MOST_MARKS])
+        first = min((row.at.timestamp() for row in found), default=self.span.start)
+        seen = sight(self.user, {row.gpu_id for row in found if row.gpu_id}, first, max(self.span.end, first))
+        return [self._in_words(row, is_hidden=seen.hides_words(row)) for row in found]
 
-    def _in_words(self, row: NodeEvent) -> Happened:
+    def _in_words(self, row: NodeEvent, *, is_hidden: bool) -> Happened:
         """The kernel's text names processes, which may be somebody else's."""
-        hidden = self.sight.hides(row.gpu_id, row.at.timestamp())
-        text, data = ("", {}) if hidden else (row.text, row.data)
-        return Happened(row, events.words(row.kind, row.code, text, data), hidden)
+        text, data = ("", {}) if is_hidden else (row.text, row.data)
+        return Happened(row, events.words(row.kind, row.code, text, data), is_hidden)
 
 
 def facts_of(shown: Machine) -> machine.Facts:
