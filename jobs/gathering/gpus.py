@@ -125,8 +125,8 @@ def _row(attempt: Attempt, held: Sequence[Holding], found: Grid, place: int) -> 
         mine |= (begins + found.width > since) & (begins < until)
     mean, most = (np.where(mine, part[place], np.nan) for part in (found.mean, found.most))
     first, last = held[0], held[-1]
-    until = last.until or attempt.ended_at
-    return Row(attempt.number, first.agent.node, first.gpu.index, first.gpu.uuid, first.since, until, mean, most)
+    over = last.until or attempt.ended_at
+    return Row(attempt.number, first.agent.node, first.gpu.index, first.gpu.uuid, first.since, over, mean, most)
 
 
 def _within(attempts: Sequence[Attempt], held: Mapping[int, Sequence[Holding]]) -> dict[int, list[Stretch]]:

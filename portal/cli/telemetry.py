@@ -13,7 +13,7 @@ from portal import formatting
 from portal.cli.params import as_json, out
 from portal.cli.portal import find_portal
 from portal.cli.tables import Row, table
-from portal.cli.terminal import echo_whole
+from portal.cli.terminal import echo_whole, plain
 
 HOUR_S = 3600
 
@@ -69,7 +69,7 @@ def telemetry(
     chosen = [one for one in found["gpus"] if not gpu or str(one["index"]) in gpu or one["uuid"] in gpu]
     if gpu and not chosen:
         there = ", ".join(str(one["index"]) for one in found["gpus"]) or "none"
-        raise click.UsageError(f"{name} has no such GPU. It has {there}.")
+        raise click.UsageError(plain(f"{name} has no such GPU. It has {there}."))
     out(_of_fields({**found, "gpus": chosen}, fields), _telemetry, as_json)
 
 

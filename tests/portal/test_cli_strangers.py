@@ -8,6 +8,7 @@ import pytest
 
 from portal.cli import terminal, watch
 from tests.portal.test_cli import JOB, nowhere, portal, problem, vigil  # noqa: F401
+from tests.portal.test_cli_telemetry import AGENT, GPU, TELEMETRY
 
 DOING = "\x1b]0;mine\x07\x1b]52;c;bWluZQ==\x07\x9b2J\rover\u202egnp\0"
 SHOWN = r"\x1b]0;mine\x07\x1b]52;c;bWluZQ==\x07\x9b2J\rover\u202egnp\x00"
@@ -30,6 +31,18 @@ def test_what_others_wrote_does_nothing_to_a_terminal(portal):  # noqa: F811
     out = io.StringIO()
     watch.Screen(out).show({**JOB, "reason": DOING, "state": "pending"})
     assert SHOWN in out.getvalue()
+
+
+def test_what_machines_tell_does_nothing_to_a_terminal(portal):  # noqa: F811
+    gpu = {**GPU, "model": DOING, "holders": [{**GPU["holders"][0], "name": DOING}]}
+    portal.answers["GET", "gpus"] = {"items": [gpu], "next": None}
+    assert vigil("gpus").stdout.count(SHOWN) == 2
+    portal.answers["GET", "agents"] = {"items": [{**AGENT, "version": DOING, "enrolled_by": DOING}], "next": None}
+    assert vigil("agents").stdout.count(SHOWN) == 2
+    told = {**TELEMETRY, "host": {f"load_1{DOING}": 1.0}, "gpus": [{**GPU, "index": DOING}]}
+    portal.answers["GET", "nodes/dgx-01/telemetry"] = told
+    assert vigil("telemetry", "dgx-01").stdout.count(SHOWN) == 2
+    assert SHOWN in vigil("telemetry", "dgx-01", "--gpu", "9", status=2).stderr.replace("\n", "")
 
 
 def test_a_spec_arrives_whole_in_a_file_and_plain_on_a_terminal(portal, monkeypatch):  # noqa: F811

@@ -35,7 +35,7 @@ def noor(mira: User) -> User:
 def others(machine: Machine, since: float, until: float | None, user: str = "mira", uuid: str = UUIDS[0]) -> Holding:
     return Holding.objects.create(
         gpu=Gpu.objects.get(uuid=uuid), agent=machine.agent, scheduler_id=f"past-{user}", user=user, name="secret",
-        source="scheduler", since=moment(since), until=until and moment(until),
+        source="scheduler", since=moment(since), until=None if until is None else moment(until),
     )  # fmt: skip
 
 
