@@ -48,6 +48,7 @@ class Process:
     uid: int
     name: str
     job: str
+    is_own_word: bool = False  # its environment names the job, and may name anybody's
 
 
 class People:
@@ -67,6 +68,10 @@ class People:
                 self._thread = threading.Thread(target=self._answer, daemon=True)
                 self._thread.start()
         return self._names[uid]
+
+    def knows(self, uid: int) -> bool:
+        """Whether the user is more than a number, which the portal could not hold against a job's."""
+        return self._names.get(uid, str(uid)) != str(uid)
 
     def _answer(self) -> None:
         while True:
@@ -98,7 +103,9 @@ class Processes:
 
     def _told(self, uuid: str, pid: int, memory_mib: int | None, process: Process) -> dict[str, Any]:
         user = self.people.name(process.uid) if process.uid >= 0 else ""
-        told = {"gpu": uuid, "pid": pid, "user": user, "name": process.name, "job": process.job}
+        is_believed = not process.is_own_word or process.uid == os.geteuid() or self.people.knows(process.uid)
+        job = process.job if is_believed else ""
+        told = {"gpu": uuid, "pid": pid, "user": user, "name": process.name, "job": job}
         return told | ({"memory_mib": memory_mib} if memory_mib is not None else {})
 
     def _start(self, pid: int) -> str:
@@ -113,8 +120,9 @@ class Processes:
         except OSError:
             return Process(-1, "", "")
         name = clean(proc.read(folder / "comm", 256), MOST_NAME)
-        job = job_of_cgroup(proc.read(folder / "cgroup", 16_384)) or job_of_environment(_environment(folder))
-        return Process(uid, name, job)
+        if job := job_of_cgroup(proc.read(folder / "cgroup", 16_384)):
+            return Process(uid, name, job)
+        return Process(uid, name, job_of_environment(_environment(folder)), is_own_word=True)
 
 
 def _environment(folder: Path) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,23 @@ def test_a_real_one_is_told_with_its_user_and_job() -> None:
         process.communicate()
     expected: dict[str, Any] = {"pid": process.pid, "user": user, "name": "a [31m b", "job": "23"}
     assert found == [{**expected, "gpu": "GPU-0", "memory_mib": 512}, {**expected, "gpu": "GPU-1"}]
+
+
+@pytest.mark.parametrize(("cgroup", "job"), [("", ""), ("0::/system.slice/slurmstepd.scope/job_9/step_0\n", "9")])
+def test_a_user_without_a_name_cannot_name_somebody_elses_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, job: str
+) -> None:
+    """As in a user namespace, where the portal could not compare whose the process and the job are."""
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "comm").write_text("python\n")
+    (folder / "cgroup").write_text(cgroup)
+    (folder / "environ").write_bytes(b"SLURM_JOB_ID=9\0")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    (told,) = Processes(tmp_path).tell(counters([{"pid": 7}]), GPUS)
+    assert (told["user"], told["job"]) == (str(owner), job)
 
 
 def test_one_that_has_ended_is_told_as_far_as_it_is_known() -> None:
