@@ -44,15 +44,29 @@ def merge(budget_s: float = 10.0, *, now: float | None = None) -> int:
 
 
 def _ripe(now: float) -> Iterator[tuple[int, int]]:
-    """(machine, first second of the window): those whose samples have waited longest first."""
+    """(machine, first second of the window): those whose samples have waited longest first.
+
+    A window each in turn: a machine that tells of years gone by keeps no other waiting.
+    """
     full = Q(sampled_at__gte=F("merged_to") + WINDOW_S + LATE_S) | Q(sampled_at__lt=now - SILENT_S)
     waiting = Agent.objects.filter(full, merged_to__gt=0, sampled_at__gte=F("merged_to")).order_by("merged_to")
-    for agent_id, merged_to, sampled_at in waiting.values_list("pk", "merged_to", "sampled_at"):
-        newest = sampled_at or 0
-        done = int(now if newest < now - SILENT_S else newest - LATE_S)
-        while (window := _next_window(agent_id, merged_to)) is not None and window + WINDOW_S <= done:
-            yield agent_id, window
-            merged_to = window + WINDOW_S
+    rows = waiting.values_list("pk", "merged_to", "sampled_at")
+    turns = [_windows(agent_id, merged_to, sampled_at or 0, now) for agent_id, merged_to, sampled_at in rows]
+    while turns:
+        going_on = []
+        for turn in turns:
+            if (found := next(turn, None)) is not None:
+                yield found
+                going_on.append(turn)
+        turns = going_on
+
+
+def _windows(agent_id: int, merged_to: int, newest: int, now: float) -> Iterator[tuple[int, int]]:
+    """A machine's, oldest first."""
+    done = int(now if newest < now - SILENT_S else newest - LATE_S)
+    while (window := _next_window(agent_id, merged_to)) is not None and window + WINDOW_S <= done:
+        yield agent_id, window
+        merged_to = window + WINDOW_S
 
 
 def _next_window(agent_id: int, since: int) -> int | None:

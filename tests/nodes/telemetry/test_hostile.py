@@ -99,6 +99,17 @@ def test_no_more_is_used_than_is_held(machine: Machine) -> None:
     assert 0 < use.used_s <= use.held_s
 
 
+def test_a_machine_that_tells_of_years_gone_by_keeps_none_waiting(monkeypatch: pytest.MonkeyPatch, db: None) -> None:
+    liar, honest = Machine("liar", gpus=UUIDS[:1]), Machine("honest", gpus=UUIDS[1:2])
+    assert liar.post(*(liar.batch(START - 10**8 + 2_000 * i, gpu_percent=1) for i in range(30))).status_code == 200
+    honest.fill(START, START + 1_100, gpu_percent=5)
+    turns: list[int] = []
+    monkeypatch.setattr(merge, "merge_window", lambda agent_id, start: turns.append(agent_id) or 0)
+    merge.merge()
+    assert honest.agent.pk in turns[:2]
+    assert len(turns) > 30
+
+
 @pytest.mark.parametrize(
     "line", ["a" * 8_190 + "{", "a" + " " * 8_000 + "{", "a{" + "}" * 8_000, "a 1" + " " * 8_000 + "x"]
 )
