@@ -10,6 +10,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.conf import LazySettings
 
+from jobs.sockets import machines
 from nodes.models import Gpu, Holding
 from portal.models import User
 from tests.jobs.sockets.listening import Socket, play
@@ -147,6 +148,32 @@ def test_what_others_hold_is_left_out_where_the_site_hides_it(
         else:
             (line,) = (await socket.hear("machines"))["machines"]
             assert line["gpus"] == [None, [10, None, None, 300]]
+        await socket.disconnect()
+
+    play(scene)
+
+
+def test_a_job_that_begins_meanwhile_is_left_out_soon(
+    machine: Machine, mira: User, settings: LazySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.VIGIL_QUEUE_VISIBLE = "own"
+    monkeypatch.setattr(machines, "HIDDEN_S", 0.05)
+    gpu, client = Gpu.objects.get(uuid=UUIDS[0]), signed_in(mira)
+    held = {"gpu": gpu, "agent": gpu.agent, "scheduler_id": "7", "user": "noor", "source": "scheduler"}
+
+    async def scene() -> None:
+        socket = Socket("/ws/cluster?node=dgx-01", client)
+        await socket.connect()
+        await socket.hear("hello")
+        await told(machine, 10)
+        assert (await socket.hear("samples"))["columns"]["gpu_percent"][0][0] == 10
+        await sync_to_async(Holding.objects.create)(**held, since=datetime.now(UTC))
+        for _ in range(100):
+            await told(machine, 10)
+            if (await socket.hear("samples"))["columns"]["gpu_percent"] == [[None] * 10, [10] * 10]:
+                break
+        else:
+            pytest.fail("it is told on and on")
         await socket.disconnect()
 
     play(scene)
