@@ -104,7 +104,12 @@ def test_a_machine_that_tells_of_years_gone_by_keeps_none_waiting(monkeypatch: p
     assert liar.post(*(liar.batch(START - 10**8 + 2_000 * i, gpu_percent=1) for i in range(30))).status_code == 200
     honest.fill(START, START + 1_100, gpu_percent=5)
     turns: list[int] = []
-    monkeypatch.setattr(merge, "merge_window", lambda agent_id, start: turns.append(agent_id) or 0)
+
+    def merged(agent_id: int, _: int) -> int:
+        turns.append(agent_id)
+        return 0
+
+    monkeypatch.setattr(merge, "merge_window", merged)
     merge.merge()
     assert honest.agent.pk in turns[:2]
     assert len(turns) > 30
