@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from jobs.disk.provenance import history
 from jobs.errors import SpecError
 from jobs.gathering import charts as curves
-from jobs.gathering import gpu_tab, guard_events, layouts, slow_mounts
+from jobs.gathering import gpu_tab, guard_events, hardware_events, layouts, slow_mounts
 from jobs.gathering import life as lives
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.presenting import attached, charts, environments, sentence, slurm_steps
@@ -95,6 +95,7 @@ def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
     newest, has_more = guard_events.newest(page.life.latest)
     slow = slow_mounts.of(page.life)
     newest += [(one.at, one.text) for one in slow if one.attempt == page.life.latest][-SHOWN_SLOW:]
+    newest += hardware_events.of(page.life.latest, page.life.now)
     return {
         "marks": curves.marks(page.life) | ({"slow": slow_mounts.by_step(page.life, slow)} if slow else {}),
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],

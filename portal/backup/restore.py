@@ -63,7 +63,8 @@ def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Resto
         with files.scratch(home, "restore") as folder:
             archive.room_for(manifest.bytes, folder)
             reader.unpack(folder, files.Said("Unpacking and checking"))
-            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+            # To the microsecond: one that is killed and begun again within a second has a name of its own.
+            stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
             kept = place.take(folder, stamp)
             notes = _take_key(settings, folder / archive.SECRET_KEY, kept, stamp)
         (home / "prepared").unlink(missing_ok=True)

@@ -189,7 +189,7 @@ def test_a_job_waits_while_its_machine_is_drained(sam: User, scheduler: LocalSch
     assert bearer(sam).get(f"/api/v1/jobs/{job.pk}/why").json()["text"] == why
     assert f"Takes no jobs: it is drained. fan <3> (vigil: sam), says {getuser()}" in page(f"/nodes/{name}")
     assert f"{name} is drained: fan <3> (vigil: sam)." in page("/nodes")
-    assert "This machine is drained: fan <3> (vigil: sam)." in page("/queue")
+    follow_until(scheduler, lambda: "This machine is drained: fan <3> (vigil: sam)." in page("/queue"))
     assert newest().state == "pending"
     browser.post(f"/nodes/{name}/undrain")
     follow_until(scheduler, lambda: newest().state == "completed")

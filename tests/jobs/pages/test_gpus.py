@@ -234,3 +234,32 @@ class TestFinding:
         job.latest.started_at = moment(time.time() - 2 * HOUR_S)
         job.latest.save()
         assert self.LOW not in self.shows(mira, job)
+
+
+def warned(user: User, job: Job) -> str:
+    html = signed_in(user).get(f"/jobs/{job.pk}").content.decode()
+    return " ".join(unescape(html.partition('<div id="warnings">')[2].partition('<div id="newest">')[0]).split())
+
+
+def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
+    """Only those that befell a GPU while the job held it, and no echo of another."""
+    job = a_job(mira, a_project(), state="running")
+    machine, now = Machine(), int(time.time())
+    machine.post(machine.facts(now - 600))
+    running(job)
+    allocations.hold()
+    assert "Xid" not in warned(mira, job)
+    told = [(UUIDS[1], 48, now - 30), (UUIDS[0], 63, now - HOUR_S), (UUIDS[0], 79, now - 20), (UUIDS[0], 45, now - 19)]
+    xids = [machine.event("xid", at, gpu=gpu, xid=xid, seq=n) for n, (gpu, xid, at) in enumerate(told, 1)]
+    machine.post(*xids, machine.event("gpu.lost", now - 10, gpu=UUIDS[0]))
+    shown = warned(mira, job)
+    assert "Xid 79: it has fallen off the bus (GPU 0 of dgx-01)" in shown
+    assert "GPU 0 of dgx-01 was lost" in shown
+    assert not [xid for xid in (45, 48, 63) if f"Xid {xid}" in shown]
+
+
+def test_an_echo_alone_is_told(mira: User) -> None:
+    job = a_job(mira, a_project(), state="running")
+    machine, now = working(job, 80), int(time.time())
+    machine.post(machine.event("xid", now - 9, gpu=UUIDS[0], xid=45, seq=1))
+    assert "Xid 45" in warned(mira, job)
