@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -215,6 +216,14 @@ class Stack:
         """A REST client of the first sysadmin, with the token that the first start left for `vigil`."""
         # verify: an address without https needs no authorities, and to read them takes longer than the request.
         return httpx.Client(base_url=self.url, headers=self.authorization, timeout=30, trust_env=False, verify=False)
+
+    def sign_in(self, browser: httpx.Client) -> None:
+        """By the link that the first start printed, which works once; the client follows redirects."""
+        page = browser.get(self.sign_in_url).text
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page)
+        assert token, page[:2000]
+        browser.post(self.sign_in_url, data={"csrfmiddlewaretoken": token[1]}).raise_for_status()
+        assert "sessionid" in browser.cookies
 
     def vigil(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run the command line against this portal."""

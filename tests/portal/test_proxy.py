@@ -116,12 +116,7 @@ def browser(site: Site) -> Iterator[httpx.Client]:
     with httpx.Client(
         base_url=site.url, follow_redirects=True, trust_env=False, headers={"Referer": site.url}, timeout=PATIENCE_S
     ) as browser:
-        page = browser.get(site.stack.sign_in_url)
-        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
-        assert token, page.text[:2000]
-        answer = browser.post(site.stack.sign_in_url, data={"csrfmiddlewaretoken": token[1]})
-        assert answer.status_code == 200, answer.text[:2000]
-        assert "sessionid" in browser.cookies
+        site.stack.sign_in(browser)
         yield browser
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests import nvml, steady
@@ -31,7 +32,7 @@ class Machine:
         with self.stack.client() as client:
             answer = client.get(path)
         assert answer.status_code == 200, answer.text
-        return answer.json() if path.startswith("/api/") else answer.text
+        return answer.json()
 
     def submit(self, gpus: int) -> int:
         spec = steady.spec(1_000_000)
@@ -89,6 +90,10 @@ def _gpus(machine: Machine) -> list[dict[str, Any]]:
     return items if items and all(gpu["newest"] for gpu in items) else []
 
 
+def _holders(machine: Machine) -> list[list[int]]:
+    return [[one["job"] for one in gpu["holders"]] for gpu in _gpus(machine)]
+
+
 def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
     machine.gpus.say("* gpu_percent 0", "0 gpu_percent 77", "1 gpu_percent 77", "2 gpu_percent 33", "3 gpu_percent 33")
     jobs = [machine.submit(2), machine.submit(2)]
@@ -117,12 +122,22 @@ def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
 
 
 def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
+    """By REST, on the machine's page, on the page of the job that held the GPU, and by Prometheus."""
+    job = machine.submit(8)
+    wait_for(lambda: _holders(machine) == [[job]] * 8, "the job to hold them", 60)
     address = nvml.bus(5).removeprefix("0000").lower().rpartition(".")[0]
     machine.write_down(f"NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<b>x</b>, GPU has fallen off the bus.")
     began = time.monotonic()
     (event,) = wait_for(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=xid")["items"], "the Xid", 30)
     assert time.monotonic() - began < 30
     assert (event["code"], event["gpu"], event["uuid"]) == (79, 5, nvml.uuid(5))
+    with httpx.Client(base_url=machine.stack.url, follow_redirects=True, timeout=30, trust_env=False) as browser:
+        machine.stack.sign_in(browser)
+        for path in (f"/nodes/{HOST}", f"/jobs/{job}"):
+            shown = browser.get(path).text
+            assert "Xid 79: it has fallen off the bus" in shown
+            assert "<b>x</b>" not in shown
+    machine.cancel(job)
     with machine.stack.client() as client:
         answer = client.get("/metrics", headers={"Authorization": f"Bearer {METRICS}"})
     assert f'gpu="5",uuid="{nvml.uuid(5)}",xid="79"' in answer.text.replace(" ", ""), answer.text[:2000]

@@ -110,10 +110,7 @@ class Cellar:
         """One agent has a token of its own, the other gets its by a secret."""
         self.shared.start(self._post(f"nodes/{SHARED}/token")["token"])
         self.crossed.start(self._post("agents/secret")["secret"])
-        asked = self.browser.get(self.portal.sign_in_url).text
-        (token,) = re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', asked)
-        answer = self.browser.post(self.portal.sign_in_url, data={"csrfmiddlewaretoken": token})
-        assert answer.status_code == 200, answer.text
+        self.portal.sign_in(self.browser)
 
     def close(self) -> None:
         for machine in (self.shared, self.crossed):
