@@ -13,8 +13,15 @@ if TYPE_CHECKING:
 LAUNCHER = -1  # the stream of the first node's launcher
 PLAIN = "plain"
 MOST_FIGURES = 24
-# What a launcher tells of its node's use by the job: title and unit.
-USE = {"cpu_cores": ("CPU", "cores in use"), "memory_gib": ("Memory", "GiB in use")}
+# What a launcher tells of its node's use by the job: title, unit and colour; the first stands beside the loss.
+USE = {
+    "gpu_percent": ("GPUs", "%, the mean of its node’s", 3),
+    "cpu_cores": ("CPU", "cores in use", 7),
+    "memory_gib": ("Memory", "GiB in use", 6),
+    "gpu_memory_gib": ("GPU memory", "GiB in use, its node’s together", 4),
+    "gpu_watts": ("GPU power", "W, its node’s together", 5),
+}
+ALWAYS = {"cpu_cores", "memory_gib"}  # every launcher tells these; GPUs only where there are some
 
 # Colours are the metric's own on every page: loss 1, validation 2, throughput 3, gradient 6.
 LOSS_SERIES = [
@@ -147,22 +154,44 @@ def _of_trainer(job: Job, names: list[str]) -> list[dict[str, Any]]:
 
 def _of_attached(life: Life, names: list[str]) -> list[dict[str, Any]]:
     """What it has reported so far. An empty chart only where that is to be expected: somebody posts for its command."""
-    drawn = [figure for figure in _of_script(names) if figure["id"] not in USE]
+    drawn = _of_report(names)
     return drawn or ([LOSS] if life.latest.is_alive and life.job.spec.get("command") else [])
 
 
 def _of_script(names: list[str]) -> list[dict[str, Any]]:
     """What the script has reported so far, the loss in front; and what its launcher tells of its node's use."""
-    names = [name for name in names if name not in USE and name != "validation_loss"]
-    names = sorted(names, key=lambda name: name != "loss")[:MOST_FIGURES]
-    lead = {**LOSS, "width": "two-thirds"} if "loss" in names else None
-    drawn = [lead] if lead else []
+    drawn = _of_report([name for name in names if name not in USE])
+    lead = [figure for figure in drawn if figure["id"] == "loss"]
+    beside, *more = [_use(name, is_tall=i == 0 and bool(lead)) for i, name in enumerate(_used(names))]
+    return [*lead, beside, *drawn[len(lead) :], *more] if lead else [*drawn, beside, *more]
+
+
+def _of_report(names: list[str]) -> list[dict[str, Any]]:
+    names = sorted((name for name in names if name != "validation_loss"), key=lambda name: name != "loss")
+    names = names[:MOST_FIGURES]
+    lead = [{**LOSS, "width": "two-thirds"}] if "loss" in names else []
+    small = []
     for i, name in enumerate(name for name in names if name != "loss"):
         series = [{"name": name, "label": "value", "color": i % 8 + 1}]
-        drawn.append({"id": name, "title": name.replace("_", " "), "width": "third", "height": 120, "series": series})
-    for i, (name, (title, unit)) in enumerate(USE.items()):
-        series = [{"name": name, "label": "in use", "color": 7 - i}]
-        use = {"id": name, "title": title, "unit": unit, "rank": LAUNCHER, "xunit": "second", "zero": True}
-        use["empty"] = "Nothing yet. The launcher tells of its node every few seconds."
-        drawn.append({**use, "width": "third", "height": 220 if lead and i == 0 else 120, "series": series})
-    return drawn if not lead else [lead, drawn[-len(USE)], *drawn[1 : -len(USE)], *drawn[-len(USE) + 1 :]]
+        small.append({"id": name, "title": name.replace("_", " "), "width": "third", "height": 120, "series": series})
+    return [*lead, *small]
+
+
+def _used(names: list[str]) -> list[str]:
+    return [name for name in USE if name in ALWAYS or name in names]
+
+
+def _use(name: str, *, is_tall: bool) -> dict[str, Any]:
+    title, unit, color = USE[name]
+    return {
+        "id": name,
+        "title": title,
+        "unit": unit,
+        "rank": LAUNCHER,
+        "xunit": "second",
+        "zero": True,
+        "empty": "Nothing yet. The launcher tells of its node every few seconds.",
+        "width": "third",
+        "height": 220 if is_tall else 120,
+        "series": [{"name": name, "label": "in use", "color": color}],
+    }

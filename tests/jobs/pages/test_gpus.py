@@ -263,3 +263,23 @@ def test_an_echo_alone_is_told(mira: User) -> None:
     machine, now = working(job, 80), int(time.time())
     machine.post(machine.event("xid", now - 9, gpu=UUIDS[0], xid=45, seq=1))
     assert "Xid 45" in warned(mira, job)
+
+
+def figures(user: User, job: Job) -> list[dict[str, Any]]:
+    html = signed_in(user).get(f"/jobs/{job.pk}").content.decode()
+    found = re.search(r'<script id="figures" type="application/json">(.*?)</script>', html)
+    assert found
+    told: list[dict[str, Any]] = json.loads(unescape(found[1]))
+    return told
+
+
+def test_what_a_launcher_tells_of_gpus_are_charts_of_its_own(mira: User) -> None:
+    """Of the launcher's stream and over seconds, as its CPU: not empty charts of the script's."""
+    job = a_job(mira, a_project(), state="running", kind="script")
+    assert [figure["id"] for figure in figures(mira, job)] == ["cpu_cores", "memory_gib"]
+    launched(job, 55.0)
+    losing(job, 300)
+    drawn = figures(mira, job)
+    assert [figure["id"] for figure in drawn] == ["loss", "gpu_percent", "cpu_cores", "memory_gib"]
+    assert [(figure["title"], figure["rank"], figure["xunit"]) for figure in drawn[1:2]] == [("GPUs", -1, "second")]
+    assert [figure["height"] for figure in drawn[1:]] == [220, 120, 120]
