@@ -126,7 +126,7 @@ def test_ranks_go_by_what_launchers_told(mira: User) -> None:
     assert [(row["key"], row["label"]) for row in group["rows"]] == [("dgx-01:0", "rank 1"), ("dgx-01:1", "rank 0")]
 
 
-@pytest.mark.parametrize("data", [{}, {"gpus": "x"}, {"gpus": [7, {"uuid": ["x"]}]}, {"gpus": [{"uuid": "\x00"}] * 99}])
+@pytest.mark.parametrize("data", [{}, {"gpus": "x"}, {"gpus": [7, {"uuid": ["x"]}]}, {"gpus": [{"uuid": "\x1b"}] * 99}])
 def test_nonsense_of_a_launcher_names_no_ranks(mira: User, data: dict[str, Any]) -> None:
     job = a_job(mira, a_project(), state="running")
     working(job, 80)
