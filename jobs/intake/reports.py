@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 SERIES = 1_000  # of an attempt
 STREAMS = 50_000
 EVENTS = 50_000
+# Where it stands is told as often as a script likes, once a step and rank: it takes no room from what happened.
+STANDING, STANDINGS = "progress", 10_000
 QUIET = timedelta(minutes=10)
 _AT_ONCE = 64  # batches taken at once; a batch has at most POINTS_A_BATCH of training.reporting.lines points
 
@@ -271,11 +273,17 @@ class _Intake:
         return run[0] in self.accepted and run[:2] not in self.post.bad
 
     def _told(self) -> list[Event]:
-        """The events of accepted streams and good batches."""
-        return [
-            self._event(happening.kind, happening.time, self.post.streams[happening.batch[0]], happening.data)
+        """The events of accepted streams and good batches; of where a stream stands the last alone."""
+        good = [
+            happening
             for happening in self.post.events
             if happening.batch[0] in self.accepted and happening.batch not in self.post.bad
+        ]
+        last = {happening.batch[0]: i for i, happening in enumerate(good) if happening.kind == STANDING}
+        return [
+            self._event(happening.kind, happening.time, self.post.streams[happening.batch[0]], happening.data)
+            for i, happening in enumerate(good)
+            if happening.kind != STANDING or last[happening.batch[0]] == i
         ]
 
     def _quarantined(self) -> list[Event]:
@@ -300,12 +308,17 @@ class _Intake:
     def _store_events(self) -> None:
         if not self.events:
             return
-        room = EVENTS - Event.objects.filter(attempt=self.attempt).count()
-        if len(self.events) > room:
-            self.events = self.events[: max(0, room)]
+        told = Event.objects.filter(attempt=self.attempt)
+        stood = told.filter(kind=STANDING).count()
+        standing = [event for event in self.events if event.kind == STANDING]
+        happened = [event for event in self.events if event.kind != STANDING]
+        room = max(0, EVENTS - (told.count() - stood))
+        if len(happened) > room:
+            happened = happened[:room]
             self._note_once("report.too_many_events", {"limit": EVENTS})
-        Event.objects.bulk_create(self.events)
-        for event in self.events:
+        self.events = [*happened, *standing]
+        Event.objects.bulk_create([*happened, *standing[: max(0, STANDINGS - stood)]])
+        for event in happened:
             _tell_checkpoints(self.attempt, event)
 
     def _note_once(self, kind: str, data: Mapping[str, Any]) -> None:

@@ -205,6 +205,26 @@ def test_too_many_events_are_dropped_with_one_word(monkeypatch: pytest.MonkeyPat
     assert Event.objects.filter(kind="report.too_many_events").count() == 1
 
 
+def test_progress_at_every_step_takes_no_room_from_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks that told of each of their steps filled an attempt's events; its checkpoints went missing."""
+    monkeypatch.setattr(reports, "EVENTS", 3)
+    monkeypatch.setattr(reports, "STANDINGS", 4)
+    attempt = attempt_of()
+    stream, sent = Spooled(), 0
+    for till in range(5, 31, 5):
+        for step in range(till - 5, till):
+            stream.tell("progress", step=step, steps=100)
+        reports.take(attempt.pk, post((stream, sent, till)))
+        sent = till
+    stood = Event.objects.filter(kind="progress").values_list("data__step", flat=True)
+    assert list(stood) == [4, 9, 14, 19], "the last of each post, as many as there is room for"
+    attempt.refresh_from_db()
+    assert (attempt.step, attempt.steps) == (29, 100), "it is known all the same"
+    reports.take(attempt.pk, post((stream.tell("note", number=1), 30, 31)))
+    assert Event.objects.filter(kind="note").exists()
+    assert not Event.objects.filter(kind="report.too_many_events").exists()
+
+
 def test_only_the_attempts_own_living_token_opens_the_door() -> None:
     attempt, other = attempt_of(), attempt_of(job_of(), secret="another's")
     body = frame(Spooled().log(1, loss=1.0))
