@@ -314,9 +314,10 @@ class _Intake:
         happened = [event for event in self.events if event.kind != STANDING]
         room = max(0, EVENTS - (told.count() - stood))
         if len(happened) > room:
-            happened = happened[:room]
             self._note_once("report.too_many_events", {"limit": EVENTS})
-        self.events = [*happened, *standing]
+            left_out = set(map(id, happened[room:]))
+            happened = happened[:room]
+            self.events = [event for event in self.events if id(event) not in left_out]
         Event.objects.bulk_create([*happened, *standing[: max(0, STANDINGS - stood)]])
         for event in happened:
             _tell_checkpoints(self.attempt, event)

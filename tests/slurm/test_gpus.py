@@ -167,6 +167,14 @@ class Cellar:
         words = ("--parsable", "--output=/dev/null", "--time=10", f"--nodelist={node}", *options, f"--wrap={command}")
         return self.slurm.run("sbatch", *words, user=user).strip()
 
+    def started(self, user: str, node: str, *options: str) -> str:
+        """One that runs: of two that wait, Slurm may start the younger first, on the GPUs meant for the other."""
+        job = self.sbatch(user, node, *options)
+        wait_for(
+            lambda: self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", f"{job} to run", 60
+        )
+        return job
+
 
 @pytest.fixture(scope="module")
 def portal(slurm: Cluster) -> Iterator[Portal]:
@@ -226,9 +234,9 @@ def test_whose_gpus_are_whose(cellar: Cellar, slurm: Cluster, alice: Person, bob
     # Alice's launcher asks NVML itself; bob's finds none, as in many containers.
     first, first_id = submitted(alice, "vision", python=shared.python())
     second, second_id = submitted(bob, "speech")
-    foreign = cellar.sbatch(BOB, SHARED, "--gres=gpu:1")
-    plain = cellar.sbatch(ALICE, CROSSED, "--gres=gpu:2")
-    on_both = cellar.sbatch(ALICE, f"{SHARED},{CROSSED}", "--nodes=2", "--gres=gpu:1")
+    foreign = cellar.started(BOB, SHARED, "--gres=gpu:1")
+    plain = cellar.started(ALICE, CROSSED, "--gres=gpu:2")
+    on_both = cellar.started(ALICE, f"{SHARED},{CROSSED}", "--nodes=2", "--gres=gpu:1")
     array = cellar.sbatch(BOB, CROSSED, "--gres=gpu:1", "--array=0-1")
     process = task_of(array, "0")
     crossed.say(f"{crossed.minors.index(3)} process {process.pid} 512")
