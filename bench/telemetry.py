@@ -11,28 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import json
-import random
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 
 from bench import stage
+from bench.simulated_agent import GPUS, PERIOD_S, SAMPLES, TOKEN, Sender
 
-NODES, GPUS, SAMPLES, PERIOD_S = 1_000, 8, 10, 10
-FIELDS = 12
+NODES, FIELDS = 1_000, 12
 VALUES = GPUS * SAMPLES * FIELDS  # of a batch
 LIVE_S = 60
 CONNECTIONS = 64  # kept open by senders, which are many agents each
 BACKLOG_NODES, BACKLOG_S = 100, 3_600
 START = 1_796_000_256  # a Unix second, at the beginning of a window
-TOKEN = "vga_bench"
 
 
 def main(databases: Sequence[str]) -> int:
@@ -95,58 +91,6 @@ def _enrol() -> list[str]:
     names = [f"dgx-{i:04}" for i in range(NODES)]
     Agent.objects.bulk_create([Agent(node=name, token_digest=digest(TOKEN)) for name in names])
     return names
-
-
-@dataclass
-class Sender:
-    """One agent: numbers its batches, whose values wander as a busy GPU's do."""
-
-    node: str
-    number: int
-    seq: int = 0
-    _level: list[list[int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.number)
-        self.uuids = [f"GPU-{self.number:08x}-0000-0000-0000-{i:012x}" for i in range(GPUS)]
-        # As nodes.telemetry.fields has them: percent, MiB, °C, watts, MHz, bits, MiB/s.
-        self._level = [[95, 90, 71_000, 66, 74, 640, 1_755, 0, 9_000, 9_000, 1_200, 900] for _ in range(GPUS)]
-
-    def batches(self, count: int, at: int | None = None) -> list[dict[str, Any]]:
-        now = int(time.time()) - PERIOD_S if at is None else at
-        return [self._batch(now + PERIOD_S * i) for i in range(count)]
-
-    def next(self, count: int = 1, at: int | None = None) -> bytes:
-        """The request with its next batches."""
-        post = {
-            "version": 1, "stream": f"{self.number:016x}", "first": self.seq, "boot_id": "b", "sent_at": time.time(),
-            "agent": "bench", "batches": self.batches(count, at),
-        }  # fmt: skip
-        self.seq += count
-        body = gzip.compress(json.dumps(post).encode(), 6)
-        head = (
-            f"POST /api/v1/nodes/{self.node}/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
-            f"Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
-
-    def _batch(self, at: int) -> dict[str, Any]:
-        from nodes.telemetry.fields import GPU_FIELDS
-
-        columns = {}
-        for place, name in enumerate(GPU_FIELDS):
-            columns[name] = [[self._value(gpu, place) for _ in range(SAMPLES)] for gpu in range(GPUS)]
-        return {
-            "at": at, "period": 1, "n": SAMPLES, "gpus": self.uuids, "columns": columns,
-            "host": {"cpu_percent": round(self._random.uniform(5, 60), 1), "load_1": 12.5, "memory_used_mib": 812_000},
-        }  # fmt: skip
-
-    def _value(self, gpu: int, place: int) -> int:
-        level = self._level[gpu][place]
-        if place == 7:  # reasons for throttling: mostly none
-            return 4 if self._random.random() < 0.02 else 0
-        step = max(1, level // 50)
-        return max(0, level + self._random.randint(-step, step))
 
 
 def _live(port: int, senders: Sequence[Sender], web: psutil.Process) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from portal.run.preflight import (
     note_owner,
     one_a_home,
 )
+from portal.run.probe import Probe, address_of
 
 START_PATIENCE_S = 60.0
 LOOK_S = 1.0  # how often logs are read; a death wakes us at once
@@ -167,7 +168,7 @@ class Up:
     def _start_agent(self) -> None:
         """This machine's own, so that whoever starts Vigil sees what a machine does. It posts as others do."""
         home = self.settings.VIGIL_AGENT_HOME
-        told = {"URL": f"http://{_address(self.listener)}", "TOKEN_FILE": str(home / "token"), "STATE": str(home)}
+        told = {"URL": f"http://{address_of(self.listener)}", "TOKEN_FILE": str(home / "token"), "STATE": str(home)}
         environment = {f"VIGIL_AGENT_{name}": value for name, value in told.items()}
         self._add("agent", [sys.executable, "-m", "nodes.agent"], also=environment)
 
@@ -204,7 +205,7 @@ class Up:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_PATIENCE_S
-        with _Probe(self.listener) as probe:
+        with Probe(self.listener) as probe:
             while not (probe.answered and all(child.is_ready for child in self.children.values())):
                 if time.monotonic() > deadline:
                     late = [name for name, child in self.children.items() if not child.is_ready] or ["web"]
@@ -275,51 +276,8 @@ class Up:
                 say(f"{' and '.join(killed)} did not stop in {patience_s:g} s and had to be killed.")
 
 
-def _address(listener: socket.socket) -> str:
-    """Where this machine reaches what listens, as host:port."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Interrupted(Exception):
     """Asked to stop before everything was up."""
-
-
-class _Probe:
-    """One request to the web, so that it has loaded its pages before the first person asks; never blocks."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.answered = False
-        host, _, port = _address(listener).rpartition(":")
-        self.address = (host.strip("[]"), int(port))
-        self._connect()
-
-    def _connect(self) -> None:
-        self.socket = socket.create_connection(self.address, timeout=5)
-        host = "127.0.0.1" if ":" not in self.address[0] else "[::1]"
-        self.socket.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        self.socket.setblocking(False)
-
-    def look(self) -> None:
-        if self.answered:
-            return
-        try:
-            data = self.socket.recv(64)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self.answered = data.startswith(b"HTTP/")
-        if not self.answered:  # the process that had taken the connection died
-            self.socket.close()
-            self._connect()
-
-    def __enter__(self) -> _Probe:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------

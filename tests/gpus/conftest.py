@@ -59,6 +59,21 @@ class Watched:
         return self.next(Looks)
 
 
+# What the stand-in's GPUs do unless it is told otherwise.
+STEADY = {
+    "gpu_percent": 90,
+    "memory_mib": 30720,
+    "temperature_c": 60,
+    "watts": 350,
+    "sm_mhz": 1980,
+    "throttle": 0,
+    "memory_temperature_c": 65,
+    "sm_percent": 75,
+    "pcie_tx_mib": 800,
+    "pcie_rx_mib": 1200,
+}
+
+
 class Watch(Protocol):
     def __call__(self, names: list[str] | None = None, *, every: float = EVERY, **more: Any) -> Watched: ...
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import psutil
 import pytest
 
 from nodes.agent.samples import COLUMNS
+from tests.nodes.agent.disks import occupy
 from tests.nodes.agent.hanging import NoFuse, hanging
 from tests.nodes.agent.running import PERIOD_S, Running
 from tests.nvml import StandIn, bus, uuid
@@ -280,7 +279,7 @@ class TestFaults:
         agent.environment["VIGIL_AGENT_STATE"] = str(agent.state)
         agent.start()
         sampled(agent)
-        filler = _occupied(small_disk)
+        filler = occupy(small_disk)
         until(lambda: "can't be written (No space left on device)" in agent.log)
         agent.kmsg.say(FALLEN)
         until(lambda: counted(agent) == 1)
@@ -328,27 +327,3 @@ class TestFaults:
 def _mount_ms(agent: Running) -> list[Any]:
     hosts = [batch["host"] for batch in agent.portal.batches()]
     return [value for host in hosts for name, value in host.items() if name.startswith("mount_ms:")]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def _occupied(disk: Path) -> Path:
-    filler = disk / "filler"
-    file = os.open(filler, os.O_WRONLY | os.O_CREAT)
-    for size in (65_536, 4_096, 256, 1):
-        try:
-            while True:
-                os.write(file, bytes(size))
-        except OSError:
-            pass
-    os.close(file)
-    return filler

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodes.agent.buffer import BATCHES_A_SEGMENT, Buffer, Refused, batches_of, marked, unmarked
+from tests.nodes.agent.disks import occupy
 from tests.nodes.agent.running import ROOT
 
 
@@ -168,31 +168,6 @@ def test_it_goes_on_beyond_what_this_disk_has_lost(tmp_path: Path) -> None:
 
 
 # A disk without room.
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def occupy(disk: Path) -> Path:
-    """Take all the room that there is."""
-    filler = disk / "filler"
-    file = os.open(filler, os.O_WRONLY | os.O_CREAT)
-    for size in (65_536, 4_096, 256, 1):
-        try:
-            while True:
-                os.write(file, bytes(size))
-        except OSError:
-            pass
-    os.close(file)
-    return filler
 
 
 def test_on_a_full_disk_batches_wait_in_memory(small_disk: Path) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.conf import LazySettings
 from pytest_django import DjangoAssertNumQueries
 
-from nodes.models import Gpu, GpuUse, Holding, Node, QueuedJob
-from nodes.telemetry import holdings, merge, use
+from nodes.models import Gpu, Holding, Node, QueuedJob
+from nodes.telemetry import holdings
 from nodes.telemetry.claims import Word
-from nodes.telemetry.fields import WINDOW_S
+from tests.nodes.telemetry.holding import four, moment, process, queued
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
 pytestmark = pytest.mark.django_db
@@ -24,36 +24,12 @@ def on_slurm(settings: LazySettings) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
 
 
-def moment(second: float) -> datetime:
-    return datetime.fromtimestamp(second, UTC)
-
-
-def queued(scheduler_id: str, node: str = "dgx-01", indices: list[int] | None = None, **more: Any) -> QueuedJob:
-    fields = {
-        "name": f"job-{scheduler_id}", "user": "mira", "state": "running", "nodes": [node], "gpus": len(indices or ()),
-        "gpu_indices": {node: indices} if indices else {}, "started_at": moment(time.time() - 3600),
-    }  # fmt: skip
-    return QueuedJob.objects.create(scheduler_id=scheduler_id, **fields | more)
-
-
 def held() -> dict[str, list[str]]:
     """Which GPUs each job holds now, as indices."""
     found: dict[str, list[str]] = {}
     for one in Holding.objects.filter(until=None).select_related("gpu").order_by("gpu__index"):
         found.setdefault(one.scheduler_id, []).append(f"{one.gpu.index}")
     return found
-
-
-def four() -> Machine:
-    machine = Machine(gpus=UUIDS[:4])
-    machine.post(machine.facts(time.time()), machine.batch(int(time.time()) - 10, gpu_percent=50))
-    return machine
-
-
-def process(machine: Machine, gpu: int, job: str, **more: Any) -> dict[str, Any]:
-    batch = machine.batch(int(time.time()) - 10, gpu_percent=50)
-    one = {"gpu": UUIDS[gpu], "pid": 17, "user": "mira", "name": "python", "memory_mib": 5, "job": job}
-    return {**batch, "processes": [{**one, **more}]}
 
 
 def test_the_schedulers_indices_tell() -> None:
@@ -376,66 +352,3 @@ def test_many_machines_take_no_more_queries_than_one(django_assert_max_num_queri
         assert holdings.update(words) == 10
     with django_assert_max_num_queries(6):
         assert holdings.update(words) == 0
-
-
-def test_what_a_jobs_gpus_did_is_added_up_by_day() -> None:
-    machine = Machine(gpus=UUIDS[:2])
-    start = 1_763_000_000 // 86_400 * 86_400 - 2 * WINDOW_S  # before midnight
-    start = start // WINDOW_S * WINDOW_S
-    machine.post(machine.facts(start))
-    busy, idle = (Gpu.objects.get(uuid=uuid) for uuid in UUIDS[:2])
-    agent = machine.agent
-    for gpu, since, until in ((busy, start, None), (idle, start + 100, start + 1100)):
-        Holding.objects.create(
-            gpu=gpu, agent=agent, scheduler_id="7", user="mira", source="scheduler", since=moment(since),
-            until=moment(until) if until else None,
-        )  # fmt: skip
-    end = start + 4 * WINDOW_S
-    machine.fill(start, end + 100, gpu_percent=[[50] * 10, [0] * 10])
-    assert merge.merge(now=end + 100) > 0
-    days = list(GpuUse.objects.order_by("day"))
-    midnight = (start // 86_400 + 1) * 86_400
-    assert [day.day for day in days] == [moment(start).date(), moment(midnight).date()]
-    first = days[0]
-    assert first.held_s == (midnight - start) + 1000
-    assert first.used_s == (midnight - start) / 2
-    assert first.idle_s == 1000
-    assert days[1].held_s == end - midnight
-
-
-def test_a_gpu_that_is_held_and_idle_is_found_with_and_without_a_process() -> None:
-    machine, now = Machine(gpus=UUIDS[:4]), int(time.time())
-    queued("7", indices=[0, 1, 2, 3])
-    machine.post(machine.facts(now))
-    holdings.update()
-    # 0 works, 1 does nothing with a process, 2 without one; 3 (a slice) does not tell.
-    rows = [[5] * 10, [0] * 10, [0] * 10, [None] * 10]
-    for at in range(now - 1200, now, 10):
-        last = {**machine.batch(at, gpu_percent=rows), "processes": [{"gpu": UUIDS[1], "pid": 5, "job": "7"}]}
-        machine.post(last)
-    found = [(one.holding.gpu.index, one.has_process) for one in use.idle_now()]
-    assert sorted(found) == [(1, True), (2, False)]
-    assert use.idle_now(moment(now - 301)) == [], "not yet a quarter of an hour"
-    machine.post(machine.batch(now, gpu_percent=[[0] * 10, [0] * 10, [0] * 9 + [30], [None] * 10]))
-    assert [one.holding.gpu.index for one in use.idle_now()] == [1]
-
-
-def test_nothing_is_said_of_a_machine_that_is_silent() -> None:
-    machine, now = Machine(gpus=UUIDS[:1]), int(time.time())
-    queued("7", indices=[0])
-    machine.post(machine.facts(now))
-    holdings.update()
-    for at in range(now - 1200, now, 10):
-        machine.post(machine.batch(at, gpu_percent=0))
-    assert len(use.idle_now()) == 1
-    assert use.idle_now(moment(now) + timedelta(minutes=5)) == []
-
-
-def test_a_process_on_a_gpu_that_nobody_holds() -> None:
-    machine = four()
-    queued("7", indices=[0])
-    holdings.update()
-    machine.post(process(machine, 2, "", name="<script>"))
-    assert [(gpu.index, one["name"]) for gpu, one in use.unheld()] == [(2, "<script>")]
-    machine.post(process(machine, 0, "7"))
-    assert use.unheld() == []

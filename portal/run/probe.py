@@ -1,0 +1,48 @@
+"""Whether the web process answers yet, asked without waiting for it."""
+
+from __future__ import annotations
+
+import socket
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where this machine reaches what listens, as host:port."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Probe:
+    """One request to the web, so that it has loaded its pages before the first person asks; never blocks."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.answered = False
+        host, _, port = address_of(listener).rpartition(":")
+        self.address = (host.strip("[]"), int(port))
+        self._connect()
+
+    def _connect(self) -> None:
+        self.socket = socket.create_connection(self.address, timeout=5)
+        host = "127.0.0.1" if ":" not in self.address[0] else "[::1]"
+        self.socket.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        self.socket.setblocking(False)
+
+    def look(self) -> None:
+        if self.answered:
+            return
+        try:
+            data = self.socket.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self.answered = data.startswith(b"HTTP/")
+        if not self.answered:  # the process that had taken the connection died
+            self.socket.close()
+            self._connect()
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()

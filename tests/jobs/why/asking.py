@@ -1,0 +1,53 @@
+"""Clusters, queues and jobs to ask about, and what is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.spec import JobSpec
+from jobs.why.explain import Waiting, Why, explain
+from jobs.why.requests import request_of
+from nodes.schedulers.base import NodeStatus
+from nodes.schedulers.cluster import Partition, QueuedJob
+from nodes.scheduling.capacity import Cluster
+from tests.jobs.asking import spec_of
+
+NOW = 1_763_700_000.0
+GPU = "gres/gpu"
+
+
+def node(name: str, used: int = 0, **facts: Any) -> NodeStatus:
+    given = {"state": "idle", "cpus": 64, "gpus": 8, "memory_mib": 512_000, "gpu_type": "h100", "partitions": ("gpu",)}
+    return NodeStatus(name=name, gpus_used=used, cpus_used=used, **{**given, **facts})
+
+
+def cluster(*nodes: NodeStatus, **facts: Any) -> Cluster:
+    given = {"partitions": (Partition(name="gpu", is_default=True),), "now": NOW}
+    return Cluster(nodes=nodes, **{**given, **facts})
+
+
+def queued(scheduler_id: str, gpus: int = 0, *, state: str = "pending", nodes: int = 1, **facts: Any) -> QueuedJob:
+    given = {"name": "j", "user": "oskar", "partition": "gpu", "account": "vision", "cpus": gpus or 1}
+    return QueuedJob(scheduler_id=scheduler_id, state=state, gpus=gpus, node_count=nodes, **{**given, **facts})
+
+
+def gpu_spec(nodes: int = 1, gpus: int = 8, limit: str = "12:00:00", **run: Any) -> JobSpec:
+    asked = {"nodes": nodes, "gpus_per_node": gpus, "time_limit": limit}
+    return spec_of(resources=asked, run={"global_batch": 32, **run})
+
+
+def why(spec: JobSpec, where: Cluster, reason: str = "Resources", **facts: Any) -> Why:
+    request = request_of(spec, user="oskar", account="vision")
+    return explain(Waiting(spec=spec, request=request, reason=reason, **{"scheduler_id": "77", **facts}), where)
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def texts(found: Why) -> list[str]:
+    return [plain(block.text) for block in found.blocks]
+
+
+def now(found: Why) -> list[dict[str, Any]]:
+    return [variant.changes for variant in found.variants if variant.starts_now]

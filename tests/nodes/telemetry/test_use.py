@@ -1,0 +1,79 @@
+"""What GPUs that are held do meanwhile: hours by day, idle ones, and those that nobody holds."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+from nodes.models import Gpu, GpuUse, Holding
+from nodes.telemetry import holdings, merge, use
+from nodes.telemetry.fields import WINDOW_S
+from tests.nodes.telemetry.holding import four, moment, process, queued
+from tests.nodes.telemetry.reporting import UUIDS, Machine
+
+pytestmark = pytest.mark.django_db
+
+
+def test_what_a_jobs_gpus_did_is_added_up_by_day() -> None:
+    machine = Machine(gpus=UUIDS[:2])
+    start = 1_763_000_000 // 86_400 * 86_400 - 2 * WINDOW_S  # before midnight
+    start = start // WINDOW_S * WINDOW_S
+    machine.post(machine.facts(start))
+    busy, idle = (Gpu.objects.get(uuid=uuid) for uuid in UUIDS[:2])
+    agent = machine.agent
+    for gpu, since, until in ((busy, start, None), (idle, start + 100, start + 1100)):
+        Holding.objects.create(
+            gpu=gpu, agent=agent, scheduler_id="7", user="mira", source="scheduler", since=moment(since),
+            until=moment(until) if until else None,
+        )  # fmt: skip
+    end = start + 4 * WINDOW_S
+    machine.fill(start, end + 100, gpu_percent=[[50] * 10, [0] * 10])
+    assert merge.merge(now=end + 100) > 0
+    days = list(GpuUse.objects.order_by("day"))
+    midnight = (start // 86_400 + 1) * 86_400
+    assert [day.day for day in days] == [moment(start).date(), moment(midnight).date()]
+    first = days[0]
+    assert first.held_s == (midnight - start) + 1000
+    assert first.used_s == (midnight - start) / 2
+    assert first.idle_s == 1000
+    assert days[1].held_s == end - midnight
+
+
+def test_a_gpu_that_is_held_and_idle_is_found_with_and_without_a_process() -> None:
+    machine, now = Machine(gpus=UUIDS[:4]), int(time.time())
+    queued("7", indices=[0, 1, 2, 3])
+    machine.post(machine.facts(now))
+    holdings.update()
+    # 0 works, 1 does nothing with a process, 2 without one; 3 (a slice) does not tell.
+    rows = [[5] * 10, [0] * 10, [0] * 10, [None] * 10]
+    for at in range(now - 1200, now, 10):
+        last = {**machine.batch(at, gpu_percent=rows), "processes": [{"gpu": UUIDS[1], "pid": 5, "job": "7"}]}
+        machine.post(last)
+    found = [(one.holding.gpu.index, one.has_process) for one in use.idle_now()]
+    assert sorted(found) == [(1, True), (2, False)]
+    assert use.idle_now(moment(now - 301)) == [], "not yet a quarter of an hour"
+    machine.post(machine.batch(now, gpu_percent=[[0] * 10, [0] * 10, [0] * 9 + [30], [None] * 10]))
+    assert [one.holding.gpu.index for one in use.idle_now()] == [1]
+
+
+def test_nothing_is_said_of_a_machine_that_is_silent() -> None:
+    machine, now = Machine(gpus=UUIDS[:1]), int(time.time())
+    queued("7", indices=[0])
+    machine.post(machine.facts(now))
+    holdings.update()
+    for at in range(now - 1200, now, 10):
+        machine.post(machine.batch(at, gpu_percent=0))
+    assert len(use.idle_now()) == 1
+    assert use.idle_now(moment(now) + timedelta(minutes=5)) == []
+
+
+def test_a_process_on_a_gpu_that_nobody_holds() -> None:
+    machine = four()
+    queued("7", indices=[0])
+    holdings.update()
+    machine.post(process(machine, 2, "", name="<script>"))
+    assert [(gpu.index, one["name"]) for gpu, one in use.unheld()] == [(2, "<script>")]
+    machine.post(process(machine, 0, "7"))
+    assert use.unheld() == []
