@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from django.db.models import Max
+from django.db.models import Exists, Max, OuterRef, Q
+from django.db.models.lookups import IsNull
 
 from jobs.models import Attempt, Event
+from jobs.models.attempt import AttemptQuerySet
 from nodes.models import Holding
 from nodes.telemetry import holdings
 from nodes.telemetry.claims import MOST_NAMED, Word
@@ -67,13 +69,22 @@ def held_by(attempts: Iterable[Attempt]) -> dict[int, list[Holding]]:
     )
     for holding in held:
         for attempt in by_id[holding.scheduler_id]:
-            if _is_of(holding, attempt):
+            if is_of(holding, attempt):
                 found[attempt.pk].append(holding)
     return found
 
 
-def _is_of(holding: Holding, attempt: Attempt) -> bool:
+def is_of(holding: Holding, attempt: Attempt) -> bool:
+    """Whether an attempt with the holding's number ran while it lasted."""
     began, ended = attempt.started_at, attempt.ended_at
     if began is None or (ended is not None and holding.since >= ended):
         return False
     return holding.until is None or holding.until > began
+
+
+def of_any(attempts: AttemptQuerySet) -> Exists:
+    """Selects the holdings of these attempts: `is_of`, asked of the database."""
+    began = Q(started_at__lt=OuterRef("until")) | Q(IsNull(OuterRef("until"), True), started_at__isnull=False)
+    ended = Q(ended_at=None) | Q(ended_at__gt=OuterRef("since"))
+    same = attempts.exclude(scheduler_id="").filter(scheduler_id=OuterRef("scheduler_id"))
+    return Exists(same.filter(began, ended))

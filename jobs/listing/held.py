@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from jobs.allocations import is_of
 from jobs.listing.sight import sees_all
 from jobs.models import Attempt, Job
 from nodes.models import Agent, Holding
@@ -62,13 +63,9 @@ def _attempts(user: User, scheduler_ids: set[str]) -> dict[str, list[Attempt]]:
     return found
 
 
-def _of(holding: Holding, attempts: Sequence[Attempt]) -> Attempt | None:
+def _of(holding: Holding, attempts: Iterable[Attempt]) -> Attempt | None:
     """The attempt that held it then."""
-    for attempt in attempts:
-        began, ended = attempt.started_at, attempt.ended_at
-        if began and (ended is None or holding.since < ended) and (holding.until is None or holding.until > began):
-            return attempt
-    return None
+    return next((attempt for attempt in attempts if is_of(holding, attempt)), None)
 
 
 def _stretch(user: User, row: Holding, attempt: Attempt | None) -> Stretch:

@@ -11,6 +11,7 @@ import numpy as np
 from django.conf import settings
 from django.db.models import Q
 
+from jobs import allocations
 from jobs.models import Attempt, Job
 from nodes.models import Agent, Holding, NodeEvent
 from nodes.telemetry.events import FROM_KERNEL
@@ -108,5 +109,5 @@ def sees_all(user: User) -> bool:
 
 def _seen_by(user: User) -> Q:
     own = Q(user=user.slurm_user) if user.slurm_user else Q(pk__in=())
-    known = Attempt.objects.exclude(scheduler_id="").filter(job__in=Job.objects.visible_to(user))
-    return own | Q(scheduler_id__in=known.values("scheduler_id"))
+    known = Attempt.objects.confirmed().filter(job__in=Job.objects.visible_to(user))
+    return own | Q(allocations.of_any(known))

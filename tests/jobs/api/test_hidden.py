@@ -9,6 +9,7 @@ from django.conf import LazySettings
 from django.test import Client
 from django.utils import timezone
 
+from jobs.listing.sight import hidden_now
 from jobs.models import Job
 from nodes.models import Gpu, Holding
 from nodes.telemetry import merge
@@ -91,6 +92,54 @@ def test_what_a_machine_told_last_stays_hidden_after_the_job(mira: User, noor: U
         assert "secret.py" in bearer(mira).get(f"/api/v1/{path}").content.decode()
     for page in ("/nodes/dgx-01", "/cluster/dgx-01/0"):
         assert "secret" not in signed_in(noor).get(page).content.decode()
+
+
+def ran(user: User, number: str, since: float, until: float | None) -> Job:
+    """A job of Vigil's that ran in this time under a number of the scheduler's."""
+    job = a_job(user, a_project("other"), state="running" if until is None else "completed")
+    attempt = job.latest
+    assert attempt is not None
+    attempt.scheduler_id, attempt.started_at = number, moment(since)
+    attempt.ended_at = None if until is None else moment(until)
+    attempt.save()
+    return job
+
+
+class TestANumberThatTheSchedulerUsesAgain:
+    """Mira's job holds GPU 0, and Noor's had or gets the same number at another time."""
+
+    @pytest.mark.parametrize("is_confirmed", [True, False])
+    def test_of_an_older_job_shows_nothing_of_a_newer(self, mira: User, noor: User, is_confirmed: bool) -> None:
+        machine, now = machine_that_works(), time.time()
+        others(machine, now - 300, None)
+        job = ran(noor, "past-mira", now - 900, now - 400 if is_confirmed else None)
+        if not is_confirmed:  # and who merely says that a number is theirs, sees nothing by that
+            Job.objects.filter(pk=job.pk).update(kind=Job.ATTACHED)
+        first, second = bearer(noor).get("/api/v1/nodes/dgx-01/gpus").json()["items"]
+        assert (first["newest"], first["holders"]) == ({}, [])
+        assert second["newest"]["gpu_percent"] == 20
+        assert hidden_now(noor) == {UUIDS[0]}
+        assert "secret" not in signed_in(noor).get("/nodes/dgx-01").content.decode()
+
+    def test_of_a_newer_job_shows_nothing_of_an_older(self, mira: User, noor: User) -> None:
+        machine, now = machine_that_works(), int(time.time())
+        others(machine, now - 500, now - 300)
+        ran(noor, "past-mira", now - 200, None)
+        asked = f"/api/v1/nodes/dgx-01/series?gpu=0&from={now - 450}&to={now - 350}"
+        (line,) = bearer(noor).get(asked).json()["items"]
+        assert line["value"] == []
+        (line,) = bearer(mira).get(asked).json()["items"]
+        assert set(line["value"]) == {10}
+
+    @pytest.mark.parametrize("until", [None, -10])
+    def test_of_the_job_itself_shows_it(self, mira: User, noor: User, until: int | None) -> None:
+        machine, now = machine_that_works(), int(time.time())
+        ends = None if until is None else now + until
+        others(machine, now - 300, ends, user="vigil")
+        ran(noor, "past-vigil", now - 310, ends)
+        (line,) = bearer(noor).get(f"/api/v1/nodes/dgx-01/series?gpu=0&from={now - 200}&to={now - 100}").json()["items"]
+        assert set(line["value"]) == {10}
+        assert hidden_now(noor) == set()
 
 
 def test_a_curve_of_few_points_begins_no_earlier_than_it_may(mira: User, noor: User) -> None:
