@@ -20,7 +20,7 @@ from nodes.telemetry import events, frames, live, machines, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
 from nodes.telemetry.wire import MISSING, Batch, Post
-from portal import counted
+from portal import counted, untrusted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
@@ -56,7 +56,7 @@ def take(agent_id: int, post: Post, *, now: float | None = None) -> int:
     A post that does not go on where the stream's cursor stands changes nothing; the answer says where that is.
     """
     with transaction.atomic():
-        agent = Agent.objects.select_for_update(no_key=True).get(pk=agent_id)
+        agent = Agent.objects.select_for_update(no_key=True).defer("facts", "processes").get(pk=agent_id)
         stream = _stream(agent, post)
         cursor, after = stream.next_seq, post.first + len(post.batches)
         taking = _Taking(agent, post, time.time() if now is None else now)
@@ -107,20 +107,20 @@ class _Taking:
 
     def store(self) -> None:
         self._note_boot()
-        rows = []
+        sampled, rows = [], []
         for batch in self.post.batches:
             batch.at -= self.shift
             self._store_events(batch)
             if (batch.n or batch.host) and self._is_of_now(batch):
+                sampled.append(batch)
                 rows.append(self._frame(batch))
-        Frame.objects.bulk_create(rows)
-        self._note_unmerged(min((frame.at for frame in rows), default=self.agent.merged_to))
-        newest = max((b for b in self.post.batches if b.n or b.host), key=lambda b: b.at, default=None)
-        if newest is not None:
-            self._note_newest(newest)
+        if sampled:
+            Frame.objects.bulk_create(rows)
+            self._note_unmerged(min(batch.at for batch in sampled))
+            self._note_newest(max(sampled, key=lambda batch: batch.at))
+            live.after_commit(self.agent, sampled, self.now)
         if kinds := sorted({event.kind for batch in self.post.batches for event in batch.events}):
             live.happened(self.agent, kinds)
-        live.after_commit(self.agent, [batch for batch in self.post.batches if batch.n or batch.host], self.now)
 
     def note_heard(self) -> None:
         agent = self.agent
@@ -142,7 +142,10 @@ class _Taking:
 
     def _store_events(self, batch: Batch) -> None:
         for event in batch.events:
-            event.at = min(event.at - self.shift, self.now + AHEAD_S)  # else it would stand first for ever
+            event.at = self._right(event.at)
+            for name in ("since", "last_at"):
+                if (told := untrusted.number(event.more.get(name), untrusted.END_OF_TIME)) is not None:
+                    event.more[name] = self._right(told)
             if event.kind == "facts":
                 machines.note_facts(self.agent, event.more, self._moment(event.at))
                 self.changed.add("facts")
@@ -150,6 +153,10 @@ class _Taking:
                 machines.note_counters(self.agent, event.gpu, event.more, self._moment(event.at))
             elif events.store(self.agent, event, self.post.boot_id):
                 self.changed.add("kernel_seq")
+
+    def _right(self, at: float) -> float:
+        """An event's time by the portal's clock, and not far ahead of it: else it would stand first for ever."""
+        return min(at - self.shift, self.now + AHEAD_S)
 
     def _frame(self, batch: Batch) -> Frame:
         ids = machines.gpu_ids(self.agent, batch.gpus, self._moment(batch.at))

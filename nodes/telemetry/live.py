@@ -29,8 +29,8 @@ def topic(agent_id: int) -> str:
 
 def after_commit(agent: Agent, batches: Sequence[Batch], now: float) -> None:
     """Tell the newest of these batches, unless it is old."""
-    newest = max(batches, key=lambda batch: batch.at, default=None)
-    if newest is None or newest.at + newest.period * newest.n < now - FRESH_S:
+    newest = max(batches, key=lambda batch: batch.at)
+    if newest.at + newest.period * newest.n < now - FRESH_S:
         return
     messages = {TOPIC: msgspec.json.encode(line(agent.node, newest)), topic(agent.pk): _whole(agent.node, newest)}
     transaction.on_commit(lambda: publish(messages))

@@ -112,10 +112,14 @@ def test_a_clock_that_is_an_hour_off_does_not_count() -> None:
     wrong = now + 3600
     machine.post(
         {**machine.batch(wrong - 10, gpu_percent=5), "events": [{"kind": "mount.slow", "at": wrong, "mount": "/data"}]},
+        machine.event("mount.slow", wrong, mount="/home", since=wrong - 30),
+        machine.event("xid", wrong - 60, xid=13, text="x", count=2, last_at=wrong - 20),
         sent_at=wrong,
     )
     assert abs(Frame.objects.get().at - (now - 10)) <= 5
-    assert abs(NodeEvent.objects.get().at.timestamp() - now) <= 5
+    xid, home, data = NodeEvent.objects.order_by("at")
+    told = (data.at, home.at, xid.at, xid.last_at)
+    assert [round((now - at.timestamp()) / 10) for at in told] == [0, 3, 6, 2]
     assert abs((machine.agent.clock_offset_s or 0) - 3600) <= 5
 
 
@@ -163,6 +167,7 @@ def test_samples_of_another_age_are_left_out_and_passed(at: int) -> None:
     machine = Machine()
     assert machine.post(machine.batch(at, gpu_percent=1), machine.batch(START, gpu_percent=2)).json() == {"next": 2}
     assert Frame.objects.get().at == START
+    assert machine.agent.sampled_at == START + 9
 
 
 def test_a_machine_that_tells_of_ever_other_things_fills_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
