@@ -143,6 +143,7 @@ def test_everything_works_through_the_proxy(site: Site, browser: httpx.Client) -
         job_id = answer.json()["id"]
         for one in both:
             assert job_id in heard(one), "a job's news reach the sockets of both processes"
+        assert browser.get("/jobs").headers["Content-Encoding"] == "gzip"
         what = "the job, whose reports came through the proxy"
         wait_for(lambda: state_of(browser, job_id) == "completed", what, PATIENCE_S)
 
