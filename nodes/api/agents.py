@@ -14,16 +14,14 @@ from ninja import Router, Schema, Status
 from ninja.security import HttpBearer
 from pydantic import Field
 
+from nodes.api.sysadmins import only_sysadmins
 from nodes.models import Agent
 from nodes.telemetry import enrolment, intake
 from nodes.telemetry.fields import GPU_FIELDS
 from portal import counted
-from portal.access import CLUSTER, can
 from portal.http.api import ApiRequest, Bearer, Session
 from portal.http.openapi import described
 from portal.http.posts import Door, answered
-from portal.http.problems import Problem
-from portal.models import Token
 
 router = Router(tags=["agents"])
 machines = Router(tags=["agents"])
@@ -181,7 +179,7 @@ def make_token(request: HttpRequest, name: str) -> dict[str, str]:
     auth: Any = request.auth  # type: ignore[attr-defined]
     if isinstance(auth, str):
         return {"node": name, "token": enrolment.enroll_by_secret(name, auth)}
-    _only_sysadmins(request)  # type: ignore[arg-type]
+    only_sysadmins(request, "enrol machines")  # type: ignore[arg-type]
     return {"node": name, "token": enrolment.enroll(name, by=auth)}
 
 
@@ -193,7 +191,7 @@ def make_token(request: HttpRequest, name: str) -> dict[str, str]:
 )
 def make_secret(request: ApiRequest) -> Status[dict[str, Any]]:
     """Put it into a machine's image: agents get their own tokens with it. It is good for 30 days."""
-    _only_sysadmins(request)
+    only_sysadmins(request, "enrol machines")
     row, secret = enrolment.make_secret(request.auth)
     return Status(201, {"secret": secret, "expires_at": row.expires_at})
 
@@ -212,10 +210,3 @@ def agent_shape(agent: Agent) -> dict[str, Any]:
         "gpus": counted.gpu_count,
         "given_up": counted.lost_batches,
     }
-
-
-def _only_sysadmins(request: ApiRequest) -> None:
-    if not can(request.auth, "change", CLUSTER):
-        raise Problem(403, "Only sysadmins enrol machines. Ask one of them.")
-    if request.token_scope not in {None, Token.Scope.ADMIN}:
-        raise Problem(403, "The token may not enrol machines. Make one with scope admin.", kind="scope")

@@ -8,15 +8,14 @@ from typing import Annotated, Any
 from ninja import Query, Router, Schema, Status
 from pydantic import AfterValidator, Field, WithJsonSchema
 
+from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import drain as orders
 from nodes.cluster import sync
 from nodes.models import Association, Node, NodeOrder, Partition, Qos, Reading, Reservation
-from portal.access import CLUSTER, can
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import Order, page
 from portal.http.problems import Problem
-from portal.models import Token
 
 router = Router(tags=["nodes"])
 cluster = Router(tags=["cluster"])
@@ -310,10 +309,7 @@ def _node(name: str) -> Node:
 
 
 def _ask(request: ApiRequest, name: str, action: NodeOrder.Action, reason: str = "") -> Status[dict[str, Any]]:
-    if not can(request.auth, "change", CLUSTER):
-        raise Problem(403, f"Only sysadmins {action} nodes. Ask one of them.")
-    if request.token_scope not in {None, Token.Scope.ADMIN}:
-        raise Problem(403, f"The token may not {action} nodes. Make one with scope admin.", kind="scope")
+    only_sysadmins(request, f"{action} nodes")
     node = _node(name)
     if node.is_made_up:
         raise Problem(409, f"{name} is made up by `vigil up --demo`: the scheduler knows nothing of it.")

@@ -10,13 +10,12 @@ from django.http import HttpResponse
 from ninja import Router, Schema
 from pydantic import Field
 
+from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import racks
 from nodes.models import RackPlace
-from portal.access import CLUSTER, can
 from portal.http.api import ApiRequest, too_large
 from portal.http.openapi import described
 from portal.http.problems import Problem
-from portal.models import Token
 
 router = Router(tags=["cluster"])
 _PLACE = {
@@ -95,7 +94,7 @@ def put_places(request: ApiRequest) -> dict[str, int]:
 
     A body of type text/csv has the columns node, rack, slot, order; slot and order may be left out.
     """
-    _only_sysadmins(request)
+    only_sysadmins(request, "change racks")
     given = _read(request)
     return {"changed": racks.replace(request.auth, given), "places": len(given)}
 
@@ -120,10 +119,3 @@ def _read(request: ApiRequest) -> Sequence[racks.Place]:
 
 def _cells(one: _Given) -> tuple[str, str, str, str]:
     return one.node, one.rack, str(one.slot), "" if one.order is None else str(one.order)
-
-
-def _only_sysadmins(request: ApiRequest) -> None:
-    if not can(request.auth, "change", CLUSTER):
-        raise Problem(403, "Only sysadmins say where nodes stand. Ask one of them.")
-    if request.token_scope not in {None, Token.Scope.ADMIN}:
-        raise Problem(403, "The token may not change racks. Make one with scope admin.", kind="scope")

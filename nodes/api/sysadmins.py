@@ -1,0 +1,16 @@
+"""What only sysadmins ask for, and with a token of scope admin alone."""
+
+from __future__ import annotations
+
+from portal.access import CLUSTER, can
+from portal.http.api import ApiRequest
+from portal.http.problems import Problem
+from portal.models import Token
+
+
+def only_sysadmins(request: ApiRequest, what: str) -> None:
+    """Refuse everybody else; `what` they do, as in "drain nodes"."""
+    if not can(request.auth, "change", CLUSTER):
+        raise Problem(403, f"Only sysadmins {what}. Ask one of them.")
+    if request.token_scope not in {None, Token.Scope.ADMIN}:
+        raise Problem(403, f"The token may not {what}. Make one with scope admin.", kind="scope")
