@@ -17,6 +17,7 @@ import numpy as np
 
 from nodes.telemetry.fields import GPU_FIELDS
 from nodes.telemetry.wire import Values
+from portal.series.codec import Integers
 
 LEVEL = 1
 _LENGTH = struct.Struct("<I")
@@ -42,6 +43,11 @@ class Sampled:
     gpus: list[int]
     host: dict[str, float]
     values: Values
+
+    @property
+    def seconds(self) -> Integers:
+        """The Unix second of each sample."""
+        return self.at + self.period * np.arange(self.values.shape[2], dtype=np.int64)
 
     @property
     def until(self) -> int:

@@ -132,7 +132,7 @@ def _add_frames(gathering: _Gathering, place: dict[int, int], name: str, start: 
     fresh = Frame.objects.filter(agent__in=list(agents), at__gt=start - LONGEST_S, at__lt=end, until__gt=start)
     for data in fresh.values_list("data", flat=True):
         one = frames.decode(bytes(data))
-        step = one.at + one.period * np.arange(one.values.shape[2], dtype=np.int64)
+        step = one.seconds
         for at, gpu_id in enumerate(one.gpus):
             if gpu_id in place:
                 value = one.values[PLACE[name], at].astype(np.float64)

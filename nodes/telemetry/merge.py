@@ -113,14 +113,14 @@ def _gpu_columns(found: Sequence[Sampled], start: int) -> Iterator[tuple[Owner, 
     """Each GPU's series, seconds rising, each once: what came later wins."""
     for gpu in sorted({gpu for one in found for gpu in one.gpus}):
         mine = [(one, one.gpus.index(gpu)) for one in found if gpu in one.gpus]
-        second = np.concatenate([_seconds(one) for one, _ in mine])
+        second = np.concatenate([one.seconds for one, _ in mine])
         values = np.concatenate([one.values[:, row, :] for one, row in mine], axis=1)
         order = _last_of_each(second, start)
-        for place, name in enumerate(GPU_FIELDS):
-            column, when = values[place, order], second[order]
+        second, values = second[order], values[:, order]
+        for name, column in zip(GPU_FIELDS, values, strict=True):
             told = column != MISSING
             if told.any():
-                yield gpu_owner(gpu), name, _points(when[told], column[told].astype(np.float64))
+                yield gpu_owner(gpu), name, _points(second[told], column[told].astype(np.float64))
 
 
 def _host_columns(found: Sequence[Sampled], start: int) -> Iterator[tuple[str, Points]]:
@@ -139,10 +139,6 @@ def _from(one: Sampled, second: int) -> Sampled:
     """What the frame has from this second on. What its host told belongs to its beginning."""
     cut = -(-(second - one.at) // one.period)
     return Sampled(one.at + cut * one.period, one.period, one.gpus, {}, one.values[:, :, cut:])
-
-
-def _seconds(one: Sampled) -> Integers:
-    return one.at + one.period * np.arange(one.values.shape[2], dtype=np.int64)
 
 
 def _last_of_each(second: Integers, start: int) -> NDArray[np.int64]:

@@ -110,7 +110,7 @@ def _tails(agent: Agent, wanted: Sequence[Key], start: int, end: int) -> Mapping
     tails: dict[Key, list[Points]] = {}
     for data in rows.order_by("at", "id").values_list("data", flat=True):
         one = frames.decode(bytes(data))
-        second = one.at + one.period * np.arange(one.values.shape[2], dtype=np.int64)
+        second = one.seconds
         place = {gpu_owner(gpu): row for row, gpu in enumerate(one.gpus)}
         for key in wanted:
             owner, name = key
