@@ -44,7 +44,6 @@ PR_SET_PDEATHSIG = 1
 PARENTS_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 COUNTERS_SECONDS = 10.0
 REOPENED = "--reopened"
-REOPEN = frozenset({1, 18})  # NVML is not initialized; the driver is another one than the library's
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class Asked:
 def main(asked: Asked) -> int:
     stay_with_parent()
     try:
+        from gpus.asking import REOPEN
         from gpus.node import Node, NVMLError, may_change
     except ImportError as error:
         tell({"none": f"nvidia-ml-py is missing here: {error}", "later": False})

@@ -70,11 +70,9 @@ def look(settings: Settings, *, proc_root: Path = PROC, sys: Path = SYS) -> tupl
     """What speaks against jobs here, a sentence each, and what to say where nothing does."""
     began = time.monotonic()
     mounts, blocked = Mounts(), proc.blocked(proc_root)
-    probed = disks.shared(disks.mounts(proc_root)) if settings.mounts is None else settings.mounts
-    mounts.ask(probed)
+    mounts.ask(disks.probed(settings.mounts, proc_root))
     remembered = Remembered(settings.state)
-    expected = max(len(remembered.gpus), 0) or pci_gpus(sys)
-    gpus = _Gpus(remembered, expected, settings.state)
+    gpus = _Gpus(remembered, len(remembered.gpus) or pci_gpus(sys), settings.state)
     found = [*gpus.look(until=began + NVML_SECONDS)]
     while time.monotonic() - began < MOUNT_SECONDS and mounts.is_asking:
         time.sleep(0.01)

@@ -60,6 +60,11 @@ def shared(mounted: list[Mount]) -> tuple[str, ...]:
     return tuple(sorted(sorted(paths, key=lambda path: (len(path), path))[:MOST_MOUNTS]))
 
 
+def probed(named: tuple[str, ...] | None, proc_root: Path) -> tuple[str, ...]:
+    """Mounts whose answers are timed: those that VIGIL_AGENT_MOUNTS names; None: every network file system."""
+    return shared(mounts(proc_root)) if named is None else named
+
+
 def room(proc_root: Path) -> dict[str, float | None]:
     """What is used of the file systems on this machine's disks, and of its shared memory."""
     found: dict[str, float | None] = {}

@@ -297,8 +297,7 @@ class Agent:
         self._note(self._mounts.ask(self._probed()))
 
     def _probed(self) -> tuple[str, ...]:
-        named = self._settings.mounts
-        return disks.shared(disks.mounts(self._proc)) if named is None else named
+        return disks.probed(self._settings.mounts, self._proc)
 
     # Beginning and end.
 

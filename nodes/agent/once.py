@@ -42,7 +42,7 @@ def main(*, as_json: bool) -> int:
 def sample(settings: Settings) -> dict[str, Any]:
     """Facts, a look at every GPU, the host, and the processes on GPUs."""
     host, mounts = Host(), Mounts()
-    probed = disks.shared(disks.mounts(host.proc)) if settings.mounts is None else settings.mounts
+    probed = disks.probed(settings.mounts, host.proc)
     host.look()
     mounts.ask(probed)
     watch = GpuWatch(Reader(every=1.0, everything=True), Remembered(settings.state), Samples(1.0), lambda event: None)
