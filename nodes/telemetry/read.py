@@ -31,11 +31,6 @@ class Curve:
     name: str
     outline: Outline
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether each stretch is one point."""
-        return bool((self.outline.n == 1).all())
-
 
 def curves(agent: Agent, wanted: Sequence[Key], *, start: int, end: int, points: int | None) -> dict[Key, Curve]:
     """These series of one machine and its GPUs, from `start` to `end` (Unix seconds, both included)."""

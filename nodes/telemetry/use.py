@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef, Prefetch
 from django.utils import timezone
 
 from nodes.models import Agent, Gpu, GpuUse, Holding
@@ -89,9 +89,9 @@ def idle_now(now: datetime | None = None) -> list[Idle]:
     Nothing is said of a machine that is silent, or of a GPU whose utilisation nobody tells (a slice by MIG).
     """
     now = now or timezone.now()
-    open_ones = Holding.objects.filter(until=None, since__lte=now - IDLE_AFTER).select_related("gpu")
+    open_ones = Holding.objects.filter(until=None, since__lte=now - IDLE_AFTER)
     by_agent: dict[int, list[Holding]] = defaultdict(list)
-    for holding in open_ones:
+    for holding in open_ones.select_related("gpu").defer("gpu__facts", "gpu__counters"):
         by_agent[holding.agent_id].append(holding)
     found: list[Idle] = []
     for agent in Agent.objects.filter(pk__in=by_agent).defer("facts"):
@@ -116,13 +116,13 @@ def _idle_of(agent: Agent, held: Sequence[Holding], now: datetime) -> Iterator[I
 def unheld(now: datetime | None = None) -> list[tuple[Gpu, dict[str, object]]]:
     """Processes on GPUs that nobody holds, as agents told them last."""
     now = now or timezone.now()
-    held = set(Holding.objects.filter(until=None).values_list("gpu_id", flat=True))
+    held = Holding.objects.filter(gpu=OuterRef("pk"), until=None)
+    free = Gpu.objects.filter(~Exists(held), gone_at=None).defer("facts", "counters")
     found: list[tuple[Gpu, dict[str, object]]] = []
-    for agent in Agent.objects.defer("facts", "newest").prefetch_related("gpus"):
-        if not agent.processes or agent.is_silent(now):
-            continue
-        gpus = {gpu.uuid: gpu for gpu in agent.gpus.all() if gpu.gone_at is None and gpu.pk not in held}
-        found += [(gpus[one["gpu"]], one) for one in agent.processes if one["gpu"] in gpus]
+    for agent in Agent.objects.defer("facts", "newest").prefetch_related(Prefetch("gpus", free)):
+        if agent.processes and not agent.is_silent(now):
+            gpus = {gpu.uuid: gpu for gpu in agent.gpus.all()}
+            found += [(gpus[one["gpu"]], one) for one in agent.processes if one["gpu"] in gpus]
     return found
 
 
