@@ -5,7 +5,6 @@
 // on: {zoom(range, kind), log(on), smooth(share), reread()}: what a person chose comes back by choose()
 import { Curve } from "./curves.js";
 import { dataOf, linesOf, plotOf } from "./lines.js";
-import { forget } from "./paint.js";
 import { Range } from "./ranges.js";
 import { Readout } from "./readout.js";
 import { count, measure } from "./words.js";
@@ -285,6 +284,3 @@ function within({ name, step, columns }, { from, to }) {
   const kept = Object.entries(columns).map(([key, column]) => [key, inside(column)]);
   return { name, step: inside(step), columns: Object.fromEntries(kept) };
 }
-
-document.addEventListener("vigil:theme", forget, true);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", forget);

@@ -1,6 +1,6 @@
 // The map of a thousand nodes: one canvas, the same buckets, arrow keys and a readout line.
 import { heatBucket, stateOf, useBucket } from "./map_cells.js";
-import { forget, token } from "./paint.js";
+import { token } from "./paint.js";
 
 const CELL = 8;
 const STEP = CELL + 1;
@@ -45,7 +45,6 @@ export class CanvasMap {
     on("keydown", (event) => this.pressed(event));
     on("focus", () => !this.cursor && this.point(this.first(), true));
     const again = () => {
-      forget();
       this.looks.clear();
       this.paint();
     };

@@ -14,7 +14,9 @@ export function token(name, alpha = 1) {
   return known.get(key);
 }
 
-export const forget = () => known.clear();
+// Before whoever paints hears of it: in the capturing phase, and as the first that asked.
+document.addEventListener("vigil:theme", () => known.clear(), true);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => known.clear());
 
 export const tint = (series, alpha = 1) => token(series.color ? `--series-${series.color}` : "--muted", alpha);
 

@@ -178,6 +178,35 @@ def test_a_row_of_the_map(lab_up: Stack, job: int, browse: Browse, width: int, t
     expect(chosen).to_have_text(rows[3])
 
 
+IS_OF_THIS_THEME = """() => {
+  const map = document.querySelector(".heat-box canvas");
+  const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  Object.assign(copy.canvas, { width: map.width, height: 40 });
+  const probe = document.body.appendChild(document.createElement("i"));
+  const ramp = new Set(Array.from({ length: 9 }, (_, i) => {
+    probe.style.color = `var(--seq-${i})`;
+    copy.fillStyle = getComputedStyle(probe).color;
+    copy.fillRect(0, 0, 1, 1);
+    return copy.getImageData(0, 0, 1, 1).data.join();
+  }));
+  probe.remove();
+  copy.drawImage(map, 0, 0);
+  const { data } = copy.getImageData(0, 0, map.width, 40);
+  let found = 0;
+  for (let i = 0; i < data.length; i += 4) found += ramp.has(data.slice(i, i + 4).join());
+  return found > data.length / 12;
+}"""
+
+
+def test_the_map_takes_on_the_theme_that_is_chosen(lab_up: Stack, job: int, browse: Browse) -> None:
+    watched = browse(lab_up, theme="light")
+    watched.open(f"/jobs/{job}/gpus")
+    watched.page.locator("[data-row=watts] canvas").wait_for()
+    watched.page.wait_for_function(IS_OF_THIS_THEME)
+    watched.page.get_by_role("button", name="Theme").click()
+    watched.page.wait_for_function(IS_OF_THIS_THEME, timeout=5_000)
+
+
 def test_dragging_over_the_map_shows_the_steps_of_that_time(lab_up: Stack, job: int, browse: Browse) -> None:
     watched = browse(lab_up)
     page = watched.page
