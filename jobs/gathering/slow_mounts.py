@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 from django.db.models import Q
@@ -17,10 +18,12 @@ from nodes.models import NodeEvent
 from portal import formatting, untrusted
 from portal.series import read, store
 
-MOST = 500  # events of an attempt's nodes
+MOST = 500  # events of all its nodes
 SHOWN = 50
 NODES = 512
 POINTS = 1_000
+
+_Row = tuple[str, dict[str, Any], datetime, datetime, bool]  # node, data, from when to when, whether it lasts
 
 
 @dataclass
@@ -39,11 +42,9 @@ class Slow:
 
 def of(life: Life) -> list[Slow]:
     """Of all its attempts, oldest first; the same mount at the same time on several nodes is one."""
-    found: list[Slow] = []
-    for attempt in life.attempts:
-        if attempt.started_at and attempt.nodes:
-            found += _joined(_of_attempt(life, attempt, attempt.started_at))
-    return found[-SHOWN:]
+    ran = [one for one in life.attempts if one.started_at and one.nodes]
+    rows = _rows(life, ran) if ran else []
+    return [slow for attempt in ran for slow in _joined(_of_attempt(life, attempt, rows))][-SHOWN:]
 
 
 def by_step(life: Life, slow: Iterable[Slow]) -> list[list[object]]:
@@ -62,13 +63,22 @@ def by_step(life: Life, slow: Iterable[Slow]) -> list[list[object]]:
     return marked
 
 
-def _of_attempt(life: Life, attempt: Attempt, began: datetime) -> Iterable[Slow]:
-    ended = attempt.ended_at or life.now
-    there = NodeEvent.objects.filter(kind="mount.slow", agent__node__in=attempt.nodes[:NODES], at__lt=ended)
-    rows = there.filter(Q(is_open=True) | Q(last_at__gt=began)).order_by("at")[:MOST]
-    for data, at, last_at, is_open in rows.values_list("data", "at", "last_at", "is_open"):
-        mount = untrusted.line(data.get("mount"), 72) or "A shared mount"
-        yield Slow(mount, max(at, began), min(life.now if is_open else last_at, ended), attempt)
+def _rows(life: Life, attempts: Sequence[Attempt]) -> list[_Row]:
+    """What was slow on any of their nodes between the first start and the last end, oldest first; the newest of it."""
+    began = min(one.started_at for one in attempts if one.started_at)
+    ended = max(one.ended_at or life.now for one in attempts)
+    nodes = {node for one in attempts for node in one.nodes[:NODES]}
+    there = NodeEvent.objects.filter(kind="mount.slow", agent__node__in=nodes, at__lt=ended)
+    rows = there.filter(Q(is_open=True) | Q(last_at__gt=began)).order_by("-at")
+    return list(rows.values_list("agent__node", "data", "at", "last_at", "is_open")[:MOST])[::-1]
+
+
+def _of_attempt(life: Life, attempt: Attempt, rows: Iterable[_Row]) -> Iterator[Slow]:
+    began, ended, nodes = attempt.started_at, attempt.ended_at or life.now, set(attempt.nodes[:NODES])
+    for node, data, at, last_at, is_open in rows:
+        if began and node in nodes and at < ended and (is_open or last_at > began):
+            mount = untrusted.line(data.get("mount"), 72) or "A shared mount"
+            yield Slow(mount, max(at, began), min(life.now if is_open else last_at, ended), attempt)
 
 
 def _joined(rows: Iterable[Slow]) -> list[Slow]:

@@ -1,12 +1,14 @@
 """What a job's page tells of how well it runs, from what its trainer told."""
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs.intake import reports
@@ -169,3 +171,22 @@ def test_a_slow_mount_is_marked_on_the_steps_done_meanwhile(client: Client, job:
     attempt.nodes = ["dgx-04"]
     attempt.save()
     assert "slow" not in client.get(f"/jobs/{job.pk}").context["marks"]
+
+
+def test_slow_mounts_of_many_attempts_are_asked_for_at_once(client: Client, job: Job) -> None:
+    """Each attempt has those of its own nodes and time."""
+    began = time.time() - 6_000
+    for number in range(2, 8):
+        at = datetime.fromtimestamp(began + 600 * number, UTC)
+        nodes, ended = [f"dgx-0{number}"], at + timedelta(seconds=500)
+        attempt_of(job, number=number, state="failed", started_at=at, ended_at=ended, nodes=nodes)
+    for node, *moments in (("dgx-06", 3_700), ("dgx-07", 3_700, 4_300)):
+        machine = Machine(node)
+        for since in (began + moment for moment in moments):
+            machine.post(machine.event("mount.slow", since, mount="/data", since=since))
+            machine.post(machine.event("mount.well", since + 120, mount="/data", seconds=120))
+    with CaptureQueriesContext(connection) as asked:
+        answer = client.get(f"/jobs/{job.pk}")
+    (warning,) = answer.context["warnings"]
+    assert warning[0].timestamp() == pytest.approx(began + 4_300, abs=1)
+    assert sum("mount.slow" in query["sql"] for query in asked) == 1
