@@ -12,10 +12,10 @@ from django.db.models import F, Q, Sum
 from django.db.models.functions import NullIf
 from django.urls import reverse
 
-from jobs.listing.sight import sees_all
+from jobs.listing.sight import sees_all, visible_holdings
 from jobs.models import Attempt, GpuHours, Job, JobHours
 from jobs.waste.telling import IdleJob, idle_jobs
-from nodes.models import GpuUse, Holding
+from nodes.models import GpuUse
 from portal.models import Project, User
 
 HOUR_S = 3600
@@ -218,7 +218,7 @@ def _job_rows(user: User, found: Sequence[JobHours]) -> list[Row]:
     jobs = _visible_jobs(user, [one.job for one in found if one.job])
     projects = dict(Project.objects.filter(pk__in=[one.project_id for one in found]).values_list("pk", "slug"))
     people = dict(User.objects.filter(pk__in=[one.person_id for one in found]).values_list("pk", "username"))
-    held = Holding.objects.filter(scheduler_id__in=[one.scheduler_id for one in found]).order_by("pk")
+    held = visible_holdings(user).filter(scheduler_id__in=[one.scheduler_id for one in found]).order_by("pk")
     told = {row[0]: row for row in held.values_list("scheduler_id", "name", "agent__node")}
     rows = []
     for one in found:

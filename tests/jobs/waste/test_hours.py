@@ -190,6 +190,12 @@ class TestWhoSees:
         assert "lora" in html
         assert "nightjar" not in html
 
+    def test_a_number_that_is_used_again_names_nobody_elses_job(self, lab: dict[str, User], settings: Any) -> None:
+        settings.VIGIL_QUEUE_VISIBLE = "own"
+        machine(1)
+        held("90", [0], user="mira", name="secret")
+        assert set(hours(asked(lab["ann"], "by=job"))) == {"nightjar", "job 90"}
+
     def test_a_project_is_all_of_its_members(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         Membership.objects.create(user=lab["mira"], project=Project.objects.get(slug="wren"))
