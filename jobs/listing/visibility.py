@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from django.conf import settings
 from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import StrIndex, Substr
 
+from jobs.listing.sight import sees_all
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
@@ -49,7 +49,7 @@ class Held:
 
 def visible_queue(user: User) -> QuerySet[QueuedJob]:
     """Everybody's jobs, unless the site says that each sees their own and their projects' alone."""
-    if user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone":
+    if sees_all(user):
         return QueuedJob.objects.all()
     known = _alive().filter(job__in=Job.objects.visible_to(user))
     return QueuedJob.objects.filter(_of_person(user) | _of_attempts(known))
@@ -99,7 +99,7 @@ def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
     running = [row for row in map(_Running._make, rows) if not wanted.isdisjoint(row.nodes)]
     known = jobs_of(user, (row.scheduler_id for row in running))
     given = names_of(running)
-    shown = user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone"
+    shown = sees_all(user)
     found: dict[str, list[Held]] = {name: [] for name in wanted}
     for row in running:
         job = known.get(row.scheduler_id)
