@@ -10,24 +10,19 @@ import asyncio
 import logging
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from django.db import DatabaseError, connection
 from django.http import HttpResponse
 
 from portal.http import problems
+from portal.http.limits import Application, Receive, Scope, Send
 from portal.http.problems import Problem
 
 logger = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Answer = Callable[[str, str, str, Iterable[bytes]], HttpResponse]
 """What a door says to (whose post, Authorization, Content-Encoding, the body in pieces). It may raise Problem."""
 
