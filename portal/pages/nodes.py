@@ -20,10 +20,10 @@ from portal import formatting
 from portal.access import user_of
 from portal.pages.cluster import is_fragment, stale, varied
 from portal.pages.free_slots import counted, free_now
+from portal.pages.rack_map import family, letters
 from portal.untrusted import plain
 
 MOST = 120  # nodes a page: each is drawn with its GPUs
-FAMILY = {"idle": "completed", "mixed": "running", "allocated": "running", "completing": "completing"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class NodeRow:
     @property
     def family(self) -> str:
         """The family whose glyph its state has."""
-        return family(self.node)
+        return family(self.node.state, self.node.is_in_service)
 
     @property
     def cells(self) -> list[Cell]:
@@ -70,7 +70,7 @@ class NodeRow:
         if holder is not None:
             url = reverse("job", args=[holder.job.pk]) if holder.job else ""
             whose = f"{holder.name}, {holder.user}" if holder.user else "in use"
-            return Cell(index, "mine" if holder.is_mine else "busy", _letters(holder), f"{place}: {whose}", url)
+            return Cell(index, "mine" if holder.is_mine else "busy", letters(holder.user), f"{place}: {whose}", url)
         if self._is_taken(index):
             return Cell(index, "busy", "", f"{place}: in use", "")
         if not self.node.takes_jobs:
@@ -127,13 +127,6 @@ def index(request: HttpRequest) -> HttpResponse:
         "read": Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first(),
     }
     return varied(render(request, "nodes/_index.html" if is_fragment(request) else "nodes/index.html", context))
-
-
-def family(node: Node) -> str:
-    """A node's state as one of the glyphs: goes well, is busy, or wants somebody."""
-    if not node.is_in_service:
-        return "node_fail" if node.state in {"down", "not_responding", "fail", "failing"} else "cancelled"
-    return FAMILY.get(node.state, "pending")
 
 
 def say(nodes: list[Node]) -> tuple[str, str]:
@@ -196,12 +189,6 @@ def _matches(node: Node, partition: str, text: str, state: str) -> bool:
         return False
     where = " ".join((node.name, node.reason, node.gpu_type, *node.features)).lower()
     return all(word in where for word in text.lower().split())
-
-
-def _letters(held: Held) -> str:
-    """Two letters that tell people apart: of first and last name where the user name has both."""
-    parts = [part for part in held.user.replace("-", ".").replace("_", ".").split(".") if part]
-    return (parts[0][0] + parts[1][0] if len(parts) > 1 else held.user[:2]).lower()
 
 
 def _whole(text: str | None) -> int:

@@ -93,11 +93,8 @@ class Row:
     @cached_property
     def family(self) -> str:
         """Whose glyph stands before its name: what wants somebody comes first."""
-        if not self.machine.is_in_service:
-            return "node_fail" if self.machine.state in _BROKEN else "cancelled"
-        if self.is_unwell:
-            return "warn"
-        return _FAMILIES.get(self.machine.state, "notice" if self.machine.state == "unknown" else "pending")
+        machine = self.machine
+        return "warn" if machine.is_in_service and self.is_unwell else family(machine.state, machine.is_in_service)
 
     @cached_property
     def is_unwell(self) -> bool:
@@ -148,7 +145,9 @@ class Row:
 
 
 _BROKEN = frozenset({"down", "not_responding", "fail", "failing"})
-_FAMILIES = {"idle": "completed", "mixed": "running", "allocated": "running", "completing": "completing"}
+_FAMILIES = {
+    "idle": "completed", "mixed": "running", "allocated": "running", "completing": "completing", "unknown": "notice"
+}  # fmt: skip
 
 
 @dataclass
@@ -273,6 +272,13 @@ def _state(device: Device, machine: Machine, heats_at: int) -> str:
 def kilowatts(devices: Iterable[Device]) -> float | None:
     told = [device.watts for device in devices if device.watts is not None]
     return sum(told) / 1000 if told else None
+
+
+def family(state: str, is_in_service: bool) -> str:
+    """A node's state as one of the glyphs: goes well, is busy, or wants somebody."""
+    if not is_in_service:
+        return "node_fail" if state in _BROKEN else "cancelled"
+    return _FAMILIES.get(state, "pending")
 
 
 def letters(user: str) -> str:
