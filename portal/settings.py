@@ -71,12 +71,7 @@ VIGIL_JOB_PYTHON = env("VIGIL_JOB_PYTHON", sys.executable)
 VIGIL_JOB_ENVIRONMENT = env("VIGIL_JOB_ENVIRONMENT")  # TOML, as [environment] in a job's spec; mostly by its _FILE
 VIGIL_NCCL_INTERFACE = env("VIGIL_NCCL_INTERFACE")  # "ib0", "^lo,docker": as NCCL_SOCKET_IFNAME
 VIGIL_GLOO_INTERFACE = env("VIGIL_GLOO_INTERFACE")
-VIGIL_AGENT = env("VIGIL_AGENT", "yes").lower() not in {
-    "no",
-    "0",
-    "false",
-    "off",
-}  # `vigil up` starts one for its machine
+VIGIL_AGENT = flag("VIGIL_AGENT", True)  # `vigil up` starts one for its machine
 VIGIL_AGENT_HOME = VIGIL_HOME / "agent"  # its token and its buffer
 VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")  # node=http://host:9400/metrics,… or @FILE: asked for want of agents
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process

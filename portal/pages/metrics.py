@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator
+from typing import Literal
 
 import redis
 from django.conf import settings
@@ -60,7 +61,7 @@ def _background() -> Iterator[Family]:
     yield Family("vigil_redis_up", "gauge", "Whether Redis answers.", (), [((), 1)])
     depth = [((queue,), int(many)) for queue, many in zip(QUEUES, lengths, strict=True)]
     yield Family("vigil_task_queue_length", "gauge", "Tasks that wait for a worker.", ("queue",), depth)
-    names = {
+    names: dict[str, tuple[str, Literal["gauge", "counter"], str]] = {
         "seconds": ("vigil_follower_tick_seconds", "gauge", "What the follower's last tick took."),
         "at": ("vigil_follower_tick_timestamp_seconds", "gauge", "When it ended. Where nothing runs, none is made."),
         "ticks": ("vigil_follower_ticks_total", "counter", "Ticks that the follower has made."),
@@ -68,4 +69,4 @@ def _background() -> Iterator[Family]:
     for field, (name, kind, told) in names.items():
         value = follower.get(field.encode())
         samples = [] if value is None else [((), float(value))]
-        yield Family(name, "counter" if kind == "counter" else "gauge", told, (), samples)
+        yield Family(name, kind, told, (), samples)
