@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import PermissionDenied
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -22,7 +21,7 @@ from nodes.telemetry import enrolment
 from nodes.telemetry.intake import CLOCK_S
 from portal import formatting
 from portal.access import CLUSTER, can, user_of
-from portal.pages.cluster import is_fragment, varied
+from portal.pages.cluster import is_fragment, sysadmin_of, varied
 from portal.untrusted import whole
 
 MOST = 200  # a page
@@ -98,10 +97,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 def make_secret(request: HttpRequest) -> HttpResponse:
     """Answers with the page itself, not a redirect: the secret is shown this once and kept nowhere."""
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied("Only sysadmins enrol machines. Ask one of them.")
-    row, secret = enrolment.make_secret(user)
+    row, secret = enrolment.make_secret(sysadmin_of(request, "enrol machines"))
     return _page(request, new=row, secret=secret)
 
 

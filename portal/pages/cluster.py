@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
 from nodes.cluster import sync
 from nodes.models import Reading
 from portal import formatting
+from portal.access import CLUSTER, can, user_of
+from portal.models import User
 
 LATE = timedelta(seconds=90)  # a part is read at least every minute
 
@@ -45,3 +48,11 @@ def is_fragment(request: HttpRequest) -> bool:
 
 def _ended(text: str) -> str:
     return text if not text or text[-1] in ".!?…" else f"{text}."
+
+
+def sysadmin_of(request: HttpRequest, what: str) -> User:
+    """Who asks, where they may change the cluster; `what` it is that only sysadmins do."""
+    user = user_of(request)
+    if not can(user, "change", CLUSTER):
+        raise PermissionDenied(f"Only sysadmins {what}. Ask one of them.")
+    return user

@@ -24,7 +24,7 @@ from portal import formatting
 from portal.access import CLUSTER, can, note, user_of
 from portal.models import User
 from portal.pages import node_facts
-from portal.pages.cluster import is_fragment, stale, varied
+from portal.pages.cluster import is_fragment, stale, sysadmin_of, varied
 from portal.pages.node_facts import Machine
 from portal.pages.nodes import NodeRow
 from portal.untrusted import plain
@@ -189,7 +189,7 @@ def undrain(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str = "") -> HttpResponse:
-    user = _sysadmin(request, action)
+    user = sysadmin_of(request, f"{action} nodes")
     node = Node.objects.filter(name=plain(name)).first()
     if node is None:
         raise Http404(f"There is no node {name}.")
@@ -203,7 +203,7 @@ def _ask(request: HttpRequest, name: str, action: NodeOrder.Action, reason: str 
 @require_POST
 def add_note(request: HttpRequest, name: str) -> HttpResponse:
     """Write something down about a machine, for everybody to read."""
-    user, name = _sysadmin(request, "write notes about"), plain(name)
+    user, name = sysadmin_of(request, "write notes about nodes"), plain(name)
     if not Node.objects.filter(name=name).exists() and not Agent.objects.filter(node=name).exists():
         raise Http404(f"There is no node {name}.")
     text = plain(request.POST.get("text", "")).strip()
@@ -218,15 +218,8 @@ def add_note(request: HttpRequest, name: str) -> HttpResponse:
 @login_required
 @require_POST
 def remove_note(request: HttpRequest, name: str, note_id: int) -> HttpResponse:
-    user = _sysadmin(request, "remove notes about")
+    user = sysadmin_of(request, "remove notes about nodes")
     found = get_object_or_404(NodeNote, node=plain(name), pk=min(note_id, 2**63 - 1))
     found.delete()
     note(user, "remove note", found.node, found.text)
     return redirect(f"{reverse('node', args=[found.node])}#h-notes")
-
-
-def _sysadmin(request: HttpRequest, what: str) -> User:
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied(f"Only sysadmins {what} nodes. Ask one of them.")
-    return user

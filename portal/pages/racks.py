@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
@@ -16,7 +15,7 @@ from nodes.cluster.racks import natural
 from nodes.models import Agent, Node, RackPlace
 from portal import formatting
 from portal.access import CLUSTER, can, user_of
-from portal.models import User
+from portal.pages.cluster import sysadmin_of
 from portal.untrusted import plain
 
 CSV = "text/csv; charset=utf-8"
@@ -36,7 +35,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 def replace(request: HttpRequest) -> HttpResponse:
     """All places at once, by a file or as text; a mistake changes nothing, and each is named by its line."""
-    user = _sysadmin(request)
+    user = sysadmin_of(request, "say where nodes stand")
     text, problem = _given(request)
     if problem:
         return _page(request, text=text, mistakes=[problem])
@@ -54,7 +53,7 @@ def replace(request: HttpRequest) -> HttpResponse:
 @require_POST
 def put(request: HttpRequest) -> HttpResponse:
     """One node's place; without a rack it stands in none."""
-    user = _sysadmin(request)
+    user = sysadmin_of(request, "say where nodes stand")
     node, rack, slot = (plain(request.POST.get(name, "")).strip()[:300] for name in ("node", "rack", "slot"))
     if not rack:
         if not racks.take_out(user, node):
@@ -118,10 +117,3 @@ def _given(request: HttpRequest) -> tuple[str, str]:
         return sent.read().decode("utf-8-sig"), ""
     except UnicodeDecodeError:
         return "", "The file is no UTF-8 text. Save it as CSV in UTF-8."
-
-
-def _sysadmin(request: HttpRequest) -> User:
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied("Only sysadmins say where nodes stand. Ask one of them.")
-    return user
