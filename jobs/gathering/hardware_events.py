@@ -14,14 +14,19 @@ KINDS = ("xid", "gpu.lost")
 MOST = 200
 SHOWN = 5
 
+Spans = dict[int, list[tuple[datetime, datetime]]]  # since and until, by GPU
+
 
 def of(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]:
     """(when, in words) of the newest few, oldest first. An echo is left out where what it echoes is there."""
     held = allocations.held_by([attempt]).get(attempt.pk, [])
-    spans = {one.gpu_id: (one.since, one.until or attempt.ended_at or now) for one in held}
-    if not spans:
+    if not held:
         return []
-    began, ended = min(since for since, _ in spans.values()), max(until for _, until in spans.values())
+    spans: Spans = {}
+    for one in held:  # twice where it was suspended, or let go of a GPU
+        spans.setdefault(one.gpu_id, []).append((one.since, one.until or attempt.ended_at or now))
+    began = min(one.since for one in held)
+    ended = max(until for each in spans.values() for _, until in each)
     rows = NodeEvent.objects.filter(gpu__in=spans, kind__in=KINDS, at__lte=ended, last_at__gte=began)
     found = [one for one in rows.select_related("gpu", "agent").order_by("-at")[:MOST] if _is_of(one, spans)]
     if any(one.code != ECHO for one in found):
@@ -29,9 +34,8 @@ def of(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]:
     return [(one.at, _said(one)) for one in reversed(found[:SHOWN])]
 
 
-def _is_of(event: NodeEvent, spans: dict[int, tuple[datetime, datetime]]) -> bool:
-    since, until = spans[event.gpu_id or 0]
-    return event.at <= until and event.last_at >= since
+def _is_of(event: NodeEvent, spans: Spans) -> bool:
+    return any(event.at <= until and event.last_at >= since for since, until in spans[event.gpu_id or 0])
 
 
 def _said(event: NodeEvent) -> str:

@@ -258,6 +258,22 @@ def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
     assert not [xid for xid in (45, 48, 63) if f"Xid {xid}" in shown]
 
 
+def test_an_xid_of_a_gpu_that_it_held_twice(mira: User) -> None:
+    """In the first of both times; between them the GPU was nobody's business of this job's."""
+    job = a_job(mira, a_project(), state="running")
+    machine, now = working(job, 80), int(time.time())
+    first = Holding.objects.get()
+    again, first.since, first.until = moment(now - 100), moment(now - 290), moment(now - 200)
+    first.save()
+    more = {name: getattr(first, name) for name in ("gpu", "agent", "scheduler_id", "user", "source")}
+    Holding.objects.create(since=again, **more)
+    xids = [(now - 250, 79), (now - 150, 48)]
+    machine.post(*(machine.event("xid", at, gpu=UUIDS[0], xid=xid, seq=n) for n, (at, xid) in enumerate(xids, 1)))
+    shown = warned(mira, job)
+    assert "Xid 79" in shown
+    assert "Xid 48" not in shown
+
+
 def test_an_echo_alone_is_told(mira: User) -> None:
     job = a_job(mira, a_project(), state="running")
     machine, now = working(job, 80), int(time.time())
