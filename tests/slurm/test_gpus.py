@@ -255,9 +255,10 @@ def test_whose_gpus_are_whose(cellar: Cellar, slurm: Cluster, alice: Person, bob
     assert cellar.told(shared, 4) == (None, BOB, "scheduler"), "a job that Vigil knows nothing of"
     newest = {gpu["uuid"]: gpu["newest"]["gpu_percent"] for gpu in cellar.gpus(CROSSED)}
     assert [newest[crossed.uuid(minor)] for minor in (0, 7)] == [80, 10], "the last of NVML's is Slurm's first"
-    (one,) = wait_for(lambda: cellar.processes(crossed, 3), "the task's process to be told")
-    assert (one["user"], one["job"]) == (BOB, process.environ()["SLURM_JOB_ID"])
-    assert one["job"] != f"{array}_0", "a number that the queue does not have"
+    # A user is a number until the agent knows the name, and no number's word of its job is believed.
+    whose = [(BOB, process.environ()["SLURM_JOB_ID"])]
+    wait_for(lambda: [(one["user"], one["job"]) for one in cellar.processes(crossed, 3)] == whose, "the task's process")
+    assert whose != [(BOB, f"{array}_0")], "a number that the queue does not have"
 
     # One that is suspended holds, one that is queued again holds anew, those that end give back.
     slurm.run("scontrol", "suspend", foreign)

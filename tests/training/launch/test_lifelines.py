@@ -37,6 +37,7 @@ def test_a_killed_process_is_known_dead_and_a_paused_one_is_not(peer: tuple[subp
     ours.hold("peer", "127.0.0.1", port, is_here=False)
     until(lambda: ours.proven_live("peer"))
     os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)  # sent is not stopped: its other threads may go on for a moment
     other = Lifelines("other")  # meets it only now: it does not answer, which proves nothing
     other.hold("peer", "127.0.0.1", port, is_here=False)
     unknown = Lifelines("unknown")  # and this one asks a port that nobody ever answered at
