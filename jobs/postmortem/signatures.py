@@ -1,0 +1,233 @@
+"""The catalogue of what failures look like: entries are data (catalogue/*.toml), and this is their one reader.
+
+An entry names a pattern, what it means and what part it plays. Two engines look for all patterns at once, both of RE2,
+so that no log can make them slow: the *sieve*, one alternation, finds the lines of a block; the *set* names every
+entry on such a line. An entry with `exception` is about a whole traceback instead (jobs.postmortem.tracebacks).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import re2
+
+from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
+
+HERE = Path(__file__).parent / "catalogue"
+MEMORY = 64 << 20  # of the sieve and of the set, for the states that they build as they read
+
+Role = Literal["root", "echo", "confirmation", "exit", "handled", "completed"]
+Scope = Literal["program", "kernel", "slurm", "trainer"]
+
+
+class BadEntry(ValueError):
+    """An entry that can't be taken in, in a sentence for whoever wrote it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that software says when something goes wrong, or when nothing does.
+
+    `role`: a *root* may be the cause; an *echo* follows from something else, and `cause` is what it would be alone; a
+    *confirmation* supports its cause and is never enough; an *exit* tells how a process ended (groups `rank`, `node`,
+    `code`, `signal`); *handled*: what was said just before was survived; *completed*: the run came to its end.
+    `is_generic`: any other entry on the line knows better. `unless`: the line means something else if it matches this.
+    `exception`, `frame`, `during`: for tracebacks: patterns of the exception's class and of a frame's "path:function", and
+    what was being done (jobs.postmortem.operations); `pattern` is then looked for in the exception's message.
+    `frameworks`: what a site would not run if it ran none of these, so that the catalogue can be judged without them.
+    """
+
+    name: str
+    role: Role
+    cause: str
+    source: str
+    pattern: str = ""
+    unless: str = ""
+    exception: str = ""
+    frame: str = ""
+    during: tuple[str, ...] = ()
+    scope: Scope = "program"
+    is_generic: bool = False
+    advice: str = ""
+    frameworks: tuple[str, ...] = ()
+    example: str = ""
+    look_alike: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cause not in CAUSES:
+            raise BadEntry(f"{self.name}: {self.cause!r} is no cause (jobs/postmortem/causes.py)")
+        if self.role not in get_args(Role):
+            raise BadEntry(f"{self.name}: role is one of {', '.join(get_args(Role))}, not {self.role!r}")
+        if self.scope not in get_args(Scope):
+            raise BadEntry(f"{self.name}: scope is one of {', '.join(get_args(Scope))}, not {self.scope!r}")
+        if not self.pattern and not self.exception:
+            raise BadEntry(f"{self.name}: it needs a pattern, or the class of an exception")
+        if self.role in {"root", "confirmation"} and self.cause in {UNKNOWN, NONE}:
+            raise BadEntry(f"{self.name}: a {self.role} is of some cause")
+
+    @property
+    def reads_tracebacks(self) -> bool:
+        return bool(self.exception)
+
+
+_FIELDS = {field.name for field in fields(Entry)}
+_LISTS = ("during", "frameworks")
+
+
+def entry_of(raw: Mapping[str, Any], **defaults: Any) -> Entry:
+    """An entry from its table in TOML; BadEntry where something in it is not what it should be."""
+    values = {**defaults, **raw}
+    name = values.get("name", "an entry")
+    if odd := set(values) - _FIELDS:
+        raise BadEntry(f"{name}: {', '.join(sorted(odd))} is nothing that an entry has")
+    for key in ("name", "role", "cause", "source"):
+        if not isinstance(values.get(key), str) or not values[key]:
+            raise BadEntry(f"{name}: it has no {key}")
+    for key in _LISTS:
+        value = values.get(key, [])
+        values[key] = (value,) if isinstance(value, str) else tuple(value)
+    return Entry(**values)
+
+
+def read(text: str, **defaults: Any) -> list[Entry]:
+    """The entries of one file: tables `[[entry]]`, before them what is the same for all."""
+    raw = tomllib.loads(text)
+    entries = raw.pop("entry", [])
+    return [entry_of(entry, **defaults, **raw) for entry in entries]
+
+
+def options(**values: Any) -> re2.Options:
+    made = re2.Options()
+    made.max_mem, made.encoding, made.log_errors = MEMORY, re2.Options.Encoding.LATIN1, False
+    made.never_nl = True
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+_TOKENS = re.compile(r"\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
+
+
+def blinded(pattern: str) -> str:
+    """The pattern with any digit for each of its digits, so that it matches a line whatever its numbers are."""
+
+    def blind(token: re.Match[str]) -> str:
+        text = token[0]
+        if text.isdigit():
+            return r"\d"
+        if text.startswith("[") and re.search(r"\d", text) and "0-9" not in text:
+            return f"{text[:-1]}\\d]" if not text.startswith("[^") else text
+        return text
+
+    return _TOKENS.sub(blind, pattern)
+
+
+def _set(entries: list[Entry], *, blind: bool = False) -> Any:
+    made = re2.Set.SearchSet(options())
+    for entry in entries:
+        pattern = blinded(entry.pattern) if blind else entry.pattern
+        try:
+            made.Add(b"(?m)" + pattern.encode())
+        except re2.error as error:
+            raise BadEntry(f"{entry.name}: {error}") from None
+    made.Compile()
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What lines that differ in digits only have in common; `depends`: their digits may name more entries."""
+
+    entries: tuple[Entry, ...]
+    depends: bool
+
+
+class Catalogue:
+    """Entries, ready to be looked for."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entries)
+        seen: set[str] = set()
+        for entry in self.entries:
+            if entry.name in seen:
+                raise BadEntry(f"{entry.name}: there are two of this name")
+            seen.add(entry.name)
+        self._lined = [entry for entry in self.entries if not entry.reads_tracebacks]
+        self.of_tracebacks = [entry for entry in self.entries if entry.reads_tracebacks]
+
+    @cached_property
+    def _by_digits(self) -> tuple[list[Entry], list[Entry]]:
+        """Entries that no digit tells apart, and those that one does."""
+        told = {entry.name: blinded(entry.pattern) != entry.pattern for entry in self._lined}
+        return [one for one in self._lined if not told[one.name]], [one for one in self._lined if told[one.name]]
+
+    @cached_property
+    def _sets(self) -> tuple[Any, Any, Any]:
+        alike, apart = self._by_digits
+        return _set(alike), _set(apart), _set(apart, blind=True)
+
+    @cached_property
+    def patterns(self) -> tuple[str, ...]:
+        """What the sieve looks for: each pattern wherever it stands in its line, behind whatever prefix."""
+        return tuple(dict.fromkeys(entry.pattern.removeprefix("^") for entry in self._lined))
+
+    @cached_property
+    def _compiled(self) -> dict[str, Any]:
+        return {}
+
+    def compiled(self, pattern: str) -> Any:
+        """The pattern by itself, for its groups and its place on a line that is known to have it."""
+        if (found := self._compiled.get(pattern)) is None:
+            found = self._compiled[pattern] = re2.compile(pattern.encode(), options(max_mem=8 << 20))
+        return found
+
+    def named(self, own: bytes) -> Named:
+        """What a line, without its prefixes, and all that differ from it in digits only have in common."""
+        alike, _, blind = self._sets
+        found = [self._by_digits[0][index] for index in alike.Match(own)]
+        return Named(tuple(self._but(found, own)), bool(blind.Match(own)))
+
+    def by_digits(self, own: bytes) -> list[Entry]:
+        """The entries that need a line's very digits."""
+        return self._but([self._by_digits[1][index] for index in self._sets[1].Match(own)], own)
+
+    def on(self, own: bytes) -> list[Entry]:
+        """All entries that a line matches, the line without its prefixes."""
+        named = self.named(own)
+        return [*named.entries, *(self.by_digits(own) if named.depends else ())]
+
+    def _but(self, entries: list[Entry], own: bytes) -> list[Entry]:
+        return [entry for entry in entries if not entry.unless or not self.compiled(entry.unless).search(own)]
+
+    def without(self, framework: str) -> Catalogue:
+        """The catalogue of a site where nobody has heard of a framework."""
+        return Catalogue(entry for entry in self.entries if framework not in entry.frameworks)
+
+    def with_site(self, entries: Iterable[Entry]) -> Catalogue:
+        """With entries of the site, which come before ours of the same name."""
+        ours = {entry.name: entry for entry in self.entries}
+        return Catalogue({**ours, **{entry.name: entry for entry in entries}}.values())
+
+    def frameworks(self) -> list[str]:
+        return sorted({name for entry in self.entries for name in entry.frameworks})
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+
+@cache
+def catalogue() -> Catalogue:
+    """What ships with Vigil."""
+    found: list[Entry] = []
+    for path in sorted(HERE.glob("*.toml")):
+        try:
+            found += read(path.read_text(encoding="utf-8"))
+        except tomllib.TOMLDecodeError as error:
+            raise BadEntry(f"{path.name}: {error}") from None
+    return Catalogue(replace(entry, advice=entry.advice or CAUSES[entry.cause].advice) for entry in found)
