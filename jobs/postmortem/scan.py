@@ -87,8 +87,7 @@ class Scanned:
     within: set[int] = field(default_factory=set)  # lines of tracebacks but for what they raised
     lines: int = 0
     bytes: int = 0
-    first_stamp: float | None = None
-    last_stamp: float | None = None
+    stamps: list[tuple[int, float]] = field(default_factory=list)  # of lines read closely
     tail: list[Line] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
 
@@ -264,9 +263,8 @@ class Scanner:
 
     def _closely(self, line: Line, readers: dict[Any, Reader], own: dict[int, Prefix]) -> None:
         scanned, prefix = self.scanned, line.prefix
-        if prefix.stamp is not None and prefix.is_dated:
-            scanned.first_stamp = scanned.first_stamp if scanned.first_stamp is not None else prefix.stamp
-            scanned.last_stamp = prefix.stamp
+        if prefix.stamp is not None:
+            scanned.stamps.append((line.number, prefix.stamp))
         reader = readers.get(prefix.stream)
         if reader is None:
             if len(readers) > 2048:

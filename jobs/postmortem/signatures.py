@@ -111,7 +111,7 @@ def options(**values: Any) -> re2.Options:
     return made
 
 
-_TOKENS = re.compile(r"\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
+_TOKENS = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
 
 
 def blinded(pattern: str) -> str:
@@ -190,12 +190,12 @@ class Catalogue:
     def named(self, own: bytes) -> Named:
         """What a line, without its prefixes, and all that differ from it in digits only have in common."""
         alike, _, blind = self._sets
-        found = [self._by_digits[0][index] for index in alike.Match(own)]
+        found = [self._by_digits[0][index] for index in alike.Match(own) or ()]
         return Named(tuple(self._but(found, own)), bool(blind.Match(own)))
 
     def by_digits(self, own: bytes) -> list[Entry]:
         """The entries that need a line's very digits."""
-        return self._but([self._by_digits[1][index] for index in self._sets[1].Match(own)], own)
+        return self._but([self._by_digits[1][index] for index in self._sets[1].Match(own) or ()], own)
 
     def on(self, own: bytes) -> list[Entry]:
         """All entries that a line matches, the line without its prefixes."""

@@ -1,0 +1,296 @@
+"""One cause for a failure, from all that was read: what began it, what only followed, what else was looked at.
+
+The rules are in this order: hardware that failed shortly before the first error; then roots that nothing outlived, by
+time where time is known, the specific before the generic; then what is left when there are only echoes, or only the
+ends of processes. Below `SURE_ENOUGH` the answer is that nothing says why.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
+from jobs.postmortem.masking import masked
+from jobs.postmortem.scan import Scanned
+from jobs.postmortem.signatures import Catalogue
+from jobs.postmortem.signs import Sign, signs_of
+from jobs.postmortem.verdict import Evidence, Other, Verdict
+
+HARDWARE_BEFORE_S = 600.0  # the first error that a program prints of a GPU that failed
+CLOCKS_S = 2.0  # stamps of two machines closer than this order nothing
+SURE_ENOUGH = 0.5
+EVIDENCE = 24
+TEXT = 1000
+
+_FINAL = ("scheduler.time_limit", "scheduler.preempted", "scheduler.node_fail", "scheduler.cancelled")
+# What ends a process by a signal that nobody explains: what it would be if something confirmed it.
+_SIGNALS = {9: "memory.host_oom", 7: "memory.shm", 10: "memory.shm", 11: "program.exception", 6: "program.exception", 4: "environment.package"}
+
+
+@dataclass(slots=True)
+class _Case:
+    """All signs of all logs, sorted out."""
+
+    signs: list[Sign]
+    scanned: Sequence[Scanned]
+    seen: frozenset[str] = frozenset()
+    roots: list[Sign] = field(default_factory=list)
+    echoes: list[Sign] = field(default_factory=list)
+    survived: list[Sign] = field(default_factory=list)
+    confirmations: list[Sign] = field(default_factory=list)
+    exits: list[Sign] = field(default_factory=list)
+    completed: list[Sign] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for sign in self.signs:
+            if sign.role in {"root", "echo"} and sign.survived:
+                self.survived.append(sign)
+            elif sign.role == "root":
+                self.roots.append(sign)
+            elif sign.role == "echo":
+                self.echoes.append(sign)
+            elif sign.role == "confirmation":
+                self.confirmations.append(sign)
+            elif sign.role == "exit":
+                self.exits.append(sign)
+            elif sign.role == "completed":
+                self.completed.append(sign)
+
+    @property
+    def has_failed_exit(self) -> bool:
+        return any(_code(sign) != 0 for sign in self.exits)
+
+    @property
+    def has_progress(self) -> bool:
+        return any(scanned.marks for scanned in self.scanned)
+
+
+def diagnose(scanned: Sequence[Scanned], catalogue: Catalogue, *, seen: Iterable[str] = ()) -> Verdict:
+    """The verdict on everything that was read. `seen`: sources beside logs that were looked at, as "kernel"."""
+    signs = [sign for one in scanned for sign in signs_of(one, catalogue)]
+    case = _Case(signs, scanned, frozenset(seen))
+    verdict = _by_root(case) or _without_root(case)
+    return _told(verdict, case)
+
+
+# With a root.
+
+
+def _by_root(case: _Case) -> Verdict | None:
+    ordered = sorted(case.roots, key=_order)
+    candidates = [sign for sign in ordered if sign.prefix.level not in {"warning", "info", "debug", "notice"} or sign.scope == "kernel"]
+    is_weak = not candidates
+    candidates = candidates or [sign for sign in ordered if case.has_failed_exit or not case.completed]
+    if not candidates:
+        return None
+    chosen = _hardware(candidates) or _earliest(candidates)
+    confidence = _confidence(chosen, candidates, case, is_weak=is_weak)
+    return _verdict_of(chosen, confidence, case, candidates)
+
+
+def _order(sign: Sign) -> tuple[float, str, int]:
+    return (sign.at if sign.at is not None else 0.0, sign.file, sign.line)
+
+
+def _hardware(candidates: Sequence[Sign]) -> Sign | None:
+    """A GPU's own failure, told by the kernel, from up to ten minutes before what the program printed first."""
+    kernel = [sign for sign in candidates if sign.scope == "kernel" and sign.cause.startswith(("gpu.", "numerics."))]
+    program = [sign.at for sign in candidates if sign.scope != "kernel" and sign.at is not None]
+    for sign in kernel:
+        if sign.at is None or not program or sign.at >= min(program) - HARDWARE_BEFORE_S:
+            return sign
+    return None
+
+
+def _earliest(candidates: Sequence[Sign]) -> Sign:
+    """Where it began: the first by line in one log, by time over several; what only ends a run comes after a real cause."""
+    real = [sign for sign in candidates if not _ends_only(sign)] or list(candidates)
+    specific = [sign for sign in real if not sign.is_generic] or real
+    first = specific[0]
+    for sign in specific[1:]:
+        if _is_before(sign, first):
+            first = sign
+    before = [sign for sign in candidates if _ends_only(sign) and _is_before(sign, first)]
+    return before[0] if before and not _ends_only(first) else first
+
+
+def _ends_only(sign: Sign) -> bool:
+    return sign.cause in _FINAL
+
+
+def _is_before(one: Sign, other: Sign) -> bool:
+    if one.file == other.file:
+        return one.line < other.line
+    if one.at is not None and other.at is not None and abs(one.at - other.at) > CLOCKS_S:
+        return one.at < other.at
+    return _rank_of_kind(one) > _rank_of_kind(other)
+
+
+def _rank_of_kind(sign: Sign) -> int:
+    """Of two that no clock orders, which is more likely to have brought about the other."""
+    if sign.scope == "kernel":
+        return 4
+    domain = sign.cause.partition(".")[0]
+    if domain in {"gpu", "memory", "storage"}:
+        return 3
+    if sign.entry is not None and not sign.is_generic:
+        return 2
+    return 1
+
+
+def _confidence(chosen: Sign, candidates: Sequence[Sign], case: _Case, *, is_weak: bool) -> float:
+    sure = 0.96
+    if chosen.traceback is not None and chosen.entry is None:
+        sure = 0.9 if chosen.traceback.is_whole else 0.8
+    elif chosen.is_generic:
+        sure = 0.8
+    if is_weak:
+        sure *= 0.6
+    rivals = {sign.cause for sign in candidates if sign.cause != chosen.cause and not _ends_only(sign)}
+    if rivals:
+        sure *= 0.88
+    return sure
+
+
+def _verdict_of(chosen: Sign, confidence: float, case: _Case, candidates: Sequence[Sign]) -> Verdict:
+    cause = CAUSES[chosen.cause]
+    traceback = chosen.traceback
+    own = traceback.own if traceback else None
+    others: dict[str, Other] = {}
+    for sign in candidates:
+        if sign.cause != chosen.cause and sign.cause not in others:
+            others[sign.cause] = Other(sign.cause, f"{_place(sign)} came after it")
+    return Verdict(
+        chosen.cause,
+        confidence,
+        "",
+        (chosen.entry.advice if chosen.entry else "") or cause.advice,
+        evidence=_evidence(chosen, case),
+        runner_up=next(iter(others.values()), None),
+        ruled_out=list(others.values()),
+        rank=chosen.rank,
+        node=chosen.node,
+        exception=traceback.type if traceback else "",
+        frame=f"{own.path}:{own.function}" if own else "",
+        doing=chosen.doing[0] if chosen.doing else "",
+        entry=chosen.entry.name if chosen.entry else "",
+    )
+
+
+# Without one.
+
+
+def _without_root(case: _Case) -> Verdict:
+    if case.echoes and (not case.completed or case.has_failed_exit):
+        return _by_echo(case)
+    if case.has_failed_exit:
+        return _by_exit(case)
+    return _nothing(case)
+
+
+def _by_echo(case: _Case) -> Verdict:
+    """Only what follows from something else: the transport's own word counts, else nobody knows."""
+    ordered = sorted(case.echoes, key=_order)
+    telling = [sign for sign in ordered if sign.cause not in {UNKNOWN, NONE}]
+    evidence = _evidence(ordered[0], case)
+    if telling:
+        first = telling[0]
+        return replace(_verdict_of(first, 0.6, case, telling), evidence=evidence)
+    if case.has_failed_exit:
+        return replace(_by_exit(case), evidence=evidence)
+    return Verdict(UNKNOWN, 0.7, "", CAUSES[UNKNOWN].advice, evidence=evidence)
+
+
+def _by_exit(case: _Case) -> Verdict:
+    """Only that processes ended: a signal is no cause, but hints at one."""
+    ordered = sorted(case.exits, key=_order)
+    first = next((sign for sign in ordered if _code(sign) not in {0, 143}), ordered[0])
+    number = _code(first) - 128
+    hint = _SIGNALS.get(number)
+    if hint and any(sign.cause == hint for sign in case.confirmations):
+        return replace(_verdict_of(replace(first, cause=hint), 0.75, case, ()), entry="")
+    runner_up = Other(hint, f"{_name_of(number)} ended it, and nothing says who sent that") if hint else None
+    return Verdict(
+        UNKNOWN, 0.75, "", CAUSES[UNKNOWN].advice, evidence=_evidence(first, case), runner_up=runner_up, rank=first.rank, node=first.node
+    )
+
+
+def _nothing(case: _Case) -> Verdict:
+    """No sign of a failure at all: it ended well, or the log just stops."""
+    if case.completed:
+        return Verdict(NONE, 0.95, "", CAUSES[NONE].advice, evidence=_evidence(case.completed[-1], case))
+    if case.has_progress or case.survived:
+        return Verdict(NONE, 0.7, "", CAUSES[NONE].advice, evidence=_evidence(None, case))
+    return Verdict(UNKNOWN, 0.6, "", CAUSES[UNKNOWN].advice, evidence=_evidence(None, case))
+
+
+# What both need.
+
+
+def _code(sign: Sign) -> int:
+    """The exit code that a line tells, 128 and more of a signal; 1 where it tells none."""
+    told = sign.groups.get("code", "")
+    if told.lstrip("-").isdigit():
+        code = int(told[:6])
+        return 128 - code if code < 0 else code
+    word = sign.groups.get("signal", "")
+    if word.isdigit():
+        return 128 + int(word[:3])
+    return {"killed": 137, "segmentation fault": 139, "bus error": 135, "aborted": 134, "terminated": 143, "illegal instruction": 132,
+            "floating point exception": 136, "out of memory": 137}.get(word.lower(), 1)  # fmt: skip
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _place(sign: Sign) -> str:
+    return f"line {sign.line:,} of {sign.file}"
+
+
+def _evidence(root: Sign | None, case: _Case) -> list[Evidence]:
+    """The root, then what confirms it, then echoes and what was survived; each line once, none without bound."""
+    found: list[Evidence] = []
+    groups = [("root", [root] if root else [])]
+    if root is not None:
+        same = [sign for sign in case.roots if sign is not root and sign.cause == root.cause]
+        groups.append(("confirmation", same + [sign for sign in case.confirmations if sign.cause == root.cause]))
+    groups.append(("confirmation", case.exits[:4]))
+    others = [sign for sign in case.roots if root is None or sign.cause != root.cause]
+    groups += [("echo", case.echoes + others), ("survived", case.survived)]
+    seen: set[tuple[str, int]] = set()
+    for role, signs in groups:
+        for sign in sorted(signs, key=_order)[: EVIDENCE // 3]:
+            if (sign.file, sign.line) in seen or len(found) >= EVIDENCE:
+                continue
+            seen.add((sign.file, sign.line))
+            found.append(
+                Evidence(
+                    sign.file, sign.line, masked(sign.text.strip())[:TEXT], role, sign.cause, sign.rank, sign.node, sign.at, sign.count,
+                    sign.entry.name if sign.entry else "",
+                )  # fmt: skip
+            )
+    return found
+
+
+def _told(verdict: Verdict, case: _Case) -> Verdict:
+    """With its sentence, what was ruled out, and what could not be looked at; unsure ones become unknown."""
+    if verdict.confidence < SURE_ENOUGH and verdict.cause not in {UNKNOWN, NONE}:
+        first = Other(verdict.cause, f"{verdict.confidence:.0%} sure is not enough to say so")
+        verdict = replace(verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice)
+    limits = [f"{one.name}: {limit}" for one in case.scanned for limit in one.limits]
+    return replace(verdict, says=_sentence(verdict), not_seen=[*verdict.not_seen, *limits])
+
+
+def _sentence(verdict: Verdict) -> str:
+    """What happened, for somebody who reads nothing else."""
+    cause = CAUSES[verdict.cause]
+    where = f"rank {verdict.rank}" if verdict.rank is not None else ""
+    where += f" on {verdict.node}" if verdict.node and where else f"on {verdict.node}" if verdict.node else ""
+    title = cause.title[:1].upper() + cause.title[1:]
+    return f"{title} ({where})." if where else f"{title}."

@@ -1,0 +1,85 @@
+"""What was found out: one cause, how sure, by which evidence, what was ruled out and what could not be looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.postmortem.causes import CAUSES
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One line and the part that it plays: root, echo, confirmation, survived."""
+
+    file: str
+    line: int
+    text: str
+    role: str
+    cause: str
+    rank: int | None = None
+    node: str = ""
+    at: float | None = None
+    count: int = 1
+    entry: str = ""
+
+    def told(self) -> dict[str, Any]:
+        found = {"file": self.file, "line": self.line, "text": self.text, "role": self.role, "cause": self.cause}
+        more = {"rank": self.rank, "node": self.node, "at": self.at, "count": self.count, "entry": self.entry}
+        return found | {key: value for key, value in more.items() if value not in (None, "")}
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A cause that was considered and set aside, and why."""
+
+    cause: str
+    why: str
+
+    def told(self) -> dict[str, str]:
+        return {"cause": self.cause, "why": self.why}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One cause for all that was read."""
+
+    cause: str
+    confidence: float
+    says: str
+    advice: str
+    evidence: list[Evidence] = field(default_factory=list)
+    runner_up: Other | None = None
+    ruled_out: list[Other] = field(default_factory=list)
+    not_seen: list[str] = field(default_factory=list)
+    rank: int | None = None
+    node: str = ""
+    exception: str = ""
+    frame: str = ""  # the innermost of the person's own code, as path:function
+    doing: str = ""
+    entry: str = ""
+
+    @property
+    def owner(self) -> str:
+        return CAUSES[self.cause].owner
+
+    def told(self) -> dict[str, Any]:
+        """As `vigil diagnose --json` prints it."""
+        return {
+            "cause": self.cause,
+            "title": CAUSES[self.cause].title,
+            "confidence": round(self.confidence, 2),
+            "owner": self.owner,
+            "says": self.says,
+            "advice": self.advice,
+            "evidence": [one.told() for one in self.evidence],
+            "runner_up": self.runner_up.told() if self.runner_up else None,
+            "ruled_out": [one.told() for one in self.ruled_out],
+            "not_seen": self.not_seen,
+            "rank": self.rank,
+            "node": self.node,
+            "exception": self.exception,
+            "frame": self.frame,
+            "doing": self.doing,
+            "entry": self.entry,
+        }

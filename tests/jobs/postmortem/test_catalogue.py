@@ -1,0 +1,69 @@
+"""Every entry of the catalogue finds its example, and not what only looks like it."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from jobs.postmortem.prefixes import prefix_of
+from jobs.postmortem.signatures import HERE, Catalogue, Entry, blinded, catalogue, read
+from jobs.postmortem.signs import fits
+from jobs.postmortem.tracebacks import Frame, Traceback
+
+FILES = sorted(HERE.glob("*.toml"))
+ENTRIES = [pytest.param(entry, id=f"{path.stem}:{entry.name}") for path in FILES for entry in read(path.read_text())]
+FRAME_OF = {
+    "import": Frame("/home/mira/train.py", "<module>", "import apex"),
+    "rendezvous": Frame("/env/site-packages/torch/distributed/distributed_c10d.py", "init_process_group"),
+    "hub": Frame("/env/site-packages/huggingface_hub/file_download.py", "hf_hub_download"),
+    "arguments": Frame("/home/mira/train.py", "parse_args"),
+    "checkpoint.save": Frame("/home/mira/train.py", "save_checkpoint"),
+    "checkpoint.load": Frame("/home/mira/train.py", "load_checkpoint"),
+    "collective": Frame("/home/mira/train.py", "all_reduce"),
+    "data": Frame("/home/mira/data.py", "__getitem__"),
+    "compile": Frame("/env/site-packages/torch/_inductor/graph.py", "run"),
+    "model": Frame("/home/mira/train.py", "build_model"),
+    "step": Frame("/home/mira/train.py", "training_step"),
+    "launch": Frame("/usr/lib/python3.11/subprocess.py", "Popen"),
+}
+
+
+def _finds(entry: Entry, line: str) -> bool:
+    known = Catalogue([entry])
+    if not entry.reads_tracebacks:
+        return entry in known.on(line[prefix_of(line).length :].encode())
+    kind, _, message = line[prefix_of(line).length :].partition(": ")
+    frames = [FRAME_OF[entry.during[0]]] if entry.during else []
+    if entry.frame:
+        frames = []
+    link = Traceback(1, 1, kind, message, frames)
+    return fits(replace(entry, frame=""), link, entry.during, known)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_its_example_is_found_and_its_look_alike_is_not(entry: Entry) -> None:
+    assert entry.example, "it has no example"
+    assert entry.look_alike, "it has no look-alike"
+    assert _finds(entry, entry.example), entry.pattern
+    assert not _finds(entry, entry.look_alike), entry.pattern
+
+
+def test_every_file_is_toml_with_entries() -> None:
+    for path in FILES:
+        assert tomllib.loads(path.read_text())["entry"], path.name
+    assert len(catalogue().entries) == len(ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "blind"),
+    [
+        (r"Xid 79, pid=\d+", r"Xid \d\d, pid=\d+"),
+        (r"[1-9]\d{1,3}", r"[1-9\d]\d{1,3}"),
+        (r"[0-9]+ [^12]", r"[0-9]+ [^12]"),
+        (r"(?P<n1>\w)\x1b", r"(?P<n1>\w)\x1b"),
+    ],
+)
+def test_a_pattern_with_any_digits(pattern: str, blind: str) -> None:
+    assert blinded(pattern) == blind
