@@ -19,7 +19,8 @@ from jobs.postmortem.signs import Sign, signs_of
 from jobs.postmortem.verdict import Evidence, Other, Verdict
 
 HARDWARE_BEFORE_S = 600.0  # the first error that a program prints of a GPU that failed
-CLOCKS_S = 2.0  # stamps of two machines closer than this order nothing
+CLOCKS_S = 2.0  # stamps in two logs closer than this order nothing
+CLOCKS_APART_S = 120.0  # and up to here only what is of one kind, as clocks of machines go apart
 SURE_ENOUGH = 0.5
 EVIDENCE = 24
 TEXT = 1000
@@ -67,9 +68,14 @@ class _Case:
         return any(scanned.marks for scanned in self.scanned)
 
 
-def diagnose(scanned: Sequence[Scanned], catalogue: Catalogue, *, seen: Iterable[str] = ()) -> Verdict:
-    """The verdict on everything that was read. `seen`: sources beside logs that were looked at, as "kernel"."""
+def diagnose(
+    scanned: Sequence[Scanned], catalogue: Catalogue, *, records: Iterable[Sign] = (), seen: Iterable[str] = ()
+) -> Verdict:
+    """The verdict on everything that was read: logs, records of schedulers. `seen`: kinds of sources, as "kernel"."""
     signs = [sign for one in scanned for sign in signs_of(one, catalogue)]
+    for sign in records:
+        sign.at = sign.prefix.stamp
+        signs.append(sign)
     case = _Case(signs, scanned, frozenset(seen))
     verdict = _by_root(case) or _without_root(case)
     return _told(verdict, case)
@@ -85,7 +91,7 @@ def _by_root(case: _Case) -> Verdict | None:
     candidates = candidates or [sign for sign in ordered if case.has_failed_exit or not case.completed]
     if not candidates:
         return None
-    chosen = _hardware(candidates) or _earliest(candidates)
+    chosen = _hardware(candidates) or _earliest(candidates, _blamed(case))
     confidence = _confidence(chosen, candidates, case, is_weak=is_weak)
     return _verdict_of(chosen, confidence, case, candidates)
 
@@ -104,16 +110,29 @@ def _hardware(candidates: Sequence[Sign]) -> Sign | None:
     return None
 
 
-def _earliest(candidates: Sequence[Sign]) -> Sign:
-    """Where it began: the first by line in one log, by time over several; what only ends a run comes after a real cause."""
+def _earliest(candidates: Sequence[Sign], blamed: frozenset[int] = frozenset()) -> Sign:
+    """Where it began: the first by line in one log, by time over several; what only ends a run comes after a real cause.
+
+    `blamed`: the ranks that whoever started them saw failing first.
+    """
     real = [sign for sign in candidates if not _ends_only(sign)] or list(candidates)
     specific = [sign for sign in real if not sign.is_generic] or real
-    first = specific[0]
-    for sign in specific[1:]:
+    named = [sign for sign in specific if sign.rank in blamed] if blamed else []
+    first = (named or specific)[0]
+    for sign in (named or specific)[1:]:
         if _is_before(sign, first):
             first = sign
     before = [sign for sign in candidates if _ends_only(sign) and _is_before(sign, first)]
     return before[0] if before and not _ends_only(first) else first
+
+
+def _blamed(case: _Case) -> frozenset[int]:
+    """Who failed first by the word of whoever started the ranks: torchrun's summary, else the first end that srun tells."""
+    told = [sign for sign in case.exits if sign.groups.get("first") and sign.rank is not None]
+    if not told:
+        bad = [sign for sign in sorted(case.exits, key=_order) if _code(sign) not in {0, 143} and sign.rank is not None]
+        told = bad[:1]
+    return frozenset(sign.rank for sign in told if sign.rank is not None)
 
 
 def _ends_only(sign: Sign) -> bool:
@@ -123,13 +142,18 @@ def _ends_only(sign: Sign) -> bool:
 def _is_before(one: Sign, other: Sign) -> bool:
     if one.file == other.file:
         return one.line < other.line
-    if one.at is not None and other.at is not None and abs(one.at - other.at) > CLOCKS_S:
-        return one.at < other.at
-    return _rank_of_kind(one) > _rank_of_kind(other)
+    apart = abs(one.at - other.at) if one.at is not None and other.at is not None else None
+    if apart is not None and apart > CLOCKS_APART_S:
+        return one.at < other.at  # type: ignore[operator]
+    if _rank_of_kind(one) != _rank_of_kind(other):
+        return _rank_of_kind(one) > _rank_of_kind(other)
+    return apart is not None and apart > CLOCKS_S and one.at < other.at  # type: ignore[operator]
 
 
 def _rank_of_kind(sign: Sign) -> int:
     """Of two that no clock orders, which is more likely to have brought about the other."""
+    if _ends_only(sign):
+        return 0
     if sign.scope == "kernel":
         return 4
     domain = sign.cause.partition(".")[0]

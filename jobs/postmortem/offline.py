@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from jobs.postmortem import reading
+from jobs.postmortem import reading, sources
 from jobs.postmortem.diagnose import diagnose
 from jobs.postmortem.reading import Log, Unreadable
 from jobs.postmortem.scan import Scanned, Sieve, scan
 from jobs.postmortem.signatures import Catalogue, catalogue
+from jobs.postmortem.signs import Sign
+from jobs.postmortem.sources import Flight
 from jobs.postmortem.verdict import Verdict
 
 STDIN = "-"
@@ -35,18 +39,62 @@ def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[L
     return found, trouble
 
 
-def read(logs: Iterable[Log], known: Catalogue) -> list[Scanned]:
+@dataclass(slots=True)
+class Read:
+    """Everything that was at hand, read once."""
+
+    scanned: list[Scanned] = field(default_factory=list)
+    records: list[Sign] = field(default_factory=list)
+    flights: list[Flight] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+
+
+def read(logs: Iterable[Log], known: Catalogue) -> Read:
     """Every log, once; they are closed."""
     logs = list(logs)
     sieve = Sieve(known)
     is_cut = sum(log.size or 0 for log in logs) > reading.WHOLE
-    found = []
+    found = Read()
     for log in logs:
-        scanned = scan(sieve, log.name, reading.blocks(log, is_cut=is_cut))
-        scanned.limits += log.limits
+        _read(log, sieve, is_cut, found)
         log.close()
-        found.append(scanned)
     return found
+
+
+def _read(log: Log, sieve: Sieve, is_cut: bool, found: Read) -> None:
+    blocks = reading.blocks(log, is_cut=is_cut)
+    head = next(blocks, b"")
+    kind = sources.kind_of(head)
+    found.kinds.add(kind)
+    if kind in {"sacct", "scontrol", "flight"}:
+        text = _text(head, blocks)
+        if kind == "flight":
+            found.flights += filter(None, [sources.flight_of(log.name, text)])
+        else:
+            found.records += sources.signs_of_record(kind, log.name, text)
+        return
+    scanned = scan(sieve, log.name, itertools.chain([head], blocks))
+    scanned.kind = kind
+    scanned.limits += log.limits
+    found.scanned.append(scanned)
+
+
+def _text(head: bytes, blocks: Iterable[bytes]) -> str:
+    parts, size = [head], len(head)
+    for block in blocks:
+        if size > sources.MOST:
+            break
+        parts.append(block)
+        size += len(block)
+    return b"".join(parts).decode(errors="replace")
+
+
+def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
+    """The verdict on several logs of one run."""
+    known = known or catalogue()
+    found = read(logs, known)
+    records = [*found.records, *sources.signs_of_flights(found.flights)]
+    return diagnose(found.scanned, known, records=records, seen=found.kinds)
 
 
 def diagnose_text(text: str | bytes, name: str = "log", known: Catalogue | None = None) -> Verdict:

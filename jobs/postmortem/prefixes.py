@@ -16,6 +16,7 @@ _TIME = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _DATE = r"(?P<Y>\d{4})[-/](?P<M>\d\d)[-/](?P<D>\d\d)"
 _ZONE = r"(?P<z>Z|[+-]\d\d:?\d\d)?"
 _LEVEL = r"(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE)"
+_PLAIN_LEVEL = _LEVEL.replace("?P<level>", "?:")
 _NODE = r"(?P<node>[A-Za-z][\w-]*(?:\.[\w-]+)*)"
 
 # Each takes one prefix off. Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (seconds since boot).
@@ -28,7 +29,7 @@ _KINDS = [
         r" {0,5}(?P<rank>\d{1,5}): ",  # srun --label
         r"\[\d+,(?P<rank>\d{1,6})\]<std(?:err|out|diag)>: ?",  # Open MPI's --tag-output
         r"\((?P<actor>\w[\w.]*) pid=\d+(?:, ip=(?P<ip>[\d.]+))?\) ",
-        r"\[[EWIF](?P<mon>\d\d)(?P<D>\d\d) " + _TIME + r" [\w./]+:\d+\] ",  # c10d since 2.2
+        r"\[(?P<glog>[EWIF])(?P<mon>\d\d)(?P<D>\d\d) " + _TIME + r" [\w./]+:\d+\] ",  # c10d since 2.2
         r"\[(?P<glog>[EWIF])\d{0,4} (?:" + _TIME + r" )?[\w./]+:\d+\] ",
         r"(?P<glog>[EWIF])(?P<mon>\d\d)(?P<D>\d\d) " + _TIME + r" +\d+ [\w./-]+:\d+\] ",  # glog: JAX, TensorFlow
         _DATE + "[ T]" + _TIME + r": (?P<glog>[EWIF]) [\w./-]+:\d+\] ",
@@ -40,11 +41,14 @@ _KINDS = [
         _DATE + "T" + _TIME + _ZONE + r" std(?:err|out) [FP] ",
         r"(?P<node>[\w.-]+):\d+:\d+ \[(?P<local>\d{1,3})\] (?=.*NCCL)",
         r"\[?" + _DATE + "[ T]" + _TIME + _ZONE + r"\]?(?: *[|:-] +| *(?=\[)|: | )",
+        r"\[?(?P<M>\d\d)/(?P<D>\d\d)/(?P<Y>\d{4})[ ,]+" + _TIME + r"\]?(?: *[|:-] +| )",
         r"\[" + _TIME + r"\] *",
         _TIME + r"(?: *[|-] +| )",
         r"\[(?P<node>[A-Za-z][\w.-]*):\d+\] ",  # Open MPI's own words
+        r"[\w.]{1,60} - (?=" + _PLAIN_LEVEL + " - )",
+        r"\[[\w.]{1,60}\](?=\[" + _PLAIN_LEVEL + r"\])",
         r"\[" + _LEVEL + r" *(?:[|:] *[\w. ]+)?\][: ]? *",
-        _LEVEL + r" *(?:\| [\w.<>]+:[\w.<>]+:\d+ - |: ?(?:[\w.]+:)? ?|\| | +- +| +(?=\[))",
+        _LEVEL + r" *(?:\| [\w.<>]+:[\w.<>]+:\d+ - |: ?(?:[\w.]+:)? ?|\| | +- +| {1,3}(?=[\[\w]))",
         r"\[[\w./-]+\.py:\d+(?::[\w<>]+)?\] ?",
         r"[\w.]+:[\w<>]+:\d+ - ",
         r"(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
@@ -54,6 +58,7 @@ _KINDS = [
     )
 ]
 _LEVELS = {"E": "error", "W": "warning", "I": "info", "F": "fatal", "WARN": "warning", "CRITICAL": "fatal"}
+_LOGGER = re.compile(r"(?:[\w.]{1,60} )?- (?=\S)")  # after a level
 # Where no logger says a level, words at the start do.
 _SAID = re.compile(r"(?:\S+/)?\S*?:?\d*:? ?\w*(?P<warning>Warning): |(?P<warn>[Ww]arning|WARN(?:ING)?)\b[: ]")
 
@@ -100,6 +105,8 @@ def prefix_of(line: str, *, year: int = 0) -> Prefix:
             up = float(told["up"])
         if told.get("h") and (stamp is None or not is_dated):
             stamp, is_dated = _stamp(told, year)
+    if level and (named := _LOGGER.match(line, at)):
+        at = named.end()
     if not level and (said := _SAID.match(line, at)):
         level = "warning"
     return Prefix(at, rank, local, node, stamp, is_dated, up, level)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, Self, cast
 
 from jobs.postmortem.scan import BLOCK
 
@@ -42,10 +42,18 @@ class Log:
     file: BinaryIO
     size: int | None
     limits: list[str] = field(default_factory=list)
+    below: BinaryIO | None = None  # what it is unpacked from
 
     def close(self) -> None:
-        with suppress(OSError):
-            self.file.close()
+        for file in filter(None, (self.file, self.below)):
+            with suppress(OSError):
+                file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 def open_log(path: Path, name: str = "", *, follow: bool = True) -> Log:
@@ -67,7 +75,7 @@ def of_descriptor(descriptor: int, name: str) -> Log:
         raise Unreadable(f"{name}: it is {kind}")
     file = open(descriptor, "rb", buffering=0)
     if _is_gzip(file):
-        return Log(name, gzip.GzipFile(fileobj=file, mode="rb"), None)  # type: ignore[arg-type]
+        return Log(name, cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb")), None, below=file)
     return Log(name, file, about.st_size)
 
 
@@ -108,7 +116,7 @@ def blocks(log: Log, *, is_cut: bool = False, until: float | None = None) -> Ite
             yield rest
         return
     start = max(HEAD, log.size - TAIL)
-    passed = _count(log.file, start - HEAD, until) + (1 if rest else 0)
+    passed = _count(log.file, start - HEAD, until)
     log.limits.append(f"of {log.size >> 20:,} MiB the first {HEAD >> 20} and the last {TAIL >> 20} were read")
     yield rest + b"\n" * passed
     yield from _lines(_until(log, log.file, None, until + SECONDS))
@@ -116,9 +124,10 @@ def blocks(log: Log, *, is_cut: bool = False, until: float | None = None) -> Ite
 
 def _until(log: Log, file: _Reads, most: int | None, until: float) -> Iterator[bytes]:
     left = most
+    read = getattr(file, "read1", file.read)  # what there is, rather than nothing of a block that is not whole
     while left is None or left > 0:
         try:
-            chunk = file.read(BLOCK if left is None else min(BLOCK, left))
+            chunk = read(BLOCK if left is None else min(BLOCK, left))
         except (OSError, EOFError, zlib.error) as error:
             log.limits.append(f"it could not be read to its end: {error}")
             return

@@ -18,6 +18,7 @@ from jobs.postmortem import progress
 from jobs.postmortem.prefixes import Prefix, prefix_of
 from jobs.postmortem.progress import Mark
 from jobs.postmortem.signatures import Catalogue, Entry, Named, options
+from jobs.postmortem.summaries import Summary, SummaryReader
 from jobs.postmortem.tracebacks import Reader, Traceback
 
 BLOCK = 256 * 1024
@@ -34,7 +35,7 @@ MARKS = 20_000
 _STRUCTURE = (
     rb"Traceback \(most recent call",
     rb"[a-z\d_](?:Error|Exception|Interrupt|Failure|Failed|Timeout|Expired|Exit)(?:: |$)",
-    rb"Exit: |OutOfMemoryError",
+    rb"Exit: |OutOfMemoryError|Root Cause \(first",
     rb"most recent call first\)",
 )
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -85,11 +86,13 @@ class Scanned:
     tracebacks: list[tuple[Traceback, Prefix]] = field(default_factory=list)
     marks: list[tuple[Mark, Prefix]] = field(default_factory=list)
     within: set[int] = field(default_factory=set)  # lines of tracebacks but for what they raised
+    summaries: list[Summary] = field(default_factory=list)
     lines: int = 0
     bytes: int = 0
     stamps: list[tuple[int, float]] = field(default_factory=list)  # of lines read closely
     tail: list[Line] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
+    kind: str = "log"
 
     @property
     def hits(self) -> Iterator[Hit]:
@@ -240,6 +243,7 @@ class Scanner:
     def _read_closely(self) -> None:
         scanned, readers, after = self.scanned, {}, -1
         own: dict[int, Prefix] = {}
+        summaries = SummaryReader()
         tail: deque[Line] = deque(maxlen=400)
         for first, block in (*self._head, *self._tail):
             if first != after:
@@ -248,9 +252,10 @@ class Scanner:
             for line in self._lines(first, block):
                 tail.append(line)
                 self._closely(line, readers, own)
+                summaries.feed(line.number, line.text[line.prefix.length :])
             after = first + block.count(b"\n")
         _collect(readers, scanned, own)
-        scanned.tail = list(tail)
+        scanned.tail, scanned.summaries = list(tail), summaries.found
         scanned.marks.sort(key=lambda mark: mark[0].line)
 
     def _lines(self, first: int, block: bytes) -> Iterator[Line]:

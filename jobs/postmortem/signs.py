@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from jobs.postmortem.causes import UNKNOWN
 from jobs.postmortem.operations import operations_of
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.progress import Mark
@@ -48,6 +49,7 @@ class Sign:
     at: float | None = None
     survived: str = ""  # why it is no cause after all
     groups: dict[str, str] = field(default_factory=dict)
+    of: str = ""  # slurm or flight: of a record, not of a line in a log
 
     @property
     def rank(self) -> int | None:
@@ -66,7 +68,7 @@ class Sign:
 
     @property
     def scope(self) -> str:
-        return self.entry.scope if self.entry is not None else "program"
+        return self.entry.scope if self.entry is not None else self.of or "program"
 
 
 class Clock:
@@ -92,6 +94,8 @@ def signs_of(scanned: Scanned, catalogue: Catalogue) -> list[Sign]:
         if not traceback.is_stack and traceback.type:
             found.append(of_traceback(scanned.name, traceback, prefix, catalogue))
     found = _one_a_place(found)
+    for summary in scanned.summaries:
+        found.append(Sign(scanned.name, summary.line, summary.text, UNKNOWN, "exit", Prefix(), groups=summary.groups))
     for sign in found:
         sign.at = sign.prefix.stamp if sign.prefix.stamp is not None else clock.at(sign.line)
     _survive(scanned, found)

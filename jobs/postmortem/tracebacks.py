@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 MESSAGE_LINES = 40  # of one exception
 FRAMES = 400  # of one traceback: recursion prints a thousand
 
-_HEADER = re.compile(r"\s*(?:[|+]\s*)*(?P<kind>Original |Remote |Exception Group )?Traceback \(most recent call (?P<order>last|first)\)")
+_HEADER = re.compile(
+    r"\s*(?:\+ )?(?:(?:Original |Remote |Exception Group )?Traceback \(most recent call last\)|"
+    r"(?P<stack>(?:(?:Current thread|Thread) 0x\w+.*|Stack) \(most recent call first\):))"
+)
+# What a group of exceptions is drawn with.
+_MARGIN = re.compile(r" {2,}(?:\| ?|\+[-+]{3}[-+ \d]*$)")
 _RICH = re.compile(r"\s*╭─+ Traceback \(most recent call last\) ─+╮")
-_FRAME = re.compile(r'\s*(?:[|+] *)*File "(?P<path>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?\s*$')
+_FRAME = re.compile(r'\s*File "(?P<path>[^"]{1,500})", line (?P<line>\d+)(?:,? in (?P<function>.{1,200}))?\s*$')
 _RICH_FRAME = re.compile(r"\s*│ +(?P<path>[^ ]{1,500}):(?P<line>\d+) in (?P<function>[\w<>.]+)")
 _RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?)(?:: ?(?P<message>.*))?$")
 # Where nothing but the line itself says that it ends a traceback, the class's name has to.
@@ -29,7 +34,7 @@ _DURING = "During handling of the above exception, another exception occurred:"
 _WRAPPERS = re.compile(
     r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)|RemoteTraceback|RayTaskError|RemoteError|"
     r"ProcessRaisedException|ProcessExitedException|Process \d+ terminated with the following error|"
-    r"WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)"
+    r"\(\d+ sub-exceptions?\)|WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)"
 )
 _OWN = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
 _SOURCE = re.compile(r"\s{4,}\S|\s*[~^]+\s*$|\s*\.\.\.<\d+ lines?>\.\.\.|\s*\[Previous line repeated \d+ more times?\]|\s*(?:│|╭|╰|╮|╯)")
@@ -108,6 +113,8 @@ class Reader:
         """One line; whether it belongs to a traceback. `is_logged`: a time or a level stood before it."""
         if is_logged and self._last is not None and not self._was_logged:
             self._message_left = 0
+        if margin := _MARGIN.match(text):
+            text = text[margin.end() :]
         self._was_logged = is_logged
         if (header := _HEADER.match(text)) or _RICH.match(text):
             return self._begin(number, header)
@@ -128,6 +135,8 @@ class Reader:
             return self._end(number, raised["type"], raised["message"] or "")
         if text.strip():
             self._last, self._link = (None, "") if not self._link else (self._last, self._link)
+        elif self._last is not None and self._last.message.strip():
+            self._message_left = 0
         return False
 
     def finish(self) -> list[Traceback]:
@@ -142,7 +151,7 @@ class Reader:
         if self._open is not None and self._open.frames and not self._open.type:
             self._open.is_whole = False
             self._keep(self._open)
-        self._open = Traceback(number, is_stack=bool(header and header["order"] == "first"))
+        self._open = Traceback(number, is_stack=bool(header and header["stack"]))
         self._code_due = False
         return True
 
@@ -158,7 +167,7 @@ class Reader:
     def _within(self, number: int, text: str) -> bool:
         current = self._open
         assert current is not None
-        stripped = text.strip().lstrip("|+ ")
+        stripped = text.strip()
         if not stripped:
             if current.frames and current.is_stack:
                 self._close_stack(number)

@@ -1,0 +1,89 @@
+"""`vigil diagnose`: why a run died, from the logs that are at hand. Needs no portal and no Django."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from portal.cli.params import as_json, out
+from portal.cli.portal import Trouble
+
+SHOWN = 12  # pieces of evidence
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE…")
+@click.option("--evaluate", "is_exam", is_flag=True, help="FILEs are cases with known causes: say how often it is right.")
+@click.option("--without", "each", is_flag=True, help="With --evaluate: also with each framework's entries taken out.")
+@as_json
+def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -> None:
+    """Say why a run died, from its logs.
+
+    FILE may be logs of one run or of each of its ranks, folders of them, compressed ones, "-" for standard input, and what
+    else is at hand: kernel logs (dmesg, journalctl -k), sacct, scontrol show job, nvidia-smi -q, df, stacks by py-spy.
+    """
+    if not files:
+        raise click.UsageError("Name a log, a folder of logs, or - for standard input.")
+    if is_exam:
+        _evaluate(files, each, as_json)
+        return
+    from jobs.postmortem import offline
+
+    logs, trouble = offline.logs_of(files)
+    for one in trouble:
+        click.echo(f"vigil: {one}", err=True)
+    if not logs:
+        raise Trouble("There is nothing to read: no file that is named is a log that can be read.")
+    out(offline.verdict_on(logs).told(), _lines, as_json)
+
+
+def _lines(verdict: dict[str, Any]) -> list[str]:
+    sure = f"{verdict['confidence']:.0%} sure" if verdict["cause"] != "unknown" else "not enough to go by"
+    owner = {"both": "researcher and sysadmin", "nobody": "nobody has to act"}.get(verdict["owner"], verdict["owner"])
+    lines = [verdict["says"], f"{verdict['cause']} · {sure} · {owner}", ""]
+    for one in verdict["evidence"][:SHOWN]:
+        count = f" ({one['count']:,} times)" if one.get("count", 1) > 1 else ""
+        lines.append(f"{one['role']:<13}{one['file']}:{one['line']}{count}")
+        lines += [f"    {line}" for line in one["text"].splitlines()[:3]]
+    if (more := len(verdict["evidence"]) - SHOWN) > 0:
+        lines.append(f"and {more} more; --json has all of it")
+    lines += ["", f"What to do: {verdict['advice']}"]
+    if verdict["frame"]:
+        lines.append(f"Innermost own code: {verdict['frame']}")
+    if other := verdict["runner_up"]:
+        lines.append(f"Considered: {other['cause']}: {other['why']}")
+    lines += [f"Ruled out: {one['cause']}: {one['why']}" for one in verdict["ruled_out"] if one != verdict["runner_up"]]
+    lines += [f"Not looked at: {one}" for one in verdict["not_seen"]]
+    return lines
+
+
+def _evaluate(files: tuple[str, ...], each: bool, as_json: bool) -> None:
+    from jobs.postmortem import evaluate
+    from jobs.postmortem.reading import Unreadable
+    from jobs.postmortem.signatures import catalogue
+
+    try:
+        several = [case for name in files for case in evaluate.cases(Path(name))]
+    except Unreadable as error:
+        raise Trouble(str(error)) from None
+    if not several:
+        raise Trouble(f"There is no case in {', '.join(files)}: a case is a folder with {evaluate.CASE} beside its logs.")
+    out(evaluate.evaluate(several, catalogue(), without=each).told(), _score_lines, as_json)
+
+
+def _score_lines(score: dict[str, Any]) -> list[str]:
+    lines = [f"{score['right']} of {score['cases']} right ({score['accuracy']:.1%}), {score['owners']} with the right owner", ""]
+    width = max(len(code) for code in score["by_code"])
+    lines += [f"{code:<{width}}  {one['right']:>3} of {one['of']}" for code, one in score["by_code"].items()]
+    if score["confusion"]:
+        lines += ["", "Taken for something else:"]
+        lines += [f"  {one['is']} for {one['said']}: {one['count']}" for one in score["confusion"]]
+        lines += [f"    {one['case']} ({one['confidence']:.0%} sure of {one['said']})" for one in score["wrong"]]
+    lines += ["", "Right, by how sure it was:"]
+    lines += [f"  {one['from']:.0%} to {one['to']:.0%}: {one['right']} of {one['of']}" for one in score["calibration"] if one["of"]]
+    if score["without"]:
+        lines += ["", "Still right with a framework's own entries taken out:"]
+        lines += [f"  {name}: {one['right']} of {one['of']}" for name, one in score["without"].items()]
+    return lines
