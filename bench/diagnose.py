@@ -49,7 +49,12 @@ def _lines(rank: int, size: int, half: bool) -> Iterator[bytes]:
     block: list[str] = []
     while made < size:
         form = WARNING if half and chance.random() < 0.5 else chance.choice(LINES)
-        line = form.format(r=rank, p=chance.randrange(9999), q=chance.randrange(65536), c=chance.randrange(99), n=made // 100) + "\n"
+        line = (
+            form.format(
+                r=rank, p=chance.randrange(9999), q=chance.randrange(65536), c=chance.randrange(99), n=made // 100
+            )
+            + "\n"
+        )
         made += len(line)
         block.append(line)
         if len(block) == 4096:
@@ -139,7 +144,9 @@ def main() -> int:
         paths = _write(folder / "plain", options.ranks, size, half=False)
         rounds = [(_grep(paths, folder), _vigil(paths)) for _ in range(3)]
         ratio, grep_s, (seconds, mib, verdict) = min((ours[0] / theirs, theirs, ours) for theirs, ours in rounds)
-        print(f"{options.gib} GiB, {options.ranks} ranks: grep {grep_s:.2f} s, ours {seconds:.2f} s ({ratio:.2f}×), {mib:.0f} MiB: {verdict['cause']}")
+        print(
+            f"{options.gib} GiB, {options.ranks} ranks: grep {grep_s:.2f} s, ours {seconds:.2f} s ({ratio:.2f}×), {mib:.0f} MiB: {verdict['cause']}"
+        )
         half = _write(folder / "half", options.ranks, size, half=True)
         half_s, half_mib, half_verdict = min(_vigil(half) for _ in range(2))
         print(f"half of all lines: {half_s:.2f} s, {half_mib:.0f} MiB: {half_verdict['cause']}")
@@ -153,7 +160,9 @@ def main() -> int:
         f"half of all lines match: {half_s:.1f} s": half_s <= BAR_HALF_S,
         f"a small log: {small_s:.2f} s": small_s <= BAR_SMALL_S,
     }
-    return stage.result("diagnose", bars=bars, ratio=ratio, seconds=seconds, grep_s=grep_s, mib=mib, half_s=half_s, small_s=small_s)
+    return stage.result(
+        "diagnose", bars=bars, ratio=ratio, seconds=seconds, grep_s=grep_s, mib=mib, half_s=half_s, small_s=small_s
+    )
 
 
 if __name__ == "__main__":

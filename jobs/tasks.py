@@ -45,6 +45,18 @@ def tail() -> None:
     tick()
 
 
+@shared_task(name="jobs.tasks.diagnose", expires=60)
+def diagnose(incident_id: int = 0) -> None:
+    """Say why an attempt ended badly: this one, and whatever else is due, for a while."""
+    import time
+
+    from jobs.postmortem import incidents
+
+    if incident_id:
+        incidents.diagnose(incident_id)
+    incidents.diagnose_due(time.monotonic() + 30.0)
+
+
 @shared_task(name="jobs.tasks.verify", expires=30)
 def verify() -> None:
     """Look through the newest checkpoint that nobody has verified yet."""

@@ -289,6 +289,7 @@ CELERY_TASK_DEFAULT_QUEUE = "work"
 CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "follow"} for name in ("submit", "follow", "wake")},
     "jobs.tasks.tail": {"queue": "tail"},
+    "jobs.tasks.diagnose": {"queue": "diagnose"},
     "nodes.tasks.pull": {"queue": "pull"},
 }
 CELERY_TIMEZONE = "UTC"

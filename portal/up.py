@@ -40,7 +40,7 @@ HOPELESS_AFTER = 4
 NEED_KEYS = frozenset({"follow", "web"})
 KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
-STOP_ORDER = ((("beat", "agent", "demo", "work", "tail", "pull", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
+STOP_ORDER = ((("beat", "agent", "demo", "work", "diagnose", "tail", "pull", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
 
 
 def say(text: str) -> None:
@@ -155,6 +155,7 @@ class Up:
     def _start_background(self) -> None:
         """What nobody waits for: what it does is there to be done whenever it comes."""
         self._start_worker("work", niceness=10)  # merging and verifying must not slow what people wait for
+        self._start_worker("diagnose", niceness=5)  # reads logs, gigabytes of them where there are so many
         if self.settings.VIGIL_REPORTS == "tail":
             self._start_worker("tail")
         if self.settings.VIGIL_DCGM_EXPORTERS:

@@ -26,6 +26,7 @@ from jobs.following.next_attempt import next_attempt
 from jobs.following.policy import decide
 from jobs.intake import reports
 from jobs.models import Attempt, Stream
+from jobs.postmortem import incidents
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,10 @@ def end(
     with transaction.atomic():
         if Attempt.objects.filter(only or Q(), pk=attempt.pk, ended_at=None).update(**changes) != 1:
             return False
+        for name, value in changes.items():
+            setattr(attempt, name, value)
+        incidents.open_end(attempt, changes["ended_at"])
         live.announce(attempt.pk)
-    for name, value in changes.items():
-        setattr(attempt, name, value)
     logger.info("attempt %s: %s, %s", attempt.pk, state, cause)
     return True
 

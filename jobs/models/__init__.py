@@ -3,6 +3,7 @@
 from jobs.models.attempt import Attempt, Event, Stream
 from jobs.models.checkpoint import Checkpoint
 from jobs.models.disk import DiskSum
+from jobs.models.incident import Diagnosis, Incident
 from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.stray import Stray
@@ -12,9 +13,11 @@ from jobs.models.waste import GpuHours, JobHours
 __all__ = [
     "Attempt",
     "Checkpoint",
+    "Diagnosis",
     "DiskSum",
     "Event",
     "GpuHours",
+    "Incident",
     "Job",
     "JobHours",
     "Listing",

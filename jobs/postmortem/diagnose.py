@@ -27,7 +27,14 @@ TEXT = 1000
 
 _FINAL = ("scheduler.time_limit", "scheduler.preempted", "scheduler.node_fail", "scheduler.cancelled")
 # What ends a process by a signal that nobody explains: what it would be if something confirmed it.
-_SIGNALS = {9: "memory.host_oom", 7: "memory.shm", 10: "memory.shm", 11: "program.exception", 6: "program.exception", 4: "environment.package"}
+_SIGNALS = {
+    9: "memory.host_oom",
+    7: "memory.shm",
+    10: "memory.shm",
+    11: "program.exception",
+    6: "program.exception",
+    4: "environment.package",
+}
 
 
 @dataclass(slots=True)
@@ -86,7 +93,11 @@ def diagnose(
 
 def _by_root(case: _Case) -> Verdict | None:
     ordered = sorted(case.roots, key=_order)
-    candidates = [sign for sign in ordered if sign.prefix.level not in {"warning", "info", "debug", "notice"} or sign.scope == "kernel"]
+    candidates = [
+        sign
+        for sign in ordered
+        if sign.prefix.level not in {"warning", "info", "debug", "notice"} or sign.scope == "kernel"
+    ]
     is_weak = not candidates
     candidates = candidates or [sign for sign in ordered if case.has_failed_exit or not case.completed]
     if not candidates:
@@ -237,7 +248,14 @@ def _by_exit(case: _Case) -> Verdict:
         return replace(_verdict_of(replace(first, cause=hint), 0.75, case, ()), entry="")
     runner_up = Other(hint, f"{_name_of(number)} ended it, and nothing says who sent that") if hint else None
     return Verdict(
-        UNKNOWN, 0.75, "", CAUSES[UNKNOWN].advice, evidence=_evidence(first, case), runner_up=runner_up, rank=first.rank, node=first.node
+        UNKNOWN,
+        0.75,
+        "",
+        CAUSES[UNKNOWN].advice,
+        evidence=_evidence(first, case),
+        runner_up=runner_up,
+        rank=first.rank,
+        node=first.node,
     )
 
 
@@ -295,7 +313,15 @@ def _evidence(root: Sign | None, case: _Case) -> list[Evidence]:
             seen.add((sign.file, sign.line))
             found.append(
                 Evidence(
-                    sign.file, sign.line, masked(sign.text.strip())[:TEXT], role, sign.cause, sign.rank, sign.node, sign.at, sign.count,
+                    sign.file,
+                    sign.line,
+                    masked(sign.text.strip())[:TEXT],
+                    role,
+                    sign.cause,
+                    sign.rank,
+                    sign.node,
+                    sign.at,
+                    sign.count,
                     sign.entry.name if sign.entry else "",
                 )  # fmt: skip
             )
@@ -306,7 +332,9 @@ def _told(verdict: Verdict, case: _Case) -> Verdict:
     """With its sentence, what was ruled out, and what could not be looked at; unsure ones become unknown."""
     if verdict.confidence < SURE_ENOUGH and verdict.cause not in {UNKNOWN, NONE}:
         first = Other(verdict.cause, f"{verdict.confidence:.0%} sure is not enough to say so")
-        verdict = replace(verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice)
+        verdict = replace(
+            verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice
+        )
     limits = [f"{one.name}: {limit}" for one in case.scanned for limit in one.limits]
     return replace(verdict, says=_sentence(verdict), not_seen=[*verdict.not_seen, *limits])
 

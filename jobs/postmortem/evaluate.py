@@ -16,7 +16,7 @@ from typing import Any
 
 from jobs.postmortem import offline
 from jobs.postmortem.causes import CAUSES
-from jobs.postmortem.reading import Log, Unreadable
+from jobs.postmortem.reading import Unreadable
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict
 
@@ -87,7 +87,9 @@ class Score:
 
     def confusion(self) -> list[tuple[str, str, int]]:
         wrong = Counter((one.case.cause, one.verdict.cause) for one in self.judged if not one.is_right)
-        return [(is_, said, count) for (is_, said), count in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))]
+        return [
+            (is_, said, count) for (is_, said), count in sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))
+        ]
 
     def calibration(self) -> list[tuple[float, float, int, int]]:
         """From, to, right, of: verdicts by how sure they were."""
@@ -142,7 +144,13 @@ def _case(folder: Path) -> Case:
         told = tomllib.loads((folder / CASE).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise Unreadable(f"{folder / CASE}: {error}") from None
-    return Case(folder.name, _code(folder / CASE, told.get("cause")), tuple(told.get("also", ())), tuple(told.get("software", ())), folder)
+    return Case(
+        folder.name,
+        _code(folder / CASE, told.get("cause")),
+        tuple(told.get("also", ())),
+        tuple(told.get("software", ())),
+        folder,
+    )
 
 
 def _of_json(path: Path, number: int, line: str) -> Case:

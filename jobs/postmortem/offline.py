@@ -33,7 +33,9 @@ def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[L
         is_folder = path.is_dir()
         for one in reading.under(path) if is_folder else [path]:
             try:
-                found.append(reading.open_log(one, str(one.relative_to(path)) if is_folder else name, follow=not is_folder))
+                found.append(
+                    reading.open_log(one, str(one.relative_to(path)) if is_folder else name, follow=not is_folder)
+                )
             except Unreadable as error:
                 trouble.append(str(error))
     return found, trouble

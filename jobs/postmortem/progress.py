@@ -23,9 +23,7 @@ _FORMS = (
     r"(?P<n>\d{1,9})/(?P<of>\d{1,9}) \[\d+:\d\d(?::\d\d)?<",
     r"'loss': ?'?[\d.]+[^\n]{0,160}'epoch': ?'?(?P<n>\d{1,6}\.\d+)",  # Hugging Face's trainer
 )
-_SIEVE = re2.compile(
-    b"|".join(b"(?:" + re.sub(r"\?P<\w+>", "?:", form).encode() + b")" for form in _FORMS), options()
-)
+_SIEVE = re2.compile(b"|".join(b"(?:" + re.sub(r"\?P<\w+>", "?:", form).encode() + b")" for form in _FORMS), options())
 _READ = [re.compile(form) for form in _FORMS]
 
 

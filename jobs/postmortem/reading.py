@@ -11,7 +11,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +147,7 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _lines_to(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _lines_to(chunks: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     """Blocks of whole lines; returns what is left of the last."""
     rest = b""
     for chunk in chunks:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import re2
 
@@ -38,6 +37,8 @@ _STRUCTURE = (
     rb"Exit: |OutOfMemoryError|Root Cause \(first",
     rb"most recent call first\)",
 )
+Stream = tuple[int | None, int | None, str]
+
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _ANSI = re2.compile(rb"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]", options())
 
@@ -241,7 +242,8 @@ class Scanner:
             self.scanned.marks.append((mark, prefix_of(text, year=self._year)))
 
     def _read_closely(self) -> None:
-        scanned, readers, after = self.scanned, {}, -1
+        scanned, after = self.scanned, -1
+        readers: dict[Stream, Reader] = {}
         own: dict[int, Prefix] = {}
         summaries = SummaryReader()
         tail: deque[Line] = deque(maxlen=400)
@@ -266,7 +268,7 @@ class Scanner:
                     text = part[: 4 * LINE].decode(errors="replace")
                     yield Line(number, text, prefix_of(text, year=self._year))
 
-    def _closely(self, line: Line, readers: dict[Any, Reader], own: dict[int, Prefix]) -> None:
+    def _closely(self, line: Line, readers: dict[Stream, Reader], own: dict[int, Prefix]) -> None:
         scanned, prefix = self.scanned, line.prefix
         if prefix.stamp is not None:
             scanned.stamps.append((line.number, prefix.stamp))
@@ -283,7 +285,7 @@ class Scanner:
             scanned.marks.append((mark, prefix))
 
 
-def _collect(readers: dict[Any, Reader], scanned: Scanned, own: dict[int, Prefix]) -> None:
+def _collect(readers: dict[Stream, Reader], scanned: Scanned, own: dict[int, Prefix]) -> None:
     for reader in readers.values():
         for traceback in reader.finish():
             prefix = own.get(traceback.line or traceback.first, Prefix())

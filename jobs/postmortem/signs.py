@@ -134,12 +134,18 @@ def of_traceback(name: str, traceback: Traceback, prefix: Prefix, catalogue: Cat
     return Sign(name, line, link.text[:1000], cause, role, prefix, entry, link, doing)
 
 
-def _root_of(judged: list[tuple[Traceback, Entry | None, str, str, tuple[str, ...]]]) -> tuple[Traceback, Entry | None, str, str, tuple[str, ...]]:
+def _root_of(
+    judged: list[tuple[Traceback, Entry | None, str, str, tuple[str, ...]]],
+) -> tuple[Traceback, Entry | None, str, str, tuple[str, ...]]:
     """Of a chain the first that says something of its own."""
     specific = [one for one in judged if one[1] is not None and not one[1].is_generic and one[3] == "root"]
     for one in specific:
         is_last = one is judged[-1]
-        if is_last or one[0].name not in _DAILY or all(other[1] is None or other[1].is_generic for other in judged if other is not one):
+        if (
+            is_last
+            or one[0].name not in _DAILY
+            or all(other[1] is None or other[1].is_generic for other in judged if other is not one)
+        ):
             return one
     if specific:
         return specific[-1]
@@ -236,7 +242,9 @@ def _survive(scanned: Scanned, signs: list[Sign]) -> None:
             sign.survived = "the run went on after it"
         elif any(one.line > sign.line for one in completed) and (steps or not _is_raised(sign)):
             sign.survived = "the run came to its end after it"
-        elif any(0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled):
+        elif any(
+            0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled
+        ):
             sign.survived = "the program dealt with it"
 
 

@@ -20,7 +20,9 @@ MOST = 16 << 20  # bytes of one that is no log
 
 _SACCT = re.compile(rb"(?m)^ *Job(?:ID|IDRaw)[ |].*\bState\b")
 _SCONTROL = re.compile(rb"(?m)^\s*JobId=\d+ ")
-_KERNEL = re.compile(rb"(?m)^(?:<\d+>)?\[ *\d+\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} .{14,16}\] |^[\w:.+ -]{15,40} [\w.-]+ kernel: ")
+_KERNEL = re.compile(
+    rb"(?m)^(?:<\d+>)?\[ *\d+\.\d{6}\] |^\[[A-Z][a-z]{2} [A-Z][a-z]{2} .{14,16}\] |^[\w:.+ -]{15,40} [\w.-]+ kernel: "
+)
 _SMI = re.compile(rb"=+NVSMI LOG=+|\| NVIDIA-SMI ")
 _DF = re.compile(rb"(?m)^Filesystem +.*Mounted on")
 _PYSPY = re.compile(rb"(?m)^Process \d+: .*\nPython v\d")
@@ -55,7 +57,13 @@ def kind_of(head: bytes) -> str:
     start = head[:65_536]
     if start.lstrip()[:1] == b"{" and b'"collective_seq_id"' in head[:262_144]:
         return "flight"
-    for kind, pattern in (("sacct", _SACCT), ("scontrol", _SCONTROL), ("nvidia-smi", _SMI), ("df", _DF), ("stacks", _PYSPY)):
+    for kind, pattern in (
+        ("sacct", _SACCT),
+        ("scontrol", _SCONTROL),
+        ("nvidia-smi", _SMI),
+        ("df", _DF),
+        ("stacks", _PYSPY),
+    ):
         if pattern.search(start):
             return kind
     lines = start.count(b"\n") or 1
@@ -82,7 +90,15 @@ def _of_sacct(name: str, text: str) -> list[Sign]:
         state = cells.get("State", "")
         if not re.match(r"\d", job) or not state:
             continue
-        sign = _of_state(name, number, line.strip(), state, cells.get("ExitCode", ""), cells.get("End", ""), cells.get("NodeList", ""))
+        sign = _of_state(
+            name,
+            number,
+            line.strip(),
+            state,
+            cells.get("ExitCode", ""),
+            cells.get("End", ""),
+            cells.get("NodeList", ""),
+        )
         if sign is None:
             continue
         if "." not in job:
@@ -142,7 +158,15 @@ def _of_scontrol(name: str, text: str) -> list[Sign]:
         offset = next((index for index, line in enumerate(record[0].split("\n")) if "JobState=" in line), 0)
         line = record[0].split("\n")[offset].strip()
         node = words.get("NodeList", "")
-        sign = _of_state(name, start + offset, line, words.get("JobState", ""), words.get("ExitCode", ""), words.get("EndTime", ""), node)
+        sign = _of_state(
+            name,
+            start + offset,
+            line,
+            words.get("JobState", ""),
+            words.get("ExitCode", ""),
+            words.get("EndTime", ""),
+            node,
+        )
         if sign is None:
             continue
         if (cause := _REASONS.get(words.get("Reason", ""))) and sign.role != "completed":

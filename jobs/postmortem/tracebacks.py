@@ -37,7 +37,9 @@ _WRAPPERS = re.compile(
     r"\(\d+ sub-exceptions?\)|WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)"
 )
 _OWN = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
-_SOURCE = re.compile(r"\s{4,}\S|\s*[~^]+\s*$|\s*\.\.\.<\d+ lines?>\.\.\.|\s*\[Previous line repeated \d+ more times?\]|\s*(?:│|╭|╰|╮|╯)")
+_SOURCE = re.compile(
+    r"\s{4,}\S|\s*[~^]+\s*$|\s*\.\.\.<\d+ lines?>\.\.\.|\s*\[Previous line repeated \d+ more times?\]|\s*(?:│|╭|╰|╮|╯)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,11 @@ class Reader:
             self._last.message += f"\n{text.rstrip()}"
             self._last.last = number
             return True
-        if (raised := _RAISED.match(text.strip())) and _LIKE_AN_ERROR.fullmatch(raised["type"]) and not text[:1].isspace():
+        if (
+            (raised := _RAISED.match(text.strip()))
+            and _LIKE_AN_ERROR.fullmatch(raised["type"])
+            and not text[:1].isspace()
+        ):
             self._open = Traceback(number, is_whole=False)
             return self._end(number, raised["type"], raised["message"] or "")
         if text.strip():
@@ -182,7 +188,9 @@ class Reader:
             self._close_stack(number)
             return False
         raised = _RAISED.match(stripped)
-        if raised is None or (not current.is_whole and not _LIKE_AN_ERROR.fullmatch(raised["type"]) and not raised["message"]):
+        if raised is None or (
+            not current.is_whole and not _LIKE_AN_ERROR.fullmatch(raised["type"]) and not raised["message"]
+        ):
             # Something else was printed in between, or the log was cut: the traceback may still go on.
             current.last = number
             if not current.frames:

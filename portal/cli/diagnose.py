@@ -15,7 +15,9 @@ SHOWN = 12  # pieces of evidence
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE…")
-@click.option("--evaluate", "is_exam", is_flag=True, help="FILEs are cases with known causes: say how often it is right.")
+@click.option(
+    "--evaluate", "is_exam", is_flag=True, help="FILEs are cases with known causes: say how often it is right."
+)
 @click.option("--without", "each", is_flag=True, help="With --evaluate: also with each framework's entries taken out.")
 @as_json
 def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -> None:
@@ -69,12 +71,17 @@ def _evaluate(files: tuple[str, ...], each: bool, as_json: bool) -> None:
     except Unreadable as error:
         raise Trouble(str(error)) from None
     if not several:
-        raise Trouble(f"There is no case in {', '.join(files)}: a case is a folder with {evaluate.CASE} beside its logs.")
+        raise Trouble(
+            f"There is no case in {', '.join(files)}: a case is a folder with {evaluate.CASE} beside its logs."
+        )
     out(evaluate.evaluate(several, catalogue(), without=each).told(), _score_lines, as_json)
 
 
 def _score_lines(score: dict[str, Any]) -> list[str]:
-    lines = [f"{score['right']} of {score['cases']} right ({score['accuracy']:.1%}), {score['owners']} with the right owner", ""]
+    lines = [
+        f"{score['right']} of {score['cases']} right ({score['accuracy']:.1%}), {score['owners']} with the right owner",
+        "",
+    ]
     width = max(len(code) for code in score["by_code"])
     lines += [f"{code:<{width}}  {one['right']:>3} of {one['of']}" for code, one in score["by_code"].items()]
     if score["confusion"]:
@@ -82,7 +89,11 @@ def _score_lines(score: dict[str, Any]) -> list[str]:
         lines += [f"  {one['is']} for {one['said']}: {one['count']}" for one in score["confusion"]]
         lines += [f"    {one['case']} ({one['confidence']:.0%} sure of {one['said']})" for one in score["wrong"]]
     lines += ["", "Right, by how sure it was:"]
-    lines += [f"  {one['from']:.0%} to {one['to']:.0%}: {one['right']} of {one['of']}" for one in score["calibration"] if one["of"]]
+    lines += [
+        f"  {one['from']:.0%} to {one['to']:.0%}: {one['right']} of {one['of']}"
+        for one in score["calibration"]
+        if one["of"]
+    ]
     if score["without"]:
         lines += ["", "Still right with a framework's own entries taken out:"]
         lines += [f"  {name}: {one['right']} of {one['of']}" for name, one in score["without"].items()]

@@ -42,7 +42,11 @@ SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()
         ("[Sat Nov 21 03:01:31 2026] NVRM: x", "NVRM: x", {"stamp": SECOND}),
         ("[449410.332316] NVRM: x", "NVRM: x", {"up": 449410.332316}),
         ("2026-11-21T04:01:31+01:00 dgx-03 kernel: NVRM", "NVRM", {"node": "dgx-03", "stamp": SECOND}),
-        ("[2026-11-21 03:01:31,000] [INFO] [loss_scaler.py:183:update_scale] x", "x", {"level": "info", "stamp": SECOND}),
+        (
+            "[2026-11-21 03:01:31,000] [INFO] [loss_scaler.py:183:update_scale] x",
+            "x",
+            {"level": "info", "stamp": SECOND},
+        ),
         ("2026-11-21 03:01:31.000 | INFO     | __main__:log_dist:54 - x", "x", {"level": "info", "stamp": SECOND}),
         ("2026-11-21 03:01:31,000 - root - ERROR - x", "x", {"level": "error", "stamp": SECOND}),
         ("11/21/2026 03:01:31 - ERROR - __main__ - x", "x", {"level": "error", "stamp": SECOND}),

@@ -42,7 +42,10 @@ def chained(text: str) -> list[list[tuple[str, str]]]:
             "try:\n  {}['a']\nexcept KeyError as e:\n  raise RuntimeError('x') from e",
             [("KeyError", "'a'"), ("RuntimeError", "x")],
         ),
-        ("try:\n  {}['a']\nexcept KeyError:\n  [][1]", [("KeyError", "'a'"), ("IndexError", "list index out of range")]),
+        (
+            "try:\n  {}['a']\nexcept KeyError:\n  [][1]",
+            [("KeyError", "'a'"), ("IndexError", "list index out of range")],
+        ),
         ("exec('a b')", [("SyntaxError", "invalid syntax")]),
     ],
 )
@@ -93,7 +96,9 @@ def test_of_a_worker_its_own_comes_first() -> None:
 
 
 def test_where_the_log_begins_in_the_middle_of_one() -> None:
-    (one,) = read('  File "x/enums.py", line 9, in Kind\n    int4 = torch.int4\n           ^^^^\nAttributeError: no int4\n')
+    (one,) = read(
+        '  File "x/enums.py", line 9, in Kind\n    int4 = torch.int4\n           ^^^^\nAttributeError: no int4\n'
+    )
     assert (one.type, one.is_whole, len(one.frames)) == ("AttributeError", False, 1)
     assert one.frames[0].code == "int4 = torch.int4"
 

@@ -1,0 +1,101 @@
+"""An incident: one thing that went wrong in an attempt, and every version of the verdict on it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from django.conf import settings
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from jobs.models.attempt import Attempt
+from portal.models import User
+
+
+class IncidentQuerySet(models.QuerySet["Incident"]):
+    def visible_to(self, user: User) -> Self:
+        """Those of jobs that a person sees: members of the project, and sysadmins."""
+        return self if user.is_sysadmin else self.filter(attempt__job__project__in=user.memberships.values("project"))
+
+    def due(self) -> Self:
+        """Those to be diagnosed, or once more, the longest due first."""
+        return self.filter(due_at__lte=timezone.now()).order_by("due_at")
+
+    def with_job(self) -> Self:
+        return self.select_related("attempt__job").defer(
+            "attempt__job__spec", "attempt__job__spec_toml", "attempt__job__notes", "attempt__slurm_steps"
+        )
+
+
+class Incident(models.Model):
+    """The bad end of an attempt, or of an incarnation that started again in place.
+
+    What is known of the cause is the newest version of the verdict (`Diagnosis`), copied here for lists and counts; a
+    person's word comes before it.
+    """
+
+    attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="incidents")
+    incarnation = models.PositiveIntegerField(null=True, blank=True, help_text="Null: the attempt itself ended by it.")
+    at = models.DateTimeField(help_text="When it was noticed: the end of the attempt, or of the incarnation.")
+    opened_at = models.DateTimeField(default=timezone.now)
+    due_at = models.DateTimeField(null=True, blank=True, help_text="When it is to be diagnosed; null: nothing to do.")
+    version = models.PositiveIntegerField(default=0, help_text="Of the newest verdict; 0: there is none yet.")
+    is_final = models.BooleanField(default=False, help_text="No evidence can come any more.")
+
+    cause = models.CharField(max_length=32, blank=True)
+    confidence = models.FloatField(null=True, blank=True)
+    says = models.CharField(max_length=300, blank=True)
+    entry = models.CharField(max_length=64, blank=True, help_text="Of the catalogue, that names the root.")
+    rank = models.IntegerField(null=True, blank=True)
+    node = models.CharField(max_length=255, blank=True)
+    fingerprint = models.CharField(max_length=32, blank=True, help_text="Equal for failures of the same program.")
+
+    overruled_cause = models.CharField(max_length=32, blank=True)
+    overruled_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+    overruled_at = models.DateTimeField(null=True, blank=True)
+    overruled_why = models.TextField(blank=True)
+
+    objects = IncidentQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-at", "-id")
+        constraints = (
+            models.UniqueConstraint(
+                fields=["attempt"], condition=Q(incarnation=None), name="one_incident_an_end_of_attempt"
+            ),
+            models.UniqueConstraint(fields=["attempt", "incarnation"], name="one_incident_an_incarnation"),
+        )
+        indexes = (
+            models.Index(fields=["due_at"], condition=~Q(due_at=None), name="incidents_due"),
+            models.Index(fields=["-at", "-id"], name="incidents_by_time"),
+            models.Index(fields=["fingerprint", "-at"], condition=~Q(fingerprint=""), name="incidents_by_fingerprint"),
+            models.Index(fields=["node", "-at"], condition=~Q(node=""), name="incidents_by_node"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.attempt} {self.cause or 'not diagnosed'}"
+
+    @property
+    def verdict_cause(self) -> str:
+        """What counts: a person's word where there is one."""
+        return self.overruled_cause or self.cause
+
+
+class Diagnosis(models.Model):
+    """One version of the verdict on an incident; all are kept."""
+
+    incident = models.ForeignKey(Incident, models.CASCADE, related_name="diagnoses")
+    version = models.PositiveIntegerField()
+    made_at = models.DateTimeField(default=timezone.now)
+    seconds = models.FloatField(default=0.0, help_text="That it took.")
+    cause = models.CharField(max_length=32)
+    confidence = models.FloatField()
+    verdict = models.JSONField(help_text="As `vigil diagnose --json` prints it.")
+
+    class Meta:
+        ordering = (F("version").desc(),)
+        constraints = (models.UniqueConstraint(fields=["incident", "version"], name="one_diagnosis_a_version"),)
+
+    def __str__(self) -> str:
+        return f"{self.incident_id}.{self.version} {self.cause}"

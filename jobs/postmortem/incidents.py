@@ -1,0 +1,151 @@
+"""Incidents: opened with the end that they are of, diagnosed soon after, and again when evidence has come.
+
+    open_end    in the transaction that ends the attempt; due at once
+    diagnose    reads everything, writes one more version; a second worker's is nothing
+    revise      once no report can come any more, a last time; then the verdict is final
+What is due stands in the row: a lost message, a killed worker or Redis without its data delay, and lose nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+from hashlib import blake2b
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from jobs import live
+from jobs.models import Attempt, Diagnosis, Incident
+from jobs.postmortem import evidence
+from jobs.postmortem.diagnose import diagnose as find_cause
+from jobs.postmortem.signatures import catalogue
+from jobs.postmortem.verdict import Verdict
+
+logger = logging.getLogger(__name__)
+
+# How attempts end without anything having gone wrong: as asked, or before they ran.
+NOT_BAD = frozenset({"", "completed", "stopped", "preempted", "requeued", "cancelled", "rejected", "unmet", "fenced"})
+AGAIN_AFTER = timedelta(seconds=60)  # for what comes late: the kernel's word, the accounts'
+FINAL_AFTER = timedelta(minutes=30)
+KEEP_AWAY = timedelta(minutes=2)  # from an incident that a worker died of
+
+
+def open_end(attempt: Attempt, at: datetime) -> Incident | None:
+    """The incident of an attempt's bad end, due at once; in the transaction of that end, so once."""
+    if attempt.cause in NOT_BAD:
+        return None
+    incident, _ = Incident.objects.get_or_create(
+        attempt=attempt, incarnation=None, defaults={"at": at, "due_at": timezone.now()}
+    )
+    transaction.on_commit(lambda: hurry(incident.pk))
+    return incident
+
+
+def hurry(incident_id: int) -> None:
+    from jobs.queueing import queue
+    from jobs.tasks import diagnose
+
+    queue(diagnose, incident_id)
+
+
+def diagnose_due(until: float) -> int:
+    """Diagnose what is due until a moment (monotonic seconds); how many."""
+    count = 0
+    while time.monotonic() < until:
+        first = Incident.objects.due().values_list("pk", flat=True).first()
+        if first is None:
+            break
+        count += diagnose(first)
+    return count
+
+
+def diagnose(incident_id: int) -> bool:
+    """One more version of an incident's verdict, if it is due; whether this was it.
+
+    It is put off before it is begun: what kills the process that reads it must not kill the next at once.
+    """
+    now = timezone.now()
+    due = Incident.objects.filter(pk=incident_id, due_at__lte=now)
+    if due.update(due_at=now + KEEP_AWAY) != 1:
+        return False
+    incident = Incident.objects.select_related("attempt__job").get(pk=incident_id)
+    began = time.monotonic()
+    verdict = verdict_on(incident)
+    return _keep(incident, verdict, time.monotonic() - began)
+
+
+def verdict_on(incident: Incident) -> Verdict:
+    """The verdict by everything that can be seen now; nothing is written."""
+    known = catalogue()
+    found = evidence.gather(incident, known)
+    verdict = find_cause(found.read.scanned, known, records=evidence.records_of(found), seen=found.seen)
+    return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen])
+
+
+def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
+    """Write the version after the one that was read, with what is next; False where somebody else has."""
+    told, now = verdict.told(), timezone.now()
+    is_final = _is_final(incident.attempt, now)
+    last = incident.diagnoses.first()
+    is_new = last is None or last.verdict != told
+    version = incident.version + is_new
+    changes = {
+        "version": version,
+        "due_at": None if is_final else now + AGAIN_AFTER,
+        "is_final": is_final,
+        "cause": verdict.cause,
+        "confidence": verdict.confidence,
+        "says": verdict.says[:300],
+        "entry": verdict.entry[:64],
+        "rank": verdict.rank,
+        "node": _node_of(incident.attempt, verdict),
+        "fingerprint": fingerprint(verdict),
+    }
+    try:
+        with transaction.atomic():
+            if Incident.objects.filter(pk=incident.pk, version=incident.version).update(**changes) != 1:
+                return False
+            if is_new:
+                Diagnosis.objects.create(
+                    incident=incident, version=version, made_at=now, seconds=seconds, cause=verdict.cause,
+                    confidence=verdict.confidence, verdict=told,
+                )  # fmt: skip
+                live.announce(incident.attempt_id)
+    except IntegrityError:
+        return False
+    if is_new:
+        logger.info("attempt %s: %s, %.0f %% sure, version %d", incident.attempt_id, verdict.cause, 100 * verdict.confidence, version)
+    return True
+
+
+def _is_final(attempt: Attempt, now: datetime) -> bool:
+    """Whether no evidence can come any more: reports are closed and the accounts have told its steps, or it is long ago."""
+    if attempt.ended_at is None:
+        return False
+    is_told = attempt.slurm_steps_at is not None or not attempt.scheduler_id
+    return (attempt.closed_at is not None and is_told) or now - attempt.ended_at > FINAL_AFTER
+
+
+def _node_of(attempt: Attempt, verdict: Verdict) -> str:
+    """The node that it was on, if it is one of the attempt's: logs may say anything."""
+    return verdict.node if verdict.node in attempt.nodes else attempt.nodes[0] if len(attempt.nodes) == 1 else ""
+
+
+def fingerprint(verdict: Verdict) -> str:
+    """Equal for failures of the same program: cause, exception, innermost own frame, message less numbers and paths."""
+    import re
+
+    root = next((one.text for one in verdict.evidence if one.role == "root"), "")
+    words = re.sub(r"(?:/[\w.-]+)+|0x[0-9a-f]+|\d+(?:\.\d+)?", "#", root)[:300]
+    frame = re.sub(r"^.*/", "", verdict.frame)
+    about = "\0".join((verdict.cause, verdict.exception, frame, words))
+    return blake2b(about.encode(), digest_size=8).hexdigest()
+
+
+def newest(attempt: Attempt) -> Incident | None:
+    """The incident of an attempt's end."""
+    return attempt.incidents.filter(Q(incarnation=None)).first()
