@@ -12,7 +12,7 @@ from typing import BinaryIO
 from jobs.postmortem import reading, sources
 from jobs.postmortem.diagnose import diagnose
 from jobs.postmortem.reading import Log, Unreadable
-from jobs.postmortem.scan import Scanned, Sieve, scan
+from jobs.postmortem.scan import Scanned, Sieve, scan, sieve_of
 from jobs.postmortem.signatures import Catalogue, catalogue
 from jobs.postmortem.signs import Sign
 from jobs.postmortem.sources import Flight
@@ -54,7 +54,7 @@ class Read:
 def read(logs: Iterable[Log], known: Catalogue) -> Read:
     """Every log, once; they are closed."""
     logs = list(logs)
-    sieve = Sieve(known)
+    sieve = sieve_of(known)
     is_cut = sum(log.size or 0 for log in logs) > reading.WHOLE
     found = Read()
     for log in logs:
@@ -103,4 +103,4 @@ def diagnose_text(text: str | bytes, name: str = "log", known: Catalogue | None 
     """The verdict on one log that is in memory."""
     known = known or catalogue()
     data = text.encode() if isinstance(text, str) else text
-    return diagnose([scan(Sieve(known), name, [data])], known)
+    return diagnose([scan(sieve_of(known), name, [data])], known)

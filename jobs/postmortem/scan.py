@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import re2
 
@@ -110,6 +111,11 @@ class Sieve:
         parts += [b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE]
         self._compiled = re2.compile(b"|".join(parts), options(never_capture=True))
         self.search = self._compiled.search
+
+
+@lru_cache(maxsize=4)
+def sieve_of(catalogue: Catalogue) -> Sieve:
+    return Sieve(catalogue)
 
 
 class Scanner:
