@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.masking import masked
 from jobs.postmortem.scan import Scanned
+from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
-from jobs.postmortem.signs import Sign, signs_of
+from jobs.postmortem.signs import signs_of
 from jobs.postmortem.verdict import Evidence, Other, Verdict
 
 HARDWARE_BEFORE_S = 600.0  # the first error that a program prints of a GPU that failed
@@ -35,6 +36,9 @@ _SIGNALS = {
     6: "program.exception",
     4: "environment.package",
 }
+
+
+_KILLED = frozenset(128 + number for number in (4, 6, 7, 8, 9, 11))
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class _Case:
                 self.echoes.append(sign)
             elif sign.role == "confirmation":
                 self.confirmations.append(sign)
-            elif sign.role == "exit":
+            elif sign.role == "exit" and not sign.survived:
                 self.exits.append(sign)
             elif sign.role == "completed":
                 self.completed.append(sign)
@@ -113,12 +117,30 @@ def _order(sign: Sign) -> tuple[float, str, int]:
 
 def _hardware(candidates: Sequence[Sign]) -> Sign | None:
     """A GPU's own failure, told by the kernel, from up to ten minutes before what the program printed first."""
-    kernel = [sign for sign in candidates if sign.scope == "kernel" and sign.cause.startswith(("gpu.", "numerics."))]
+    kernel = [
+        sign
+        for sign in candidates
+        if sign.scope == "kernel" and sign.cause.startswith(("gpu.", "numerics.")) and not _is_xid_echo(sign, candidates)
+    ]
     program = [sign.at for sign in candidates if sign.scope != "kernel" and sign.at is not None]
     for sign in kernel:
         if sign.at is None or not program or sign.at >= min(program) - HARDWARE_BEFORE_S:
             return sign
     return None
+
+
+def _is_xid_echo(sign: Sign, candidates: Sequence[Sign]) -> bool:
+    """A context switch that times out within a minute after a program's own fault follows from that."""
+    if sign.entry is None or not sign.entry.name.startswith("xid.109"):
+        return False
+    own = [one for one in candidates if one.cause == "program.illegal_access" and one.scope == "kernel"]
+    return any(one.file == sign.file and one.line < sign.line and _within_a_minute(one, sign) for one in own)
+
+
+def _within_a_minute(one: Sign, other: Sign) -> bool:
+    if one.prefix.up is not None and other.prefix.up is not None:
+        return abs(other.prefix.up - one.prefix.up) <= 60
+    return one.at is None or other.at is None or abs(other.at - one.at) <= 60
 
 
 def _earliest(candidates: Sequence[Sign], blamed: frozenset[int] = frozenset()) -> Sign:
@@ -226,7 +248,12 @@ def _without_root(case: _Case) -> Verdict:
 
 
 def _by_echo(case: _Case) -> Verdict:
-    """Only what follows from something else: the transport's own word counts, else nobody knows."""
+    """Only what follows from something else: the transport's own word counts, else nobody knows.
+
+    Where a rank was killed that word is of its peers: what killed it is not told.
+    """
+    if any(_code(sign) in _KILLED for sign in case.exits):
+        return _by_exit(case)
     ordered = sorted(case.echoes, key=_order)
     telling = [sign for sign in ordered if sign.cause not in {UNKNOWN, NONE}]
     evidence = _evidence(ordered[0], case)

@@ -17,8 +17,8 @@ from jobs.postmortem import offline, reading, sources
 from jobs.postmortem.offline import Read
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.reading import Log, Unreadable
+from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
-from jobs.postmortem.signs import Sign
 from nodes.models import NodeEvent
 
 MOST_LOGS = 2_048

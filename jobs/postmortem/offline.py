@@ -13,8 +13,8 @@ from jobs.postmortem import reading, sources
 from jobs.postmortem.diagnose import diagnose
 from jobs.postmortem.reading import Log, Unreadable
 from jobs.postmortem.scan import Scanned, Sieve, scan, sieve_of
+from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue, catalogue
-from jobs.postmortem.signs import Sign
 from jobs.postmortem.sources import Flight
 from jobs.postmortem.verdict import Verdict
 

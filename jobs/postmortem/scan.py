@@ -30,6 +30,8 @@ KNOWN = 20_000  # different lines remembered
 FLOOD = 400  # hits in one block from which on its lines are split at once
 PEEK = 4096  # of the end of a block without hits: how far was it there
 MARKS = 20_000
+MOST_TELLING = 200_000
+MOST_STREAMS = 2_048
 
 # What tells of structure, beside the entries: where a traceback begins, and where it ends.
 _STRUCTURE = (
@@ -88,6 +90,8 @@ class Scanned:
     tracebacks: list[tuple[Traceback, Prefix]] = field(default_factory=list)
     marks: list[tuple[Mark, Prefix]] = field(default_factory=list)
     within: set[int] = field(default_factory=set)  # lines of tracebacks but for what they raised
+    ordinary: dict[Stream, list[int]] = field(default_factory=dict)  # lines read closely that say nothing of this kind
+    before: dict[int, str] = field(default_factory=dict)  # level of the line before a traceback's first
     summaries: list[Summary] = field(default_factory=list)
     lines: int = 0
     bytes: int = 0
@@ -129,6 +133,8 @@ class Scanner:
         self._tail: deque[tuple[int, bytes]] = deque(maxlen=CLOSE_TAIL)
         self._newest: tuple[int, bytes] | None = None
         self._passed = 0
+        self._levels: dict[Stream, str] = {}  # of each stream's last line
+        self._telling: set[int] = set()  # lines that some entry names
 
     def feed(self, block: bytes) -> None:
         """Some lines more, whole ones but where a line is longer than a block."""
@@ -194,11 +200,13 @@ class Scanner:
             if len(self._known) >= KNOWN:
                 self._known.clear()
             named = self._known[key] = self._sieve.catalogue.named(_own(line))
-        for entry in named.entries:
-            self._note(entry, number, line)
+        entries = named.entries
         if named.depends:
-            for entry in self._sieve.catalogue.by_digits(_own(line)):
-                self._note(entry, number, line)
+            entries = (*entries, *self._sieve.catalogue.by_digits(_own(line)))
+        for entry in entries:
+            self._note(entry, number, line)
+        if entries and len(self._telling) < MOST_TELLING:
+            self._telling.add(number)
 
     def _note(self, entry: Entry, number: int, line: bytes) -> None:
         told = self.scanned.told.get(entry.name)
@@ -219,7 +227,8 @@ class Scanner:
         prefix = prefix_of(text, year=self._year)
         groups: dict[str, str] = {}
         if "(?P<" in entry.pattern and (match := self._sieve.catalogue.compiled(entry.pattern).search(line)):
-            groups = {key: value.decode(errors="replace") for key, value in match.groupdict().items() if value}
+            named = match.groupdict().items()
+            groups = {key.decode(): value.decode(errors="replace") for key, value in named if value}
         return Hit(entry, number, text, prefix, groups)
 
     # Close reading.
@@ -280,15 +289,26 @@ class Scanner:
             scanned.stamps.append((line.number, prefix.stamp))
         reader = readers.get(prefix.stream)
         if reader is None:
-            if len(readers) > 2048:
+            if len(readers) > MOST_STREAMS:
                 return
             reader = readers[prefix.stream] = Reader()
         words = line.text[prefix.length :]
         is_new = prefix.stamp is not None or bool(prefix.level)
+        was_open = reader.is_open
+        mark = progress.read(line.number, words) if not was_open else None
+        if mark is not None:
+            reader.end_message()
         if reader.feed(line.number, words, is_logged=is_new):
             own.setdefault(line.number, prefix)
-        elif len(scanned.marks) < MARKS and (mark := progress.read(line.number, words)) is not None:
-            scanned.marks.append((mark, prefix))
+            if not was_open and reader.is_open and (level := self._levels.get(prefix.stream)):
+                scanned.before[line.number] = level
+        elif mark is not None:
+            if len(scanned.marks) < MARKS:
+                scanned.marks.append((mark, prefix))
+        elif words.strip() and line.number not in self._telling:
+            scanned.ordinary.setdefault(prefix.stream, []).append(line.number)
+        if words.strip():
+            self._levels[prefix.stream] = prefix.level
 
 
 def _collect(readers: dict[Stream, Reader], scanned: Scanned, own: dict[int, Prefix]) -> None:

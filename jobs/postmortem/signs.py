@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
+from jobs.postmortem import collectives, progress
 from jobs.postmortem.causes import UNKNOWN
 from jobs.postmortem.operations import operations_of
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.progress import Mark
 from jobs.postmortem.scan import Hit, Scanned
+from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue, Entry
 from jobs.postmortem.tracebacks import Traceback
 
@@ -29,46 +30,8 @@ _DAILY = frozenset(
      "NameResolutionError", "NewConnectionError", "MaxRetryError", "JSONDecodeError", "error", "EOFError"}
 )  # fmt: skip
 STEPS_AFTER = 2  # from which on a run is known to have gone on
+ORDINARY = 6  # lines by which a program shows that it went on
 HANDLED_WITHIN = 12  # lines, for somebody to say that what was said was survived
-
-
-@dataclass(slots=True)
-class Sign:
-    """Something that may be the cause, or came of it."""
-
-    file: str
-    line: int
-    text: str
-    cause: str
-    role: str
-    prefix: Prefix
-    entry: Entry | None = None
-    traceback: Traceback | None = None
-    doing: tuple[str, ...] = ()
-    count: int = 1
-    at: float | None = None
-    survived: str = ""  # why it is no cause after all
-    groups: dict[str, str] = field(default_factory=dict)
-    of: str = ""  # slurm or flight: of a record, not of a line in a log
-
-    @property
-    def rank(self) -> int | None:
-        if self.prefix.rank is not None:
-            return self.prefix.rank
-        told = self.groups.get("rank", "")
-        return int(told) if told.isdigit() and len(told) < 8 else self.prefix.local_rank
-
-    @property
-    def node(self) -> str:
-        return self.groups.get("node", "") or self.prefix.node
-
-    @property
-    def is_generic(self) -> bool:
-        return self.entry is not None and self.entry.is_generic
-
-    @property
-    def scope(self) -> str:
-        return self.entry.scope if self.entry is not None else self.of or "program"
 
 
 class Clock:
@@ -94,6 +57,9 @@ def signs_of(scanned: Scanned, catalogue: Catalogue) -> list[Sign]:
         if not traceback.is_stack and traceback.type:
             found.append(of_traceback(scanned.name, traceback, prefix, catalogue))
     found = _one_a_place(found)
+    found += collectives.signs_of(scanned)
+    if (sign := _of_course(scanned)) is not None:
+        found.append(sign)
     for summary in scanned.summaries:
         found.append(Sign(scanned.name, summary.line, summary.text, UNKNOWN, "exit", Prefix(), groups=summary.groups))
     for sign in found:
@@ -108,6 +74,16 @@ def _of_hit(scanned: Scanned, hit: Hit, count: int) -> Sign:
         scanned.name, hit.line, hit.text[hit.prefix.length :], entry.cause, entry.role, hit.prefix, entry, None, (), count,
         groups=hit.groups,
     )  # fmt: skip
+
+
+def _of_course(scanned: Scanned) -> Sign | None:
+    """What the loss itself says, where it went wrong by the end."""
+    went = progress.course([mark for mark, _ in scanned.marks])
+    if went is None:
+        return None
+    cause = "numerics.nan" if went.kind == "nan" else "numerics.divergence"
+    prefix = next((prefix for mark, prefix in scanned.marks if mark.line == went.line), Prefix())
+    return Sign(scanned.name, went.line, went.text, cause, "root", prefix, of="course")
 
 
 def _is_advice(sign: Sign, catalogue: Catalogue) -> bool:
@@ -213,7 +189,10 @@ def _one_a_place(signs: list[Sign]) -> list[Sign]:
     found = []
     for several in by_line.values():
         meant = [sign for sign in several if sign.role in {"root", "echo"}]
-        found += [sign for sign in several if sign not in meant]
+        exits = [sign for sign in several if sign.role == "exit"]
+        found += [sign for sign in several if sign not in meant and sign not in exits]
+        if exits:
+            found.append(max(exits, key=lambda sign: len(sign.groups)))
         if meant:
             found.append(max(meant, key=_tells))
     return found
@@ -230,22 +209,55 @@ def _tells(sign: Sign) -> tuple[int, int, int]:
 
 
 def _survive(scanned: Scanned, signs: list[Sign]) -> None:
-    """Mark what the run has outlived: two more steps came after it, or the end that was meant to come."""
+    """Mark what the run has outlived: two more steps came after it, the end that was meant to come, or so it says."""
     marks = [mark for mark, _ in scanned.marks]
     completed = [sign for sign in signs if sign.role == "completed"]
     handled = [sign for sign in signs if sign.role == "handled"]
     for sign in signs:
-        if sign.role not in {"root", "echo"}:
+        if sign.role not in {"root", "echo", "exit"} or sign.of == "course":
             continue
         steps = _steps_after(marks, sign.line)
         if steps >= STEPS_AFTER:
             sign.survived = "the run went on after it"
         elif any(one.line > sign.line for one in completed) and (steps or not _is_raised(sign)):
             sign.survived = "the run came to its end after it"
-        elif any(
-            0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled
-        ):
+        elif any(0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled):
             sign.survived = "the program dealt with it"
+        elif sign.traceback is not None and _is_logged_only(scanned, sign):
+            sign.survived = "it was only logged, and the program went on"
+    _outlive(scanned, [sign for sign in signs if sign.role == "root" and not sign.survived])
+
+
+def _is_logged_only(scanned: Scanned, sign: Sign) -> bool:
+    """Whether a logger printed the traceback as a warning, and its stream said more after it."""
+    assert sign.traceback is not None
+    level = scanned.before.get(sign.traceback.chain[0].first) or scanned.before.get(sign.traceback.first)
+    return level == "warning" and _ordinary_after(scanned, sign, None) >= ORDINARY
+
+
+def _outlive(scanned: Scanned, roots: list[Sign]) -> None:
+    """Of two in one stream, the program went on for a while after the earlier: then it was not what ended it."""
+    for sign in roots:
+        if sign.scope == "kernel":
+            continue
+        for other in roots:
+            is_later = other.line > sign.line and other.prefix.stream == sign.prefix.stream and other.scope != "slurm"
+            if is_later and _knows_as_much(other, sign) and _ordinary_after(scanned, sign, other.line) >= ORDINARY:
+                sign.survived = "the program went on after it, until something else ended it"
+                break
+
+
+def _knows_as_much(other: Sign, sign: Sign) -> bool:
+    """Whether the later one is no vaguer than the earlier: the end that a program comes to names less than what began it."""
+    vague = other.entry is None or other.is_generic
+    return not vague or sign.entry is None or sign.is_generic
+
+
+def _ordinary_after(scanned: Scanned, sign: Sign, until: int | None) -> int:
+    """Lines of the same stream after it, up to another, that say nothing of failures."""
+    lines = scanned.ordinary.get(sign.prefix.stream, [])
+    first = bisect.bisect_right(lines, sign.line)
+    return (bisect.bisect_left(lines, until) if until is not None else len(lines)) - first
 
 
 def _is_raised(sign: Sign) -> bool:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.signs import Sign
+from jobs.postmortem.sign import Sign
 
 MOST = 16 << 20  # bytes of one that is no log
 

@@ -145,6 +145,14 @@ class Reader:
             self._message_left = 0
         return False
 
+    def end_message(self) -> None:
+        """What comes next is not of the last exception's message."""
+        self._message_left = 0
+
+    @property
+    def is_in_message(self) -> bool:
+        return self._last is not None and self._message_left > 0
+
     def finish(self) -> list[Traceback]:
         """All that were read; one that the log breaks off in is there without its exception."""
         if self._open is not None and self._open.frames:
