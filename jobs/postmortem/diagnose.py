@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.masking import masked
 from jobs.postmortem.scan import Scanned
-from jobs.postmortem.sign import Sign
+from jobs.postmortem.sign import Sign, code_of
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.signs import signs_of
 from jobs.postmortem.verdict import Evidence, Other, Verdict
@@ -38,7 +38,9 @@ _SIGNALS = {
 }
 
 
-_KILLED = frozenset(128 + number for number in (4, 6, 7, 8, 9, 11))
+# What the others see of a node that is gone.
+_OF_A_LOST_NODE = frozenset({"network.fabric", "collective.timeout", "rendezvous.failed", "storage.io"})
+_KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
 
 @dataclass(slots=True)
@@ -67,12 +69,12 @@ class _Case:
                 self.confirmations.append(sign)
             elif sign.role == "exit" and not sign.survived:
                 self.exits.append(sign)
-            elif sign.role == "completed":
+            elif sign.role == "completed" and not sign.survived:
                 self.completed.append(sign)
 
     @property
     def has_failed_exit(self) -> bool:
-        return any(_code(sign) != 0 for sign in self.exits)
+        return any(code_of(sign) != 0 for sign in self.exits)
 
     @property
     def has_progress(self) -> bool:
@@ -150,20 +152,28 @@ def _earliest(candidates: Sequence[Sign], blamed: frozenset[int] = frozenset()) 
     """
     real = [sign for sign in candidates if not _ends_only(sign)] or list(candidates)
     specific = [sign for sign in real if not sign.is_generic] or real
+    if any(_is_telling(sign) for sign in specific):  # then the loss only shows what came of it
+        specific = [sign for sign in specific if sign.of != "course"]
     named = [sign for sign in specific if sign.rank in blamed] if blamed else []
     first = (named or specific)[0]
     for sign in (named or specific)[1:]:
         if _is_before(sign, first):
             first = sign
     before = [sign for sign in candidates if _ends_only(sign) and _is_before(sign, first)]
-    return before[0] if before and not _ends_only(first) else first
+    first = before[0] if before and not _ends_only(first) else first
+    lost = next((sign for sign in candidates if sign.cause == "scheduler.node_fail"), None)
+    return lost if lost is not None and first.cause in _OF_A_LOST_NODE else first
+
+
+def _is_telling(sign: Sign) -> bool:
+    return sign.entry is not None and not sign.is_generic
 
 
 def _blamed(case: _Case) -> frozenset[int]:
     """Who failed first by the word of whoever started the ranks: torchrun's summary, else the first end that srun tells."""
     told = [sign for sign in case.exits if sign.groups.get("first") and sign.rank is not None]
     if not told:
-        bad = [sign for sign in sorted(case.exits, key=_order) if _code(sign) not in {0, 143} and sign.rank is not None]
+        bad = [sign for sign in sorted(case.exits, key=_order) if code_of(sign) not in {0, 143} and sign.rank is not None]
         told = bad[:1]
     return frozenset(sign.rank for sign in told if sign.rank is not None)
 
@@ -250,12 +260,18 @@ def _without_root(case: _Case) -> Verdict:
 def _by_echo(case: _Case) -> Verdict:
     """Only what follows from something else: the transport's own word counts, else nobody knows.
 
-    Where a rank was killed that word is of its peers: what killed it is not told.
+    Where a rank failed or was killed first, that word is of its peers: what happened to it is not told.
     """
-    if any(_code(sign) in _KILLED for sign in case.exits):
-        return _by_exit(case)
     ordered = sorted(case.echoes, key=_order)
     telling = [sign for sign in ordered if sign.cause not in {UNKNOWN, NONE}]
+    cancelled = next((sign for sign in telling if sign.cause == "scheduler.cancelled"), None)
+    killed = [sign for sign in case.exits if code_of(sign) in _KILLED]
+    if any(cancelled is None or not _is_before(cancelled, sign) for sign in killed):
+        return _by_exit(case)
+    if cancelled is not None and any(
+        code_of(sign) not in {0, 143} and _is_before(sign, cancelled) for sign in case.exits
+    ):
+        telling = [sign for sign in telling if sign.cause != "scheduler.cancelled"]
     evidence = _evidence(ordered[0], case)
     if telling:
         first = telling[0]
@@ -268,8 +284,8 @@ def _by_echo(case: _Case) -> Verdict:
 def _by_exit(case: _Case) -> Verdict:
     """Only that processes ended: a signal is no cause, but hints at one."""
     ordered = sorted(case.exits, key=_order)
-    first = next((sign for sign in ordered if _code(sign) not in {0, 143}), ordered[0])
-    number = _code(first) - 128
+    first = next((sign for sign in ordered if code_of(sign) not in {0, 143}), ordered[0])
+    number = code_of(first) - 128
     hint = _SIGNALS.get(number)
     if hint and any(sign.cause == hint for sign in case.confirmations):
         return replace(_verdict_of(replace(first, cause=hint), 0.75, case, ()), entry="")
@@ -296,19 +312,6 @@ def _nothing(case: _Case) -> Verdict:
 
 
 # What both need.
-
-
-def _code(sign: Sign) -> int:
-    """The exit code that a line tells, 128 and more of a signal; 1 where it tells none."""
-    told = sign.groups.get("code", "")
-    if told.lstrip("-").isdigit():
-        code = int(told[:6])
-        return 128 - code if code < 0 else code
-    word = sign.groups.get("signal", "")
-    if word.isdigit():
-        return 128 + int(word[:3])
-    return {"killed": 137, "segmentation fault": 139, "bus error": 135, "aborted": 134, "terminated": 143, "illegal instruction": 132,
-            "floating point exception": 136, "out of memory": 137}.get(word.lower(), 1)  # fmt: skip
 
 
 def _name_of(number: int) -> str:

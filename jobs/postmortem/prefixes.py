@@ -51,7 +51,7 @@ _KINDS = [
         _LEVEL + r" *(?:\| [\w.<>]+:[\w.<>]+:\d+ - |: ?(?:[\w.]+:)? ?|\| | +- +| {1,3}(?=[\[\w]))",
         r"\[[\w./-]+\.py:\d+(?::[\w<>]+)?\] ?",
         r"[\w.]+:[\w<>]+:\d+ - ",
-        r"(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
+        r"(?!python|[\w.-]*\.(?:py|sh|c|cc|cpp|cu):)(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
         r"\[(?P<rank>\d{1,5})\]: ?",
         r"(?:\[)?[Rr](?:ank|ANK)[ =:]?(?P<rank>\d{1,6})\]?(?:: | - | \| )",
         r"<std(?:err|out)>: ?",
@@ -107,7 +107,7 @@ def prefix_of(line: str, *, year: int = 0) -> Prefix:
             stamp, is_dated = _stamp(told, year)
     if level and (named := _LOGGER.match(line, at)):
         at = named.end()
-    if not level and (said := _SAID.match(line, at)):
+    if not level and _SAID.match(line, at):
         level = "warning"
     return Prefix(at, rank, local, node, stamp, is_dated, up, level)
 

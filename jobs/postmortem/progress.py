@@ -29,7 +29,7 @@ _FORMS = (
 _SIEVE = re2.compile(
     b"|".join(b"(?:" + re.sub(r"\?P<\w+>", "?:", form).encode() + b")" for form in _FORMS), options()
 )
-_READ = [re.compile(form) for form in _FORMS]
+_READ = [re.compile(form.replace(r"\b(?:global_?)?step", r"(?<!job )\b(?:global_?)?step", 1)) for form in _FORMS]
 _LOSS = re.compile(
     r"(?i)\b(?:lm |train(?:ing)?[_ /]|total[_ ])?loss['\"]?(?: *[=:] *| +|\s*\|\s*)['\"]?(?P<loss>[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?))"
 )

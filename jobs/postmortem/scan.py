@@ -111,8 +111,7 @@ class Sieve:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
-        parts = [b"(?:(?m)" + pattern.encode() + b")" for pattern in catalogue.patterns]
-        parts += [b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE]
+        parts = [*catalogue.sieve, *(b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE)]
         self._compiled = re2.compile(b"|".join(parts), options(never_capture=True))
         self.search = self._compiled.search
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 from jobs.postmortem.prefixes import Prefix
@@ -26,7 +27,7 @@ class Sign:
     at: float | None = None
     survived: str = ""  # why it is no cause after all
     groups: dict[str, str] = field(default_factory=dict)
-    of: str = ""  # slurm or flight: of a record, not of a line in a log
+    of: str = ""  # kernel, slurm, flight …: the kind of source, where that says more than the entry
 
     @property
     def rank(self) -> int | None:
@@ -41,8 +42,43 @@ class Sign:
 
     @property
     def is_generic(self) -> bool:
-        return self.of == "course" or (self.entry is not None and self.entry.is_generic)
+        return self.entry is not None and self.entry.is_generic
 
     @property
     def scope(self) -> str:
-        return self.entry.scope if self.entry is not None else self.of or "program"
+        return self.of or (self.entry.scope if self.entry is not None else "program")
+
+
+_WORDS = {
+    "killed": 9,
+    "segmentation fault": 11,
+    "bus error": 7,
+    "aborted": 6,
+    "terminated": 15,
+    "illegal instruction": 4,
+    "floating point exception": 8,
+    "out of memory": 9,
+}
+_CODES = ("code", "exit", "command", "status", "seff")  # groups, as one pattern has a name only once
+_SIGNALS = ("signal", "number", "ps", "ucx")
+
+
+def code_of(sign: Sign) -> int:
+    """The exit code that a line tells, 128 and more of a signal; 1 where it tells none."""
+    for name in _CODES:
+        told = sign.groups.get(name, "")
+        if told.lstrip("-").isdigit():
+            code = int(told[:6])
+            return 128 - code if code < 0 else code
+    for name in _SIGNALS:
+        if word := sign.groups.get(name, "").lower().removeprefix("signal "):
+            number = int(word[:3]) if word.isdigit() else _WORDS.get(word) or _number_of(word)
+            return 128 + number if number else 1
+    return 1
+
+
+def _number_of(word: str) -> int:
+    """Of SIGKILL, or of KILL."""
+    name = word.upper()
+    found = signal.Signals.__members__.get(name if name.startswith("SIG") else f"SIG{name}")
+    return int(found) if found is not None else 0

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 import re2
 
 from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
+from jobs.postmortem.literals import words_of
 
 HERE = Path(__file__).parent / "catalogue"
 MEMORY = 64 << 20  # of the sieve and of the set, for the states that they build as they read
@@ -113,6 +114,7 @@ def options(**values: Any) -> re2.Options:
 
 _BOUND = re.compile(r"(?<!\\)\{(?P<least>[01]),(?P<most>\d+)\}")
 BOUND = 8
+_BEGIN = re.compile(r"(?:^|(?<=\|)|(?<=\())\^")  # of a line's own words, before which the sieve sees prefixes
 _TOKENS = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
 
 
@@ -200,9 +202,21 @@ class Catalogue:
         return _filter(alike), _filter(apart), _filter(apart, blind=True)
 
     @cached_property
-    def patterns(self) -> tuple[str, ...]:
-        """What the sieve looks for: each pattern wherever it stands in its line, behind whatever prefix."""
-        return tuple(dict.fromkeys(unbounded(entry.pattern.removeprefix("^")) for entry in self._lined))
+    def sieve(self) -> list[bytes]:
+        """What a line must have to be looked at: words that patterns can't do without, else the pattern itself."""
+        words: set[tuple[str, bool]] = set()
+        patterns: dict[str, None] = {}
+        for entry in self._lined:
+            if (found := words_of(entry.pattern)) is not None:
+                words |= found
+            else:
+                patterns[unbounded(_BEGIN.sub("", entry.pattern))] = None
+        sensitive = [re2.escape(word.encode()) for word, any_case in sorted(words) if not any_case]
+        insensitive = [re2.escape(word.encode()) for word, any_case in sorted(words) if any_case]
+        parts = [b"(?:(?m)" + pattern.encode() + b")" for pattern in patterns]
+        if insensitive:
+            parts.append(b"(?i:" + b"|".join(insensitive) + b")")
+        return [*sensitive, *parts]
 
     @cached_property
     def _compiled(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jobs.postmortem.operations import operations_of
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.progress import Mark
 from jobs.postmortem.scan import Hit, Scanned
-from jobs.postmortem.sign import Sign
+from jobs.postmortem.sign import Sign, code_of
 from jobs.postmortem.signatures import Catalogue, Entry
 from jobs.postmortem.tracebacks import Traceback
 
@@ -70,9 +70,10 @@ def signs_of(scanned: Scanned, catalogue: Catalogue) -> list[Sign]:
 
 def _of_hit(scanned: Scanned, hit: Hit, count: int) -> Sign:
     entry = hit.entry
+    of = "kernel" if scanned.kind in {"kernel", "nvidia-smi"} and entry.role in {"root", "confirmation"} else ""
     return Sign(
         scanned.name, hit.line, hit.text[hit.prefix.length :], entry.cause, entry.role, hit.prefix, entry, None, (), count,
-        groups=hit.groups,
+        groups=hit.groups, of=of,
     )  # fmt: skip
 
 
@@ -211,7 +212,11 @@ def _tells(sign: Sign) -> tuple[int, int, int]:
 def _survive(scanned: Scanned, signs: list[Sign]) -> None:
     """Mark what the run has outlived: two more steps came after it, the end that was meant to come, or so it says."""
     marks = [mark for mark, _ in scanned.marks]
-    completed = [sign for sign in signs if sign.role == "completed"]
+    failed = max((sign.line for sign in signs if sign.role == "exit" and code_of(sign)), default=0)
+    completed = [sign for sign in signs if sign.role == "completed" and sign.line > failed]
+    for sign in signs:
+        if sign.role == "completed" and sign.line <= failed:
+            sign.survived = "a process failed after it"
     handled = [sign for sign in signs if sign.role == "handled"]
     for sign in signs:
         if sign.role not in {"root", "echo", "exit"} or sign.of == "course":
@@ -225,7 +230,17 @@ def _survive(scanned: Scanned, signs: list[Sign]) -> None:
             sign.survived = "the program dealt with it"
         elif sign.traceback is not None and _is_logged_only(scanned, sign):
             sign.survived = "it was only logged, and the program went on"
+    _meet_late(marks, signs)
     _outlive(scanned, [sign for sign in signs if sign.role == "root" and not sign.survived])
+
+
+def _meet_late(marks: Sequence[Mark], signs: Sequence[Sign]) -> None:
+    """Ranks that had met and trained, and can't meet once more since one is gone, only tell of that one."""
+    are_told = [sign.line for sign in signs if sign.role == "echo" and sign.cause == UNKNOWN]
+    for sign in signs:
+        if sign.role == "root" and sign.cause == "rendezvous.failed" and any(line > sign.line for line in are_told):
+            if len({mark.step for mark in marks if mark.line < sign.line}) >= STEPS_AFTER:
+                sign.role, sign.cause = "echo", UNKNOWN
 
 
 def _is_logged_only(scanned: Scanned, sign: Sign) -> bool:
