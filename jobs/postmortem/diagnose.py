@@ -7,6 +7,7 @@ ends of processes. Below `SURE_ENOUGH` the answer is that nothing says why.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ CLOCKS_S = 2.0  # stamps in two logs closer than this order nothing
 CLOCKS_APART_S = 120.0  # and up to here only what is of one kind, as clocks of machines go apart
 SURE_ENOUGH = 0.5
 EVIDENCE = 24
+LAST_WORDS = 4  # lines at the end of a log
+_TROUBLE = re.compile(r"(?i)\b(?:error|failed|failure|fatal|abort(?:ed|ing)?|E_[A-Z_]{3,}|returned -\d|stopped|killed|crash\w*)\b")
 TEXT = 1000
 
 _FINAL = ("scheduler.time_limit", "scheduler.preempted", "scheduler.node_fail", "scheduler.cancelled")
@@ -40,6 +43,8 @@ _SIGNALS = {
 
 # What the others see of a node that is gone.
 _OF_A_LOST_NODE = frozenset({"network.fabric", "collective.timeout", "rendezvous.failed", "storage.io"})
+# What a program sees of a GPU that is broken, where somebody else names that.
+_OF_A_BROKEN_GPU = frozenset({"program.illegal_access", "network.fabric", "collective.timeout"})
 _KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
 
@@ -161,8 +166,14 @@ def _earliest(candidates: Sequence[Sign], blamed: frozenset[int] = frozenset()) 
             first = sign
     before = [sign for sign in candidates if _ends_only(sign) and _is_before(sign, first)]
     first = before[0] if before and not _ends_only(first) else first
-    lost = next((sign for sign in candidates if sign.cause == "scheduler.node_fail"), None)
-    return lost if lost is not None and first.cause in _OF_A_LOST_NODE else first
+    if first.cause in _OF_A_LOST_NODE:
+        return next((sign for sign in candidates if sign.cause == "scheduler.node_fail"), first)
+    if first.cause in _OF_A_BROKEN_GPU:
+        named = (sign for sign in candidates if sign.cause.startswith("gpu.") and not sign.is_generic)
+        return next((sign for sign in named if not _is_xid_echo(sign, candidates)), first)
+    if first.cause == "numerics.nan":  # what climbed before it was not a number has run away
+        return next((sign for sign in candidates if sign.of == "course" and sign.cause == "numerics.divergence"), first)
+    return first
 
 
 def _is_telling(sign: Sign) -> bool:
@@ -306,9 +317,18 @@ def _nothing(case: _Case) -> Verdict:
     """No sign of a failure at all: it ended well, or the log just stops."""
     if case.completed:
         return Verdict(NONE, 0.95, "", CAUSES[NONE].advice, evidence=_evidence(case.completed[-1], case))
-    if case.has_progress or case.survived:
+    if (case.has_progress or case.survived) and not any(_ends_in_trouble(scanned) for scanned in case.scanned):
         return Verdict(NONE, 0.7, "", CAUSES[NONE].advice, evidence=_evidence(None, case))
     return Verdict(UNKNOWN, 0.6, "", CAUSES[UNKNOWN].advice, evidence=_evidence(None, case))
+
+
+def _ends_in_trouble(scanned: Scanned) -> bool:
+    """Whether a log's last words are of an error that no entry knows, with no step after it."""
+    last = max((mark.line for mark, _ in scanned.marks), default=0)
+    return scanned.kind == "log" and any(
+        line.number > last and (line.prefix.level in {"error", "fatal"} or _TROUBLE.search(line.text))
+        for line in scanned.tail[-LAST_WORDS:]
+    )
 
 
 # What both need.

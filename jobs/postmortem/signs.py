@@ -264,8 +264,11 @@ def _outlive(scanned: Scanned, roots: list[Sign]) -> None:
 
 def _knows_as_much(other: Sign, sign: Sign) -> bool:
     """Whether the later one is no vaguer than the earlier: the end that a program comes to names less than what began it."""
-    vague = other.entry is None or other.is_generic
-    return not vague or sign.entry is None or sign.is_generic
+    return _vagueness(other) <= _vagueness(sign)
+
+
+def _vagueness(sign: Sign) -> int:
+    return 2 if sign.entry is None else int(sign.is_generic)
 
 
 def _ordinary_after(scanned: Scanned, sign: Sign, until: int | None) -> int:

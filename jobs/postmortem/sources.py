@@ -16,6 +16,7 @@ from typing import Any
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
 
+TOP = 4  # lines that tell what a file is
 MOST = 16 << 20  # bytes of one that is no log
 
 _SACCT = re.compile(rb"(?m)^ *Job(?:ID|IDRaw)[ |].*\bState\b")
@@ -55,16 +56,15 @@ _REASONS = {
 def kind_of(head: bytes) -> str:
     """sacct, scontrol, flight, kernel, nvidia-smi, df, stacks, or log."""
     start = head[:65_536]
+    top = b"\n".join(line for line in start[:4096].split(b"\n") if line.strip(b"+#$= \r")[:1])
+    top = b"\n".join(top.split(b"\n")[:TOP])
     if start.lstrip()[:1] == b"{" and b'"collective_seq_id"' in head[:262_144]:
         return "flight"
-    for kind, pattern in (
-        ("sacct", _SACCT),
-        ("scontrol", _SCONTROL),
-        ("nvidia-smi", _SMI),
-        ("df", _DF),
-        ("stacks", _PYSPY),
-    ):
-        if pattern.search(start):
+    for kind, pattern in (("sacct", _SACCT), ("scontrol", _SCONTROL)):  # a log may have either further down
+        if pattern.search(top):
+            return kind
+    for kind, pattern in (("nvidia-smi", _SMI), ("df", _DF), ("stacks", _PYSPY)):
+        if pattern.search(top):
             return kind
     lines = start.count(b"\n") or 1
     return "kernel" if len(_KERNEL.findall(start)) * 2 > lines else "log"
