@@ -26,7 +26,9 @@ CLOCKS_APART_S = 120.0  # and up to here only what is of one kind, as clocks of 
 SURE_ENOUGH = 0.5
 EVIDENCE = 24
 LAST_WORDS = 4  # lines at the end of a log
-_TROUBLE = re.compile(r"(?i)\b(?:error|failed|failure|fatal|abort(?:ed|ing)?|E_[A-Z_]{3,}|returned -\d|stopped|killed|crash\w*)\b")
+_TROUBLE = re.compile(
+    r"(?i)\b(?:error|failed|failure|fatal|abort(?:ed|ing)?|E_[A-Z_]{3,}|returned -\d|stopped|killed|crash\w*)\b"
+)
 TEXT = 1000
 
 _FINAL = ("scheduler.time_limit", "scheduler.preempted", "scheduler.node_fail", "scheduler.cancelled")
@@ -127,7 +129,9 @@ def _hardware(candidates: Sequence[Sign]) -> Sign | None:
     kernel = [
         sign
         for sign in candidates
-        if sign.scope == "kernel" and sign.cause.startswith(("gpu.", "numerics.")) and not _is_xid_echo(sign, candidates)
+        if sign.scope == "kernel"
+        and sign.cause.startswith(("gpu.", "numerics."))
+        and not _is_xid_echo(sign, candidates)
     ]
     program = [sign.at for sign in candidates if sign.scope != "kernel" and sign.at is not None]
     for sign in kernel:
@@ -184,7 +188,9 @@ def _blamed(case: _Case) -> frozenset[int]:
     """Who failed first by the word of whoever started the ranks: torchrun's summary, else the first end that srun tells."""
     told = [sign for sign in case.exits if sign.groups.get("first") and sign.rank is not None]
     if not told:
-        bad = [sign for sign in sorted(case.exits, key=_order) if code_of(sign) not in {0, 143} and sign.rank is not None]
+        bad = [
+            sign for sign in sorted(case.exits, key=_order) if code_of(sign) not in {0, 143} and sign.rank is not None
+        ]
         told = bad[:1]
     return frozenset(sign.rank for sign in told if sign.rank is not None)
 

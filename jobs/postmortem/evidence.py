@@ -93,7 +93,9 @@ def _opened(incident: Incident, found: Evidence) -> Iterator[Log]:
     if last is None:
         last = max((log.incarnation for log in ranks), default=0)
     names = [f"job/{folder}/logs/{log.incarnation}.{log.rank}.log" for log in ranks if log.incarnation == last]
-    names += [f"job/{folder}/logs/launcher.{-1 - log.rank}.log" for log in there if log.rank is not None and log.rank < 0]
+    names += [
+        f"job/{folder}/logs/launcher.{-1 - log.rank}.log" for log in there if log.rank is not None and log.rank < 0
+    ]
     if incident.incarnation is None:
         names += [f"job/batch.{attempt.number}.log"]
         flights = [name for name in rundir.names_under(root, f"job/{folder}/flight") if name.startswith(f"{last}.")]
@@ -191,7 +193,11 @@ def _of_event(event: NodeEvent, catalogue: Catalogue) -> list[Sign]:
         text = f"GPU {event.gpu.index if event.gpu else '?'} was lost"
         return [Sign(name, 0, text, "gpu.off_bus", "root", prefix, at=at, of="kernel")]
     if event.kind == "mount.slow":
-        return [Sign(name, 0, f"{event.text or 'a mount'} was slow", "storage.io", "confirmation", prefix, at=at, of="kernel")]
+        return [
+            Sign(
+                name, 0, f"{event.text or 'a mount'} was slow", "storage.io", "confirmation", prefix, at=at, of="kernel"
+            )
+        ]
     if event.kind not in {"xid", "sxid"}:
         return []
     bus = event.gpu.bus if event.gpu else "0000:00:00"

@@ -118,7 +118,13 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
     except IntegrityError:
         return False
     if is_new:
-        logger.info("attempt %s: %s, %.0f %% sure, version %d", incident.attempt_id, verdict.cause, 100 * verdict.confidence, version)
+        logger.info(
+            "attempt %s: %s, %.0f %% sure, version %d",
+            incident.attempt_id,
+            verdict.cause,
+            100 * verdict.confidence,
+            version,
+        )
     return True
 
 

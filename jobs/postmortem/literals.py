@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -16,6 +17,14 @@ Words = frozenset[tuple[str, bool]]
 """Each word, and whether in any case."""
 SHORTEST = 6  # shorter ones are on every other line
 LONGEST = 24
+COMMON = frozenset(
+    """the a an of to in on at is was for with from and or not no as by be it that this are has have
+    train training trainer checkpoint checkpoints process processes grad norm gradient loss step steps iteration
+    iterations epoch epochs rank ranks node nodes error errors warning warnings memory model models data file files
+    device devices gpu gpus cuda version number value values time total size input output batch batches config worker
+    workers python torch load loading loaded save saving saved start starting started finished done info log logging
+    job jobs task tasks module distributed backend group learning rate samples tokens validation evaluation""".split()
+)  # words that lines are full of in which nothing is wrong
 
 
 def words_of(pattern: str) -> Words | None:
@@ -25,7 +34,7 @@ def words_of(pattern: str) -> Words | None:
     except re.error:
         return None
     found = _best(tree, bool(tree.state.flags & re.IGNORECASE))
-    if found is None or min(len(word) for word, _ in found) < SHORTEST:
+    if found is None or min(map(_rarity, found)) < SHORTEST:
         return None
     return frozenset((word[:LONGEST].lower() if any_case else word[:LONGEST], any_case) for word, any_case in found)
 
@@ -63,4 +72,16 @@ def _of(operation: Any, value: Any, any_case: bool) -> Words | None:
 
 
 def _worth(words: Words) -> tuple[int, int]:
-    return min(len(word) for word, _ in words) if words else 0, -len(words)
+    return min(map(_rarity, words), default=0), -len(words)
+
+
+def _rarity(word: tuple[str, bool]) -> int:
+    """How many letters of it are not of a word that every log is full of."""
+    parts = re.findall(r"[^\W\d_]+|[^\s\w]", word[0])
+    return sum(len(part) for part in parts if not _is_common(part.lower()))
+
+
+@cache
+def _is_common(part: str) -> bool:
+    """Whether it is such a word, or a piece of one."""
+    return any(part in common for common in COMMON)

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 AT_MOST = 8  # prefixes of one line
-_MONTHS = {name: index for index, name in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1)}
+_MONTHS = {
+    name: index
+    for index, name in enumerate(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
+    )
+}
 _TIME = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,:](?P<f>\d{1,9}))?"
 _DATE = r"(?P<Y>\d{4})[-/](?P<M>\d\d)[-/](?P<D>\d\d)"
 _ZONE = r"(?P<z>Z|[+-]\d\d:?\d\d)?"
@@ -51,7 +56,7 @@ _KINDS = [
         _LEVEL + r" *(?:\| [\w.<>]+:[\w.<>]+:\d+ - |: ?(?:[\w.]+:)? ?|\| | +- +| {1,3}(?=[\[\w]))",
         r"\[[\w./-]+\.py:\d+(?::[\w<>]+)?\] ?",
         r"[\w.]+:[\w<>]+:\d+ - ",
-        r"(?!python|[\w.-]*\.(?:py|sh|c|cc|cpp|cu):)(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
+        r"(?!(?i:python|cpu|gpu|ata|nvidia|nvme|eth|en[opsx]|ib|mlx|sd|md|usb|pci|rank|step|epoch|iter|loss)|[\w.-]*\.(?:py|sh|c|cc|cpp|cu):)(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
         r"\[(?P<rank>\d{1,5})\]: ?",
         r"(?:\[)?[Rr](?:ank|ANK)[ =:]?(?P<rank>\d{1,6})\]?(?:: | - | \| )",
         r"<std(?:err|out)>: ?",

@@ -26,9 +26,7 @@ _FORMS = (
     r"(?P<n>\d{1,9})/(?P<of>\d{1,9}) \[\d+:\d\d(?::\d\d)?<",
     r"'loss': ?'?[\d.naif]+[^\n]{0,160}'epoch': ?'?(?P<n>\d{1,6}\.\d+)",  # Hugging Face's trainer
 )
-_SIEVE = re2.compile(
-    b"|".join(b"(?:" + re.sub(r"\?P<\w+>", "?:", form).encode() + b")" for form in _FORMS), options()
-)
+_SIEVE = re2.compile(b"|".join(b"(?:" + re.sub(r"\?P<\w+>", "?:", form).encode() + b")" for form in _FORMS), options())
 _READ = [re.compile(form.replace(r"\b(?:global_?)?step", r"(?<!job )\b(?:global_?)?step", 1)) for form in _FORMS]
 _LOSS = re.compile(
     r"(?i)\b(?:lm |train(?:ing)?[_ /]|total[_ ])?loss['\"]?(?: *[=:] *| +|\s*\|\s*)['\"]?(?P<loss>[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?))"
@@ -61,6 +59,8 @@ def find(block: bytes, start: int = 0) -> list[int]:
 
 def read(line: int, text: str) -> Mark | None:
     """The step that one line tells of; of a progress bar drawn over and over, the last."""
+    if _SIEVE.search(text.encode()) is None:
+        return None
     for form in _READ:
         last = None
         for last in form.finditer(text):  # noqa: B007
@@ -97,7 +97,9 @@ def course(marks: Sequence[Mark]) -> Course | None:
     if ended_bad:
         first = ended_bad[0]
         if climb:
-            return Course("divergence", first.line, f"the loss climbed to {before[-1].loss:g} before it was not a number")
+            return Course(
+                "divergence", first.line, f"the loss climbed to {before[-1].loss:g} before it was not a number"
+            )
         return Course("nan", first.line, f"the loss was not a number from step {first.step:g} on")
     if climb and len(before) >= ENOUGH:
         last = before[-1]

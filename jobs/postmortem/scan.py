@@ -1,8 +1,8 @@
 """One log, read once from end to end: what of the catalogue it says, its tracebacks, and how far it was.
 
-Blocks of lines go through the sieve; lines that it finds are named by the set, once for all that differ in digits only.
-Blocks with such lines are kept to be read closely: at most `CLOSE_HEAD` from the beginning and `CLOSE_TAIL` from the end, so
-that neither time nor memory follow the size of the log.
+Blocks of lines go through the sieve; lines that it finds are named once for all that differ in digits only. Around what
+has a name the log is read closely, line by line: of a long one in a few blocks from its beginning and its end, so that
+neither time nor memory follow its size.
 """
 
 from __future__ import annotations
@@ -17,18 +17,24 @@ import re2
 from jobs.postmortem import progress
 from jobs.postmortem.prefixes import Prefix, prefix_of
 from jobs.postmortem.progress import Mark
-from jobs.postmortem.signatures import Catalogue, Entry, Named, options
+from jobs.postmortem.signatures import Catalogue, Entry, options
 from jobs.postmortem.summaries import Summary, SummaryReader
 from jobs.postmortem.tracebacks import Reader, Traceback
 
 BLOCK = 256 * 1024
 LINE = 1024  # bytes kept around what was found on a line
-CLOSE_HEAD, CLOSE_TAIL = 16, 8  # blocks with hits that are read line by line
+WHOLE = 512 * 1024  # bytes of a log that is read closely from end to end
+BEFORE, AFTER = 150, 60  # lines around what was found that are read closely in a longer one
+CLOSE_HEAD, CLOSE_TAIL = 16, 8  # blocks in which something was found, from both ends
 KEPT = 5  # first and last lines of an entry in one log
-STREAMS = 64  # whose first line of an entry is kept beside those
+STREAMS = 64  # whose first line of an entry is kept beside those …
+STREAMS_WITHIN = 500  # … if it comes among so many of its lines
 KNOWN = 20_000  # different lines remembered
 FLOOD = 400  # hits in one block from which on its lines are split at once
-PEEK = 4096  # of the end of a block without hits: how far was it there
+CLOSELY = 40  # lines of an entry around which the log is read closely; at its end it is in any case
+STRUCTURES = 2_000  # and of tracebacks
+PEEK = 4096  # of the end of a block: how far was it there
+PEEKED = 3  # marks taken from there
 MARKS = 20_000
 MOST_TELLING = 200_000
 MOST_STREAMS = 2_048
@@ -64,7 +70,8 @@ class Told:
     entry: Entry
     count: int = 0
     first: list[Hit] = field(default_factory=list)
-    last: deque[Hit] = field(default_factory=lambda: deque(maxlen=KEPT))
+    raw: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=KEPT))  # the last, not read yet
+    last: list[Hit] = field(default_factory=list)
 
     @property
     def hits(self) -> list[Hit]:
@@ -106,19 +113,70 @@ class Scanned:
             yield from told.hits
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What lines that differ in digits only have in common."""
+
+    entries: tuple[Entry, ...]
+    maybe: tuple[Entry, ...]
+    is_structure: bool
+    is_telling: bool
+
+
 class Sieve:
-    """All patterns of a catalogue as one alternation."""
+    """All that a catalogue looks for as one automaton, which finds too much, and what names it."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
-        parts = [*catalogue.sieve, *(b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE)]
-        self._compiled = re2.compile(b"|".join(parts), options(never_capture=True))
-        self.search = self._compiled.search
+        structure = b"|".join(b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE)
+        self._structure = re2.compile(structure, options(never_capture=True))
+        self.search = re2.compile(b"|".join([*catalogue.sieve, structure]), options(never_capture=True)).search
+
+    def named(self, line: bytes) -> _Line:
+        named = self.catalogue.named(_own(line))
+        is_structure = self._structure.search(line) is not None
+        return _Line(named.entries, named.maybe, is_structure, bool(named.entries or named.maybe or is_structure))
 
 
 @lru_cache(maxsize=4)
 def sieve_of(catalogue: Catalogue) -> Sieve:
     return Sieve(catalogue)
+
+
+@dataclass(slots=True)
+class _Block:
+    """Lines that are read closely at the end. `places`: where in them something was found; None: all of them count."""
+
+    first: int
+    data: bytes
+    places: list[int] | None
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        lines = enumerate(self.data.split(b"\n"), self.first)
+        if self.places is None:
+            yield from lines
+            return
+        spans = iter(_spans(self.places))
+        start, end = next(spans, (0, -1))
+        for number, line in lines:
+            if number > end:
+                start, end = next(spans, (1 << 62, 1 << 62))
+            if number >= start:
+                yield number, line
+
+
+def _spans(places: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The stretches around these lines, those that touch as one."""
+    start = end = -1
+    for place in sorted(places):
+        if start >= 0 and place - BEFORE <= end + 1:
+            end = place + AFTER
+            continue
+        if start >= 0:
+            yield start, end
+        start, end = max(1, place - BEFORE), place + AFTER
+    if start >= 0:
+        yield start, end
 
 
 class Scanner:
@@ -127,13 +185,15 @@ class Scanner:
     def __init__(self, sieve: Sieve, name: str, *, year: int = 0) -> None:
         self._sieve, self._year = sieve, year
         self.scanned = Scanned(name)
-        self._known: dict[bytes, Named] = {}
-        self._head: list[tuple[int, bytes]] = []
-        self._tail: deque[tuple[int, bytes]] = deque(maxlen=CLOSE_TAIL)
-        self._newest: tuple[int, bytes] | None = None
+        self._known: dict[bytes, _Line] = {}
+        self._head: list[_Block] = []
+        self._tail: deque[_Block] = deque(maxlen=CLOSE_TAIL)
+        self._before = b""  # the end of the block before
         self._passed = 0
         self._levels: dict[Stream, str] = {}  # of each stream's last line
         self._telling: set[int] = set()  # lines that some entry names
+        self._structures = 0
+        self._places: list[int] = []  # of this block, where an entry or a structure was found
 
     def feed(self, block: bytes) -> None:
         """Some lines more, whole ones but where a line is longer than a block."""
@@ -144,53 +204,61 @@ class Scanner:
             block = _ANSI.sub(b"", block)
         if b"\r" in block:
             block = block.replace(b"\r\n", b"\n")
-        has_hits = self._sift(first, block)
+        self._places = []
+        self._sift(first, block)
         scanned.lines += block.count(b"\n")
-        if has_hits:
-            self._keep((first, block))
-        elif len(scanned.marks) < MARKS:
-            self._peek(first, block)
-        self._newest = (first, block)
+        if scanned.bytes <= WHOLE:
+            self._head.append(_Block(first, block, None))
+        else:
+            if len(scanned.marks) < MARKS:
+                self._peek(first, block)
+            if self._places:
+                self._keep(first, block)
+        self._before = block[-BEFORE * 200 :]
 
     def finish(self) -> Scanned:
         scanned = self.scanned
-        if self._newest is not None:
-            newest = self._newest
-            if not any(first == newest[0] for first, _ in (*self._head, *self._tail)):
-                self._tail.append(newest)
-            if not newest[1].endswith(b"\n") and newest[1]:
-                scanned.lines += 1
+        if self._before and not self._before.endswith(b"\n"):
+            scanned.lines += 1
+        if scanned.bytes > WHOLE and self._before:  # how it ends is of interest whatever it says there
+            cut = self._before.find(b"\n") + 1
+            data = self._before[cut:]
+            first = scanned.lines - data.count(b"\n") + (data.endswith(b"\n"))
+            self._tail.append(_Block(first, data, None))
         if self._passed:
             scanned.limits.append(f"{self._passed:,} blocks in its middle were searched, but not read line by line")
+        for told in scanned.told.values():
+            told.last = [self._hit(told.entry, number, line) for number, line in told.raw]
         self._read_closely()
         return scanned
 
     # The sieve.
 
-    def _sift(self, first: int, block: bytes) -> bool:
+    def _sift(self, first: int, block: bytes) -> None:
         at, number, counted, found = 0, first, 0, 0
         search = self._sieve.search
         while (hit := search(block, at)) is not None:
             found += 1
             if found > FLOOD:
                 self._sift_all(number + block.count(b"\n", counted, at), block[at:])
-                return True
-            start = block.rfind(b"\n", 0, hit.start()) + 1
-            end = block.find(b"\n", hit.start())
+                return
+            place = hit.start()
+            start = block.rfind(b"\n", 0, place) + 1
+            end = block.find(b"\n", place)
             end = len(block) if end < 0 else end
             number += block.count(b"\n", counted, start)
             counted = start
-            self._name(number, _around(block, start, end, hit.start()))
+            self._name(number, _around(block, start, end, place))
             at = end + 1
             if at > len(block):
-                break
-        return found > 0
+                return
 
     def _sift_all(self, first: int, block: bytes) -> None:
         """Where most lines have something: without looking for each one's place."""
+        name = self._name
         for number, line in enumerate(block.split(b"\n"), first):
             if line:
-                self._name(number, line if len(line) <= LINE else line[:LINE])
+                name(number, line if len(line) <= LINE else line[:LINE])
 
     def _name(self, number: int, line: bytes) -> None:
         key = line.translate(_DIGITS)
@@ -198,28 +266,39 @@ class Scanner:
         if named is None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            named = self._known[key] = self._sieve.catalogue.named(_own(line))
+            named = self._known[key] = self._sieve.named(line)
+        if not named.is_telling:
+            return
         entries = named.entries
-        if named.depends:
-            entries = (*entries, *self._sieve.catalogue.by_digits(_own(line)))
+        if named.maybe:
+            entries = (*entries, *self._sieve.catalogue.by_digits(named.maybe, line, _own))
+        is_new = False
         for entry in entries:
-            self._note(entry, number, line)
+            is_new |= self._note(entry, number, line) <= CLOSELY
         if entries and len(self._telling) < MOST_TELLING:
             self._telling.add(number)
+        if named.is_structure:
+            self._structures += 1
+            is_new |= self._structures <= STRUCTURES
+        if is_new:
+            self._places.append(number)
 
-    def _note(self, entry: Entry, number: int, line: bytes) -> None:
+    def _note(self, entry: Entry, number: int, line: bytes) -> int:
+        """Count it, and keep it if it is one of the first or the last; how many there are now."""
         told = self.scanned.told.get(entry.name)
         if told is None:
             told = self.scanned.told[entry.name] = Told(entry)
         told.count += 1
-        if len(told.first) < KEPT + STREAMS:
+        if len(told.first) < KEPT:
+            told.first.append(self._hit(entry, number, line))
+            return told.count
+        if told.count < STREAMS_WITHIN and len(told.first) < KEPT + STREAMS:
             hit = self._hit(entry, number, line)
-            if len(told.first) < KEPT or all(one.prefix.stream != hit.prefix.stream for one in told.first):
+            if all(one.prefix.stream != hit.prefix.stream for one in told.first):
                 told.first.append(hit)
-                return
-        elif told.count & 0xFF and told.count > 100_000:
-            return  # of a flood, every 256th will do until its end, which is read closely
-        told.last.append(self._hit(entry, number, line))
+                return told.count
+        told.raw.append((number, line))
+        return told.count
 
     def _hit(self, entry: Entry, number: int, line: bytes) -> Hit:
         text = line.decode(errors="replace")
@@ -232,28 +311,28 @@ class Scanner:
 
     # Close reading.
 
-    def _keep(self, block: tuple[int, bytes]) -> None:
+    def _keep(self, first: int, block: bytes) -> None:
+        if self._places[0] - first < BEFORE and self._before:
+            cut = self._before.find(b"\n") + 1
+            before = self._before[cut:]
+            first, block = first - before.count(b"\n"), before + block
+        kept = _Block(first, block, self._places)
         if len(self._head) < CLOSE_HEAD:
-            self._head.append(block)
+            self._head.append(kept)
             return
         if len(self._tail) == CLOSE_TAIL:
             self._passed += 1
-        self._tail.append(block)
+        self._tail.append(kept)
 
     def _peek(self, first: int, block: bytes) -> None:
-        """How far it was at the end of a block in which nothing happened."""
-        start = max(0, len(block) - PEEK)
-        offsets = progress.find(block, start)
-        for offset in offsets[-2:]:
-            self._mark(first, block, offset)
-
-    def _mark(self, first: int, block: bytes, offset: int) -> None:
-        start = block.rfind(b"\n", 0, offset) + 1
-        end = block.find(b"\n", offset)
-        text = block[max(start, end - 2 * LINE) : end if end >= 0 else len(block)].decode(errors="replace")
-        number = first + block.count(b"\n", 0, start)
-        if (mark := progress.read(number, text)) is not None:
-            self.scanned.marks.append((mark, prefix_of(text, year=self._year)))
+        """How far it was at the end of a block."""
+        for offset in progress.find(block, max(0, len(block) - PEEK))[-PEEKED:]:
+            start = block.rfind(b"\n", 0, offset) + 1
+            end = block.find(b"\n", offset)
+            text = block[max(start, end - 2 * LINE) : end if end >= 0 else len(block)].decode(errors="replace")
+            number = first + block.count(b"\n", 0, start)
+            if (mark := progress.read(number, text)) is not None:
+                self.scanned.marks.append((mark, prefix_of(text, year=self._year)))
 
     def _read_closely(self) -> None:
         scanned, after = self.scanned, -1
@@ -261,21 +340,24 @@ class Scanner:
         own: dict[int, Prefix] = {}
         summaries = SummaryReader()
         tail: deque[Line] = deque(maxlen=400)
-        for first, block in (*self._head, *self._tail):
-            if first != after:
-                _collect(readers, scanned, own)
-                readers = {}
-            for line in self._lines(first, block):
+        for block in (*self._head, *self._tail):
+            for line in self._lines(block, after):
+                if line.number > after + 1:
+                    _collect(readers, scanned, own)
+                    readers = {}
+                after = max(after, line.number)
                 tail.append(line)
                 self._closely(line, readers, own)
                 summaries.feed(line.number, line.text[line.prefix.length :])
-            after = first + block.count(b"\n")
         _collect(readers, scanned, own)
         scanned.tail, scanned.summaries = list(tail), summaries.found
-        scanned.marks.sort(key=lambda mark: mark[0].line)
+        scanned.marks = sorted({(mark.line, mark.step): (mark, prefix) for mark, prefix in scanned.marks}.values(), key=_line_of)
 
-    def _lines(self, first: int, block: bytes) -> Iterator[Line]:
-        for number, raw in enumerate(block.split(b"\n"), first):
+    def _lines(self, block: _Block, after: int) -> Iterator[Line]:
+        """The lines to be read, but for those before that have been."""
+        for number, raw in block.lines():
+            if number <= after:
+                continue
             # A progress bar draws over its line: what stands there in the end is what counts, and any words before it.
             for part in raw.split(b"\r")[-3:] if b"\r" in raw else (raw,):
                 if part:
@@ -308,6 +390,10 @@ class Scanner:
             scanned.ordinary.setdefault(prefix.stream, []).append(line.number)
         if words.strip():
             self._levels[prefix.stream] = prefix.level
+
+
+def _line_of(mark: tuple[Mark, Prefix]) -> int:
+    return mark[0].line
 
 
 def _collect(readers: dict[Stream, Reader], scanned: Scanned, own: dict[int, Prefix]) -> None:

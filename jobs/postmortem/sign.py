@@ -52,6 +52,7 @@ class Sign:
 _WORDS = {
     "killed": 9,
     "segmentation fault": 11,
+    "segfault": 11,
     "bus error": 7,
     "aborted": 6,
     "terminated": 15,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -171,10 +171,10 @@ def _filter(entries: list[Entry], *, blind: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What lines that differ in digits only have in common; `depends`: their digits may name more entries."""
+    """What lines that differ in digits only have in common; `maybe`: entries that depend on the digits."""
 
     entries: tuple[Entry, ...]
-    depends: bool
+    maybe: tuple[Entry, ...]
 
 
 class Catalogue:
@@ -197,9 +197,14 @@ class Catalogue:
         return [one for one in self._lined if not told[one.name]], [one for one in self._lined if told[one.name]]
 
     @cached_property
-    def _filters(self) -> tuple[Any, Any, Any]:
+    def _filters(self) -> tuple[Any, Any]:
         alike, apart = self._by_digits
-        return _filter(alike), _filter(apart), _filter(apart, blind=True)
+        return _filter(alike), _filter(apart, blind=True)
+
+    @property
+    def patterns(self) -> list[str]:
+        """Of all entries that are looked for on lines."""
+        return list(dict.fromkeys(entry.pattern for entry in self._lined))
 
     @cached_property
     def sieve(self) -> list[bytes]:
@@ -230,18 +235,27 @@ class Catalogue:
 
     def named(self, own: bytes) -> Named:
         """What a line, without its prefixes, and all that differ from it in digits only have in common."""
-        alike, _, blind = self._filters
+        alike, blind = self._filters
         found = [self._by_digits[0][index] for index in alike.Match(own) or ()]
-        return Named(tuple(self._but(found, own)), bool(blind.Match(own)))
+        maybe = [self._by_digits[1][index] for index in blind.Match(own) or ()]
+        return Named(tuple(self._but(found, own)), tuple(maybe))
 
-    def by_digits(self, own: bytes) -> list[Entry]:
-        """The entries that need a line's very digits."""
-        return self._but([self._by_digits[1][index] for index in self._filters[1].Match(own) or ()], own)
+    def by_digits(self, maybe: Iterable[Entry], line: bytes, own: Callable[[bytes], bytes] | None = None) -> list[Entry]:
+        """Of entries that some line like this has, those that this one's very digits are of.
+
+        `own` takes the prefixes off, for patterns that begin with the line's own words.
+        """
+        found = []
+        for entry in maybe:
+            words = own(line) if own is not None and "^" in entry.pattern else line
+            if self.compiled(entry.pattern).search(words):
+                found.append(entry)
+        return self._but(found, line) if found else found
 
     def on(self, own: bytes) -> list[Entry]:
         """All entries that a line matches, the line without its prefixes."""
         named = self.named(own)
-        return [*named.entries, *(self.by_digits(own) if named.depends else ())]
+        return [*named.entries, *self.by_digits(named.maybe, own)]
 
     def _but(self, entries: list[Entry], own: bytes) -> list[Entry]:
         return [entry for entry in entries if not entry.unless or not self.compiled(entry.unless).search(own)]

@@ -226,7 +226,9 @@ def _survive(scanned: Scanned, signs: list[Sign]) -> None:
             sign.survived = "the run went on after it"
         elif any(one.line > sign.line for one in completed) and (steps or not _is_raised(sign)):
             sign.survived = "the run came to its end after it"
-        elif any(0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled):
+        elif any(
+            0 < one.line - sign.line <= HANDLED_WITHIN and one.prefix.stream == sign.prefix.stream for one in handled
+        ):
             sign.survived = "the program dealt with it"
         elif sign.traceback is not None and _is_logged_only(scanned, sign):
             sign.survived = "it was only logged, and the program went on"
