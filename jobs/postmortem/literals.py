@@ -7,11 +7,8 @@ the speed of memory. What it finds too much is left to the filter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
 
 Words = frozenset[tuple[str, bool]]
 """Each word, and whether in any case."""
@@ -19,56 +16,108 @@ SHORTEST = 6  # shorter ones are on every other line
 LONGEST = 24
 COMMON = frozenset(
     """the a an of to in on at is was for with from and or not no as by be it that this are has have
-    train training trainer checkpoint checkpoints process processes grad norm gradient loss step steps iteration
+    train training trainer checkpoint checkpoints processes process grad norm gradient loss step steps iteration
     iterations epoch epochs rank ranks node nodes error errors warning warnings memory model models data file files
     device devices gpu gpus cuda version number value values time total size input output batch batches config worker
     workers python torch load loading loaded save saving saved start starting started finished done info log logging
     job jobs task tasks module distributed backend group learning rate samples tokens validation evaluation""".split()
 )  # words that lines are full of in which nothing is wrong
+_TOKEN = re.compile(
+    r"(?P<flags>\(\?[a-z-]+\))|(?P<open>\((?:\?(?:P<\w+>|[a-z-]*:))?)|(?P<close>\))|(?P<bar>\|)|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|"
+    r"(?P<count>[*+?]\??|\{(?P<least>\d+)(?:,\d*)?\}\??)|(?P<class>\\[dDwWsSbBAzQE]|\\x..|[.^$])|\\(?P<escaped>.)|(?P<letter>.)",
+    re.DOTALL,
+)
 
 
 def words_of(pattern: str) -> Words | None:
-    """The words, at least one of which is in whatever matches; None where there are none that are long enough."""
-    try:
-        tree = parser.parse(pattern)
-    except re.error:
-        return None
-    found = _best(tree, bool(tree.state.flags & re.IGNORECASE))
+    """The words, at least one of which is in whatever matches; None where there are none that are rare enough."""
+    found = _Reader(pattern).alternatives()
     if found is None or min(map(_rarity, found)) < SHORTEST:
         return None
     return frozenset((word[:LONGEST].lower() if any_case else word[:LONGEST], any_case) for word, any_case in found)
 
 
-def _best(items: Iterable[Any], any_case: bool) -> Words | None:
-    """Of a sequence, all of which has to be there, the part whose shortest word is longest."""
-    candidates: list[Words] = []
-    run = ""
-    for operation, value in items:
-        if operation is codes.LITERAL:
-            run += chr(value)
-            continue
-        if run:
-            candidates.append(frozenset([(run, any_case)]))
-            run = ""
-        if (inner := _of(operation, value, any_case)) is not None:
-            candidates.append(inner)
-    if run:
-        candidates.append(frozenset([(run, any_case)]))
-    return max(candidates, key=_worth, default=None)
+@dataclass(slots=True)
+class _Sequence:
+    """What of one alternative has been read: the best words so far, and the letters that stand side by side."""
+
+    best: Words | None = None
+    run: str = ""
+
+    def end_run(self, any_case: bool) -> None:
+        if self.run:
+            self.offer(frozenset([(self.run, any_case)]))
+        self.run = ""
+
+    def offer(self, words: Words | None) -> None:
+        if words and (self.best is None or _worth(words) > _worth(self.best)):
+            self.best = words
 
 
-def _of(operation: Any, value: Any, any_case: bool) -> Words | None:
-    if operation is codes.SUBPATTERN:
-        _, add, remove, inner = value
-        return _best(inner, (any_case or bool(add & re.IGNORECASE)) and not remove & re.IGNORECASE)
-    if operation is codes.BRANCH:
-        branches = [_best(branch, any_case) for branch in value[1]]
-        if any(branch is None for branch in branches):
-            return None
-        return frozenset().union(*(branch for branch in branches if branch))
-    if operation in (codes.MAX_REPEAT, codes.MIN_REPEAT) and value[0] >= 1:
-        return _best(value[2], any_case)
-    return None
+class _Reader:
+    """Reads a pattern once, from left to right."""
+
+    def __init__(self, pattern: str) -> None:
+        self._tokens = _TOKEN.finditer(pattern)
+        self._any_case = False
+        self._kept: re.Match[str] | None = None
+
+    def alternatives(self) -> Words | None:
+        """Up to the end of a group, or of the pattern: words of every alternative; None where one has none."""
+        any_case = self._any_case
+        found: set[tuple[str, bool]] = set()
+        is_whole, sequence = True, _Sequence()
+        while (token := self._next()) is not None and not token["close"]:
+            if token["bar"]:
+                is_whole = self._take(sequence, found) and is_whole
+                sequence = _Sequence()
+            else:
+                self._one(token, sequence)
+        is_whole = self._take(sequence, found) and is_whole
+        self._any_case = any_case
+        return frozenset(found) if is_whole else None
+
+    def _take(self, sequence: _Sequence, found: set[tuple[str, bool]]) -> bool:
+        sequence.end_run(self._any_case)
+        if sequence.best is None:
+            return False
+        found |= sequence.best
+        return True
+
+    def _one(self, token: re.Match[str], sequence: _Sequence) -> None:
+        letter = token["escaped"] or token["letter"]
+        if letter is not None:
+            if self._may_be_missing():
+                sequence.end_run(self._any_case)
+            else:
+                sequence.run += letter
+            return
+        sequence.end_run(self._any_case)
+        if token["flags"]:
+            self._any_case = "i" in token["flags"].partition("-")[0]
+        elif token["open"]:
+            before = self._any_case
+            flags, _, without = token["open"].strip("(?:").partition("-")
+            if not flags.startswith("P<"):
+                self._any_case = (before or "i" in flags) and "i" not in without
+            inner = self.alternatives()
+            self._any_case = before
+            if not self._may_be_missing():
+                sequence.offer(inner)
+        elif token["set"] or token["class"]:
+            self._may_be_missing()
+
+    def _next(self) -> re.Match[str] | None:
+        kept, self._kept = self._kept, None
+        return kept if kept is not None else next(self._tokens, None)
+
+    def _may_be_missing(self) -> bool:
+        """Whether a count follows that allows for none; one that does not is passed by."""
+        token = self._next()
+        if token is None or not token["count"]:
+            self._kept = token
+            return False
+        return token["count"][0] in "*?" or token["least"] == "0"
 
 
 def _worth(words: Words) -> tuple[int, int]:
@@ -77,7 +126,12 @@ def _worth(words: Words) -> tuple[int, int]:
 
 def _rarity(word: tuple[str, bool]) -> int:
     """How many letters of it are not of a word that every log is full of."""
-    parts = re.findall(r"[^\W\d_]+|[^\s\w]", word[0])
+    return _rarity_of(word[0])
+
+
+@cache
+def _rarity_of(word: str) -> int:
+    parts = re.findall(r"[^\W\d_]+|[^\s\w]", word)
     return sum(len(part) for part in parts if not _is_common(part.lower()))
 
 

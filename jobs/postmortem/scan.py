@@ -17,7 +17,7 @@ import re2
 from jobs.postmortem import progress
 from jobs.postmortem.prefixes import Prefix, prefix_of
 from jobs.postmortem.progress import Mark
-from jobs.postmortem.signatures import Catalogue, Entry, options
+from jobs.postmortem.signatures import Catalogue, Entry, Named, options
 from jobs.postmortem.summaries import Summary, SummaryReader
 from jobs.postmortem.tracebacks import Reader, Traceback
 
@@ -28,9 +28,9 @@ BEFORE, AFTER = 150, 60  # lines around what was found that are read closely in 
 CLOSE_HEAD, CLOSE_TAIL = 16, 8  # blocks in which something was found, from both ends
 KEPT = 5  # first and last lines of an entry in one log
 STREAMS = 64  # whose first line of an entry is kept beside those …
-STREAMS_WITHIN = 500  # … if it comes among so many of its lines
+STREAMS_WITHIN = 200  # … if it comes among so many of its lines
 KNOWN = 20_000  # different lines remembered
-FLOOD = 400  # hits in one block from which on its lines are split at once
+FLOOD = 64  # hits in one block from which on its lines are split at once
 CLOSELY = 40  # lines of an entry around which the log is read closely; at its end it is in any case
 STRUCTURES = 2_000  # and of tracebacks
 PEEK = 4096  # of the end of a block: how far was it there
@@ -117,8 +117,8 @@ class Scanned:
 class _Line:
     """What lines that differ in digits only have in common."""
 
-    entries: tuple[Entry, ...]
-    maybe: tuple[Entry, ...]
+    named: Named
+    is_anchored: bool  # some entries that depend on its digits are of its own first words
     is_structure: bool
     is_telling: bool
 
@@ -135,7 +135,8 @@ class Sieve:
     def named(self, line: bytes) -> _Line:
         named = self.catalogue.named(_own(line))
         is_structure = self._structure.search(line) is not None
-        return _Line(named.entries, named.maybe, is_structure, bool(named.entries or named.maybe or is_structure))
+        is_anchored = any("^" in entry.pattern for entry in named.maybe)
+        return _Line(named, is_anchored, is_structure, bool(named.entries or named.maybe or is_structure))
 
 
 @lru_cache(maxsize=4)
@@ -186,6 +187,7 @@ class Scanner:
         self._sieve, self._year = sieve, year
         self.scanned = Scanned(name)
         self._known: dict[bytes, _Line] = {}
+        self._whole: list[_Block] = []  # all of it, as long as it is short
         self._head: list[_Block] = []
         self._tail: deque[_Block] = deque(maxlen=CLOSE_TAIL)
         self._before = b""  # the end of the block before
@@ -208,16 +210,30 @@ class Scanner:
         self._sift(first, block)
         scanned.lines += block.count(b"\n")
         if scanned.bytes <= WHOLE:
-            self._head.append(_Block(first, block, None))
+            self._whole.append(_Block(first, block, self._places))
         else:
-            if len(scanned.marks) < MARKS:
-                self._peek(first, block)
-            if self._places:
-                self._keep(first, block)
+            places = self._places
+            self._go_on()
+            self._places = places
+            self._add(first, block)
         self._before = block[-BEFORE * 200 :]
+
+    def _go_on(self) -> None:
+        """It is longer than what is read closely as a whole: of its beginning, too, only what something was found in."""
+        begun, self._whole = self._whole, []
+        for block in begun:
+            self._places = block.places or []
+            self._add(block.first, block.data)
+
+    def _add(self, first: int, block: bytes) -> None:
+        if len(self.scanned.marks) < MARKS:
+            self._peek(first, block)
+        if self._places:
+            self._keep(first, block)
 
     def finish(self) -> Scanned:
         scanned = self.scanned
+        self._head += [_Block(block.first, block.data, None) for block in self._whole]
         if self._before and not self._before.endswith(b"\n"):
             scanned.lines += 1
         if scanned.bytes > WHOLE and self._before:  # how it ends is of interest whatever it says there
@@ -262,22 +278,22 @@ class Scanner:
 
     def _name(self, number: int, line: bytes) -> None:
         key = line.translate(_DIGITS)
-        named = self._known.get(key)
-        if named is None:
+        known = self._known.get(key)
+        if known is None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-            named = self._known[key] = self._sieve.named(line)
-        if not named.is_telling:
+            known = self._known[key] = self._sieve.named(line)
+        if not known.is_telling:
             return
-        entries = named.entries
-        if named.maybe:
-            entries = (*entries, *self._sieve.catalogue.by_digits(named.maybe, line, _own))
+        entries = known.named.entries
+        if known.named.maybe:
+            entries = (*entries, *known.named.by_digits(_own(line) if known.is_anchored else line))
         is_new = False
         for entry in entries:
             is_new |= self._note(entry, number, line) <= CLOSELY
         if entries and len(self._telling) < MOST_TELLING:
             self._telling.add(number)
-        if named.is_structure:
+        if known.is_structure:
             self._structures += 1
             is_new |= self._structures <= STRUCTURES
         if is_new:

@@ -118,6 +118,9 @@ _BEGIN = re.compile(r"(?:^|(?<=\|)|(?<=\())\^")  # of a line's own words, before
 _TOKENS = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
 
 
+_DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # but in a count
+
+
 def unbounded(pattern: str) -> str:
     """The pattern without bounds of what may be between words: each would cost the engine as many states."""
 
@@ -138,7 +141,16 @@ def blinded(pattern: str) -> str:
             return f"{text[:-1]}\\d]" if not text.startswith("[^") else text
         return text
 
-    return _TOKENS.sub(blind, pattern)
+    return _TOKENS.sub(blind, pattern) if _DIGIT.search(pattern) else pattern
+
+
+def _set(entries: Iterable[Entry]) -> Any:
+    """Few patterns at once, for one line of very many: the least that asking may cost."""
+    made = re2.Set.SearchSet(options(max_mem=8 << 20))
+    for entry in entries:
+        made.Add(b"(?m)" + unbounded(entry.pattern).encode())
+    made.Compile()
+    return made
 
 
 class _Nothing:
@@ -175,6 +187,13 @@ class Named:
 
     entries: tuple[Entry, ...]
     maybe: tuple[Entry, ...]
+    test: Any
+    but: Callable[[list[Entry], bytes], list[Entry]]
+
+    def by_digits(self, own: bytes) -> list[Entry]:
+        """Of those that depend on the digits, the ones that this line's are of."""
+        found = self.test.Match(own)
+        return self.but([self.maybe[index] for index in found], own) if found else []
 
 
 class Catalogue:
@@ -238,24 +257,22 @@ class Catalogue:
         alike, blind = self._filters
         found = [self._by_digits[0][index] for index in alike.Match(own) or ()]
         maybe = [self._by_digits[1][index] for index in blind.Match(own) or ()]
-        return Named(tuple(self._but(found, own)), tuple(maybe))
+        return Named(tuple(self._but(found, own)), tuple(maybe), self._test(maybe), self._but)
 
-    def by_digits(self, maybe: Iterable[Entry], line: bytes, own: Callable[[bytes], bytes] | None = None) -> list[Entry]:
-        """Of entries that some line like this has, those that this one's very digits are of.
+    def _test(self, entries: list[Entry]) -> Any:
+        key = tuple(entry.name for entry in entries)
+        if (found := self._tests.get(key)) is None:
+            found = self._tests[key] = _set(entries) if entries else _NOTHING
+        return found
 
-        `own` takes the prefixes off, for patterns that begin with the line's own words.
-        """
-        found = []
-        for entry in maybe:
-            words = own(line) if own is not None and "^" in entry.pattern else line
-            if self.compiled(entry.pattern).search(words):
-                found.append(entry)
-        return self._but(found, line) if found else found
+    @cached_property
+    def _tests(self) -> dict[tuple[str, ...], Any]:
+        return {}
 
     def on(self, own: bytes) -> list[Entry]:
         """All entries that a line matches, the line without its prefixes."""
         named = self.named(own)
-        return [*named.entries, *self.by_digits(named.maybe, own)]
+        return [*named.entries, *named.by_digits(own)]
 
     def _but(self, entries: list[Entry], own: bytes) -> list[Entry]:
         return [entry for entry in entries if not entry.unless or not self.compiled(entry.unless).search(own)]
