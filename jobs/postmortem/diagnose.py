@@ -17,7 +17,7 @@ from jobs.postmortem.masking import masked
 from jobs.postmortem.scan import Scanned
 from jobs.postmortem.sign import Sign, code_of
 from jobs.postmortem.signatures import Catalogue
-from jobs.postmortem.signs import signs_of
+from jobs.postmortem.signs import outlive, signs_of
 from jobs.postmortem.verdict import Evidence, Other, Verdict
 
 HARDWARE_BEFORE_S = 600.0  # the first error that a program prints of a GPU that failed
@@ -43,10 +43,9 @@ _SIGNALS = {
 }
 
 
-# What the others see of a node that is gone.
-_OF_A_LOST_NODE = frozenset({"network.fabric", "collective.timeout", "rendezvous.failed", "storage.io"})
-# What a program sees of a GPU that is broken, where somebody else names that.
-_OF_A_BROKEN_GPU = frozenset({"program.illegal_access", "network.fabric", "collective.timeout"})
+# What ranks see of others that failed, or never came.
+_CONSEQUENCES = frozenset({"network.fabric", "collective.timeout", "rendezvous.failed"})
+_STOP = re.compile(r"(?i)\bSIGTERM\b|\bsignal 15\b|\bpreempt\w*")
 _KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
 
@@ -93,6 +92,7 @@ def diagnose(
 ) -> Verdict:
     """The verdict on everything that was read: logs, records of schedulers. `seen`: kinds of sources, as "kernel"."""
     signs = [sign for one in scanned for sign in signs_of(one, catalogue)]
+    outlive(scanned, signs)
     for sign in records:
         sign.at = sign.prefix.stamp
         signs.append(sign)
@@ -115,7 +115,7 @@ def _by_root(case: _Case) -> Verdict | None:
     candidates = candidates or [sign for sign in ordered if case.has_failed_exit or not case.completed]
     if not candidates:
         return None
-    chosen = _hardware(candidates) or _earliest(candidates, _blamed(case))
+    chosen = _hardware(candidates) or _earliest(candidates, case)
     confidence = _confidence(chosen, candidates, case, is_weak=is_weak)
     return _verdict_of(chosen, confidence, case, candidates)
 
@@ -154,25 +154,54 @@ def _within_a_minute(one: Sign, other: Sign) -> bool:
     return one.at is None or other.at is None or abs(other.at - one.at) <= 60
 
 
-def _earliest(candidates: Sequence[Sign], blamed: frozenset[int] = frozenset()) -> Sign:
-    """Where it began: the first by line in one log, by time over several; what only ends a run comes after a real cause.
-
-    `blamed`: the ranks that whoever started them saw failing first.
-    """
+def _earliest(candidates: Sequence[Sign], case: _Case) -> Sign:
+    """Where it began: the first by line in one log, by time over several; what only ends a run comes after a real cause."""
     real = [sign for sign in candidates if not _ends_only(sign)] or list(candidates)
     specific = [sign for sign in real if not sign.is_generic] or real
     if any(_is_telling(sign) for sign in specific):  # then the loss only shows what came of it
         specific = [sign for sign in specific if sign.of != "course"]
+    blamed = _blamed(case)
     named = [sign for sign in specific if sign.rank in blamed] if blamed else []
-    first = (named or specific)[0]
-    for sign in (named or specific)[1:]:
+    first = _first(named or specific)
+    if first.cause in _CONSEQUENCES:
+        first = _first([sign for sign in specific if _brings_about(sign, first)] or [first])
+    if not _ends_only(first):
+        ended = [sign for sign in candidates if _ends_only(sign)]
+        if any(_is_before(sign, first) for sign in ended) or (ended and _was_told_to_stop(first, case)):
+            first = _first([sign for sign in ended if _is_before(sign, first)] or ended)
+    return _named_by_hardware(first, candidates)
+
+
+def _first(signs: Sequence[Sign]) -> Sign:
+    first = signs[0]
+    for sign in signs[1:]:
         if _is_before(sign, first):
             first = sign
-    before = [sign for sign in candidates if _ends_only(sign) and _is_before(sign, first)]
-    first = before[0] if before and not _ends_only(first) else first
-    if first.cause in _OF_A_LOST_NODE:
-        return next((sign for sign in candidates if sign.cause == "scheduler.node_fail"), first)
-    if first.cause in _OF_A_BROKEN_GPU:
+    return first
+
+
+def _brings_about(sign: Sign, first: Sign) -> bool:
+    """Whether it may have brought about what the other ranks see of it: it names its own cause, and no clock says later."""
+    is_same = sign.rank == first.rank if sign.rank is not None else sign.prefix.stream == first.prefix.stream
+    if sign.cause in _CONSEQUENCES or not _is_telling(sign) or is_same:
+        return False
+    is_later = sign.prefix.stamp is not None and first.prefix.stamp is not None and sign.file == first.file
+    return not is_later or (sign.prefix.stamp or 0.0) - (first.prefix.stamp or 0.0) <= CLOCKS_S
+
+
+def _was_told_to_stop(first: Sign, case: _Case) -> bool:
+    """Whether the processes had been sent SIGTERM before: what goes wrong as they save and leave is no cause."""
+    told = [sign for sign in case.echoes if sign.file == first.file and _STOP.search(sign.text)]
+    return any(sign.line < first.line for sign in told)
+
+
+def _named_by_hardware(first: Sign, candidates: Sequence[Sign]) -> Sign:
+    """What a program or its peers see of a node or a GPU that is broken, by the word of whoever names that."""
+    if first.cause in _CONSEQUENCES or first.cause == "storage.io":
+        lost = next((sign for sign in candidates if sign.cause == "scheduler.node_fail"), None)
+        if lost is not None:
+            return lost
+    if first.cause in _CONSEQUENCES or first.cause == "program.illegal_access":
         named = (sign for sign in candidates if sign.cause.startswith("gpu.") and not sign.is_generic)
         return next((sign for sign in named if not _is_xid_echo(sign, candidates)), first)
     if first.cause == "numerics.nan":  # what climbed before it was not a number has run away

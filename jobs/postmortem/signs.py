@@ -31,6 +31,8 @@ _DAILY = frozenset(
 )  # fmt: skip
 STEPS_AFTER = 2  # from which on a run is known to have gone on
 ORDINARY = 6  # lines by which a program shows that it went on
+STARTED_ANEW = 25  # lines after which a log that had ended goes on with the next attempt
+GOES_ON_S = 30.0  # after which a step in another log is not of before
 HANDLED_WITHIN = 12  # lines, for somebody to say that what was said was survived
 
 
@@ -245,6 +247,26 @@ def _meet_late(marks: Sequence[Mark], signs: Sequence[Sign]) -> None:
                 sign.role, sign.cause = "echo", UNKNOWN
 
 
+def outlive(scanned: Sequence[Scanned], signs: Sequence[Sign]) -> None:
+    """Of several logs: what ranks saw of others, or how they ended, where another log goes on after it."""
+    if len(scanned) < 2:
+        return
+    troubled = {sign.file for sign in signs if sign.role in {"root", "echo", "exit"} and not sign.survived}
+    steps = [
+        (one.name, sorted((prefix.stamp, mark.step) for mark, prefix in one.marks if prefix.stamp is not None))
+        for one in scanned
+        if one.name not in troubled
+    ]
+    for sign in signs:
+        if sign.role not in {"echo", "exit"} or sign.survived or sign.at is None:
+            continue
+        for name, marks in steps:
+            after = marks[bisect.bisect_right(marks, (sign.at + GOES_ON_S, float("inf"))) :]
+            if name != sign.file and len({step for _, step in after}) >= STEPS_AFTER:
+                sign.survived = "the run went on after it"
+                break
+
+
 def _is_logged_only(scanned: Scanned, sign: Sign) -> bool:
     """Whether a logger printed the traceback as a warning, and its stream said more after it."""
     assert sign.traceback is not None
@@ -257,11 +279,24 @@ def _outlive(scanned: Scanned, roots: list[Sign]) -> None:
     for sign in roots:
         if sign.scope == "kernel":
             continue
+        if sign.scope == "slurm" and any(_is_of_next_attempt(scanned, other, sign) for other in roots):
+            sign.survived = "it was started anew after it"
+            continue
         for other in roots:
             is_later = other.line > sign.line and other.prefix.stream == sign.prefix.stream and other.scope != "slurm"
             if is_later and _knows_as_much(other, sign) and _ordinary_after(scanned, sign, other.line) >= ORDINARY:
                 sign.survived = "the program went on after it, until something else ended it"
                 break
+
+
+def _is_of_next_attempt(scanned: Scanned, other: Sign, sign: Sign) -> bool:
+    """Whether so much was written between the end that a scheduler tells and another root that it is the next attempt's."""
+    if other.line <= sign.line or other.scope == "slurm":
+        return False
+    between = sum(
+        bisect.bisect_left(lines, other.line) - bisect.bisect_right(lines, sign.line) for lines in scanned.ordinary.values()
+    )
+    return between >= STARTED_ANEW
 
 
 def _knows_as_much(other: Sign, sign: Sign) -> bool:
