@@ -45,6 +45,7 @@ _SIGNALS = {
 
 # What ranks see of others that failed, or never came.
 _CONSEQUENCES = frozenset({"network.fabric", "collective.timeout", "rendezvous.failed"})
+_OF_DEVICES = re.compile(r"(?i)\b(?:cuda|gpus?|bf16|devices?|nccl|accelerator)\b")
 _STOP = re.compile(r"(?i)\bSIGTERM\b|\bsignal 15\b|\bpreempt\w*")
 _KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
@@ -115,7 +116,7 @@ def _by_root(case: _Case) -> Verdict | None:
     candidates = candidates or [sign for sign in ordered if case.has_failed_exit or not case.completed]
     if not candidates:
         return None
-    chosen = _hardware(candidates) or _earliest(candidates, case)
+    chosen = _warned_of(_hardware(candidates) or _earliest(candidates, case), ordered)
     confidence = _confidence(chosen, candidates, case, is_weak=is_weak)
     return _verdict_of(chosen, confidence, case, candidates)
 
@@ -163,6 +164,10 @@ def _earliest(candidates: Sequence[Sign], case: _Case) -> Sign:
     blamed = _blamed(case)
     named = [sign for sign in specific if sign.rank in blamed] if blamed else []
     first = _first(named or specific)
+    if first.traceback is not None and first.entry is None:  # it says less than whatever has a name beside it
+        beside = [sign for sign in real if sign.prefix.stream == first.prefix.stream and sign.file == first.file]
+        told = [sign for sign in beside if _is_telling(sign)] or [sign for sign in beside if sign.entry is not None]
+        first = _first([sign for sign in told if sign.cause not in _CONSEQUENCES] or [first])
     if first.cause in _CONSEQUENCES:
         first = _first([sign for sign in specific if _brings_about(sign, first)] or [first])
     if not _ends_only(first):
@@ -193,6 +198,15 @@ def _was_told_to_stop(first: Sign, case: _Case) -> bool:
     """Whether the processes had been sent SIGTERM before: what goes wrong as they save and leave is no cause."""
     told = [sign for sign in case.echoes if sign.file == first.file and _STOP.search(sign.text)]
     return any(sign.line < first.line for sign in told)
+
+
+def _warned_of(first: Sign, roots: Sequence[Sign]) -> Sign:
+    """What a driver was warned of before, where the program then only finds that it has no GPU."""
+    if first.cause.startswith("program.") and _OF_DEVICES.search(first.text):
+        for sign in roots:
+            if sign.prefix.level == "warning" and sign.cause.startswith(("gpu.", "environment.driver")) and _is_before(sign, first):
+                return sign
+    return first
 
 
 def _named_by_hardware(first: Sign, candidates: Sequence[Sign]) -> Sign:
@@ -361,7 +375,9 @@ def _ends_in_trouble(scanned: Scanned) -> bool:
     """Whether a log's last words are of an error that no entry knows, with no step after it."""
     last = max((mark.line for mark, _ in scanned.marks), default=0)
     return scanned.kind == "log" and any(
-        line.number > last and (line.prefix.level in {"error", "fatal"} or _TROUBLE.search(line.text))
+        line.number > last
+        and line.prefix.level not in {"warning", "info", "debug"}
+        and (line.prefix.level in {"error", "fatal"} or _TROUBLE.search(line.text))
         for line in scanned.tail[-LAST_WORDS:]
     )
 
