@@ -25,20 +25,24 @@ from jobs.postmortem.signatures import catalogue
 
 BAR_GREP, BAR_MIB, BAR_HALF_S, BAR_SMALL_S = 2.0, 300.0, 20.0, 0.5
 LINES = (
-    "[rank{r}]:[I1121 03:01:31.123456789 ProcessGroupNCCL.cpp:1234] [PG ID 1 PG GUID 1 Rank {r}] using GPU {r} as device used by this process",
+    "[rank{r}]:[I1121 03:01:31.123456789 ProcessGroupNCCL.cpp:1234] [PG ID 1 PG GUID 1 Rank {r}] using GPU {r}",
     "dgx-03:{p}:{q} [{r}] NCCL INFO Channel {c:02d}/0 : {r}[{r}] -> {c}[{c}] via P2P/CUMEM/read",
-    "2026-11-21 03:01:31,{c:03d} - megatron.training - INFO -  iteration {n:8d}/  500000 | consumed samples: {n:12d} | lm loss: 2.{c:05d}E+00 | loss scale: 1.0 | grad norm: 0.{c:03d} |",
-    "/opt/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:{p}: FutureWarning: `torch.cpu.amp.autocast(args...)` is deprecated",
+    "2026-11-21 03:01:31,{c:03d} - megatron.training - INFO -  iteration {n:8d}/  500000 | consumed samples: {n:12d} | "
+    "lm loss: 2.{c:05d}E+00 | loss scale: 1.0 | grad norm: 0.{c:03d} |",
+    "/opt/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:{p}: FutureWarning: `torch.cpu.amp` is old",
     "INFO:data.loader:shard {n} opened in 0.{c:03d} s, {p} samples, cache hit rate 0.{c:02d}",
     "{{'loss': 2.{c:04d}, 'grad_norm': 0.{c:03d}, 'learning_rate': 0.000{c}, 'epoch': {c}.{c:02d}}}",
 )
-WARNING = "[rank{r}]:[W1121 03:01:31.123456789 socket.cpp:{p}] [c10d] The client socket has failed to connect to [dgx-03]:{q} (errno: 111 - Connection refused)."
+WARNING = (
+    "[rank{r}]:[W1121 03:01:31.123456789 socket.cpp:{p}] [c10d] The client socket has failed to connect to "
+    "[dgx-03]:{q} (errno: 111 - Connection refused)."
+)
 END = """[rank{r}]: Traceback (most recent call last):
 [rank{r}]:   File "/home/mira/train.py", line 412, in <module>
 [rank{r}]:     main()
 [rank{r}]:   File "/home/mira/train.py", line 300, in training_step
 [rank{r}]:     loss.backward()
-[rank{r}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.14 GiB. GPU {r} has a total capacity of 79.15 GiB
+[rank{r}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.14 GiB. GPU {r} has a capacity of 79.15 GiB
 """
 
 
@@ -147,7 +151,8 @@ def main() -> int:
         rounds = [(_grep(paths, patterns), _vigil(paths)) for _ in range(3)]
         ratio, grep_s, (seconds, mib, verdict) = min((ours[0] / theirs, theirs, ours) for theirs, ours in rounds)
         print(
-            f"{options.gib} GiB, {options.ranks} ranks: grep {grep_s:.2f} s, ours {seconds:.2f} s ({ratio:.2f}×), {mib:.0f} MiB: {verdict['cause']}"
+            f"{options.gib} GiB, {options.ranks} ranks: grep {grep_s:.2f} s, ours {seconds:.2f} s ({ratio:.2f}×), "
+            f"{mib:.0f} MiB: {verdict['cause']}"
         )
         half = _write(folder / "half", options.ranks, size, half=True)
         half_s, half_mib, half_verdict = min(_vigil(half) for _ in range(2))

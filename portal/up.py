@@ -40,7 +40,11 @@ HOPELESS_AFTER = 4
 NEED_KEYS = frozenset({"follow", "web"})
 KEYS = ("VIGIL_SLURM_KEY_FILE", "VIGIL_SLURM_TOKEN_COMMAND")
 # Reverse order of starting; together under the five seconds that a person waits for Ctrl-C.
-STOP_ORDER = ((("beat", "agent", "demo", "work", "diagnose", "tail", "pull", "follow"), 2.4), (("web",), 1.4), (("redis",), 0.8))
+STOP_ORDER = (
+    (("beat", "agent", "demo", "work", "diagnose", "tail", "pull", "follow"), 2.4),
+    (("web",), 1.4),
+    (("redis",), 0.8),
+)
 
 
 def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a failure may come of: one code a cause, who must act, and what to do. Codes are stored, counted and exported."""
+"""What a failure may come of: one code a cause, who must act, and what to do. Codes are stored, counted, exported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALL = (
         "gpu.ecc",
         "a GPU's memory failed",
         "sysadmin",
-        "Drain the node, reset the GPU, and replace it where rows can't be remapped any more. The run resumes elsewhere.",
+        "Drain the node and reset the GPU; replace it where no more rows can be remapped. The run resumes elsewhere.",
     ),
     Cause(
         "gpu.off_bus",
@@ -65,7 +65,7 @@ _ALL = (
         "collective.timeout",
         "a collective operation hung until its time-out",
         "researcher",
-        "Look at the rank that was behind: its stack says what it was doing instead. Often it reads data or saves alone.",
+        "Look at the rank that was behind: its stack says what it did instead. Often it reads data or saves alone.",
     ),
     Cause(
         "collective.mismatch",
@@ -167,7 +167,7 @@ _ALL = (
         "program.illegal_access",
         "a GPU kernel accessed memory that is not its own",
         "researcher",
-        "Find the kernel with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; suspect hardware only if the GPU repeats it.",
+        "Find the kernel with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; suspect the GPU only if it repeats it.",
     ),
     Cause(
         "data.missing",

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.scan import Scanned
+from jobs.postmortem.scanned import Scanned
 from jobs.postmortem.sign import Sign
 
 _WORK = re.compile(

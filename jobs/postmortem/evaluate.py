@@ -1,7 +1,7 @@
 """How good verdicts are: held against cases whose causes are known, by code, by owner, and by how sure they were.
 
-Cases are a folder of folders, each with `case.toml` (cause, also, software) beside its logs, or JSON lines with `label`,
-`alt` and `log`.
+Cases are a folder of folders, each with `case.toml` (cause, also, software) beside its logs, or JSON lines with
+`label`, `alt` and `log`.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class Judged:
         owners = {CAUSES[code].owner for code in (self.case.cause, *self.case.also)}
         return self.verdict.owner in owners
 
+    def told(self) -> dict[str, Any]:
+        said, sure = self.verdict.cause, round(self.verdict.confidence, 2)
+        return {"case": self.case.name, "is": self.case.cause, "said": said, "confidence": sure}
+
 
 @dataclass(slots=True)
 class Score:
@@ -116,12 +120,8 @@ class Score:
             "calibration": [{"from": a, "to": b, "right": got, "of": of} for a, b, got, of in self.calibration()],
             "sure": {"right": right, "wrong_owner": wrong_owner, "of": sure},
             "without": {name: {"right": got, "of": of} for name, (got, of) in self.without.items()},
-            "wrong": [
-                {"case": one.case.name, "is": one.case.cause, "said": one.verdict.cause, "confidence": round(one.verdict.confidence, 2)}
-                for one in self.judged
-                if not one.is_right
-            ],
-        }  # fmt: skip
+            "wrong": [one.told() for one in self.judged if not one.is_right],
+        }
 
 
 def cases(path: Path) -> Iterator[Case]:

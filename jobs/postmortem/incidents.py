@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from hashlib import blake2b
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
 from django.utils import timezone
 
 from jobs import live
@@ -129,7 +128,7 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
 
 
 def _is_final(attempt: Attempt, now: datetime) -> bool:
-    """Whether no evidence can come any more: reports are closed and the accounts have told its steps, or it is long ago."""
+    """Whether no evidence can come any more: reports are closed and its steps are told, or it is long ago."""
     if attempt.ended_at is None:
         return False
     is_told = attempt.slurm_steps_at is not None or not attempt.scheduler_id
@@ -154,4 +153,4 @@ def fingerprint(verdict: Verdict) -> str:
 
 def newest(attempt: Attempt) -> Incident | None:
     """The incident of an attempt's end."""
-    return attempt.incidents.filter(Q(incarnation=None)).first()
+    return Incident.objects.filter(attempt=attempt, incarnation=None).first()

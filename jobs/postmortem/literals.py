@@ -20,7 +20,7 @@ COMMON = frozenset(
     iterations epoch epochs rank ranks node nodes error errors warning warnings memory model models data file files
     device devices gpu gpus cuda version number value values time total size input output batch batches config worker
     workers python torch load loading loaded save saving saved start starting started finished done info log logging
-    job jobs task tasks module distributed backend group learning rate samples tokens validation evaluation""".split()
+    job jobs task tasks module distributed backend group learning rate samples tokens validation evaluation""".split()  # noqa: SIM905
 )  # words that lines are full of in which nothing is wrong
 _TOKEN = re.compile(
     r"(?P<flags>\(\?[a-z-]+\))|(?P<open>\((?:\?(?:P<\w+>|[a-z-]*:))?)|(?P<close>\))|(?P<bar>\|)|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|"

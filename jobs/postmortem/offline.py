@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,9 @@ from typing import BinaryIO
 from jobs.postmortem import reading, sources
 from jobs.postmortem.diagnose import diagnose
 from jobs.postmortem.reading import Log, Unreadable
-from jobs.postmortem.scan import Scanned, Sieve, scan, sieve_of
+from jobs.postmortem.scan import scan
+from jobs.postmortem.scanned import Scanned
+from jobs.postmortem.sieve import Sieve, sieve_of
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue, catalogue
 from jobs.postmortem.sources import Flight
@@ -99,8 +102,12 @@ def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
     return diagnose(found.scanned, known, records=records, seen=found.kinds)
 
 
+def log_of_text(text: str | bytes, name: str) -> Log:
+    """A log that is in memory."""
+    data = text.encode() if isinstance(text, str) else text
+    return Log(name, io.BytesIO(data), len(data))
+
+
 def diagnose_text(text: str | bytes, name: str = "log", known: Catalogue | None = None) -> Verdict:
     """The verdict on one log that is in memory."""
-    known = known or catalogue()
-    data = text.encode() if isinstance(text, str) else text
-    return diagnose([scan(sieve_of(known), name, [data])], known)
+    return verdict_on([log_of_text(text, name)], known)

@@ -24,7 +24,13 @@ _LEVEL = r"(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|S
 _PLAIN_LEVEL = _LEVEL.replace("?P<level>", "?:")
 _NODE = r"(?P<node>[A-Za-z][\w-]*(?:\.[\w-]+)*)"
 
-# Each takes one prefix off. Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (seconds since boot).
+# What has a number and a colon, too, and is no node.
+_NO_NODE = (
+    r"(?!(?i:python|cpu|gpu|ata|nvidia|nvme|eth|en[opsx]|ib|mlx|sd|md|usb|pci|rank|step|epoch|iter|loss)|"
+    r"[\w.-]*\.(?:py|sh|c|cc|cpp|cu):)"
+)
+
+# Each takes one prefix off. Groups: rank, local (rank on its node), node, level, Y M D mon h m s f z, up (since boot).
 _KINDS = [
     re.compile(pattern)
     for pattern in (
@@ -56,7 +62,7 @@ _KINDS = [
         _LEVEL + r" *(?:\| [\w.<>]+:[\w.<>]+:\d+ - |: ?(?:[\w.]+:)? ?|\| | +- +| {1,3}(?=[\[\w]))",
         r"\[[\w./-]+\.py:\d+(?::[\w<>]+)?\] ?",
         r"[\w.]+:[\w<>]+:\d+ - ",
-        r"(?!(?i:python|cpu|gpu|ata|nvidia|nvme|eth|en[opsx]|ib|mlx|sd|md|usb|pci|rank|step|epoch|iter|loss)|[\w.-]*\.(?:py|sh|c|cc|cpp|cu):)(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
+        _NO_NODE + r"(?P<node>(?:[A-Za-z]+[\w-]*\d[\w-]*)(?:\.[\w-]+)*): (?!.*\btask)",  # pdsh, DeepSpeed's launcher
         r"\[(?P<rank>\d{1,5})\]: ?",
         r"(?:\[)?[Rr](?:ank|ANK)[ =:]?(?P<rank>\d{1,6})\]?(?:: | - | \| )",
         r"<std(?:err|out)>: ?",

@@ -29,7 +29,8 @@ _FORMS = (
 _SIEVE = re2.compile(b"|".join(b"(?:" + re.sub(r"\?P<\w+>", "?:", form).encode() + b")" for form in _FORMS), options())
 _READ = [re.compile(form.replace(r"\b(?:global_?)?step", r"(?<!job )\b(?:global_?)?step", 1)) for form in _FORMS]
 _LOSS = re.compile(
-    r"(?i)\b(?:lm |train(?:ing)?[_ /]|total[_ ])?loss['\"]?(?: *[=:] *| +|\s*\|\s*)['\"]?(?P<loss>[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?))"
+    r"(?i)\b(?:lm |train(?:ing)?[_ /]|total[_ ])?loss['\"]?(?: *[=:] *| +|\s*\|\s*)['\"]?"
+    r"(?P<loss>[-+]?(?:nan|inf(?:inity)?|\d+\.?\d*(?:e[-+]?\d+)?))"
 )
 RISE = 3.0  # times what it had been, from which on a loss has run away
 ENOUGH = 6  # marks with a loss, to say anything of its course
@@ -75,7 +76,7 @@ def read(line: int, text: str) -> Mark | None:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What became of the loss: `kind` is nan (not a number at once) or divergence (it climbed first), from a line on."""
+    """What became of the loss from a line on: `kind` is nan (not a number at once) or divergence (it climbed first)."""
 
     kind: str
     line: int

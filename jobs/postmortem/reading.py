@@ -23,7 +23,14 @@ WHOLE = 4 << 30  # bytes of all logs together that are read whole
 HEAD, TAIL = 64 << 20, 256 << 20  # of each log, where all together are more
 SECONDS = 60.0
 MOST_FILES = 4096
-SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".ckpt", ".distcp", ".arrow", ".parquet", ".png", ".jpg", ".so", ".pyc", ".zip", ".tar")  # fmt: skip
+# Of a folder, what is no log by its name.
+SKIPPED = tuple(
+    f".{kind}"
+    for kind in (
+        *("pt", "pth", "bin", "safetensors", "npy", "npz", "ckpt", "distcp", "arrow", "parquet"),
+        *("png", "jpg", "so", "pyc", "zip", "tar"),
+    )
+)
 
 
 class Unreadable(OSError):
@@ -73,7 +80,7 @@ def of_descriptor(descriptor: int, name: str) -> Log:
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(about.st_mode) else "no plain file"
         raise Unreadable(f"{name}: it is {kind}")
-    file = open(descriptor, "rb", buffering=0)
+    file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (the log closes it)
     if _is_gzip(file):
         return Log(name, cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb")), None, below=file)
     return Log(name, file, about.st_size)

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
 import re2
 
 from jobs.postmortem import progress
 from jobs.postmortem.prefixes import Prefix, prefix_of
 from jobs.postmortem.progress import Mark
-from jobs.postmortem.signatures import Catalogue, Entry, Named, options
-from jobs.postmortem.summaries import Summary, SummaryReader
-from jobs.postmortem.tracebacks import Reader, Traceback
+from jobs.postmortem.scanned import KEPT, Hit, Line, Scanned, Stream, Told
+from jobs.postmortem.sieve import KnownLine, Sieve, own_words
+from jobs.postmortem.signatures import Entry, options
+from jobs.postmortem.summaries import SummaryReader
+from jobs.postmortem.tracebacks import Reader
 
 BLOCK = 256 * 1024
 LINE = 1024  # bytes kept around what was found on a line
 WHOLE = 512 * 1024  # bytes of a log that is read closely from end to end
 BEFORE, AFTER = 150, 60  # lines around what was found that are read closely in a longer one
 CLOSE_HEAD, CLOSE_TAIL = 16, 8  # blocks in which something was found, from both ends
-KEPT = 5  # first and last lines of an entry in one log
 STREAMS = 64  # whose first line of an entry is kept beside those …
 STREAMS_WITHIN = 200  # … if it comes among so many of its lines
 KNOWN = 20_000  # different lines remembered
@@ -39,109 +39,8 @@ MARKS = 20_000
 MOST_TELLING = 200_000
 MOST_STREAMS = 2_048
 
-# What tells of structure, beside the entries: where a traceback begins, and where it ends.
-_STRUCTURE = (
-    rb"Traceback \(most recent call",
-    rb"[a-z\d_](?:Error|Exception|Interrupt|Failure|Failed|Timeout|Expired|Exit)(?:: |$)",
-    rb"Exit: |OutOfMemoryError|Root Cause \(first",
-    rb"most recent call first\)",
-)
-Stream = tuple[int | None, int | None, str]
-
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _ANSI = re2.compile(rb"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]", options())
-
-
-@dataclass(slots=True)
-class Hit:
-    """A line that an entry matches. `line` counts as `grep -n` does."""
-
-    entry: Entry
-    line: int
-    text: str
-    prefix: Prefix
-    groups: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Told:
-    """What one entry said in one log: the first and last lines, whose they were, and how many in all."""
-
-    entry: Entry
-    count: int = 0
-    first: list[Hit] = field(default_factory=list)
-    raw: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=KEPT))  # the last, not read yet
-    last: list[Hit] = field(default_factory=list)
-
-    @property
-    def hits(self) -> list[Hit]:
-        known = {hit.line for hit in self.first}
-        return self.first + [hit for hit in self.last if hit.line not in known]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line read closely: its place, its own words, and what stood before them."""
-
-    number: int
-    text: str
-    prefix: Prefix
-
-
-@dataclass(slots=True)
-class Scanned:
-    """What one log said."""
-
-    name: str
-    told: dict[str, Told] = field(default_factory=dict)
-    tracebacks: list[tuple[Traceback, Prefix]] = field(default_factory=list)
-    marks: list[tuple[Mark, Prefix]] = field(default_factory=list)
-    within: set[int] = field(default_factory=set)  # lines of tracebacks but for what they raised
-    ordinary: dict[Stream, list[int]] = field(default_factory=dict)  # lines read closely that say nothing of this kind
-    before: dict[int, str] = field(default_factory=dict)  # level of the line before a traceback's first
-    summaries: list[Summary] = field(default_factory=list)
-    lines: int = 0
-    bytes: int = 0
-    stamps: list[tuple[int, float]] = field(default_factory=list)  # of lines read closely
-    tail: list[Line] = field(default_factory=list)
-    limits: list[str] = field(default_factory=list)
-    kind: str = "log"
-
-    @property
-    def hits(self) -> Iterator[Hit]:
-        for told in self.told.values():
-            yield from told.hits
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """What lines that differ in digits only have in common."""
-
-    named: Named
-    is_anchored: bool  # some entries that depend on its digits are of its own first words
-    is_structure: bool
-    is_telling: bool
-
-
-class Sieve:
-    """All that a catalogue looks for as one automaton, which finds too much, and what names it."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self.catalogue = catalogue
-        structure = b"|".join(b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE)
-        self._structure = re2.compile(structure, options(never_capture=True))
-        self.search = re2.compile(b"|".join([*catalogue.sieve, structure]), options(never_capture=True)).search
-
-    def named(self, line: bytes) -> _Line:
-        named = self.catalogue.named(_own(line))
-        is_structure = self._structure.search(line) is not None
-        is_anchored = any("^" in entry.pattern for entry in named.maybe)
-        return _Line(named, is_anchored, is_structure, bool(named.entries or named.maybe or is_structure))
-
-
-@lru_cache(maxsize=4)
-def sieve_of(catalogue: Catalogue) -> Sieve:
-    return Sieve(catalogue)
 
 
 @dataclass(slots=True)
@@ -186,7 +85,7 @@ class Scanner:
     def __init__(self, sieve: Sieve, name: str, *, year: int = 0) -> None:
         self._sieve, self._year = sieve, year
         self.scanned = Scanned(name)
-        self._known: dict[bytes, _Line] = {}
+        self._known: dict[bytes, KnownLine] = {}
         self._whole: list[_Block] = []  # all of it, as long as it is short
         self._head: list[_Block] = []
         self._tail: deque[_Block] = deque(maxlen=CLOSE_TAIL)
@@ -219,7 +118,7 @@ class Scanner:
         self._before = block[-BEFORE * 200 :]
 
     def _go_on(self) -> None:
-        """It is longer than what is read closely as a whole: of its beginning, too, only what something was found in."""
+        """It is longer than what is read closely as a whole: of its beginning, too, only what has something in it."""
         begun, self._whole = self._whole, []
         for block in begun:
             self._places = block.places or []
@@ -287,7 +186,7 @@ class Scanner:
             return
         entries = known.named.entries
         if known.named.maybe:
-            entries = (*entries, *known.named.by_digits(_own(line) if known.is_anchored else line))
+            entries = (*entries, *known.named.by_digits(own_words(line) if known.is_anchored else line))
         is_new = False
         for entry in entries:
             is_new |= self._note(entry, number, line) <= CLOSELY
@@ -367,7 +266,9 @@ class Scanner:
                 summaries.feed(line.number, line.text[line.prefix.length :])
         _collect(readers, scanned, own)
         scanned.tail, scanned.summaries = list(tail), summaries.found
-        scanned.marks = sorted({(mark.line, mark.step): (mark, prefix) for mark, prefix in scanned.marks}.values(), key=_line_of)
+        scanned.marks = sorted(
+            {(mark.line, mark.step): (mark, prefix) for mark, prefix in scanned.marks}.values(), key=_line_of
+        )
 
     def _lines(self, block: _Block, after: int) -> Iterator[Line]:
         """The lines to be read, but for those before that have been."""
@@ -420,11 +321,6 @@ def _collect(readers: dict[Stream, Reader], scanned: Scanned, own: dict[int, Pre
             for one in traceback.chain:
                 scanned.within.update(range(one.first, one.line or one.last or one.first))
     own.clear()
-
-
-def _own(line: bytes) -> bytes:
-    text = line.decode(errors="replace")
-    return text[prefix_of(text).length :].encode()
 
 
 def _around(block: bytes, start: int, end: int, at: int) -> bytes:

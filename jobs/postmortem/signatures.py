@@ -39,8 +39,8 @@ class Entry:
     *confirmation* supports its cause and is never enough; an *exit* tells how a process ended (groups `rank`, `node`,
     `code`, `signal`); *handled*: what was said just before was survived; *completed*: the run came to its end.
     `is_generic`: any other entry on the line knows better. `unless`: the line means something else if it matches this.
-    `exception`, `frame`, `during`: for tracebacks: patterns of the exception's class and of a frame's "path:function", and
-    what was being done (jobs.postmortem.operations); `pattern` is then looked for in the exception's message.
+    `exception`, `frame`, `during`: for tracebacks: patterns of the exception's class and of a frame's "path:function",
+    and what was being done (operations.toml); `pattern` is then looked for in the exception's message.
     `frameworks`: what a site would not run if it ran none of these, so that the catalogue can be judged without them.
     """
 

@@ -56,7 +56,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Traceback:
-    """One traceback. `line`: of its exception, 1 the first; 0 where the log ends before it. `first`: where it begins."""
+    """One traceback. `line`: of its exception; 0 where the log ends before it. `first`: where it begins. From 1 on."""
 
     first: int
     line: int = 0

@@ -23,8 +23,8 @@ SHOWN = 12  # pieces of evidence
 def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -> None:
     """Say why a run died, from its logs.
 
-    FILE may be logs of one run or of each of its ranks, folders of them, compressed ones, "-" for standard input, and what
-    else is at hand: kernel logs (dmesg, journalctl -k), sacct, scontrol show job, nvidia-smi -q, df, stacks by py-spy.
+    FILE may be logs of one run or of each of its ranks, folders of them, compressed ones, "-" for standard input, and
+    what else is at hand: kernel logs (dmesg, journalctl -k), sacct, scontrol show job, nvidia-smi -q, df, stacks.
     """
     if not files:
         raise click.UsageError("Name a log, a folder of logs, or - for standard input.")

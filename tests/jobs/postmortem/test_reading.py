@@ -12,7 +12,8 @@ import pytest
 
 from jobs.postmortem import offline, reading
 from jobs.postmortem.reading import Log, Unreadable, blocks, open_log
-from jobs.postmortem.scan import BLOCK, Sieve, scan
+from jobs.postmortem.scan import BLOCK, scan
+from jobs.postmortem.sieve import Sieve
 from jobs.postmortem.signatures import Catalogue, entry_of
 
 BOOM = entry_of({"name": "boom", "role": "root", "cause": "storage.io", "source": "here", "pattern": r"boom \d+"})

@@ -137,13 +137,21 @@ ValueError: x
 
 
 LINES = st.sampled_from(
-    [
-        "Traceback (most recent call last):", '  File "a.py", line 1, in f', "    code()", "    ^^^^", "ValueError: x", "",
-        "During handling of the above exception, another exception occurred:", "words", "  | ValueError: y", "    +-+--- 1 ---",
-        "The above exception was the direct cause of the following exception:", "Original Traceback (most recent call last):",
-        "RuntimeError: Caught ValueError in DataLoader worker process 0.", "Current thread 0x1 (most recent call first):",
-    ]
-)  # fmt: skip
+    """Traceback (most recent call last):
+  File "a.py", line 1, in f
+    code()
+    ^^^^
+ValueError: x
+
+During handling of the above exception, another exception occurred:
+words
+  | ValueError: y
+    +-+--- 1 ---
+The above exception was the direct cause of the following exception:
+Original Traceback (most recent call last):
+RuntimeError: Caught ValueError in DataLoader worker process 0.
+Current thread 0x1 (most recent call first):""".splitlines()
+)
 
 
 @given(st.lists(LINES | st.text(max_size=40), max_size=60))
