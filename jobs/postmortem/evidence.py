@@ -6,11 +6,12 @@ and may mislead no more than the verdict on their own job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from jobs import allocations
 from jobs.disk import folders, logs, rundir
 from jobs.models import Attempt, Incident
 from jobs.postmortem import offline, reading, sources
@@ -19,7 +20,7 @@ from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.reading import Log, Unreadable
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
-from nodes.models import NodeEvent
+from nodes.models import Holding, NodeEvent
 
 MOST_LOGS = 2_048
 MOST_FLIGHTS = 1_024
@@ -173,17 +174,29 @@ def events_of_machines(incident: Incident, catalogue: Catalogue, found: Evidence
     if not attempt.nodes:
         return
     found.seen.add("machines")
-    held = _held(attempt)
+    others = _of_others(attempt, events)
     for event in events:
-        if event.gpu_id is not None and held and event.gpu_id not in held:
-            continue  # another job's GPU on the same machine
-        found.signs += _of_event(event, catalogue)
+        if event.pk not in others:
+            found.signs += _of_event(event, catalogue)
 
 
-def _held(attempt: Attempt) -> set[int]:
-    from jobs import allocations
-
-    return {one.gpu_id for one in allocations.held_by([attempt]).get(attempt.pk, [])}
+def _of_others(attempt: Attempt, events: Sequence[NodeEvent]) -> set[int]:
+    """The events of GPUs that another job held on the same machine."""
+    with_gpu = [event for event in events if event.gpu_id is not None]
+    if not with_gpu:
+        return set()
+    first, last = min(event.at for event in with_gpu), max(event.last_at for event in with_gpu)
+    held = Holding.objects.between(first, last + timedelta(seconds=1)).filter(gpu__in={one.gpu_id for one in with_gpu})
+    whose: dict[int, list[Holding]] = {}
+    for holding in held:
+        whose.setdefault(holding.gpu_id, []).append(holding)
+    mine = {one.gpu_id for one in allocations.held_by([attempt]).get(attempt.pk, [])}
+    found = set()
+    for event in with_gpu:
+        theirs = [one for one in whose.get(event.gpu_id or 0, ()) if one.scheduler_id != attempt.scheduler_id]
+        if event.gpu_id not in mine and (theirs or mine):
+            found.add(event.pk)
+    return found
 
 
 def _of_event(event: NodeEvent, catalogue: Catalogue) -> list[Sign]:

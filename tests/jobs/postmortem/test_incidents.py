@@ -1,24 +1,185 @@
-"""Incidents: opened with a bad end, diagnosed from what the attempt left, by one worker, and again when more is known."""
+"""Incidents: opened with a bad end, diagnosed from what the attempt left, once, and again when more is known."""
 
 from __future__ import annotations
 
-import time
+import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from jobs.following import ending
 from jobs.following.cause import Ended
-from jobs.models import Attempt, Diagnosis, Incident
+from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import incidents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
-from tests.jobs.following.running import running_attempt
+from tests.jobs.reporting import attempt_of, job_of
+from tests.lab import a_project, person
 
 pytestmark = pytest.mark.django_db
-RAISED = """Traceback (most recent call last):
+RAISED = """step 1 loss 2.0
+Traceback (most recent call last):
   File "/home/mira/train.py", line 40, in main
     batch = data["label"]
 KeyError: 'label'
 """
+GONE = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:9885\n"
+BUS = "00000000:AB:00.0"
+
+
+@pytest.fixture
+def attempt(runs: Path) -> Attempt:
+    """One that runs on two nodes, with its folder on disk."""
+    job = job_of()
+    Job.objects.filter(pk=job.pk).update(directory="default/1-abcdef")
+    job.refresh_from_db()
+    (runs / "default/1-abcdef/job/attempt-1/logs").mkdir(parents=True)
+    (runs / "default/1-abcdef/portal").mkdir()
+    return attempt_of(
+        job, scheduler_id="7", nodes=["dgx-01", "dgx-02"], directory="attempt-1", started_at=timezone.now()
+    )
+
+
+def write(runs: Path, name: str, text: str) -> Path:
+    path = runs / "default/1-abcdef/job/attempt-1/logs" / name
+    path.write_text(text)
+    return path
+
+
+def fail(attempt: Attempt, ended: Ended | None = None, **more: Any) -> Incident:
+    failure = {"cause": "failed", "first_failure": {"rank": 1, "kind": "exception", "exit_code": 1, "error": "x"}}
+    assert ending.end(attempt, ended or Ended("failed", 1, result=failure), **more)
+    return Incident.objects.get(attempt=attempt)
+
+
+def of_today(incident: Incident) -> Diagnosis:
+    found = incident.diagnoses.first()
+    assert found is not None
+    return found
+
+
+def test_a_bad_end_is_an_incident_with_a_verdict(attempt: Attempt, runs: Path) -> None:
+    write(runs, "0.0.log", GONE)
+    write(runs, "0.1.log", RAISED)
+    incident = fail(attempt)
+    assert (incident.version, incident.due_at is not None) == (0, True)
+    assert incidents.diagnose(incident.pk)
+    incident.refresh_from_db()
+    assert (incident.cause, incident.rank, incident.version) == ("program.exception", None, 1)
+    assert incident.fingerprint
+    told = of_today(incident).verdict
+    assert [(one["file"], one["line"]) for one in told["evidence"] if one["role"] == "root"] == [("0.1.log", 5)]
+    assert told["exception"] == "KeyError"
+
+
+@pytest.mark.parametrize(
+    "ended", [Ended("completed", 0), Ended("failed", 75), Ended("preempted"), Ended("requeued"), Ended("cancelled")]
+)
+def test_an_end_as_it_was_meant_is_none(attempt: Attempt, ended: Ended) -> None:
+    assert ending.end(attempt, ended)
+    assert not Incident.objects.exists()
+
+
+def test_only_the_incarnation_that_failed_is_read(attempt: Attempt, runs: Path) -> None:
+    write(runs, "0.0.log", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    write(runs, "1.0.log", RAISED)
+    incidents.diagnose(fail(attempt).pk)
+    assert Incident.objects.get().cause == "program.exception"
+
+
+def test_two_workers_make_one_version(attempt: Attempt, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(runs, "0.0.log", RAISED)
+    incident = fail(attempt)
+    verdict_on = incidents.verdict_on
+
+    def meanwhile(one: Incident) -> Any:
+        """Another worker, that took it for left alone, comes to its end first."""
+        monkeypatch.setattr(incidents, "verdict_on", verdict_on)
+        Incident.objects.filter(pk=one.pk).update(due_at=timezone.now())
+        assert incidents.diagnose(one.pk)
+        return verdict_on(one)
+
+    monkeypatch.setattr(incidents, "verdict_on", meanwhile)
+    assert not incidents.diagnose(incident.pk)
+    assert Diagnosis.objects.count() == 1
+
+
+def test_one_that_a_worker_dies_of_is_left_alone_for_a_while(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    incident = fail(attempt)
+
+    def die(one: Incident) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(incidents, "verdict_on", die)
+    with pytest.raises(KeyboardInterrupt):
+        incidents.diagnose(incident.pk)
+    assert not incidents.diagnose(incident.pk)
+    assert not Incident.objects.due().exists()
+    Incident.objects.update(due_at=timezone.now() - timedelta(seconds=1))
+    assert list(Incident.objects.due()) == [incident]
+
+
+def test_evidence_that_comes_late_is_one_more_version_and_the_last_is_final(attempt: Attempt, runs: Path) -> None:
+    write(runs, "0.0.log", RAISED)
+    incident = fail(attempt)
+    agent = Agent.objects.create(node="dgx-02", heard_at=timezone.now())
+    gpu = Gpu.objects.create(uuid="GPU-1", agent=agent, index=3, bus=BUS)
+    Holding.objects.create(gpu=gpu, agent=agent, scheduler_id="7", source="scheduler", since=timezone.now())
+    incidents.diagnose(incident.pk)
+    NodeEvent.objects.create(
+        agent=agent, gpu=gpu, kind="xid", code=79, text="pid=41833, name=python, GPU has fallen off the bus.",
+        at=incident.at - timedelta(seconds=9), last_at=incident.at - timedelta(seconds=9),
+    )  # fmt: skip
+    Incident.objects.update(due_at=timezone.now())
+    incidents.diagnose(incident.pk)
+    incident.refresh_from_db()
+    assert (incident.cause, incident.node, incident.version, incident.is_final) == ("gpu.off_bus", "dgx-02", 2, False)
+    assert [one.cause for one in incident.diagnoses.all()] == ["gpu.off_bus", "program.exception"]
+    Attempt.objects.update(closed_at=timezone.now(), slurm_steps_at=timezone.now())
+    Incident.objects.update(due_at=timezone.now())
+    assert incidents.diagnose(incident.pk)
+    incident.refresh_from_db()
+    assert (incident.version, incident.is_final, incident.due_at) == (2, True, None)
+
+
+def test_an_xid_of_somebody_elses_gpu_on_the_same_machine_is_none_of_it(attempt: Attempt, runs: Path) -> None:
+    write(runs, "0.0.log", RAISED)
+    incident = fail(attempt)
+    agent = Agent.objects.create(node="dgx-02", heard_at=timezone.now())
+    other = Gpu.objects.create(uuid="GPU-2", agent=agent, index=2, bus=BUS)
+    since = timezone.now() - timedelta(hours=1)
+    Holding.objects.create(gpu=other, agent=agent, scheduler_id="8", source="scheduler", since=since)
+    NodeEvent.objects.create(
+        agent=agent, gpu=other, kind="xid", code=79, text="GPU has fallen off the bus.",
+        at=incident.at, last_at=incident.at,
+    )  # fmt: skip
+    incidents.diagnose(incident.pk)
+    assert Incident.objects.get().cause == "program.exception"
+
+
+def test_what_the_scheduler_says_where_no_log_is_left(attempt: Attempt) -> None:
+    incidents.diagnose(fail(attempt, Ended("timeout", signal=15)).pk)
+    incident = Incident.objects.get()
+    assert incident.cause == "scheduler.time_limit"
+    assert any("logs" in one for one in of_today(incident).verdict["not_seen"])
+
+
+def test_a_log_that_is_a_link_a_pipe_or_a_device_is_not_read(attempt: Attempt, runs: Path, tmp_path: Path) -> None:
+    logs = write(runs, "0.0.log", RAISED).parent
+    secret = tmp_path / "secret"
+    secret.write_text("CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    (logs / "0.1.log").symlink_to(secret)
+    (logs / "0.2.log").symlink_to("/dev/zero")
+    os.mkfifo(logs / "0.3.log")
+    incidents.diagnose(fail(attempt).pk)
+    incident = Incident.objects.get()
+    assert incident.cause == "program.exception"
+    assert "out of memory" not in str(of_today(incident).verdict)
+
+
+def test_only_members_see_it(attempt: Attempt, mira: Any) -> None:
+    fail(attempt)
+    assert Incident.objects.visible_to(mira).exists()
+    assert not Incident.objects.visible_to(person("stranger", a_project("elsewhere"))).exists()
