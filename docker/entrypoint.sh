@@ -2,7 +2,7 @@
 # What one container does. Settings come from the environment, a secret from the file that NAME_FILE names.
 #   prepare          migrate, collect static files, make the first sysadmin; ends
 #   web              answer HTTP and websockets on $VIGIL_PORT
-#   worker QUEUE     do the tasks of one queue: follow, work; tail where VIGIL_REPORTS=tail, pull with VIGIL_DCGM_EXPORTERS
+#   worker QUEUE     do the tasks of one queue: follow, work, diagnose; tail where VIGIL_REPORTS=tail, pull with VIGIL_DCGM_EXPORTERS
 #   beat             tick; exactly one a site
 #   agent            report on the node that it runs on
 #   vigil …, manage …  the command line; Django's own

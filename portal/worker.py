@@ -1,5 +1,5 @@
-"""One worker process, for one queue: `follow` for what somebody waits for, `work` for the rest; `tail` reads spools,
-`pull` asks dcgm-exporters.
+"""One worker process, for one queue: `follow` for what somebody waits for, `diagnose` for logs of what failed, `work`
+for the rest; `tail` reads spools, `pull` asks dcgm-exporters.
 
     python -m portal.worker QUEUE [more of `celery worker`'s options]
 
@@ -44,7 +44,7 @@ def keep_connections(**about: object) -> None:
 
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        sys.exit("a worker needs its queue: follow, work, tail or pull")
+        sys.exit("a worker needs its queue: follow, work, diagnose, tail or pull")
     queue, *more = arguments
     if queue == "follow":  # what its first task needs before it comes: somebody waits for it
         from jobs.following import follow, handover  # noqa: F401

@@ -17,7 +17,7 @@ from portal import counted
 from portal.exposition import CONTENT_TYPE, Family, written
 from portal.publish import connection
 
-QUEUES = ("follow", "work", "tail", "pull")
+QUEUES = ("follow", "work", "diagnose", "tail", "pull")
 
 
 @require_safe

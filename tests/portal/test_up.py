@@ -85,7 +85,7 @@ def test_workers_take_tasks_again_after_redis_died(kept_up: Stack) -> None:
     stack.wait_for_new("redis", old)
     path = redis.socket_path(stack.home / "redis")
     wait_for(lambda: redis.answers(path), "Redis")
-    for queue in ("follow", "work"):
+    for queue in ("follow", "work", "diagnose"):
         # A message that names no task is still taken and thrown away, with a word in the log.
         send = f"import portal.celery as c; c.app.send_task('no.such.task.{queue}', queue={queue!r})"
         environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}

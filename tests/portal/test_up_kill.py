@@ -161,7 +161,7 @@ def steps_of(stack: Stack, job_id: int) -> list[int]:
 def test_killed_parts_cost_nothing(stack: Stack, submit: Submit) -> None:
     job_id, step = submit(NO_END), BETWEEN
     for _ in range(KILLS):
-        for name in ("web", "follow", "work", "beat", "redis", "agent"):
+        for name in ("web", "follow", "work", "diagnose", "beat", "redis", "agent"):
             wait_for_step(stack, job_id, step)
             stack.wait_for_new(name, stack.kill(name))
             step = step_of(stack, job_id) + BETWEEN
