@@ -1,4 +1,4 @@
-"""`vigil up`: the whole portal on one machine. It supervises Redis, web, three workers and beat, and starts no training:
+"""`vigil up`: the whole portal on one machine. It supervises Redis, web, workers and beat, and starts no training:
 jobs belong to the scheduler and go on whatever happens here. Imports no Django."""
 
 from __future__ import annotations

@@ -22,9 +22,12 @@ COMMON = frozenset(
     workers python torch load loading loaded save saving saved start starting started finished done info log logging
     job jobs task tasks module distributed backend group learning rate samples tokens validation evaluation""".split()  # noqa: SIM905
 )  # words that lines are full of in which nothing is wrong
+_PLAIN = r"\w ,:;'\"=/<>!@#%&~`-"
 _TOKEN = re.compile(
-    r"(?P<flags>\(\?[a-z-]+\))|(?P<open>\((?:\?(?:P<\w+>|[a-z-]*:))?)|(?P<close>\))|(?P<bar>\|)|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|"
-    r"(?P<count>[*+?]\??|\{(?P<least>\d+)(?:,\d*)?\}\??)|(?P<class>\\[dDwWsSbBAzQE]|\\x..|[.^$])|\\(?P<escaped>.)|(?P<letter>.)",
+    rf"(?P<run>[{_PLAIN}]+(?![*+?{{{_PLAIN}]))|"
+    r"(?P<flags>\(\?[a-z-]+\))|(?P<open>\((?:\?(?:P<\w+>|[a-z-]*:))?)|(?P<close>\))|(?P<bar>\|)|"
+    r"(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|(?P<count>[*+?]\??|\{(?P<least>\d+)(?:,\d*)?\}\??)|"
+    r"(?P<class>\\[dDwWsSbBAzQE]|\\x..|[.^$])|\\(?P<escaped>.)|(?P<letter>.)",
     re.DOTALL,
 )
 
@@ -85,12 +88,16 @@ class _Reader:
         return True
 
     def _one(self, token: re.Match[str], sequence: _Sequence) -> None:
+        if token["run"]:
+            sequence.run += token["run"]
+            return
         letter = token["escaped"] or token["letter"]
         if letter is not None:
-            if self._may_be_missing():
-                sequence.end_run(self._any_case)
-            else:
+            times = self._times()
+            if times != 0:
                 sequence.run += letter
+            if times != 1:  # it may be there again, and then the letters around it do not stand side by side
+                sequence.end_run(self._any_case)
             return
         sequence.end_run(self._any_case)
         if token["flags"]:
@@ -102,22 +109,22 @@ class _Reader:
                 self._any_case = (before or "i" in flags) and "i" not in without
             inner = self.alternatives()
             self._any_case = before
-            if not self._may_be_missing():
+            if self._times() != 0:
                 sequence.offer(inner)
         elif token["set"] or token["class"]:
-            self._may_be_missing()
+            self._times()
 
     def _next(self) -> re.Match[str] | None:
         kept, self._kept = self._kept, None
         return kept if kept is not None else next(self._tokens, None)
 
-    def _may_be_missing(self) -> bool:
-        """Whether a count follows that allows for none; one that does not is passed by."""
+    def _times(self) -> int:
+        """How often what was read has to be there: 1 where no count follows, 0 if it may be missing, else 2."""
         token = self._next()
         if token is None or not token["count"]:
             self._kept = token
-            return False
-        return token["count"][0] in "*?" or token["least"] == "0"
+            return 1
+        return 0 if token["count"][0] in "*?" or token["least"] == "0" else 2
 
 
 def _worth(words: Words) -> tuple[int, int]:

@@ -168,7 +168,7 @@ def _filter(entries: list[Entry], *, blind: bool = False) -> Any:
     twenty times as long as all of this.
     """
     made = re2.Filter()
-    each = options(max_mem=8 << 20)
+    each = options(max_mem=8 << 20, never_capture=True)
     for entry in entries:
         pattern = unbounded(blinded(entry.pattern) if blind else entry.pattern)
         try:

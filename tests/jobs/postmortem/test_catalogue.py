@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from jobs.postmortem.literals import words_of
 from jobs.postmortem.prefixes import prefix_of
+from jobs.postmortem.sieve import sieve_of
 from jobs.postmortem.signatures import HERE, Catalogue, Entry, blinded, catalogue, read
 from jobs.postmortem.signs import fits
 from jobs.postmortem.tracebacks import Frame, Traceback
@@ -67,3 +69,29 @@ def test_every_file_is_toml_with_entries() -> None:
 )
 def test_a_pattern_with_any_digits(pattern: str, blind: str) -> None:
     assert blinded(pattern) == blind
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"CUDA out of memory\. Tried", {("CUDA out of memory. Trie", False)}),
+        (r"(?i)Stale file handle|ESTALE\b", {("stale file handle", True), ("estale", True)}),
+        (r"zab?cdefghij", {("cdefghij", False)}),
+        (r"xyzzyfo+bar", {("xyzzyfo", False)}),
+        (r"(?:frobnicated )?qux", None),
+        (r"(?:frobnicated |wibbled! )+qux", {("frobnicated ", False), ("wibbled! ", False)}),
+        (r"a(?i:Frobnicate)d", {("frobnicate", True)}),
+        (r"frobnicated|\d+", None),
+        (r"iteration of the training", None),
+    ],
+)
+def test_words_that_a_pattern_cannot_do_without(pattern: str, words: set[tuple[str, bool]] | None) -> None:
+    assert words_of(pattern) == words
+
+
+def test_the_sieve_stops_at_every_example() -> None:
+    sieve = sieve_of(catalogue())
+    missed = [
+        entry.name for entry in catalogue() if not entry.reads_tracebacks and not sieve.search(entry.example.encode())
+    ]
+    assert not missed
