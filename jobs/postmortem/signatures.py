@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import re2
 
 from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
-from jobs.postmortem.literals import words_of
+from jobs.postmortem.literals import Words, words_of
 
 HERE = Path(__file__).parent / "catalogue"
 MEMORY = 64 << 20  # of the sieve and of the set, for the states that they build as they read
@@ -115,9 +115,6 @@ def options(**values: Any) -> re2.Options:
 _BOUND = re.compile(r"(?<!\\)\{(?P<least>[01]),(?P<most>\d+)\}")
 BOUND = 8
 _BEGIN = re.compile(r"(?:^|(?<=\|)|(?<=\())\^")  # of a line's own words, before which the sieve sees prefixes
-_TOKENS = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
-
-
 _DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # but in a count
 
 
@@ -128,20 +125,6 @@ def unbounded(pattern: str) -> str:
         return bound[0] if int(bound["most"]) < BOUND else "*" if bound["least"] == "0" else "+"
 
     return _BOUND.sub(free, pattern)
-
-
-def blinded(pattern: str) -> str:
-    """The pattern with any digit for each of its digits, so that it matches a line whatever its numbers are."""
-
-    def blind(token: re.Match[str]) -> str:
-        text = token[0]
-        if text.isdigit():
-            return r"\d"
-        if text.startswith("[") and re.search(r"\d", text) and "0-9" not in text:
-            return f"{text[:-1]}\\d]" if not text.startswith("[^") else text
-        return text
-
-    return _TOKENS.sub(blind, pattern) if _DIGIT.search(pattern) else pattern
 
 
 def _set(entries: Iterable[Entry]) -> Any:
@@ -161,7 +144,7 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-def _filter(entries: list[Entry], *, blind: bool = False) -> Any:
+def _filter(entries: list[Entry]) -> Any:
     """All patterns at once: words that each needs are looked for first, then only those that have theirs.
 
     A set of RE2 would be three times as fast once its states are built, but building them for lines of every kind takes
@@ -170,9 +153,8 @@ def _filter(entries: list[Entry], *, blind: bool = False) -> Any:
     made = re2.Filter()
     each = options(max_mem=8 << 20, never_capture=True)
     for entry in entries:
-        pattern = unbounded(blinded(entry.pattern) if blind else entry.pattern)
         try:
-            made.Add(b"(?m)" + pattern.encode(), each)
+            made.Add(b"(?m)" + unbounded(entry.pattern).encode(), each)
         except re2.error as error:
             raise BadEntry(f"{entry.name}: {error}") from None
     if not entries:  # it would refuse to be asked
@@ -210,15 +192,15 @@ class Catalogue:
         self.of_tracebacks = [entry for entry in self.entries if entry.reads_tracebacks]
 
     @cached_property
-    def _by_digits(self) -> tuple[list[Entry], list[Entry]]:
-        """Entries that no digit tells apart, and those that one does."""
-        told = {entry.name: blinded(entry.pattern) != entry.pattern for entry in self._lined}
-        return [one for one in self._lined if not told[one.name]], [one for one in self._lined if told[one.name]]
+    def _by_digits(self) -> tuple[list[Entry], list[tuple[Entry, Words | None]]]:
+        """Entries that no digit tells apart, and those that one does, with words that they can't do without."""
+        apart = [one for one in self._lined if _DIGIT.search(one.pattern)]
+        names = {one.name for one in apart}
+        return [one for one in self._lined if one.name not in names], [(one, words_of(one.pattern)) for one in apart]
 
     @cached_property
-    def _filters(self) -> tuple[Any, Any]:
-        alike, apart = self._by_digits
-        return _filter(alike), _filter(apart, blind=True)
+    def _filter(self) -> Any:
+        return _filter(self._by_digits[0])
 
     @property
     def patterns(self) -> list[str]:
@@ -254,9 +236,15 @@ class Catalogue:
 
     def named(self, own: bytes) -> Named:
         """What a line, without its prefixes, and all that differ from it in digits only have in common."""
-        alike, blind = self._filters
-        found = [self._by_digits[0][index] for index in alike.Match(own) or ()]
-        maybe = [self._by_digits[1][index] for index in blind.Match(own) or ()]
+        alike, apart = self._by_digits
+        found = [alike[index] for index in self._filter.Match(own) or ()]
+        text = own.decode(errors="replace")
+        low = text.lower()
+        maybe = [
+            one
+            for one, words in apart
+            if words is None or any((word in low) if any_case else (word in text) for word, any_case in words)
+        ]
         return Named(tuple(self._but(found, own)), tuple(maybe), self._test(maybe), self._but)
 
     def _test(self, entries: list[Entry]) -> Any:
