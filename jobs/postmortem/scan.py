@@ -17,7 +17,7 @@ from jobs.postmortem import progress
 from jobs.postmortem.prefixes import Prefix, prefix_of
 from jobs.postmortem.progress import Mark
 from jobs.postmortem.scanned import KEPT, Hit, Line, Scanned, Stream, Told
-from jobs.postmortem.sieve import KnownLine, Sieve, own_words
+from jobs.postmortem.sieve import DIGITS, Sieve, own_words
 from jobs.postmortem.signatures import Entry, options
 from jobs.postmortem.summaries import SummaryReader
 from jobs.postmortem.tracebacks import Reader
@@ -29,7 +29,6 @@ BEFORE, AFTER = 150, 60  # lines around what was found that are read closely in 
 CLOSE_HEAD, CLOSE_TAIL = 16, 8  # blocks in which something was found, from both ends
 STREAMS = 64  # whose first line of an entry is kept beside those …
 STREAMS_WITHIN = 200  # … if it comes among so many of its lines
-KNOWN = 20_000  # different lines remembered
 FLOOD = 64  # hits in one block from which on its lines are split at once
 CLOSELY = 40  # lines of an entry around which the log is read closely; at its end it is in any case
 STRUCTURES = 2_000  # and of tracebacks
@@ -39,7 +38,6 @@ MARKS = 20_000
 MOST_TELLING = 200_000
 MOST_STREAMS = 2_048
 
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _ANSI = re2.compile(rb"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]", options())
 
 
@@ -84,8 +82,8 @@ class Scanner:
 
     def __init__(self, sieve: Sieve, name: str, *, year: int = 0) -> None:
         self._sieve, self._year = sieve, year
+        self._known = sieve.known
         self.scanned = Scanned(name)
-        self._known: dict[bytes, KnownLine] = {}
         self._whole: list[_Block] = []  # all of it, as long as it is short
         self._head: list[_Block] = []
         self._tail: deque[_Block] = deque(maxlen=CLOSE_TAIL)
@@ -176,12 +174,7 @@ class Scanner:
                 name(number, line if len(line) <= LINE else line[:LINE])
 
     def _name(self, number: int, line: bytes) -> None:
-        key = line.translate(_DIGITS)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= KNOWN:
-                self._known.clear()
-            known = self._known[key] = self._sieve.named(line)
+        known = self._known.get(line.translate(DIGITS)) or self._sieve.named(line)
         if not known.is_telling:
             return
         entries = known.named.entries

@@ -10,6 +10,8 @@ import re2
 from jobs.postmortem.prefixes import prefix_of
 from jobs.postmortem.signatures import Catalogue, Named, options
 
+KNOWN = 20_000  # different lines remembered, of all logs
+DIGITS = bytes.maketrans(b"123456789", b"000000000")
 # What tells of structure, beside the entries: where a traceback begins, and where it ends.
 _STRUCTURE = (
     rb"Traceback \(most recent call",
@@ -34,11 +36,19 @@ class Sieve:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
+        self.known: dict[bytes, KnownLine] = {}
         structure = b"|".join(b"(?:(?m)" + pattern + b")" for pattern in _STRUCTURE)
         self._structure = re2.compile(structure, options(never_capture=True))
         self.search = re2.compile(b"|".join([*catalogue.sieve, structure]), options(never_capture=True)).search
 
     def named(self, line: bytes) -> KnownLine:
+        """What a line is that is not known yet; from now on all that differ from it in digits only are."""
+        if len(self.known) >= KNOWN:
+            self.known.clear()
+        found = self.known[line.translate(DIGITS)] = self._named(line)
+        return found
+
+    def _named(self, line: bytes) -> KnownLine:
         named = self.catalogue.named(own_words(line))
         is_structure = self._structure.search(line) is not None
         is_anchored = any("^" in entry.pattern for entry in named.maybe)

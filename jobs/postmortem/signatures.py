@@ -115,7 +115,13 @@ def options(**values: Any) -> re2.Options:
 _BOUND = re.compile(r"(?<!\\)\{(?P<least>[01]),(?P<most>\d+)\}")
 BOUND = 8
 _BEGIN = re.compile(r"(?:^|(?<=\|)|(?<=\())\^")  # of a line's own words, before which the sieve sees prefixes
+_TOKENS = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
 _DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # but in a count
+
+
+def _has_any(words: Words, text: str) -> bool:
+    low = text.lower()
+    return any(word in (low if any_case else text) for word, any_case in words)
 
 
 def unbounded(pattern: str) -> str:
@@ -125,6 +131,21 @@ def unbounded(pattern: str) -> str:
         return bound[0] if int(bound["most"]) < BOUND else "*" if bound["least"] == "0" else "+"
 
     return _BOUND.sub(free, pattern)
+
+
+@cache
+def blinded(pattern: str) -> str:
+    """The pattern with any digit for each of its digits, so that it matches a line whatever its numbers are."""
+
+    def blind(token: re.Match[str]) -> str:
+        text = token[0]
+        if text.isdigit():
+            return r"\d"
+        if text.startswith("[") and re.search(r"\d", text) and "0-9" not in text:
+            return f"{text[:-1]}\\d]" if not text.startswith("[^") else text
+        return text
+
+    return _TOKENS.sub(blind, pattern) if _DIGIT.search(pattern) else pattern
 
 
 def _set(entries: Iterable[Entry]) -> Any:
@@ -239,12 +260,8 @@ class Catalogue:
         alike, apart = self._by_digits
         found = [alike[index] for index in self._filter.Match(own) or ()]
         text = own.decode(errors="replace")
-        low = text.lower()
-        maybe = [
-            one
-            for one, words in apart
-            if words is None or any((word in low) if any_case else (word in text) for word, any_case in words)
-        ]
+        near = [one for one, words in apart if words is None or _has_any(words, text)]
+        maybe = [one for one in near if self.compiled(blinded(one.pattern)).search(own)]
         return Named(tuple(self._but(found, own)), tuple(maybe), self._test(maybe), self._but)
 
     def _test(self, entries: list[Entry]) -> Any:
