@@ -77,6 +77,9 @@ def outlive(scanned: Sequence[Scanned], signs: Sequence[Sign]) -> None:
 def _is_logged_only(scanned: Scanned, sign: Sign) -> bool:
     """Whether a logger printed the traceback as a warning, and its stream said more after it."""
     assert sign.traceback is not None
+    frames = sign.traceback.frames
+    if frames and frames[0].function == "<module>":  # nobody caught it
+        return False
     level = scanned.before.get(sign.traceback.chain[0].first) or scanned.before.get(sign.traceback.first)
     return level == "warning" and _ordinary_after(scanned, sign, None) >= ORDINARY
 

@@ -30,6 +30,7 @@ SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()
         ('3:   File "a"', '  File "a"', {"rank": 3}),
         ("2: Traceback (most recent call last):", "Traceback (most recent call last):", {"rank": 2}),
         ("[1,3]<stderr>:x", "x", {"rank": 3}),
+        ("[3]<stderr>:    call()", "    call()", {"rank": 3}),
         ("dgx-03:123:456 [3] NCCL WARN NET/IB : x", "NCCL WARN NET/IB : x", {"node": "dgx-03", "local_rank": 3}),
         ("(train_fn pid=123, ip=10.0.0.2) x", "x", {"node": "10.0.0.2"}),
         ("E1121 03:01:31.123456 12345 file.cc:123] x", "x", {"level": "error"}),
