@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jobs.postmortem.case import Case, in_order
@@ -24,6 +24,16 @@ from jobs.postmortem.survival import outlive
 from jobs.postmortem.verdict import Evidence, Other, Verdict
 
 SURE_ENOUGH = 0.5
+_WANT_MORE = frozenset({UNKNOWN, "collective.timeout", "network.fabric", "program.illegal_access"})
+_OF_KERNEL = frozenset({"kernel", "machines"})
+_OF_SCHEDULER = frozenset({"sacct", "scontrol", "scheduler"})
+_BY_KERNEL = {
+    "gpu.off_bus": "the kernel tells of no GPU that fell off the bus",
+    "gpu.ecc": "the kernel tells of no error in a GPU's memory",
+}
+_BY_ITS_LOG = {
+    "memory.host_oom": "the kernel tells of no process that it killed for memory"
+}  # agents tell no such thing
 EVIDENCE = 24
 LAST_WORDS = 4  # lines at the end of a log
 _TROUBLE = re.compile(
@@ -246,7 +256,33 @@ def _told(verdict: Verdict, case: Case) -> Verdict:
             verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice
         )
     limits = [f"{one.name}: {limit}" for one in case.scanned for limit in one.limits]
-    return replace(verdict, says=_sentence(verdict), not_seen=[*verdict.not_seen, *limits])
+    return replace(
+        verdict,
+        says=_sentence(verdict),
+        not_seen=[*verdict.not_seen, *limits, *_missing(verdict, case)],
+        ruled_out=[*verdict.ruled_out, *_ruled_out(verdict, case)],
+    )
+
+
+def _missing(verdict: Verdict, case: Case) -> Iterator[str]:
+    """What nobody gave, where it could tell more than what was read."""
+    if verdict.cause not in _WANT_MORE:
+        return
+    if not case.seen & _OF_KERNEL:
+        yield "a kernel log of its nodes (dmesg, journalctl -k)"
+    if not case.seen & _OF_SCHEDULER:
+        yield "the scheduler's record (sacct, scontrol show job)"
+
+
+def _ruled_out(verdict: Verdict, case: Case) -> Iterator[Other]:
+    """What a kernel log that was read says nothing of."""
+    if not case.seen & _OF_KERNEL:
+        return
+    told = {sign.cause for sign in case.signs}
+    known = _BY_KERNEL | (_BY_ITS_LOG if "kernel" in case.seen else {})
+    for cause, why in known.items():
+        if cause not in told and cause != verdict.cause:
+            yield Other(cause, why)
 
 
 def _sentence(verdict: Verdict) -> str:

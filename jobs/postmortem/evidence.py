@@ -20,7 +20,7 @@ from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.reading import Log, Unreadable
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
-from nodes.models import Holding, NodeEvent
+from nodes.models import Agent, Holding, NodeEvent
 
 MOST_LOGS = 2_048
 MOST_FLIGHTS = 1_024
@@ -169,11 +169,15 @@ def events_of_machines(incident: Incident, catalogue: Catalogue, found: Evidence
     """Xids, lost GPUs and slow mounts of its nodes, from ten minutes before the end on."""
     attempt = incident.attempt
     since, until = incident.at - AROUND, incident.at + AROUND
-    rows = NodeEvent.objects.filter(agent__node__in=attempt.nodes, at__lte=until, last_at__gte=since)
-    events = list(rows.select_related("agent", "gpu").order_by("at")[:MOST_EVENTS])
     if not attempt.nodes:
         return
-    found.seen.add("machines")
+    heard = set(Agent.objects.filter(node__in=attempt.nodes, heard_at__gte=since).values_list("node", flat=True))
+    if silent := [node for node in attempt.nodes if node not in heard]:
+        found.not_seen.append(f"what the machine did on {', '.join(silent[:8])}: no agent told of it")
+    else:
+        found.seen.add("machines")
+    rows = NodeEvent.objects.filter(agent__node__in=attempt.nodes, at__lte=until, last_at__gte=since)
+    events = list(rows.select_related("agent", "gpu").order_by("at")[:MOST_EVENTS])
     others = _of_others(attempt, events)
     for event in events:
         if event.pk not in others:

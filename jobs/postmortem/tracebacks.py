@@ -37,6 +37,7 @@ _WRAPPERS = re.compile(
     r"\(\d+ sub-exceptions?\)|WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)"
 )
 _OWN = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
+_RULE = re.compile(r"([-=*#_~])\1{9,}")  # drawn before what somebody else says
 _SOURCE = re.compile(
     r"\s{4,}\S|\s*[~^]+\s*$|\s*\.\.\.<\d+ lines?>\.\.\.|\s*\[Previous line repeated \d+ more times?\]|\s*(?:│|╭|╰|╮|╯)"
 )
@@ -149,10 +150,6 @@ class Reader:
         """What comes next is not of the last exception's message."""
         self._message_left = 0
 
-    @property
-    def is_in_message(self) -> bool:
-        return self._last is not None and self._message_left > 0
-
     def finish(self) -> list[Traceback]:
         """All that were read; one that the log breaks off in is there without its exception."""
         if self._open is not None and self._open.frames:
@@ -241,6 +238,8 @@ class Reader:
 
     def _goes_on(self, text: str) -> bool:
         """Whether a line after an exception's first belongs to its message."""
+        if _RULE.fullmatch(text.strip()):
+            return False
         return bool(text.strip()) and (text[:1] in " \t" or not _RAISED.match(text.strip()) or ":" not in text)
 
 

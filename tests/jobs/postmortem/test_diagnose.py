@@ -112,6 +112,14 @@ def test_of_two_flight_recorders_the_one_that_called_something_else() -> None:
     assert (found.cause, found.rank) == ("collective.mismatch", 2)
 
 
+def test_what_was_not_given_is_said_and_what_was_read_is_ruled_out() -> None:
+    log, kernel = f"{steps(0, 3)}\n{of(0, GONE)}", "[4410.332316] usb 1-1: new device\n[4411.332316] eth0: link up\n"
+    assert any("kernel log" in one for one in verdict(log).not_seen)
+    found = offline.verdict_on([offline.log_of_text(log, "log"), offline.log_of_text(kernel, "dmesg.txt")])
+    assert not any("kernel log" in one for one in found.not_seen)
+    assert {"gpu.off_bus", "memory.host_oom"} <= {one.cause for one in found.ruled_out}
+
+
 def test_secrets_in_evidence_are_masked() -> None:
     found = verdict(
         "huggingface_hub.errors.GatedRepoError: 401 Client Error. token=hf_abcdefghijklmnop https://u:pw@host/x"

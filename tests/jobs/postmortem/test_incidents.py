@@ -163,7 +163,9 @@ def test_what_the_scheduler_says_where_no_log_is_left(attempt: Attempt) -> None:
     incidents.diagnose(fail(attempt, Ended("timeout", signal=15)).pk)
     incident = Incident.objects.get()
     assert incident.cause == "scheduler.time_limit"
-    assert any("logs" in one for one in of_today(incident).verdict["not_seen"])
+    not_seen = of_today(incident).verdict["not_seen"]
+    assert any("logs" in one for one in not_seen)
+    assert any("dgx-01, dgx-02: no agent" in one for one in not_seen)
 
 
 def test_a_log_that_is_a_link_a_pipe_or_a_device_is_not_read(attempt: Attempt, runs: Path, tmp_path: Path) -> None:

@@ -122,6 +122,13 @@ Extension modules: numpy.core (total: 1)
     assert [frame.function for frame in one.frames] == ["forward", "<module>"]
 
 
+def test_what_stands_below_a_rule_is_somebody_elses() -> None:
+    (one,) = read(
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\nIndexError: x\n' + "-" * 40 + "\nMPI_ABORT\n"
+    )
+    assert (one.type, one.message) == ("IndexError", "x")
+
+
 def test_rich_draws_boxes() -> None:
     text = """╭───── Traceback (most recent call last) ─────╮
 │ /home/mira/train.py:34 in main                     │
