@@ -35,6 +35,7 @@ _BY_ITS_LOG = {
     "memory.host_oom": "the kernel tells of no process that it killed for memory"
 }  # agents tell no such thing
 EVIDENCE = 24
+SAID = 160  # letters of an exception in the sentence
 LAST_WORDS = 4  # lines at the end of a log
 _TROUBLE = re.compile(
     r"(?i)\b(?:error|failed|failure|fatal|abort(?:ed|ing)?|E_[A-Z_]{3,}|returned -\d|stopped|killed|crash\w*)\b"
@@ -291,4 +292,7 @@ def _sentence(verdict: Verdict) -> str:
     where = f"rank {verdict.rank}" if verdict.rank is not None else ""
     where += f" on {verdict.node}" if verdict.node and where else f"on {verdict.node}" if verdict.node else ""
     title = cause.title[:1].upper() + cause.title[1:]
-    return f"{title} ({where})." if where else f"{title}."
+    if verdict.cause == "program.exception" and verdict.exception:
+        root = next((one.text for one in verdict.evidence if one.role == "root"), verdict.exception)
+        title += f": {root.splitlines()[0][:SAID]}"
+    return f"{title} ({where})." if where else f"{title.removesuffix('.')}."

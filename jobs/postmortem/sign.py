@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, field
+from functools import cache
 
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.signatures import Entry
 from jobs.postmortem.tracebacks import Traceback
+
+# 0.3.log of an incarnation's rank 3, rank_3.log, train-rank3.err, attempt_0/3/stderr.log.
+_RANK = re.compile(
+    r"(?:^|/)(?:\d{1,6}\.(\d{1,6})\.log|(?:[^/]*[_.-])?rank[_.-]?(\d{1,6})(?:\D[^/]*)?|(\d{1,6})/std(?:err|out)\.log)$"
+)
+
+
+@cache
+def rank_in(name: str) -> int | None:
+    """The rank whose log a file is, by its name."""
+    found = _RANK.search(name)
+    return int(next(filter(None, found.groups()))) if found else None
 
 
 @dataclass(slots=True)
@@ -34,7 +48,9 @@ class Sign:
         if self.prefix.rank is not None:
             return self.prefix.rank
         told = self.groups.get("rank", "")
-        return int(told) if told.isdigit() and len(told) < 8 else self.prefix.local_rank
+        if told.isdigit() and len(told) < 8:
+            return int(told)
+        return self.prefix.local_rank if self.prefix.local_rank is not None else rank_in(self.file)
 
     @property
     def node(self) -> str:

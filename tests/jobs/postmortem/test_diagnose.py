@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.postmortem import offline
 from jobs.postmortem.causes import CAUSES
+from jobs.postmortem.sign import rank_in
 from jobs.postmortem.verdict import Verdict
 from portal.cli.main import main
 from tests.examples import examples
@@ -154,3 +155,14 @@ def test_any_log_has_a_verdict(lines: list[str]) -> None:
     assert found.cause in CAUSES
     assert 0 <= found.confidence <= 1
     json.dumps(found.told())
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("0.3.log", 3), ("logs/1.12.log", 12), ("rank_3.log", 3), ("train-rank3.err", 3), ("attempt_0/3/stderr.log", 3),
+        ("slurm-4182.out", None), ("launcher.0.log", None), ("rank.txt", None), ("2026.11.log", 11),
+    ],
+)  # fmt: skip
+def test_whose_log_it_is_by_its_name(name: str, rank: int | None) -> None:
+    assert rank_in(name) == rank
