@@ -18,6 +18,7 @@ from jobs.api import gpus as gpus_api
 from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
 from jobs.api import machine_files as machine_files_api
+from jobs.api import postmortem as postmortem_api
 from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
@@ -47,6 +48,7 @@ api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", environment_api.router)
 api.add_router("/v1/jobs", gpus_api.router)
 api.add_router("/v1/jobs", logs_api.router)
+api.add_router("/v1/jobs", postmortem_api.router)
 api.add_router("/v1/jobs", profiles_api.router)
 api.add_router("/v1/jobs", series_api.router)
 api.add_router("/v1/jobs", why_api.router)

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 from jobs.disk.provenance import history
 from jobs.errors import SpecError
 from jobs.gathering import charts as curves
-from jobs.gathering import gpu_tab, guard_events, hardware_events, layouts, slow_mounts
+from jobs.gathering import gpu_tab, guard_events, hardware_events, layouts, slow_mounts, verdicts
 from jobs.gathering import life as lives
 from jobs.models import Attempt, Checkpoint, Job
 from jobs.presenting import attached, charts, environments, sentence, slurm_steps
@@ -101,6 +101,7 @@ def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
         "shown": performance.tell(page.life, may_change=page.may_change),
         "finding": gpu_tab.low_use(page.life),
+        "died": verdicts.of(page.life.latest),
         "warnings": sorted(newest, reverse=True),
         "has_more_warnings": has_more,
         **_waits(request, page),

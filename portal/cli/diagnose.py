@@ -1,4 +1,6 @@
-"""`vigil diagnose`: why a run died, from the logs that are at hand. Needs no portal and no Django."""
+"""`vigil diagnose`: why a run died, from the logs at hand, without a portal; `vigil postmortem`: as the portal found.
+
+No Django here."""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from typing import Any
 
 import click
 
-from portal.cli.params import as_json, out
-from portal.cli.portal import Trouble
+from portal.cli.params import JobId, as_json, out
+from portal.cli.portal import Trouble, find_portal
 
 SHOWN = 12  # pieces of evidence
 
@@ -41,13 +43,23 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -
     out(offline.verdict_on(logs).told(), _lines, as_json)
 
 
+@click.command()
+@click.argument("job_id", metavar="ID", type=JobId())
+@click.option("--attempt", type=click.IntRange(min=1), help="Its number; the newest that ended badly.")
+@as_json
+def postmortem(job_id: int, attempt: int | None, as_json: bool) -> None:
+    """Say why a job ended badly, as the portal found it."""
+    out(find_portal().get(f"jobs/{job_id}/postmortem", attempt=attempt), _lines, as_json)
+
+
 def _lines(verdict: dict[str, Any]) -> list[str]:
     sure = f"{verdict['confidence']:.0%} sure" if verdict["cause"] != "unknown" else "not enough to go by"
     owner = {"both": "researcher and sysadmin", "nobody": "nobody has to act"}.get(verdict["owner"], verdict["owner"])
     lines = [verdict["says"], f"{verdict['cause']} · {sure} · {owner}", ""]
     for one in verdict["evidence"][:SHOWN]:
         count = f" ({one['count']:,} times)" if one.get("count", 1) > 1 else ""
-        lines.append(f"{one['role']:<13}{one['file']}:{one['line']}{count}")
+        place = f"{one['file']}:{one['line']}" if one["line"] else one["file"]
+        lines.append(f"{one['role']:<13}{place}{count}")
         lines += [f"    {line}" for line in one["text"].splitlines()[:3]]
     if (more := len(verdict["evidence"]) - SHOWN) > 0:
         lines.append(f"and {more} more; --json has all of it")
@@ -98,3 +110,6 @@ def _score_lines(score: dict[str, Any]) -> list[str]:
         lines += ["", "Still right with a framework's own entries taken out:"]
         lines += [f"  {name}: {one['right']} of {one['of']}" for name, one in score["without"].items()]
     return lines
+
+
+ALL = (diagnose, postmortem)

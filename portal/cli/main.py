@@ -373,8 +373,8 @@ def _complain(trouble: Trouble) -> None:
         echo(f"vigil: {where}{error['message']}", err=True)
 
 
-OTHERS = (*cluster.ALL, *sweeps.ALL, *profiles.ALL, *notices.ALL, *telemetry.ALL, *waste.ALL)
-for command in (*OTHERS, attach.attach, check_commands.check, agent.agent, diagnose.diagnose):
+OTHERS = (*diagnose.ALL, *cluster.ALL, *sweeps.ALL, *profiles.ALL, *notices.ALL, *telemetry.ALL, *waste.ALL)
+for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)
 
 if __name__ == "__main__":

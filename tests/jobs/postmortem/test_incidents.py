@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from jobs.following.cause import Ended
 from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import incidents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
+from portal.models import User
 from tests.jobs.reporting import attempt_of, job_of
-from tests.lab import a_project, person
+from tests.lab import a_project, bearer, person, signed_in
 
 pytestmark = pytest.mark.django_db
 RAISED = """step 1 loss 2.0
@@ -186,3 +188,46 @@ def test_only_members_see_it(attempt: Attempt, mira: Any) -> None:
     fail(attempt)
     assert Incident.objects.visible_to(mira).exists()
     assert not Incident.objects.visible_to(person("stranger", a_project("elsewhere"))).exists()
+
+
+class TestShown:
+    """On the job's page and by REST, to members alone, with nothing of a log taken for a page's own."""
+
+    @pytest.fixture
+    def job_id(self, attempt: Attempt, runs: Path) -> int:
+        write(runs, "0.0.log", GONE)
+        write(runs, "0.1.log", RAISED.replace("'label'", "'<script>alert(1)</script> hf_abcdefghijklmnop'"))
+        incidents.diagnose(fail(attempt).pk)
+        return attempt.job_id
+
+    def test_on_the_jobs_page(self, job_id: int, mira: User) -> None:
+        html = signed_in(mira).get(f"/jobs/{job_id}").content.decode()
+        assert "Why it died" in html
+        assert "program.exception" in html
+        assert "&lt;script&gt;alert(1)" in html
+        assert "<script>alert" not in html
+        assert "hf_abcdefghijklmnop" not in html
+        found = re.search(r'href="(/jobs/\d+/logs\?[^"]+)">rank 1, line 5', html)
+        assert found
+        shown = signed_in(mira).get(found[1].replace("&amp;", "&"))
+        assert "KeyError" in shown.content.decode()
+
+    def test_by_rest(self, job_id: int, mira: User) -> None:
+        client = bearer(mira)
+        told = client.get(f"/api/v1/jobs/{job_id}/postmortem").json()
+        assert (told["cause"], told["owner"], told["rank"], told["version"]) == (
+            "program.exception",
+            "researcher",
+            1,
+            1,
+        )
+        assert client.get(f"/api/v1/jobs/{job_id}/postmortem?attempt=1").json() == told
+        assert client.get(f"/api/v1/jobs/{job_id}/postmortem?attempt=2").status_code == 404
+        stranger = bearer(person("stranger", a_project("elsewhere")))
+        assert stranger.get(f"/api/v1/jobs/{job_id}/postmortem").status_code == 404
+
+    def test_of_what_did_not_go_wrong_there_is_none(self, mira: User) -> None:
+        attempt = attempt_of(job_of())
+        assert ending.end(attempt, Ended("completed", 0))
+        assert bearer(mira).get(f"/api/v1/jobs/{attempt.job_id}/postmortem").status_code == 404
+        assert "Why it died" not in signed_in(mira).get(f"/jobs/{attempt.job_id}").content.decode()
