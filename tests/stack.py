@@ -23,7 +23,7 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
-NAMES = ("redis", "web", "follow", "work", "beat", "agent")
+NAMES = ("redis", "web", "follow", "work", "diagnose", "beat", "agent")
 # Set for the tests' own Django, not for the portal that they start.
 _NOT_PASSED_ON = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
 
