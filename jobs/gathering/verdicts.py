@@ -49,13 +49,15 @@ class Shown:
 
 def of(attempt: Attempt) -> Shown | None:
     """None while there is no verdict, or where nothing went wrong."""
+    if attempt.is_alive:
+        return None
     incident = Incident.objects.filter(attempt=attempt, incarnation=None, version__gt=0).first()
     if incident is None or incident.cause not in CAUSES:
         return None
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     if newest is None:
         return None
-    pieces = [_piece(attempt, one) for one in newest.verdict.get("evidence", ())]
+    pieces = [_piece(attempt, one) for one in newest.verdict.get("evidence", ())[:SHOWN]]
     return Shown(incident, newest.verdict, pieces)
 
 

@@ -76,11 +76,6 @@ class Incident(models.Model):
     def __str__(self) -> str:
         return f"{self.attempt} {self.cause or 'not diagnosed'}"
 
-    @property
-    def verdict_cause(self) -> str:
-        """What counts: a person's word where there is one."""
-        return self.overruled_cause or self.cause
-
 
 class Diagnosis(models.Model):
     """One version of the verdict on an incident; all are kept."""

@@ -27,7 +27,6 @@ MOST_FLIGHTS = 1_024
 AROUND = timedelta(minutes=10)  # the end, for what machines tell
 MOST_EVENTS = 200
 SCHEDULER, LAUNCHER = "scheduler", "launcher"
-BATCH_LOG = "batch.log"
 
 # The scheduler's states that name a cause by themselves.
 _STATES = {

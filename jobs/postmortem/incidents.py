@@ -9,6 +9,7 @@ What is due stands in the row: a lost message, a killed worker or Redis without 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -142,15 +143,8 @@ def _node_of(attempt: Attempt, verdict: Verdict) -> str:
 
 def fingerprint(verdict: Verdict) -> str:
     """Equal for failures of the same program: cause, exception, innermost own frame, message less numbers and paths."""
-    import re
-
     root = next((one.text for one in verdict.evidence if one.role == "root"), "")
     words = re.sub(r"(?:/[\w.-]+)+|0x[0-9a-f]+|\d+(?:\.\d+)?", "#", root)[:300]
     frame = re.sub(r"^.*/", "", verdict.frame)
     about = "\0".join((verdict.cause, verdict.exception, frame, words))
     return blake2b(about.encode(), digest_size=8).hexdigest()
-
-
-def newest(attempt: Attempt) -> Incident | None:
-    """The incident of an attempt's end."""
-    return Incident.objects.filter(attempt=attempt, incarnation=None).first()

@@ -91,7 +91,7 @@ def _text(head: bytes, blocks: Iterable[bytes]) -> str:
             break
         parts.append(block)
         size += len(block)
-    return b"".join(parts).decode(errors="replace")
+    return b"".join(parts).replace(b"\0", b"").decode(errors="replace")
 
 
 def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:

@@ -99,6 +99,8 @@ class Scanner:
         scanned = self.scanned
         first = scanned.lines + 1
         scanned.bytes += len(block)
+        if b"\0" in block:  # no database takes it, and no line is told by it
+            block = block.replace(b"\0", b"")
         if b"\x1b" in block:
             block = _ANSI.sub(b"", block)
         if b"\r" in block:

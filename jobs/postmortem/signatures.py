@@ -286,11 +286,6 @@ class Catalogue:
         """The catalogue of a site where nobody has heard of a framework."""
         return Catalogue(entry for entry in self.entries if framework not in entry.frameworks)
 
-    def with_site(self, entries: Iterable[Entry]) -> Catalogue:
-        """With entries of the site, which come before ours of the same name."""
-        ours = {entry.name: entry for entry in self.entries}
-        return Catalogue({**ours, **{entry.name: entry for entry in entries}}.values())
-
     def frameworks(self) -> list[str]:
         return sorted({name for entry in self.entries for name in entry.frameworks})
 

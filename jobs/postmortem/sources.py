@@ -205,7 +205,8 @@ def flight_of(name: str, text: str) -> Flight | None:
             operation = str(entry.get("profiling_name", "?"))
             group = f"{operation.partition(':')[0]} {entry.get('process_group', '')}"
             sizes = json.dumps(entry.get("input_sizes", ""))[:200]
-            flight.begun[group, int(entry["collective_seq_id"])] = f"{operation.rpartition(':')[2]} of {sizes}"
+            what = f"{operation.rpartition(':')[2]} of {sizes}"[:400].replace("\0", "")
+            flight.begun[group[:200].replace("\0", ""), int(entry["collective_seq_id"])] = what
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return flight

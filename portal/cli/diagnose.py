@@ -11,6 +11,7 @@ import click
 
 from portal.cli.params import JobId, as_json, out
 from portal.cli.portal import Trouble, find_portal
+from portal.cli.terminal import echo
 
 SHOWN = 12  # pieces of evidence
 
@@ -37,7 +38,7 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -
 
     logs, trouble = offline.logs_of(files)
     for one in trouble:
-        click.echo(f"vigil: {one}", err=True)
+        echo(f"vigil: {one}", err=True)
     if not logs:
         raise Trouble("There is nothing to read: no file that is named is a log that can be read.")
     out(offline.verdict_on(logs).told(), _lines, as_json)

@@ -184,6 +184,12 @@ def test_a_log_that_is_a_link_a_pipe_or_a_device_is_not_read(attempt: Attempt, r
     assert "out of memory" not in str(of_today(incident).verdict)
 
 
+def test_what_no_database_takes_is_left_out(attempt: Attempt, runs: Path) -> None:
+    write(runs, "0.0.log", RAISED.replace("'label'", "'la\0bel'").replace("train.py", "tr\0ain.py"))
+    assert incidents.diagnose(fail(attempt).pk)
+    assert "KeyError: 'label'" in str(of_today(Incident.objects.get()).verdict)
+
+
 def test_only_members_see_it(attempt: Attempt, mira: Any) -> None:
     fail(attempt)
     assert Incident.objects.visible_to(mira).exists()
