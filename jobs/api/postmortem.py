@@ -55,7 +55,7 @@ class PostMortemShape(Schema):
     made_at: datetime
 
 
-class WantedAttempt(Schema):
+class WantedVerdict(Schema):
     attempt: int | None = Field(None, ge=1, le=2**31 - 1, description="Its number; the newest that ended badly.")
 
 
@@ -67,7 +67,7 @@ class WantedAttempt(Schema):
         errors={404: "You can see no such job, or there is no verdict: nothing went wrong, or just now."}
     ),
 )
-def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dict[str, Any]:
+def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> dict[str, Any]:
     """Answers the newest verdict on an attempt's bad end: one cause, how sure, who must act, and the lines for it.
 
     It is made from the logs of all ranks, the scheduler's and the launcher's word and what machines told, within
