@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
+from jobs.causes import CAUSES
 from jobs.models import Attempt, Diagnosis, Incident
-from jobs.postmortem.causes import CAUSES
 
 SHOWN = 6  # pieces of evidence on a job's page
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log")

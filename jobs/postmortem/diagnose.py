@@ -12,8 +12,8 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.case import Case, in_order
-from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.choosing import earliest, ends_only, hardware, is_before, warned_of
 from jobs.postmortem.masking import masked
 from jobs.postmortem.scanned import Scanned

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jobs.causes import CAUSES
 from jobs.postmortem import offline
-from jobs.postmortem.causes import CAUSES
 from jobs.postmortem.reading import Unreadable
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import re2
 
-from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
+from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.literals import Words, words_of
 
 HERE = Path(__file__).parent / "catalogue"
@@ -62,7 +62,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         if self.cause not in CAUSES:
-            raise BadEntry(f"{self.name}: {self.cause!r} is no cause (jobs/postmortem/causes.py)")
+            raise BadEntry(f"{self.name}: {self.cause!r} is no cause (jobs/causes.py)")
         if self.role not in get_args(Role):
             raise BadEntry(f"{self.name}: role is one of {', '.join(get_args(Role))}, not {self.role!r}")
         if self.scope not in get_args(Scope):

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from jobs.causes import UNKNOWN
 from jobs.postmortem import collectives, progress
-from jobs.postmortem.causes import UNKNOWN
 from jobs.postmortem.operations import operations_of
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.scanned import Hit, Scanned

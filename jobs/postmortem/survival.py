@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-from jobs.postmortem.causes import UNKNOWN
+from jobs.causes import UNKNOWN
 from jobs.postmortem.progress import Mark
 from jobs.postmortem.scanned import Scanned
 from jobs.postmortem.sign import Sign, code_of

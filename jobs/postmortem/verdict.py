@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.postmortem.causes import CAUSES
+from jobs.causes import CAUSES
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from jobs.postmortem.causes import CAUSES
+from jobs.causes import CAUSES
 from jobs.postmortem.evaluate import Case, Score, cases, evaluate
 from jobs.postmortem.reading import Unreadable
 from jobs.postmortem.signatures import catalogue

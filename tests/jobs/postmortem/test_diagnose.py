@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.causes import CAUSES
 from jobs.postmortem import offline
-from jobs.postmortem.causes import CAUSES
 from jobs.postmortem.sign import rank_in
 from jobs.postmortem.verdict import Verdict
 from portal.cli.main import main
