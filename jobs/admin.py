@@ -1,5 +1,6 @@
 """The records of jobs, read-only: people act on jobs on their pages, where the rules are; and projects."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django import forms
@@ -11,7 +12,7 @@ from unfold.admin import ModelAdmin
 from jobs.errors import SpecError
 from jobs.listing.jobs import Search
 from jobs.models import Attempt, Checkpoint, Job
-from jobs.spec import Environment
+from jobs.spec import Environment, restarts
 from portal.access import user_of
 from portal.admin import Audited, History, MembershipInline
 from portal.models import Project
@@ -30,12 +31,18 @@ else:
 class ProjectForm(_ProjectForm):
     class Meta:
         model = Project
-        fields = ("slug", "title", "slurm_account", "job_environment", "keep_checkpoints_days")
+        fields = ("slug", "title", "slurm_account", "job_environment", "restart_on", "keep_checkpoints_days")
 
     def clean_job_environment(self) -> str:
-        text = str(self.cleaned_data["job_environment"]).replace("\r\n", "\n")
+        return self._clean("job_environment", Environment.parse_toml)
+
+    def clean_restart_on(self) -> str:
+        return self._clean("restart_on", restarts.parse_toml)
+
+    def _clean(self, name: str, parse: Callable[[str], object]) -> str:
+        text = str(self.cleaned_data[name]).replace("\r\n", "\n")
         try:
-            Environment.parse_toml(text)
+            parse(text)
         except SpecError as error:
             raise forms.ValidationError([str(problem) for problem in error.problems]) from None
         return text

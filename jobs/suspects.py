@@ -1,17 +1,19 @@
-"""Nodes that a job's own trainer has named as broken: its next attempts are kept from them for a day.
+"""Nodes that were to blame for the end of a job's attempts: its next ones are kept from them for a day.
 
-What names them is an event of an attempt that ended by it (training.guards); nothing of it is believed but a node that
-the attempt ran on.
+Which they are is decided with what follows the end (jobs.following.policy). A trainer's own word names one by an event
+(training.guards); nothing of it is believed but a node that the attempt ran on, and no other job is kept from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 
 from django.utils import timezone
 
-from jobs.models import Attempt, Event
+from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec
 from nodes.models import Node
 
@@ -44,18 +46,23 @@ def finding(attempt: Attempt) -> Finding | None:
     )
 
 
-def kept_from(job_id: int, spec: JobSpec, *, before: int) -> list[str]:
-    """The nodes that the attempt of this number is kept from: those named within the last day, newest first."""
-    ended = Attempt.objects.filter(job_id=job_id, number__lt=before, cause=CAUSE, ended_at__gt=timezone.now() - KEPT)
-    findings = [finding(attempt) for attempt in ended.order_by("-number")]
-    named = list(dict.fromkeys(found.node for found in findings if found is not None and found.node))
-    return named[: max(1, len(_nodes(spec.resources.partition)) // PART)] if named else []
+def kept_from(job: Job, *, before: int, also: Sequence[str] = ()) -> list[str]:
+    """The nodes that the attempt of this number is kept from: `also`, then those blamed within the last day."""
+    ended = Attempt.objects.filter(job=job, number__lt=before, ended_at__gt=timezone.now() - KEPT)
+    rows = ended.exclude(blamed_nodes=[]).order_by("-number").values_list("blamed_nodes", flat=True)
+    return at_most(job, [*also, *chain.from_iterable(rows)])
+
+
+def at_most(job: Job, nodes: Sequence[str]) -> list[str]:
+    """As many of the nodes, the first first, as one job may be kept from."""
+    named = list(dict.fromkeys(nodes))
+    return named[: max(1, len(_nodes(JobSpec.parse(job.spec).resources.partition)) // PART)] if named else []
 
 
 def without(spec: JobSpec, attempt: Attempt) -> JobSpec:
     """What this attempt of the job asks for: the specification, less the nodes that it is kept from."""
     asked = spec.resources.exclude_nodes
-    more = [node for node in kept_from(attempt.job_id, spec, before=attempt.number) if node not in asked]
+    more = [node for node in attempt.excluded_nodes if node not in asked]
     if not more:
         return spec
     return spec.model_copy(

@@ -50,6 +50,11 @@ class Project(models.Model):
         max_length=20_000,
         help_text="What its jobs run with unless they say otherwise: TOML, as under [environment] in a spec.",
     )
+    restart_on = models.TextField(
+        blank=True,
+        max_length=20_000,
+        help_text='What follows a failure of its jobs, by cause: TOML, as under [restart.on]: "gpu.*" = "restart".',
+    )
     keep_checkpoints_days = models.PositiveIntegerField(
         null=True,
         blank=True,

@@ -69,6 +69,7 @@ VIGIL_LOCAL_ENVIRONMENT = env("VIGIL_LOCAL_ENVIRONMENT")  # names of further var
 # What jobs run with, unless their project or they say otherwise.
 VIGIL_JOB_PYTHON = env("VIGIL_JOB_PYTHON", sys.executable)
 VIGIL_JOB_ENVIRONMENT = env("VIGIL_JOB_ENVIRONMENT")  # TOML, as [environment] in a job's spec; mostly by its _FILE
+VIGIL_RESTART_ON = env("VIGIL_RESTART_ON")  # TOML, as [restart.on] in a job's spec; mostly by its _FILE
 VIGIL_NCCL_INTERFACE = env("VIGIL_NCCL_INTERFACE")  # "ib0", "^lo,docker": as NCCL_SOCKET_IFNAME
 VIGIL_GLOO_INTERFACE = env("VIGIL_GLOO_INTERFACE")
 VIGIL_AGENT = flag("VIGIL_AGENT", True)  # `vigil up` starts one for its machine

@@ -29,6 +29,7 @@ class SweepShape(Schema):
     counts: dict[str, int] = Field(description="How many of its jobs are in each state.")
     jobs: int
     over: bool = Field(description="All have ended, and Vigil starts none of them anew.")
+    stopped_why: str = Field(description="Why Vigil started no more of its jobs; empty: it did not stop it.")
     created_at: datetime
     url: str
 
@@ -114,6 +115,7 @@ def _shape(sweep: Sweep, counts: dict[str, int], is_over: bool) -> dict[str, Any
         "counts": counts,
         "jobs": sum(counts.values()),
         "over": is_over,
+        "stopped_why": sweep.stopped_why,
         "created_at": sweep.created_at,
         "url": f"{settings.VIGIL_PUBLIC_URL}/sweeps/{sweep.pk}",
     }

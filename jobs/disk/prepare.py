@@ -64,15 +64,8 @@ def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str,
 
 def _chosen_start(attempt: Attempt) -> str | None:
     """The checkpoint that it has to start from; None: the newest that its launchers find."""
-    is_chosen = attempt.origin == Attempt.Origin.RESUMED or _is_rewind(attempt)
+    is_chosen = attempt.origin == Attempt.Origin.RESUMED or attempt.starts_back
     return attempt.resume_from.name if is_chosen and attempt.resume_from is not None else None
-
-
-def _is_rewind(attempt: Attempt) -> bool:
-    """Whether it may start further back than from the newest: by what the one before it ended."""
-    causes = ("diverged", suspects.CAUSE)
-    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1, cause__in=causes)
-    return attempt.origin == Attempt.Origin.RESTARTED and before.exists()
 
 
 def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:

@@ -105,9 +105,7 @@ def _ask(sweep: Sweep, rows: list[Attempt], claim: datetime, scheduler: Schedule
         Attempt.objects.filter(handover.under(claim), pk__in=others).update(submitting_at=None)  # the next tick's
         return
     for attempt in (one for one in rows if one.cancel_asked_at is not None):
-        cancelled = Ended("cancelled", cancelled=True)
-        reason = "Cancelled before it was submitted."
-        handover.end_unsubmitted(attempt, claim, cancelled, reason=reason, sweep=sweep)
+        handover.end_unsubmitted(attempt, claim, Ended("cancelled", cancelled=True), sweep=sweep)
     rows = [attempt for attempt in rows if attempt.cancel_asked_at is None]
     if not rows:
         return

@@ -33,6 +33,7 @@ WORDS = {
     "unmet": "A job that it was to wait for did not complete.",
     "rejected": "The scheduler did not take it.",
     "fenced": "A newer launch of the same job had taken over.",
+    "withdrawn": "What was found out since its start was decided says that it would fail again.",
     "failed": "The program ended with an error.",
 }
 # What ends a run whose numbers can't be trusted, by the trainer's word for it.

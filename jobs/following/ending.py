@@ -21,7 +21,9 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.disk import folders, rundir
+from jobs.following import known
 from jobs.following.cause import NUMERICS, WORDS, Ended, cause_of, numerics_of
+from jobs.following.hopeless import stop_sweep
 from jobs.following.next_attempt import next_attempt
 from jobs.following.policy import decide
 from jobs.intake import reports
@@ -77,15 +79,23 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
     if cause == "completed":
         return ""
     if cause == "cancelled":
-        who = attempt.cancel_asked_by
-        if who is not None:
-            return f"Cancelled by {who}."
-        return "Cancelled outside Vigil, as by scancel." if attempt.cancel_asked_at is None else "Cancelled."
+        return _who_cancelled(attempt)
     if cause in NUMERICS.values() and (numerics := numerics_of(failure)):
         return f"{numerics[1]}."
     error = failure.get("error", "") or (folders.said_before_launch(attempt) if cause == "failed" else "")
     rank = f"Rank {failure['rank']}: " if "rank" in failure else ""
     return f"{rank}{error}" if error else WORDS.get(cause, "")
+
+
+def _who_cancelled(attempt: Attempt) -> str:
+    who, sweep = attempt.cancel_asked_by, attempt.job.sweep
+    if who is None and attempt.cancel_asked_at is not None and sweep is not None and sweep.stopped_why:
+        return f"Its sweep was stopped. {sweep.stopped_why}"
+    if not attempt.scheduler_id:
+        return "Cancelled before it was submitted."
+    if who is not None:
+        return f"Cancelled by {who}."
+    return "Cancelled outside Vigil, as by scancel." if attempt.cancel_asked_at is None else "Cancelled."
 
 
 def follow_up(attempt: Attempt) -> Attempt | None:
@@ -97,13 +107,17 @@ def follow_up(attempt: Attempt) -> Attempt | None:
     undecided = Attempt.objects.filter(pk=attempt.pk, decided_at=None)
     if decision.restart:
         undecided = undecided.filter(cancel_asked_at=None)
-    if undecided.update(decided_at=timezone.now(), decision=decision.text) != 1:
+    told = {"decision": decision.text, "decided_version": decision.version, "blamed_nodes": list(decision.blamed)}
+    if undecided.update(decided_at=timezone.now(), **told) != 1:
         return None
     live.announce(attempt.pk)
     logger.info("attempt %s: %s", attempt.pk, decision.text or "nothing follows")
     if not decision.restart:
+        stop_sweep(attempt)
         return None
-    following = next_attempt(attempt, Attempt.Origin.RESTARTED, resume_from=decision.resume_from)
+    following = next_attempt(
+        attempt, Attempt.Origin.RESTARTED, resume_from=decision.resume_from, starts_back=decision.starts_back
+    )
     live.announce(following.pk)
     return following
 
@@ -141,7 +155,12 @@ def is_collecting_due(attempt: Attempt) -> bool:
 
 
 def may_decide(attempt: Attempt) -> bool:
-    """Whether its spools have been read, or take so long that what follows shall not wait for them any more."""
+    """Whether its spools have been read and it is known why it ended, or what follows shall not wait for that any more.
+
+    A person who cancels it decides by that.
+    """
+    if attempt.cancel_asked_at is None and known.is_awaited(attempt):
+        return False
     if attempt.collected_at is not None:
         return True
     return attempt.collecting_since is not None and timezone.now() - attempt.collecting_since > DECIDE_AFTER

@@ -22,7 +22,7 @@ from jobs import live
 from jobs.disk import tokens
 from jobs.disk.prepare import prepare, submission
 from jobs.errors import JobError
-from jobs.following import dependencies, strays, sweep_limit
+from jobs.following import dependencies, reconsider, strays, sweep_limit
 from jobs.following.cause import Ended
 from jobs.following.ending import end
 from jobs.models import Attempt, Job, Predecessor, Sweep
@@ -105,10 +105,12 @@ def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
         if known is not None:
             return known
     if attempt.cancel_asked_at is not None:
-        cancelled = Ended("cancelled", cancelled=True)
-        end_unsubmitted(attempt, claim, cancelled, reason="Cancelled before it was submitted.")
+        end_unsubmitted(attempt, claim, Ended("cancelled", cancelled=True))
         return None
     check_owner(attempt.job.owner)
+    if attempt.submitting_at is None and (against := reconsider.objection(attempt)):
+        end_unsubmitted(attempt, claim, Ended("failed"), cause="withdrawn", reason=against)
+        return None
     if not _may_start(attempt, claim, source):
         return None
     asked = submission(attempt, prepare(attempt))
@@ -184,7 +186,7 @@ def not_taken(attempt: Attempt, claim: datetime, error: SchedulerError, *, sweep
 
 
 def end_unsubmitted(
-    attempt: Attempt, claim: datetime, ended: Ended, *, reason: str, cause: str = "", sweep: Sweep | None = None
+    attempt: Attempt, claim: datetime, ended: Ended, *, reason: str = "", cause: str = "", sweep: Sweep | None = None
 ) -> None:
     """It ends without a job in the scheduler, unless an earlier request is still on its way there.
 

@@ -1,13 +1,19 @@
-"""What follows an attempt's end: the next attempt, or the decision to stop. By its cause, and by what it has left."""
+"""What follows an attempt's end: the next attempt, or the decision to stop; by why it ended and what it has left."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jobs import checkpoints, suspects
+from jobs.causes import UNKNOWN
+from jobs.following import known, moves
 from jobs.following.cause import WORDS
+from jobs.following.known import Known
 from jobs.models import Attempt, Checkpoint
 from jobs.spec import JobSpec
+from jobs.spec.restarts import Move
 
 # What a person can do where the same would only happen again.
 MOVES = {
@@ -19,19 +25,25 @@ MOVES = {
 LOWER = "Clone it with a lower learning rate."
 REWIND_STEPS = 200
 """A run that has diverged goes back at least so far: the detector takes some 100 steps to be sure (docs/guards.md)."""
-RESTARTED = frozenset(
-    {"stopped", "preempted", "requeued", "node_fail", "forgotten", "launch", "lost", "hang", "timeout", "diverged"}
-)
 FREE = frozenset({"stopped", "preempted", "requeued"})  # count against neither max_restarts nor in_place
+# How an attempt ends without having failed, or before it could.
+NEVER = frozenset({"rejected", "unmet", "fenced", "withdrawn"})
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows an attempt's end, in a sentence for people."""
+    """What follows an attempt's end, in a sentence for people.
+
+    `blamed`: nodes that the next attempts are kept from for a day. `starts_back`: not from the newest checkpoint.
+    `version`: of the verdict that it is by.
+    """
 
     restart: bool
     text: str
     resume_from: Checkpoint | None = None
+    blamed: tuple[str, ...] = ()
+    starts_back: bool = False
+    version: int = 0
 
 
 def decide(attempt: Attempt, cause: str) -> Decision:
@@ -42,60 +54,178 @@ def decide(attempt: Attempt, cause: str) -> Decision:
         return Decision(False, "Vigil did not submit it, so it does not start it anew.")
     if cause == "cancelled" or attempt.cancel_asked_at is not None:
         return Decision(False, "Cancelled, so Vigil does not start it anew. Resume goes on from its newest checkpoint.")
-    if cause in MOVES and cause != suspects.CAUSE:
-        return Decision(False, f"That would happen again, so Vigil does not start it anew. {MOVES[cause]} Your move.")
-    if cause not in RESTARTED and cause != suspects.CAUSE:
-        return Decision(
-            False, f"{WORDS.get(cause, '')} That would happen again, so Vigil does not start it anew. Your move."
-        )
-    if not attempt.job.owner.is_active:
-        who = f"The account of {attempt.job.owner} is deactivated"
-        return Decision(False, f"{WORDS[cause]} {who}, so Vigil does not start it anew.")
-    if cause not in {"preempted", "requeued"} and struck_twice(attempt, cause):
-        return Decision(False, f"{WORDS[cause]} The same struck twice with no checkpoint between. Your move.")
+    if cause in NEVER:
+        return Decision(False, f"{WORDS[cause]} {_AGAIN} Your move.")
+    if cause in FREE:
+        return _free(attempt, cause)
+    why = known.known_of(attempt, cause)
+    return replace(_by_cause(attempt, cause, why), version=why.version)
+
+
+_AGAIN = "That would happen again, so Vigil does not start it anew."
+
+
+def _free(attempt: Attempt, cause: str) -> Decision:
+    """What was asked to end goes on, and nothing is counted: unless it gets nowhere at all."""
+    if (refused := _inactive(attempt, WORDS[cause])) is not None:
+        return refused
+    if cause == "stopped" and struck_twice(attempt, cause):
+        return Decision(False, f"{WORDS[cause]} {_TWICE}")
+    return _anew(attempt, WORDS[cause], counted="")
+
+
+_TWICE = "The same struck twice with no checkpoint between. Your move."
+
+
+def _inactive(attempt: Attempt, says: str) -> Decision | None:
+    if attempt.job.owner.is_active:
+        return None
+    who = f"The account of {attempt.job.owner} is deactivated"
+    return Decision(False, f"{says} {who}, so Vigil does not start it anew.")
+
+
+def _by_cause(attempt: Attempt, cause: str, why: Known) -> Decision:
+    move = moves.move_of(why.code, node=why.node, job=attempt.job.spec, project=attempt.job.project)
+    if move == "stop" or (cause in MOVES and cause != suspects.CAUSE):
+        instead = f" {MOVES[cause]}" if cause in MOVES else ""
+        return Decision(False, f"{why.says} {_AGAIN}{instead} Your move.")
+    if (refused := _inactive(attempt, why.says)) is not None:
+        return refused
+    if struck_twice(attempt, cause, why.fingerprint):
+        return Decision(False, f"{why.says} {_TWICE}")
     used, allowed = restarts_used(attempt), attempt.job.spec.get("restart", {}).get("max_restarts", 0)
-    if cause not in FREE and used >= allowed:
-        return Decision(False, f"{WORDS[cause]} Its {allowed} restarts are used up. Your move.")
-    if cause == "diverged":
-        return _rewind(attempt, f" Restart {used + 1} of {allowed}.")
-    if cause == suspects.CAUSE:
-        return _elsewhere(attempt, f" Restart {used + 1} of {allowed}.")
-    start = checkpoints.newest_on_line(attempt)
-    counted = "" if cause in FREE else f" Restart {used + 1} of {allowed}."
-    where = f"from step {start.step:,}" if start is not None else "from the beginning"
-    return Decision(True, f"{WORDS[cause]} Started anew {where} as attempt {attempt.number + 1}.{counted}", start)
+    if used >= allowed:
+        return Decision(False, f"{why.says} Its {allowed} restarts are used up. Your move.")
+    return _CARRIED_OUT[move](_Asked(attempt, cause, why, move, f" Restart {used + 1} of {allowed}."))
 
 
-def _rewind(attempt: Attempt, counted: str) -> Decision:
-    """Decides whether a diverged run goes well back, with half the learning rate (jobs.disk.prepare writes it)."""
-    start = checkpoints.newest_before(attempt, (attempt.step or 0) - REWIND_STEPS)
-    if start is None:
-        text = f"{WORDS['diverged']} It has no checkpoint from {REWIND_STEPS} steps before or earlier to go back to."
-        return Decision(False, f"{text} {LOWER} Your move.")
-    text = f"{WORDS['diverged']} Started anew from step {start.step:,} with half the learning rate as attempt"
-    return Decision(True, f"{text} {attempt.number + 1}.{counted}", start)
+class _Asked(NamedTuple):
+    attempt: Attempt
+    cause: str
+    why: Known
+    move: Move
+    counted: str
+
+    def stop(self, because: str) -> Decision:
+        return Decision(False, f"{self.why.says} {because} Your move.")
+
+    def anew(self, *, without: tuple[str, ...] = ()) -> Decision:
+        return _anew(self.attempt, self.why.says, counted=self.counted, without=without)
 
 
-def _elsewhere(attempt: Attempt, counted: str) -> Decision:
+# One function a move of jobs.spec.restarts.
+
+
+def _restart(asked: _Asked) -> Decision:
+    return asked.anew()
+
+
+def _once(asked: _Asked) -> Decision:
+    if any(known.known_of(one, one.cause).code == asked.why.code for one in _since_a_person(asked.attempt)):
+        return asked.stop("It had been started anew for that before.")
+    return asked.anew()
+
+
+def _once_if_saved(asked: _Asked) -> Decision:
+    if not checkpoints.committed_by(asked.attempt):
+        return asked.stop("It had not saved anything since its start, so the same would happen again.")
+    return _once(asked)
+
+
+def _apart(asked: _Asked) -> Decision:
+    """The first time anew wherever there is room; then without the nodes that both had, if others are left."""
+    for one in _since_a_person(asked.attempt):
+        if known.known_of(one, one.cause).code != asked.why.code:
+            continue
+        shared = [node for node in asked.attempt.nodes if node in one.nodes]
+        if kept := _room_without(asked.attempt, shared):
+            return asked.anew(without=kept)
+        break
+    return asked.anew()
+
+
+def _elsewhere(asked: _Asked) -> Decision:
+    if asked.cause == suspects.CAUSE:
+        return _away_from_corruption(asked)
+    if not asked.why.node:
+        return _apart(asked)
+    if kept := _room_without(asked.attempt, [asked.why.node]):
+        return asked.anew(without=kept)
+    if asked.why.code.startswith("scheduler."):  # the scheduler starts nothing on a node that is not well
+        return asked.anew()
+    return asked.stop(f"It was on {asked.why.node}, and without it there are too few nodes.")
+
+
+def _away_from_corruption(asked: _Asked) -> Decision:
     """Goes on without the node that was named, from a checkpoint that is sound for all that is known."""
-    found = suspects.finding(attempt)
+    attempt, found = asked.attempt, suspects.finding(asked.attempt)
     if found is None or not (found.node or found.is_intact):
-        return Decision(False, f"{WORDS['corruption']} Which node cannot be told. {MOVES['corruption']} Your move.")
+        return asked.stop(f"Which node cannot be told. {MOVES['corruption']}")
     if found.is_intact:
         start = checkpoints.newest_on_line(attempt)
     elif (start := checkpoints.newest_before(attempt, found.clean_step)) is None:
-        text = f"{WORDS['corruption']} It has no checkpoint from before the last clean check."
-        return Decision(False, f"{text} {MOVES['corruption']} Your move.")
-    spec = JobSpec.parse(attempt.job.spec)
-    kept = suspects.kept_from(attempt.job_id, spec, before=attempt.number + 1)
-    if kept and not suspects.has_others(spec, kept):
-        text = f"{WORDS['corruption']} It was on {found.node}, and without it there are too few nodes."
-        return Decision(False, f"{text} Your move.")
-    where = f"from step {start.step:,}" if start is not None else "from the beginning"
-    without = f" without {', '.join(kept)}" if kept else ""
+        return asked.stop(f"It has no checkpoint from before the last clean check. {MOVES['corruption']}")
+    kept = _room_without(attempt, [found.node]) if found.node else ()
+    if found.node and not kept:
+        return asked.stop(f"It was on {found.node}, and without it there are too few nodes.")
     which = "" if found.node else " Which node it was cannot be told."
-    text = f"{WORDS['corruption']}{which} Started anew {where}{without} as attempt {attempt.number + 1}.{counted}"
-    return Decision(True, text, start)
+    decision = _anew(attempt, f"{asked.why.says}{which}", counted=asked.counted, without=kept, start=start)
+    return replace(decision, starts_back=True)
+
+
+def _rewind(asked: _Asked) -> Decision:
+    """Decides whether a diverged run goes well back, with half the learning rate (jobs.disk.prepare writes it)."""
+    attempt, says = asked.attempt, asked.why.says
+    if asked.cause != "diverged":  # somebody's own program: its learning rate is its own
+        return asked.stop(f"{_AGAIN} {LOWER}")
+    start = checkpoints.newest_before(attempt, (attempt.step or 0) - REWIND_STEPS)
+    if start is None:
+        return asked.stop(f"It has no checkpoint from {REWIND_STEPS} steps before or earlier to go back to. {LOWER}")
+    text = f"{says} Started anew from step {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
+    return Decision(True, f"{text}{asked.counted}", start, starts_back=True)
+
+
+def _before(asked: _Asked) -> Decision:
+    """From the checkpoint before the one that cannot be read: the one that it started from."""
+    attempt = asked.attempt
+    bad = attempt.resume_from or checkpoints.newest_on_line(attempt)
+    start = checkpoints.newest_before(attempt, bad.step - 1) if bad is not None else None
+    if start is None:
+        return asked.stop("It has no checkpoint before that one.")
+    return replace(_anew(attempt, asked.why.says, counted=asked.counted, start=start), starts_back=True)
+
+
+_CARRIED_OUT: Mapping[Move, Callable[[_Asked], Decision]] = {
+    "elsewhere": _elsewhere,
+    "apart": _apart,
+    "restart": _restart,
+    "once": _once,
+    "once-if-saved": _once_if_saved,
+    "rewind": _rewind,
+    "before": _before,
+}
+
+
+def _anew(
+    attempt: Attempt,
+    says: str,
+    *,
+    counted: str,
+    without: tuple[str, ...] = (),
+    start: Checkpoint | None = None,
+) -> Decision:
+    start = start or checkpoints.newest_on_line(attempt)
+    where = f"from step {start.step:,}" if start is not None else "from the beginning"
+    but = f" without {', '.join(without)}" if without else ""
+    text = f"{says} Started anew {where}{but} as attempt {attempt.number + 1}.{counted}"
+    return Decision(True, text, start, blamed=without)
+
+
+def _room_without(attempt: Attempt, nodes: list[str]) -> tuple[str, ...]:
+    """Those of the nodes that the next attempt can be kept from; () where too few others would be left."""
+    named = suspects.at_most(attempt.job, nodes)
+    kept = suspects.kept_from(attempt.job, before=attempt.number + 1, also=named)
+    return tuple(named) if named and suspects.has_others(JobSpec.parse(attempt.job.spec), kept) else ()
 
 
 def instead_of_resuming(cause: str) -> str:
@@ -103,20 +233,40 @@ def instead_of_resuming(cause: str) -> str:
     return LOWER if cause == "diverged" else MOVES.get(cause, "")
 
 
-def struck_twice(attempt: Attempt, cause: str) -> bool:
-    """Whether the attempt before ended of the same cause and this one committed nothing in between."""
+def struck_twice(attempt: Attempt, cause: str, fingerprint: str = "") -> bool:
+    """Whether the attempt before ended of the same and this one committed nothing in between.
+
+    Of the same: the verdicts have one fingerprint; where either has none, or does not know why, the same word.
+    """
     if attempt.origin == Attempt.Origin.RESUMED or checkpoints.committed_by(attempt):
         return False
-    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1).first()
-    return before is not None and before.cause == cause
+    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1).select_related("job").first()
+    if before is None:
+        return False
+    then, now = known.known_of(before, before.cause), known.known_of(attempt, cause)
+    if fingerprint and then.fingerprint and UNKNOWN not in {then.code, now.code}:
+        return fingerprint == then.fingerprint
+    return before.cause == cause
 
 
 def restarts_used(attempt: Attempt) -> int:
     """Restarts that count, since a person last started or resumed the job."""
-    used = 0
-    attempts = list(Attempt.objects.filter(job_id=attempt.job_id, number__lte=attempt.number).order_by("-number"))
-    for current, before in zip(attempts, attempts[1:], strict=False):
-        if current.origin in {Attempt.Origin.RESUMED, Attempt.Origin.SUBMITTED}:
+    return sum(
+        after.origin == Attempt.Origin.RESTARTED and before.cause not in FREE for after, before in _pairs(attempt)
+    )
+
+
+def _since_a_person(attempt: Attempt) -> list[Attempt]:
+    """The attempts before it since a person last started or resumed the job, newest first."""
+    return [before for _, before in _pairs(attempt)]
+
+
+def _pairs(attempt: Attempt) -> list[tuple[Attempt, Attempt]]:
+    """Each attempt since then with the one before it, newest first."""
+    rows = Attempt.objects.filter(job_id=attempt.job_id, number__lte=attempt.number).order_by("-number")
+    attempts, found = list(rows.with_job()), []
+    for after, before in zip(attempts, attempts[1:], strict=False):
+        if after.origin in {Attempt.Origin.RESUMED, Attempt.Origin.SUBMITTED}:
             break
-        used += current.origin == Attempt.Origin.RESTARTED and before.cause not in FREE
-    return used
+        found.append((after, before))
+    return found

@@ -134,9 +134,21 @@ class Attempt(models.Model):
     spools_removed_at = models.DateTimeField(null=True, blank=True)
     decided_at = models.DateTimeField(null=True, blank=True)
     decision = models.TextField(blank=True, help_text="In a sentence: restarted as which attempt, or stopped and why.")
+    decided_version = models.PositiveIntegerField(
+        default=0, help_text="Of the verdict that the decision is by; 0: only by how it ended."
+    )
+    blamed_nodes = models.JSONField(
+        default=list, blank=True, help_text="Nodes that the job's next attempts are kept from for a day."
+    )
 
     # Where it starts, and how far the trainer says it is.
     resume_from = models.ForeignKey("Checkpoint", models.SET_NULL, null=True, blank=True, related_name="resumed_by")
+    starts_back = models.BooleanField(
+        default=False, help_text="Vigil chose where it starts: not from the newest checkpoint."
+    )
+    excluded_nodes = models.JSONField(
+        default=list, blank=True, help_text="Nodes that it is kept from, beside those of its specification."
+    )
     directory = models.CharField(max_length=64, blank=True, help_text="attempt-<k>, once its launcher has made it.")
     step = models.BigIntegerField(null=True, blank=True)
     steps = models.BigIntegerField(null=True, blank=True)

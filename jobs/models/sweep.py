@@ -47,6 +47,9 @@ class Sweep(models.Model):
     prepared = models.PositiveIntegerField(
         default=0, help_text="The run directories of jobs below this index are written: its array needs them all."
     )
+    stopped_why = models.TextField(
+        blank=True, help_text="Why Vigil started no more of its jobs, in a sentence; empty: it did not stop it."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = SweepQuerySet.as_manager()

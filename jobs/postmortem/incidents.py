@@ -28,7 +28,9 @@ from jobs.postmortem.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 # How attempts end without anything having gone wrong: as asked, or before they ran.
-NOT_BAD = frozenset({"", "completed", "stopped", "preempted", "requeued", "cancelled", "rejected", "unmet", "fenced"})
+NOT_BAD = frozenset(
+    {"", "completed", "stopped", "preempted", "requeued", "cancelled", "rejected", "unmet", "fenced", "withdrawn"}
+)
 AGAIN_AFTER = timedelta(seconds=60)  # for what comes late: the kernel's word, the accounts'
 FINAL_AFTER = timedelta(minutes=30)
 KEEP_AWAY = timedelta(minutes=2)  # from an incident that a worker died of

@@ -27,7 +27,7 @@ _WIDE = {
         "resources.require_nodes",
         "resources.exclude_nodes",
     ),
-    *("environment.env", "environment.mounts", "environment.modules"),
+    *("environment.env", "environment.mounts", "environment.modules", "restart.on"),
 }
 
 

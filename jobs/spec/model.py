@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from jobs.errors import Problem, SpecError
-from jobs.spec import slurm, values
+from jobs.spec import restarts, slurm, values
 from jobs.spec.environment import Environment
 from jobs.spec.mending import mended, standing
 from jobs.spec.part import Part
@@ -125,6 +125,12 @@ class Restart(Part):
         le=100,
         title="In place",
         description="Restarts of ranks within an attempt; each checkpoint refills it.",
+    )
+    on: restarts.On = Field(
+        default_factory=dict,
+        max_length=64,
+        title="By cause",
+        description='What follows a cause, where not what Vigil does: "memory.gpu_oom" = "stop", "gpu.*" = "restart".',
     )
 
 

@@ -15,8 +15,10 @@ from django.utils import timezone
 
 from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
+from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
-from jobs.spec import JobSpec, SweepSpec
+from jobs.spec import JobSpec, SweepSpec, restarts
+from jobs.spec.restarts import Move
 from jobs.submitting.admission import check
 from jobs.why.explain import Waiting, Why, explain
 from jobs.why.pending import names
@@ -49,7 +51,9 @@ def dry_run(user: User, spec: JobSpec, *, alike: Sequence[JobSpec] = ()) -> list
         project = check(user, spec, code=code, alike=alike, dry=True)
     except JobError as error:
         return [Finding("error", "Specification", str(error))]
-    return [_specification(spec), *_start(user, spec, project), *_data(spec), *_disk(spec)]
+    return [
+        _specification(spec), *_start(user, spec, project), *_data(spec), *_disk(spec), if_it_fails(spec, project),
+    ]  # fmt: skip
 
 
 def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
@@ -99,6 +103,28 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
             f" {formatting.plural(unknown, 'job')} {'is' if unknown == 1 else 'are'} just being submitted before it."
         )
     yield Finding("warn", "Start", f"Waits. {waits.strip()}{_instead(found)}")
+
+
+def if_it_fails(spec: JobSpec, project: Project) -> Finding:
+    """What would follow its bad end, by what it is of: Vigil's rows in a few words, and those that somebody changed."""
+    allowed = spec.restart.max_restarts
+    if not allowed:
+        return Finding("info", "If it fails", "It is not started anew: restart.max_restarts is 0.")
+    said = [f"{names} {restarts.MOVES[move]}" for names, move in _ROWS]
+    told = f"{'; '.join(said)}; whatever else it dies of would only happen again, so it stops."
+    changed = moves.changed(spec.model_dump(mode="json"), project)
+    more = [f"{key}: {restarts.MOVES[move]}, as {whose} says." for key, (move, whose) in sorted(changed.items())]
+    at_most = f" {formatting.plural(allowed, 'restart')} at most."
+    return Finding("info", "If it fails", f"{told[0].upper()}{told[1:]}{at_most} {' '.join(more)}".strip())
+
+
+# Of jobs.following.moves.TABLE what people ask about first; a test holds it to the table.
+_ROWS: tuple[tuple[str, Move], ...] = (
+    ("after a broken GPU or a lost node it", "elsewhere"),
+    ("after a fault of network or storage, a hang, or what nothing explains, it", "apart"),
+    ("out of memory or time it", "once-if-saved"),
+    ("a run that diverges", "rewind"),
+)
 
 
 def _first(spec: JobSpec) -> str:

@@ -116,7 +116,7 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "over": over,
         "alive": alive,
         "may_change": can(user, "change", sweep),
-        "say": _say(len(rows), counts, best, metrics, over=over),
+        "say": _say(len(rows), counts, best, metrics, over=over, stopped=sweep.stopped_why),
     }
     is_part = request.headers.get("HX-Target") == "sweep"
     response = render(request, "jobs/_sweep.html" if is_part else "jobs/sweep.html", context)
@@ -191,8 +191,12 @@ def _said(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _say(many: int, counts: dict[str, int], best: Row | None, metrics: list[str], *, over: bool) -> tuple[str, str]:
-    """Says how far the sweep is, and which of its jobs is ahead."""
+def _say(
+    many: int, counts: dict[str, int], best: Row | None, metrics: list[str], *, over: bool, stopped: str
+) -> tuple[str, str]:
+    """Says how far the sweep is, and which of its jobs is ahead; before all, that Vigil has stopped it."""
+    if stopped:
+        return "Stopped.", f"{stopped} Mend it and submit it again, or resume the jobs that shall run all the same."
     ended = sum(count for state, count in counts.items() if state not in Attempt.ALIVE)
     bad = sum(count for state, count in counts.items() if state in Attempt.ENDED_BADLY)
     lead = (

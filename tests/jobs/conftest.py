@@ -1,11 +1,12 @@
 """What the tests of jobs share: run directories, a project, two researchers in it, a scheduler that is to be told."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.following import follow, poll
+from jobs.following import follow, known, poll
 from portal.models import Project, User
 from tests.jobs.schedulers import Told
 from tests.lab import a_project, person
@@ -47,3 +48,9 @@ def _ticks_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def told() -> Told:
     """A scheduler that tells what it is told."""
     return Told()
+
+
+@pytest.fixture(autouse=True)
+def _no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker diagnoses here, so none is waited for: what follows is decided by how an attempt ended."""
+    monkeypatch.setattr(known, "VERDICT_WITHIN", timedelta(0))

@@ -12,9 +12,11 @@ import pytest
 from django.utils import timezone
 
 from jobs import checkpoints
+from jobs.causes import CAUSES
 from jobs.disk import rundir
 from jobs.following.cause import WORDS, Ended, cause_of
-from jobs.following.policy import RESTARTED, decide
+from jobs.following.known import BY_END
+from jobs.following.policy import FREE, decide
 from jobs.intake import reports, verify
 from jobs.models import Attempt, Checkpoint, Job
 from tests.jobs.reporting import Spooled, post
@@ -69,8 +71,9 @@ def test_causes(ended: Ended, cause: str) -> None:
     assert cause in WORDS
 
 
-def test_every_cause_that_restarts_has_words() -> None:
-    assert set(WORDS) >= RESTARTED
+def test_every_end_has_words_and_stands_for_a_cause() -> None:
+    assert set(WORDS) >= {*BY_END, *FREE}
+    assert set(BY_END.values()) <= set(CAUSES)
 
 
 @pytest.fixture

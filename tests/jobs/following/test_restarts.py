@@ -1,0 +1,347 @@
+"""What follows a bad end by its verdict: where it starts anew, without which nodes, or that it stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from jobs.causes import CAUSES
+from jobs.disk import rundir
+from jobs.following import known, moves
+from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
+from jobs.spec import JobSpec, write_toml
+from jobs.spec.sweep import SweepSpec
+from jobs.submitting import sweeps
+from jobs.submitting.submit import submit
+from nodes.models import Node
+from nodes.schedulers.base import SchedulerError
+from portal.models import Project, User
+from tests.jobs.following.launchers import launched
+from tests.jobs.schedulers import DGX_01, Told
+from tests.lab import a_checkpoint, bearer, send, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+EXCEPTION = {"rank": 1, "incarnation": 0, "kind": "exception", "exit_code": 1, "signal": None, "error": "KeyError: 'a'"}
+Tick = Callable[[], bool]
+
+
+@pytest.fixture(autouse=True)
+def _verdicts_are_waited_for(_no_verdict: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "VERDICT_WITHIN", timedelta(seconds=15))
+
+
+@pytest.fixture
+def job(oskar: User, told: Told, tick: Tick) -> Job:
+    """A job on two of twenty nodes, running."""
+    machines(told, *(f"dgx{number:02}" for number in range(1, 21)))
+    spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 5}, "resources": {"nodes": 2}})
+    made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    tick()
+    return made
+
+
+def machines(told: Told, *names: str) -> None:
+    told.machines = [replace(DGX_01, name=name, plays_many=False) for name in names]
+    Node.objects.all().delete()
+    Node.objects.bulk_create(Node(name=name, cpus=8) for name in names)
+
+
+def newest() -> Attempt:
+    found = Attempt.objects.order_by("number").last()
+    assert found is not None
+    return found
+
+
+def die(told: Told, tick: Tick, cause: str, *, nodes: tuple[str, ...] = ("dgx01", "dgx02"), **more: Any) -> Attempt:
+    """The newest attempt ends badly, and a worker finds out of what, as `cause` and `more` say; then it is decided."""
+    attempt = newest()
+    told.say(attempt.scheduler_id, state="running", nodes=nodes)
+    tick()
+    launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
+    told.say(attempt.scheduler_id, state="failed", exit_code=1, nodes=nodes)
+    tick()
+    verdict(attempt, cause, **more)
+    tick()
+    attempt.refresh_from_db()
+    return attempt
+
+
+def verdict(attempt: Attempt, cause: str, **more: Any) -> None:
+    told = {
+        "confidence": 0.94,
+        "fingerprint": f"of attempt {attempt.number}"[:32],
+        "version": 1,
+        "due_at": None,
+        **more,
+    }
+    assert Incident.objects.filter(attempt=attempt).update(cause=cause, **told) == 1
+
+
+def test_it_is_decided_once_it_is_known_why(job: Job, told: Told, tick: Tick) -> None:
+    attempt = newest()
+    launched(attempt, exit_code=1, cause="failed", first_failure=EXCEPTION)
+    told.say("101", state="failed", exit_code=1, nodes=("dgx01", "dgx02"))
+    tick()
+    attempt.refresh_from_db()
+    assert (attempt.cause, attempt.decided_at) == ("exception", None), "waits for the verdict"
+    verdict(attempt, "gpu.off_bus", node="dgx02")
+    tick()
+    attempt.refresh_from_db()
+    assert attempt.decision == (
+        "A GPU was lost from the bus on dgx02 (94 % sure). "
+        "Started anew from the beginning without dgx02 as attempt 2. Restart 1 of 5."
+    )
+    assert (attempt.blamed_nodes, attempt.decided_version) == (["dgx02"], 1)
+    assert newest().excluded_nodes == ["dgx02"]
+    assert [one.excluded_nodes for one in told.submissions] == [(), ("dgx02",)]
+
+
+def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, told: Told, tick: Tick) -> None:
+    launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    Incident.objects.update(opened_at=timezone.now() - timedelta(seconds=16))
+    tick()
+    assert newest().decision.startswith("The program raised an exception. That would happen again")
+    assert newest().decided_version == 0
+
+
+@pytest.mark.parametrize(
+    ("cause", "more", "says", "without"),
+    [
+        ("gpu.ecc", {"node": "dgx01"}, "Started anew from step 20 without dgx01 as attempt 2.", ("dgx01",)),
+        ("gpu.ecc", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("gpu.ecc", {"node": "of-somebody"}, "Started anew from step 20 as attempt 2.", ()),
+        ("scheduler.node_fail", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
+        ("scheduler.launch", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
+        ("environment.driver", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
+        ("environment.driver", {}, "That would happen again", None),
+        ("network.fabric", {"node": "dgx02"}, "Started anew from step 20 without dgx02", ("dgx02",)),
+        ("network.fabric", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("storage.io", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("collective.timeout", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("rendezvous.failed", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("unknown", {}, "It failed, and nothing says why. Started anew from step 20 as attempt 2.", ()),
+        ("memory.gpu_oom", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("scheduler.time_limit", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("collective.mismatch", {}, "Started anew from step 20 as attempt 2.", ()),
+        ("checkpoint.corrupt", {}, "It has no checkpoint before that one.", None),
+        ("numerics.divergence", {}, "Clone it with a lower learning rate.", None),
+        ("numerics.nan", {}, "That would happen again", None),
+        ("program.exception", {}, "That would happen again", None),
+        ("program.config", {}, "That would happen again", None),
+        ("storage.full", {}, "That would happen again", None),
+        ("data.missing", {}, "That would happen again", None),
+        ("none", {}, "The program raised an exception. That would happen again", None),
+    ],
+)
+def test_each_cause_is_followed_by_its_row(
+    job: Job, told: Told, tick: Tick, cause: str, more: dict[str, Any], says: str, without: tuple[str, ...] | None
+) -> None:
+    """None: it stops."""
+    a_checkpoint(job, 20, attempt=newest())
+    attempt = die(told, tick, cause, **more)
+    assert says in attempt.decision
+    assert Attempt.objects.count() == (1 if without is None else 2)
+    if without is not None:
+        assert told.submissions[-1].excluded_nodes == without
+    else:
+        assert attempt.decision.endswith("Your move.")
+
+
+@pytest.mark.parametrize("cause", ["memory.host_oom", "memory.shm", "scheduler.time_limit", "collective.mismatch"])
+def test_what_had_saved_nothing_is_not_begun_again(job: Job, told: Told, tick: Tick, cause: str) -> None:
+    assert "It had not saved anything since its start" in die(told, tick, cause).decision
+    assert Attempt.objects.count() == 1
+
+
+def test_what_a_restart_does_not_mend_has_one(job: Job, told: Told, tick: Tick) -> None:
+    for step in (20, 40):
+        a_checkpoint(job, step, attempt=newest())
+        attempt = die(told, tick, "memory.gpu_oom")
+    assert attempt.number == 2
+    assert "It had been started anew for that before. Your move." in attempt.decision
+
+
+def test_the_second_time_it_goes_round_the_nodes_that_both_had(job: Job, told: Told, tick: Tick) -> None:
+    a_checkpoint(job, 20, attempt=newest())
+    die(told, tick, "network.fabric", nodes=("dgx01", "dgx02"))
+    a_checkpoint(job, 40, attempt=newest())
+    second = die(told, tick, "network.fabric", nodes=("dgx02", "dgx03"))
+    assert "from step 40 without dgx02 as attempt 3" in second.decision
+    assert [one.excluded_nodes for one in told.submissions] == [(), (), ("dgx02",)]
+
+
+def test_the_same_twice_without_a_checkpoint_stops(job: Job, told: Told, tick: Tick) -> None:
+    die(told, tick, "gpu.off_bus", node="dgx01", fingerprint="same")
+    second = die(told, tick, "gpu.off_bus", node="dgx03", nodes=("dgx03", "dgx04"), fingerprint="same")
+    assert "The same struck twice with no checkpoint between. Your move." in second.decision
+    assert Attempt.objects.count() == 2
+
+
+def test_another_failure_is_not_the_same(job: Job, told: Told, tick: Tick) -> None:
+    die(told, tick, "gpu.off_bus", node="dgx01")
+    second = die(told, tick, "storage.io", nodes=("dgx03", "dgx04"))
+    assert "as attempt 3" in second.decision
+
+
+def test_a_broken_checkpoint_is_gone_back_behind(job: Job, told: Told, tick: Tick) -> None:
+    a_checkpoint(job, 20, attempt=newest())
+    a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
+    die(told, tick, "storage.io")
+    assert newest().resume_from == Checkpoint.objects.get(step=40)
+    second = die(told, tick, "checkpoint.corrupt")
+    assert "Started anew from step 20 as attempt 3" in second.decision
+    hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
+    assert hint == {"number": 3, "resume": "step-20"}, "its launchers would find the newest"
+
+
+def test_of_one_machine_no_node_is_left_out(job: Job, told: Told, tick: Tick) -> None:
+    machines(told, "dgx01", "dgx02")
+    attempt = die(told, tick, "gpu.off_bus", node="dgx02")
+    assert "It was on dgx02, and without it there are too few nodes. Your move." in attempt.decision
+
+
+def test_a_persons_word_comes_before_the_machines(job: Job, told: Told, tick: Tick) -> None:
+    attempt = die(told, tick, "program.exception", overruled_cause="storage.io")
+    assert attempt.decision.startswith("A file system failed. Started anew")
+
+
+def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, tick: Tick) -> None:
+    told.refuses_submissions = SchedulerError("Slurm does not answer")
+    first = die(told, tick, "unknown")
+    Attempt.objects.filter(number=2).update(submitting_at=None)
+    told.refuses_submissions = None
+    verdict(first, "program.config", version=2)
+    tick()
+    second = newest()
+    assert (second.state, second.cause, second.scheduler_id) == ("failed", "withdrawn", "")
+    first.refresh_from_db()
+    assert first.decision.startswith("The program was given something that can't be (94 % sure). That would happen")
+    assert first.decision.endswith("Attempt 2, decided on before that was known, was not started.")
+    tick()
+    assert Attempt.objects.count() == 2
+    assert not Incident.objects.filter(attempt=second).exists()
+
+
+def test_what_is_handed_over_stays(job: Job, told: Told, tick: Tick) -> None:
+    first = die(told, tick, "unknown")
+    verdict(first, "program.config", version=2)
+    tick()
+    assert newest().scheduler_id == "102"
+    assert newest().is_alive
+
+
+class TestChangedRows:
+    def test_of_the_job(self, oskar: User, told: Told, tick: Tick) -> None:
+        machines(told, "dgx01", "dgx02", "dgx03")
+        spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"program.*": "restart", "gpu.ecc": "stop"}}})
+        submit(oskar, spec, spec_toml=write_toml(spec))
+        tick()
+        assert "as attempt 2" in die(told, tick, "program.exception", nodes=("dgx01",)).decision
+        assert "Your move." in die(told, tick, "gpu.ecc", nodes=("dgx01",), node="dgx01").decision
+
+    def test_nearer_ones_win(self, job: Job, told: Told, tick: Tick, settings: Any, project: Project) -> None:
+        settings.VIGIL_RESTART_ON = '"storage.full" = "once"\n"gpu.*" = "stop"\n'
+        Project.objects.update(restart_on='"gpu.*" = "restart"')
+        attempt = die(told, tick, "gpu.ecc", node="dgx01")
+        assert "Started anew from the beginning as attempt 2" in attempt.decision
+        assert "as attempt 3" in die(told, tick, "storage.full").decision
+
+    @pytest.mark.parametrize(
+        ("on", "says"),
+        [
+            ({"gpu.exploded": "stop"}, "is no cause"),
+            ({"none": "restart"}, "is no cause"),
+            ({"gpu.*": "explode"}, "'once-if-saved'"),
+            ({"gpu.*": 3}, ""),
+        ],
+    )
+    def test_what_does_not_hold_is_refused(self, oskar: User, on: dict[str, Any], says: str) -> None:
+        answer = send(bearer(oskar), "post", "/api/v1/jobs", {"spec": {"name": "x", "restart": {"on": on}}})
+        assert answer.status_code == 422, answer.content
+        assert says in answer.text
+        assert "restart.on" in answer.text
+
+    def test_a_project_s_is_checked_when_it_is_written(self, project: Project) -> None:
+        client: Client = signed_in(sysadmin())
+        path = f"/admin/portal/project/{project.pk}/change/"
+        inline = {"memberships-TOTAL_FORMS": 0, "memberships-INITIAL_FORMS": 0}
+        form = {"slug": project.slug, "title": "", **inline}
+        assert "is no cause" in client.post(path, {**form, "restart_on": '"gpu.x" = "stop"'}).text
+        client.post(path, {**form, "restart_on": '"gpu.*" = "stop"'})
+        project.refresh_from_db()
+        assert project.restart_on == '"gpu.*" = "stop"'
+
+
+class TestSweeps:
+    @pytest.fixture
+    def sweep(self, oskar: User, told: Told, tick: Tick) -> Sweep:
+        """Six jobs, of which three run at a time."""
+        text = 'name = "s"\n[run]\nsteps = 9\n[sweep]\nat_once = 3\n[sweep.over]\n"run.seed" = [1, 2, 3, 4, 5, 6]\n'
+        made, _ = sweeps.submit(oskar, SweepSpec.parse_toml(text), spec_toml=text)
+        tick()
+        return made
+
+    def kill(self, told: Told, tick: Tick, jobs: range, cause: str, fingerprint: str) -> None:
+        for index in jobs:
+            attempt = Attempt.objects.get(job__sweep_index=index)
+            told.say(attempt.scheduler_id, state="running", nodes=("dgx-01",))
+            tick()
+            told.say(attempt.scheduler_id, state="failed", exit_code=1)
+            tick()
+            verdict(attempt, cause, fingerprint=fingerprint, says="The program raised an exception: KeyError: 'a'.")
+            tick()
+
+    def test_stops_when_its_first_jobs_die_of_the_same(self, sweep: Sweep, told: Told, tick: Tick, oskar: User) -> None:
+        self.kill(told, tick, range(2), "program.exception", "same")
+        sweep.refresh_from_db()
+        assert not sweep.stopped_why
+        assert Attempt.objects.exclude(scheduler_id="").count() == 5, "each that ends makes room for another"
+        self.kill(told, tick, range(2, 3), "program.exception", "same")
+        sweep.refresh_from_db()
+        assert sweep.stopped_why == (
+            "Its first 3 jobs died of the same: The program raised an exception: KeyError: 'a'. "
+            "Whatever had not started was cancelled."
+        )
+        tick()
+        waiting = Attempt.objects.get(job__sweep_index=5)
+        assert (waiting.state, waiting.scheduler_id) == ("cancelled", "")
+        assert waiting.reason.startswith("Its sweep was stopped. Its first 3 jobs died of the same")
+        assert sorted(told.cancelled) == [Attempt.objects.get(job__sweep_index=n).scheduler_id for n in (3, 4)]
+        assert bearer(oskar).get(f"/api/v1/sweeps/{sweep.pk}").json()["stopped_why"] == sweep.stopped_why
+        assert "died of the same" in signed_in(oskar).get(f"/sweeps/{sweep.pk}").text
+
+    @pytest.mark.parametrize(
+        ("cause", "fingerprints"),
+        [("program.exception", "aab"), ("gpu.ecc", "aaa"), ("program.exception", ["", "", ""])],
+    )
+    def test_goes_on_where_they_died_of_something_else(
+        self, sweep: Sweep, told: Told, tick: Tick, cause: str, fingerprints: list[str]
+    ) -> None:
+        for index, fingerprint in enumerate(fingerprints):
+            self.kill(told, tick, range(index, index + 1), cause, fingerprint)
+        sweep.refresh_from_db()
+        assert not sweep.stopped_why
+
+
+def test_a_dry_run_says_what_would_happen(oskar: User) -> None:
+    text = 'name = "x"\n[restart.on]\n"memory.gpu_oom" = "stop"\n'
+    answer = send(bearer(oskar), "post", "/api/v1/jobs/check", {"spec_toml": text})
+    found = {one["title"]: one["text"] for one in answer.json()["findings"]}
+    assert "without the node" in found["If it fails"]
+    assert "memory.gpu_oom: stops, as the job says." in found["If it fails"]
+
+
+def test_every_cause_has_a_row_or_stops() -> None:
+    shown = {code: moves.move_of(code, node="", job={}, project=Project()) for code in CAUSES}
+    assert shown["gpu.thermal"] == "elsewhere"
+    assert shown["program.device_assert"] == "stop"
+    assert all(moves.causes_of(move) for move in set(shown.values()))
