@@ -31,6 +31,7 @@ class AttemptShape(Schema):
     signal: int | None
     cause: str = Field(description="Why it ended, in one word.")
     decision: str = Field(description="What Vigil decided after its end.")
+    excluded_nodes: list[str] = Field(description="What it is kept from, as those before it died there.")
     failure: dict[str, Any] = Field(description="The first failure, as its launcher saw it.")
     resume_from: int | None = Field(description="Id of the checkpoint it started from.")
     step: int | None

@@ -20,6 +20,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from jobs.disk import rundir, sharing
+from jobs.errors import SpecError
+from jobs.spec import restarts
 from nodes.telemetry import exporters
 from portal.run import redis
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
@@ -141,6 +143,17 @@ def people_can_sign_in(app_configs: Sequence[AppConfig] | None, **_: Any) -> lis
     hint = "Put a proxy with TLS before it and set VIGIL_PUBLIC_URL=https://…, VIGIL_BEHIND_PROXY=1."
     message = f"Nobody can sign in at {settings.VIGIL_PUBLIC_URL}: its cookies travel over https only."
     return [Error(message, hint=hint, id="vigil.E003")]
+
+
+@register(TAG)
+def rows_of_restarts_hold(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Read again at each bad end, where what does not hold would go unnoticed."""
+    try:
+        restarts.parse_toml(settings.VIGIL_RESTART_ON)
+    except SpecError as error:
+        hint = 'Write lines such as "gpu.*" = "restart" (docs/jobspec.md).'
+        return [Error(f"VIGIL_RESTART_ON does not hold: {error}", hint=hint, id="vigil.E009")]
+    return []
 
 
 @register(TAG)

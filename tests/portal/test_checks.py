@@ -125,3 +125,10 @@ def test_a_home_that_is_open_to_others_is_told(settings: Any, tmp_path: Path) ->
     assert ids(checks.home_is_closed(None)) == ["vigil.W007"]
     settings.VIGIL_LOCAL_USER = "nobody"
     assert ids(checks.home_is_closed(None)) == ["vigil.E007"]
+
+
+def test_rows_of_restarts_that_do_not_hold_are_refused(settings: Any) -> None:
+    settings.VIGIL_RESTART_ON = '"gpu.*" = "explode"'
+    assert ids(checks.rows_of_restarts_hold(None)) == ["vigil.E009"]
+    settings.VIGIL_RESTART_ON = '"gpu.*" = "restart"'
+    assert not checks.rows_of_restarts_hold(None)
