@@ -15,11 +15,22 @@ class Spread(NamedTuple):
 
 
 def spread(attempt: Attempt) -> Spread | None:
-    """The newest incarnation's spread; None before the first. Lost launchers may be late in telling of theirs."""
-    started = Event.objects.filter(attempt=attempt, kind=STARTED).order_by("-id")
-    data: dict[str, Any] = max(started.values_list("data", flat=True)[:20], key=number_of, default={})
+    """The newest incarnation's spread; None before the first."""
+    data = _newest(attempt)
     ranks, nodes = data.get("world_size"), data.get("nodes")
     return Spread(ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
+
+
+def standing_by(attempt: Attempt) -> set[str]:
+    """The attempt's nodes on which the newest incarnation runs no rank: spares, or what it has gone on without."""
+    nodes = _newest(attempt).get("nodes")
+    return set(attempt.nodes).difference(nodes) if isinstance(nodes, list) and nodes else set()
+
+
+def _newest(attempt: Attempt) -> dict[str, Any]:
+    """What was told of the newest incarnation. Lost launchers may be late in telling of theirs."""
+    started = Event.objects.filter(attempt=attempt, kind=STARTED).order_by("-id")
+    return max(started.values_list("data", flat=True)[:20], key=number_of, default={})
 
 
 def number_of(data: dict[str, Any]) -> int:

@@ -77,7 +77,7 @@ def has_others(spec: JobSpec, without: list[str]) -> bool:
         return False
     if set(without) & set(spec.resources.require_nodes):
         return False
-    return not nodes or len([node for node in nodes if node.name not in without]) >= spec.resources.min_nodes
+    return not nodes or len([node for node in nodes if node.name not in without]) >= spec.resources.least_allocated
 
 
 def _nodes(partition: str) -> list[Node]:

@@ -168,7 +168,7 @@ class Batch:
     engine: str = ""  # pyxis or apptainer, where there is a container
     mounts: tuple[str, ...] = ()
     gpus: bool = False
-    elastic: bool = False  # goes on in the nodes that are left
+    goes_on: bool = False  # in the nodes that are left
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
 
@@ -186,7 +186,7 @@ class Batch:
     def _directives(self) -> list[str]:
         """Said to sbatch by the script itself, whatever the request can carry."""
         lines = [f"--signal=B:USR1@{self.lead}", "--open-mode=append"]
-        lines += ["--no-kill"] if self.elastic else []
+        lines += ["--no-kill"] if self.goes_on else []
         lines += [f"--nodelist={','.join(self.required_nodes)}"] if self.required_nodes else []
         lines += [f"--exclude={','.join(self.excluded_nodes)}"] if self.excluded_nodes else []
         if wrong := [line for line in lines if not _LINE.match(line)]:
@@ -207,7 +207,7 @@ class Batch:
 
     def _options(self) -> list[str]:
         """The options of srun: an elastic job outlives a lost node, and pyxis is told of the container."""
-        found = ["--no-kill"] if self.elastic else []
+        found = ["--no-kill"] if self.goes_on else []
         if self.container and self.engine == "pyxis":
             found.append(_quoted(f"--container-image={self.container}"))
             found.append(_quoted(f"--container-mounts={','.join(self.mounts)}"))

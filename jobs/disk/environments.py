@@ -54,7 +54,7 @@ def batch(spec: JobSpec, environment: Environment, root: Path, *, lead: int) -> 
         engine=environment.runs_in,
         mounts=tuple(_mounts(environment)) if environment.container else (),
         gpus=resources.gpus_per_node > 0,
-        elastic=resources.max_nodes > resources.min_nodes,
+        goes_on=resources.goes_on,
         required_nodes=tuple(resources.require_nodes),
         excluded_nodes=tuple(resources.exclude_nodes),
     )

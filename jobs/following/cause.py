@@ -98,6 +98,8 @@ def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:
         return numerics[0]
     if kind in {"exception", "hang"}:
         return str(kind)
+    if kind == "gpu":
+        return "exception"
     if kind in {"signal", "lost_peer", "node", "address_in_use"}:
         return "lost"
     if ended.signal or (ended.exit_code or 0) > 128:

@@ -28,6 +28,13 @@ class Resources(Part):
     nodes: Annotated[int | str, BeforeValidator(values.nodes)] = Field(
         default=1, title="Nodes", description='How many, or "min:max" for an elastic job.'
     )
+    spares: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        title="Spare nodes",
+        description="Beyond those: they stand by, and take the place of one that fails.",
+    )
     gpus_per_node: int = Field(
         default=0, ge=0, le=64, title="GPUs a node", description="One rank a GPU; 0 runs on CPUs."
     )
@@ -81,6 +88,20 @@ class Resources(Part):
         return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split(":")[1])
 
     @property
+    def least_allocated(self) -> int:
+        """Nodes that the scheduler is asked for at least: spares, too."""
+        return self.min_nodes + self.spares
+
+    @property
+    def most_allocated(self) -> int:
+        return self.max_nodes + self.spares
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the loss of a node does not end its allocation: it goes on in those that are left."""
+        return self.max_nodes > self.min_nodes or self.spares > 0
+
+    @property
     def local_world_size(self) -> int:
         """Ranks on each node."""
         return self.gpus_per_node or self.ranks_per_node
@@ -106,7 +127,9 @@ class Resources(Part):
         """What no single field can tell."""
         if self.gpu_type and not self.gpus_per_node:
             yield Problem("resources.gpu_type", "No GPU is asked for. Write gpus_per_node, too, or take the type out.")
-        if len(self.require_nodes) > self.max_nodes:
+        if self.spares and self.max_nodes > self.min_nodes:
+            yield Problem("resources.spares", "An elastic job goes on without what it loses. Take spares out.")
+        if len(self.require_nodes) > self.most_allocated:
             named = len(self.require_nodes)
             yield Problem("resources.require_nodes", f"{named} nodes are named. Write nodes = {named}, or name fewer.")
         if both := sorted({*self.require_nodes} & {*self.exclude_nodes}):

@@ -94,7 +94,7 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:
     found = explain(Waiting(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
     unknown = _not_queued(there)
     if not found.blocks and not unknown:
-        on = found.starts_on[: 1 if there.is_one_machine else spec.resources.min_nodes]
+        on = found.starts_on[: 1 if there.is_one_machine else spec.resources.least_allocated]
         yield Finding("ok", "Start", f"Starts now on {', '.join(on)}.")
         return
     waits = " ".join(block.text for block in found.blocks[:2])

@@ -21,7 +21,7 @@ def misfits(spec: JobSpec) -> list[Problem]:
     nodes = list(Node.objects.told())  # those out of service too: somebody will mend them
     if not nodes:
         return []
-    count = spec.resources.min_nodes
+    count = spec.resources.least_allocated
     if nodes[0].plays_many:
         return list(shortfalls(spec, room_of(nodes[0]), times=count, where=f"{nodes[0].name} has"))
     eligible, problem = _eligible(spec, nodes)

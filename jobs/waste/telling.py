@@ -11,6 +11,7 @@ from django.db.models import Q
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs import incarnations
 from jobs.models import Attempt
 from nodes.models import Gpu, Holding, QueuedJob
 from nodes.models.telemetry import SILENT
@@ -79,7 +80,8 @@ def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
         return []
     holdings = list(Holding.objects.filter(until=None, scheduler_id__in=by_job))
     known = _Known(holdings)
-    return [known.job(scheduler_id, found) for scheduler_id, found in by_job.items()]
+    wasted = {scheduler_id: known.not_spared(scheduler_id, found) for scheduler_id, found in by_job.items()}
+    return [known.job(scheduler_id, found) for scheduler_id, found in wasted.items() if found]
 
 
 class _Known:
@@ -103,6 +105,14 @@ class _Known:
             return f"{IDLE}:attempt:{attempt.pk}"
         began = self.started.get(scheduler_id) or min(one.since for one in self.by_job[scheduler_id])
         return f"{IDLE}:{line(scheduler_id, 64)}:{int(began.timestamp())}"
+
+    def not_spared(self, scheduler_id: str, idle: Sequence[Idle]) -> Sequence[Idle]:
+        """Those that do not just stand by for others to fail, as was asked for (resources.spares)."""
+        attempt = self.attempts.get(scheduler_id)
+        if attempt is None or not (attempt.job.spec.get("resources") or {}).get("spares"):
+            return idle
+        spared = incarnations.standing_by(attempt)
+        return [one for one in idle if one.holding.agent.node not in spared]
 
     def job(self, scheduler_id: str, idle: Sequence[Idle]) -> IdleJob:
         held, attempt = self.by_job[scheduler_id], self.attempts.get(scheduler_id)

@@ -13,8 +13,8 @@ def request_of(spec: JobSpec, *, user: str = "", account: str = "") -> Request:
     """The allocation that a settled spec asks for. `user`, `account`: the scheduler's names of who asks."""
     asked, begin = spec.resources, spec.resources.begin_at
     return Request(
-        min_nodes=asked.min_nodes,
-        max_nodes=asked.max_nodes,
+        min_nodes=asked.least_allocated,
+        max_nodes=asked.most_allocated,
         cpus=asked.cpus_per_node,
         gpus=asked.gpus_per_node,
         gpu_type=asked.gpu_type,

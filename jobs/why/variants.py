@@ -108,15 +108,16 @@ def _shapes(spec: JobSpec, request: Request, cluster: Cluster) -> Iterator[_Idea
         if ranks % local or local == spec.resources.local_world_size:
             continue
         nodes = ranks // local
-        if nodes > len(cluster.nodes) or (request.required_nodes and nodes < len(request.required_nodes)):
+        named = len(request.required_nodes)
+        if nodes + spec.resources.spares > len(cluster.nodes) or (named and nodes < named):
             continue
-        away = abs(nodes - request.min_nodes)
+        away = abs(nodes - spec.resources.min_nodes)
         yield _shaped(spec, request, nodes, local, tier=SAME, cost=1 + away)
 
 
 def _fewer_nodes(spec: JobSpec, request: Request) -> Iterator[_Idea]:
     """The most first; the run must divide over them."""
-    local, nodes = spec.resources.local_world_size, request.min_nodes
+    local, nodes = spec.resources.local_world_size, spec.resources.min_nodes
     for fewer in range(nodes - 1, max(0, len(request.required_nodes) - 1), -1):
         if _divides(spec, fewer * local):
             yield _shaped(spec, request, fewer, local, tier=LESS, cost=(nodes - fewer) * local)
@@ -124,14 +125,14 @@ def _fewer_nodes(spec: JobSpec, request: Request) -> Iterator[_Idea]:
 
 def _fewer_ranks(spec: JobSpec, request: Request) -> Iterator[_Idea]:
     """Takes fewer ranks on each node."""
-    local, nodes = spec.resources.local_world_size, request.min_nodes
+    local, nodes = spec.resources.local_world_size, spec.resources.min_nodes
     for fewer in range(local - 1, 0, -1):
         if _divides(spec, nodes * fewer):
             yield _shaped(spec, request, nodes, fewer, tier=LESS, cost=nodes * (local - fewer) + 0.2)
 
 
 def _shaped(spec: JobSpec, request: Request, nodes: int, local: int, *, tier: int, cost: float) -> _Idea:
-    """Asks for so many nodes with so many ranks each; memory goes with the ranks."""
+    """Asks for so many nodes, and the spares beside, with so many ranks each; memory goes with the ranks."""
     asked = spec.resources
     unit = "GPU" if asked.gpus_per_node else "rank"
     changes: dict[str, Any] = {}
@@ -146,8 +147,8 @@ def _shaped(spec: JobSpec, request: Request, nodes: int, local: int, *, tier: in
             memory = max(1, round(each * 1024))
     shaped = replace(
         request,
-        min_nodes=nodes,
-        max_nodes=max(nodes, request.max_nodes) if isinstance(asked.nodes, str) else nodes,
+        min_nodes=nodes + asked.spares,
+        max_nodes=max(nodes, request.max_nodes) if isinstance(asked.nodes, str) else nodes + asked.spares,
         cpus=local * asked.cpus_per_rank,
         gpus=local if asked.gpus_per_node else 0,
         memory_mib=memory,

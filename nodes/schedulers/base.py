@@ -46,6 +46,7 @@ class Submission:
     output: str  # absolute path for the batch script's own output
     min_nodes: int = 1
     max_nodes: int = 1
+    spares: int = 0  # of these, that stand by
     ranks_per_node: int = 1
     cpus_per_node: int = 1
     gpus_per_node: int = 0
@@ -63,6 +64,11 @@ class Submission:
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     begin_at: float | None = None  # Unix seconds
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the loss of a node does not end it: it goes on in those that are left."""
+        return self.max_nodes > self.min_nodes or self.spares > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGABRT
 from typing import Any, Literal
 
-Kind = Literal["exception", "signal", "hang", "lost_peer", "address_in_use", "node"]
+Kind = Literal["exception", "signal", "hang", "lost_peer", "address_in_use", "node", "gpu"]
 
 _TAIL_BYTES = 64 * 1024
 # The last line of a traceback, whatever libraries print after it while the process goes down. With a peer gone, NCCL's
@@ -30,6 +30,14 @@ _WATCHDOG = re.compile(r"Process group watchdog thread terminated with exception
 # Where a signal ends a process faulthandler's dump comes last; before it, perhaps, what C++ said of its exception.
 _DIED = "Fatal Python error: "
 _WHAT = re.compile(r"^\s*what\(\):\s+(.+)$")
+# What CUDA says of a GPU that does not work any more. An illegal access or an assertion is mostly the program's own.
+_GPU = re.compile(
+    r"CUDA error: (?:uncorrectable ECC error|.*?(?:hardware|GPU is lost|fallen off the bus|NVLink)|"
+    r"no CUDA-capable device|device(?:\(s\))? (?:is|are) (?:unavailable|busy)|unspecified launch failure|"
+    r"unknown error)|"
+    r"GPU (?:is lost|has fallen off the bus)|uncorrectable NVLink error",
+    re.IGNORECASE,
+)
 _ADDRESS_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -48,10 +56,10 @@ class Failure:
     def code(self) -> int:
         return 128 + self.signal if self.signal else self.exit_code or 1
 
-    @property
-    def in_place(self) -> bool:
-        """Whether starting the ranks again may help. With a node less it may: if enough are left."""
-        return self.kind != "exception"
+    def in_place(self, *, spares: bool) -> bool:
+        """Whether starting the ranks again may help. With a node less it may: if enough are left; with a broken GPU
+        only where another node stands by to take its node's place."""
+        return self.kind != "exception" and (spares or self.kind != "gpu")
 
     def told(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "order"}
@@ -63,6 +71,8 @@ def failure_of(rank: int, exit_code: int | None, signal: int | None, log: Path, 
     kind: Kind = "exception"
     if signal is not None and not (signal == SIGABRT and _LOST_PEER.search(error)):
         kind = "signal"
+    elif _GPU.search(error):
+        kind = "gpu"
     elif _ADDRESS_IN_USE.search(error):
         kind = "address_in_use"
     elif _LOST_PEER.search(error):

@@ -34,6 +34,7 @@ from training.manifest import DAMAGED
 from training.reporting.reporter import Reporter
 
 MEET_SECONDS = 600.0  # for as many launchers as the run needs to appear
+NODES_DOING = frozenset({"signal", "hang", "gpu"})  # of failures, those that another node may be spared
 FENCED = Outcome(1, "fenced", error="a newer launch of this job has taken over")
 
 
@@ -47,6 +48,7 @@ class _Judged:
     why: str
     budget: Budget
     since: float
+    blamed: Member | None = None  # on whose node it began, where another can take its place
 
 
 class Leading:
@@ -131,7 +133,7 @@ class Leading:
         known = self._members.is_proven_live
         live = [one for one in self._members.live() if last.place(one) >= 0 or known(one)]
         if most_nodes(self._plan, len(live)) >= self._plan.min_nodes:
-            return self._form(last, live, judged.budget)
+            return self._form(last, live, judged.budget, blamed=judged.blamed)
         if time.monotonic() - judged.since > self._plan.return_seconds:
             return _ending(self._too_few(last, len(live), judged.failures))
         return None
@@ -184,11 +186,28 @@ class Leading:
             start_is_damaged=self._is_damaged(last),
             regroups=regroups,
             left=self._left(last),
+            spares=bool(self._standing_by(last)),
         )
         if regroups and not self._stop.reason:
             self._regroup.finish(last.number)
         why = _why(failures, outcome, regroups)
-        return _Judged(last.number, outcome, failures, why, budget, time.monotonic())
+        blamed = self._blamed(last, failures) if outcome is None and not regroups else None
+        return _Judged(last.number, outcome, failures, why, budget, time.monotonic(), blamed)
+
+    def _standing_by(self, last: Incarnation) -> list[Member]:
+        """Who could take the place of one of the members: whoever is known to live and is none of them."""
+        if not self._plan.spares:
+            return []
+        known = self._members.is_proven_live
+        return [one for one in self._members.live() if last.place(one) < 0 and known(one)]
+
+    def _blamed(self, last: Incarnation, failures: list[Failure]) -> Member | None:
+        """The member whose rank failed first, by what may be its node's doing."""
+        if not failures or not self._standing_by(last):
+            return None
+        first = first_failure(failures)
+        place = first.rank // self._plan.ranks_per_node
+        return last.members[place] if first.kind in NODES_DOING and place < len(last.members) else None
 
     def _left(self, last: Incarnation) -> Left | None:
         """What a script that was asked to stop said of how far it was; our own trainer says it by what it saves."""
@@ -213,13 +232,24 @@ class Leading:
         hang = Hang(ranks, broken["of"], broken["phase"], broken["step"], broken["seconds"])
         return [Failure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
 
-    def _form(self, last: Incarnation | None, live: list[Member], budget: Budget, *, resume: str = "") -> Incarnation:
-        """The next incarnation: us, who was there in its order, then who stood by, as many as can share the work."""
+    def _form(
+        self,
+        last: Incarnation | None,
+        live: list[Member],
+        budget: Budget,
+        *,
+        resume: str = "",
+        blamed: Member | None = None,
+    ) -> Incarnation:
+        """The next incarnation: us, who was there in its order, then who stood by, as many as can share the work.
+
+        Whoever is to blame for the end of the last one comes after all others, be it us.
+        """
         # Who comes first leads, and has rank 0: so the store's port is probed on the node where it is bound.
         before = list(last.members) if last else []
         stayed = [member for member in before if member in live]
         order = [*stayed, *(member for member in live if member not in stayed)]
-        order.sort(key=lambda member: member.id != self._members.me.id)  # stable: everybody else stays in order
+        order.sort(key=lambda member: (member == blamed, member.id != self._members.me.id))  # others stay in order
         # Where no number of nodes fits, at the start, the ranks themselves say what is wrong.
         taken = order[: most_nodes(self._plan, len(order)) or None]
         resume = resume or newest_on_lineage(self._plan.job_dir)
@@ -229,7 +259,7 @@ class Leading:
             generation=generation,
             resume=resume,
             host=self._members.host(taken),
-            port=free_port(),  # probed on this node, which is rank 0's
+            port=free_port(),  # probed on this node, which is rank 0's, unless it is to blame
             members=tuple(taken),
             spent=budget.spent,
         )
@@ -260,11 +290,11 @@ class Leading:
         when asked to.
         """
         plan, now = self._plan, time.monotonic()
-        if not plan.is_elastic or self._stop.reason:
+        if not (plan.is_elastic or plan.spares) or self._stop.reason:
             return False
         # Looked at from the start: only who is known to live is taken in when a node is lost, which may be soon.
         there = [member for member in self._members.live() if incarnation.place(member) < 0]
-        if plan.script is not None or ready_after is None:
+        if plan.spares or plan.script is not None or ready_after is None:
             return False
         waiting = [member for member in there if self._members.is_proven_live(member)]
         count = len(incarnation.members)

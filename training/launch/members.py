@@ -177,10 +177,12 @@ class Members:
         return str(seen.about.get("name", "")) if seen else ""
 
     def host(self, members: list[Member]) -> str:
-        """Where this node is reached by all of these: loopback when every one of them runs on this machine."""
-        others = [self._look(one.node, one.id) for one in members if one.id != self.me.id]
-        is_here = all(seen is not None and _here().items() <= seen.about.items() for seen in others)
-        return "127.0.0.1" if is_here else socket.gethostname()
+        """Where the first one's node is reached by all: loopback when every one of them runs on this machine."""
+        others = {one.id: self._look(one.node, one.id) for one in members if one.id != self.me.id}
+        if all(seen is not None and _here().items() <= seen.about.items() for seen in others.values()):
+            return "127.0.0.1"
+        first = others.get(members[0].id)
+        return str(first.about.get("host", "")) if first is not None else socket.gethostname()
 
     # What was decided.
 

@@ -77,12 +77,13 @@ def judge(
     start_is_damaged: bool = False,
     regroups: bool = False,
     left: Left | None = None,
+    spares: bool = False,
 ) -> Outcome | None:
     """The attempt's outcome, or None: start the ranks again. `newest` and `started_from` are checkpoints' names.
 
     `start_is_damaged`: the ranks found it to be no good, and nobody chose it: an older one will do. `regroups`: they
     were asked to save and end so that more nodes can take part, which the budget does not count. `left`: what a script
-    said of how far it was, where it was asked to stop.
+    said of how far it was, where it was asked to stop. `spares`: another node stands by.
     """
     reason = broken["reason"] if broken else ""
     if reason == "fenced":
@@ -104,7 +105,7 @@ def judge(
         # A script that knows no better way to stop. What it committed on its way is worth going on from.
         return Outcome(STOPPED if newest != started_from else first.code, "stopped")
     # That it could not save as it was asked to is no reason to end what would have gone on without being asked.
-    may_help = first.in_place or start_is_damaged or (regroups and first.error.startswith(SAVE_FAILED))
+    may_help = first.in_place(spares=spares) or start_is_damaged or (regroups and first.error.startswith(SAVE_FAILED))
     if stop.reason or not may_help or not budget.take(first, newest):
         # To ask for another turn is for us: a program that nobody has asked to stop could have turns forever.
         code = 1 if first.code == STOPPED and not stop.reason else first.code

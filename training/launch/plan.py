@@ -41,6 +41,7 @@ class Plan:
     nodes: int = 1  # allocated: as many launchers are expected
     min_nodes: int = 1
     max_nodes: int = 1
+    spares: int = 0  # of the nodes allocated, that stand by until one of the others fails
     ranks_per_node: int = 1
     gpus_per_node: int = 0
     cpus_per_rank: int = 1
@@ -63,7 +64,7 @@ class Plan:
     @property
     def is_alone(self) -> bool:
         """Whether no other node can ever take part."""
-        return self.max_nodes == 1
+        return self.max_nodes + self.spares == 1
 
     @property
     def job_dir(self) -> Path:
@@ -98,8 +99,11 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
     gpus = launch.whole("gpus_per_node", 0, least=0)
     least = launch.whole("nodes", 1, least=1)
     most = launch.whole("max_nodes", least, least=least)
+    spares = launch.whole("spares", 0, least=0) if most == least else 0
     # With "min:max" nodes the scheduler decides how many there are.
-    nodes = _number(environment, "SLURM_NNODES", 0) or most
+    nodes = _number(environment, "SLURM_NNODES", 0) or most + spares
+    spares = min(spares, nodes - 1)
+    used = nodes - spares
     return Plan(
         run_dir=run_dir,
         scheduler_id=_scheduler_id(environment),
@@ -107,15 +111,16 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Pla
         node=environment.get("SLURMD_NODENAME") or socket.gethostname(),
         node_rank=_number(environment, "SLURM_NODEID", 0),
         nodes=nodes,
-        min_nodes=min(least, nodes) if most > least else nodes,
-        max_nodes=max(most, nodes) if most > least else nodes,
+        min_nodes=min(least, nodes) if most > least else used,
+        max_nodes=max(most, nodes) if most > least else used,
+        spares=spares,
         ranks_per_node=gpus or launch.whole("ranks_per_node", 1, least=1),
         gpus_per_node=gpus,
         cpus_per_rank=launch.whole("cpus_per_rank", 1, least=1),
         in_place=launch.whole("in_place", 3, least=0),
         gather_seconds=launch.seconds("gather_seconds", 60.0),
         # A fixed number has no other nodes to wait for: only for launchers that are started again (training/start.py).
-        return_seconds=launch.seconds("return_seconds", 120.0 if most > least else 30.0 if least > 1 else 0.0),
+        return_seconds=launch.seconds("return_seconds", 120.0 if most > least else 30.0 if nodes > 1 else 0.0),
         grow_seconds=launch.seconds("grow_seconds", 60.0),
         grace_seconds=launch.seconds("grace_seconds", 30.0),
         drain_seconds=launch.seconds("drain_seconds", 10.0),

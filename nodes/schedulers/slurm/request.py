@@ -88,8 +88,9 @@ def _old(asked: Submission) -> dict[str, Any]:
         job["exclusive"] = "exclusive"  # and neither "true" nor true
     if asked.begin_at is not None:
         job["begin_time"] = f"uts{math.ceil(asked.begin_at)}"
-    if asked.max_nodes > asked.min_nodes:
+    if asked.goes_on:
         job["no_kill"] = "set"
+    if asked.max_nodes > asked.min_nodes:
         del job["tasks_per_node"]  # with it 22.05 grants the fewest nodes; srun is told all the same
     if lacks_nodes(asked, OLDEST):
         job["hold"] = True
@@ -118,7 +119,7 @@ def _new(asked: Submission) -> dict[str, Any]:
         job["required_nodes"] = list(asked.required_nodes)
     if asked.excluded_nodes:
         job["excluded_nodes"] = list(asked.excluded_nodes)
-    if asked.max_nodes > asked.min_nodes:
+    if asked.goes_on:
         job["kill_on_node_fail"] = False
     return job
 

@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from jobs.models import Attempt, Event, Job
 from jobs.tasks import waste
 from jobs.waste import telling
 from jobs.waste.telling import spoken
@@ -56,6 +57,22 @@ class TestIdle:
         assert (notice["link"], notice["kind"]) == (f"/jobs/{job.pk}", "gpu.idle")
         assert Notice.objects.count() == 1
         assert "notebook-oskar has held 1 GPU idle" in signed_in(oskar).get("/").text.replace(NBSP, " ")
+
+    def test_not_of_a_node_that_stands_by_as_was_asked_for(self, oskar: User) -> None:
+        idle = machine(1, node="dgx-02")
+        job = vigils(oskar, "7", name="spared")
+        Attempt.objects.filter(job=job).update(nodes=["dgx-01", "dgx-02"])
+        Event.objects.create(
+            attempt=job.latest, time=timezone.now(), kind="incarnation.started",
+            data={"incarnation": 0, "world_size": 1, "nodes": ["dgx-01"]},
+        )  # fmt: skip
+        held("7", [0], user="vigil", node="dgx-02")
+        idle_for(idle, 14.2)
+        waste()
+        assert len(told(oskar)) == 1, "nobody asked for it"
+        Job.objects.filter(pk=job.pk).update(spec={**job.spec, "resources": {"spares": 1}})
+        waste()
+        assert not told(oskar)
 
     def test_of_a_foreign_job_whoever_is_its_slurm_user_here(self, oskar: User) -> None:
         idle_for_long = machine(2)
