@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -42,6 +42,7 @@ class Entry:
     `exception`, `frame`, `during`: for tracebacks: patterns of the exception's class and of a frame's "path:function",
     and what was being done (operations.toml); `pattern` is then looked for in the exception's message.
     `frameworks`: what a site would not run if it ran none of these, so that the catalogue can be judged without them.
+    `is_site`: written by the sysadmins of this site, and no key of a file.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Entry:
     frameworks: tuple[str, ...] = ()
     example: str = ""
     look_alike: str = ""
+    is_site: bool = False
 
     def __post_init__(self) -> None:
         if self.cause not in CAUSES:
@@ -76,31 +78,52 @@ class Entry:
     def reads_tracebacks(self) -> bool:
         return bool(self.exception)
 
+    @property
+    def patterns(self) -> dict[str, str]:
+        """What it looks for, by the field that says so."""
+        return {name: value for name in PATTERNS if (value := getattr(self, name))}
 
-_FIELDS = {field.name for field in fields(Entry)}
-_LISTS = ("during", "frameworks")
+
+PATTERNS = ("pattern", "unless", "exception", "frame")
+FIELDS = tuple(field.name for field in fields(Entry) if field.name != "is_site")
+LISTS = ("during", "frameworks")
 
 
 def entry_of(raw: Mapping[str, Any], **defaults: Any) -> Entry:
     """An entry from its table in TOML; BadEntry where something in it is not what it should be."""
     values = {**defaults, **raw}
     name = values.get("name", "an entry")
-    if odd := set(values) - _FIELDS:
+    if odd := set(values) - set(FIELDS):
         raise BadEntry(f"{name}: {', '.join(sorted(odd))} is nothing that an entry has")
     for key in ("name", "role", "cause", "source"):
         if not isinstance(values.get(key), str) or not values[key]:
             raise BadEntry(f"{name}: it has no {key}")
-    for key in _LISTS:
+    for key in LISTS:
         value = values.get(key, [])
-        values[key] = (value,) if isinstance(value, str) else tuple(value)
+        values[key] = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else value
+    for key, value in values.items():
+        _check_kind(name, key, value)
     return Entry(**values)
+
+
+def _check_kind(name: str, key: str, value: object) -> None:
+    if key in LISTS:
+        if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
+            raise BadEntry(f"{name}: {key} is a list of words")
+    elif key == "is_generic":
+        if not isinstance(value, bool):
+            raise BadEntry(f"{name}: {key} is true or false")
+    elif not isinstance(value, str):
+        raise BadEntry(f"{name}: {key} is text")
 
 
 def read(text: str, **defaults: Any) -> list[Entry]:
     """The entries of one file: tables `[[entry]]`, before them what is the same for all."""
     raw = tomllib.loads(text)
     entries = raw.pop("entry", [])
-    return [entry_of(entry, **defaults, **raw) for entry in entries]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise BadEntry("an entry is a table: [[entry]]")
+    return [entry_of(entry, **{**defaults, **raw}) for entry in entries]
 
 
 def options(**values: Any) -> re2.Options:
@@ -115,6 +138,7 @@ def options(**values: Any) -> re2.Options:
 _BOUND = re.compile(r"(?<!\\)\{(?P<least>[01]),(?P<most>\d+)\}")
 BOUND = 8
 _BEGIN = re.compile(r"(?:^|(?<=\|)|(?<=\())\^")  # of a line's own words, before which the sieve sees prefixes
+_NAMED_GROUP = re.compile(r"(?<!\\)\(\?P<\w+>")  # two patterns may have groups of one name, and one alternation not
 _TOKENS = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\{[\d,]+\}|\(\?P<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]|\d|.", re.DOTALL)
 _DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # but in a count
 
@@ -237,7 +261,7 @@ class Catalogue:
             if (found := words_of(entry.pattern)) is not None:
                 words |= found
             else:
-                patterns[unbounded(_BEGIN.sub("", entry.pattern))] = None
+                patterns[_NAMED_GROUP.sub("(?:", unbounded(_BEGIN.sub("", entry.pattern)))] = None
         sensitive = [re2.escape(word.encode()) for word, any_case in sorted(words) if not any_case]
         insensitive = [re2.escape(word.encode()) for word, any_case in sorted(words) if any_case]
         parts = [b"(?:(?m)" + pattern.encode() + b")" for pattern in patterns]
@@ -303,3 +327,16 @@ def catalogue() -> Catalogue:
         except tomllib.TOMLDecodeError as error:
             raise BadEntry(f"{path.name}: {error}") from None
     return Catalogue(replace(entry, advice=entry.advice or CAUSES[entry.cause].advice) for entry in found)
+
+
+@lru_cache(maxsize=4)
+def extended(more: tuple[Entry, ...]) -> Catalogue:
+    """With the entries of a site, each in the place of one that ships under the same name."""
+    if not more:
+        return catalogue()
+    names = {entry.name for entry in more}
+    return Catalogue((*(entry for entry in catalogue() if entry.name not in names), *map(of_site, more)))
+
+
+def of_site(entry: Entry) -> Entry:
+    return replace(entry, advice=entry.advice or CAUSES[entry.cause].advice, is_site=True)

@@ -154,7 +154,7 @@ def classify(
             candidates.append((_weight(entry), 0, entry))
     if not candidates:
         return None, "program.exception", "root", doing
-    _, _, best = max(candidates, key=lambda one: one[:2])
+    _, _, best = max(candidates, key=lambda one: (*one[:2], one[2].is_site))
     return best, best.cause, best.role, doing
 
 
@@ -173,7 +173,8 @@ def _weight(entry: Entry) -> int:
 
 def fits(entry: Entry, link: Traceback, doing: tuple[str, ...], catalogue: Catalogue) -> bool:
     kind = link.type if "." in entry.exception.replace(r"\.", "") and "\\." in entry.exception else link.name
-    if re.fullmatch(entry.exception, kind) is None and re.fullmatch(entry.exception, link.type) is None:
+    matches = catalogue.compiled(entry.exception).fullmatch  # RE2's, as all that sites may write
+    if not matches(kind.encode()) and not matches(link.type.encode()):
         return False
     if entry.during and not any(name in doing for name in entry.during):
         return False
@@ -181,7 +182,10 @@ def fits(entry: Entry, link: Traceback, doing: tuple[str, ...], catalogue: Catal
         return False
     if entry.unless and catalogue.compiled(entry.unless).search(link.text.encode()):
         return False
-    return not entry.frame or any(re.search(entry.frame, f"{frame.path}:{frame.function}") for frame in link.frames)
+    if not entry.frame:
+        return True
+    search = catalogue.compiled(entry.frame).search
+    return any(search(f"{frame.path}:{frame.function}".encode()) for frame in link.frames)
 
 
 def _one_a_place(signs: list[Sign]) -> list[Sign]:
@@ -201,8 +205,9 @@ def _one_a_place(signs: list[Sign]) -> list[Sign]:
     return found
 
 
-def _tells(sign: Sign) -> tuple[int, int, int]:
+def _tells(sign: Sign) -> tuple[int, bool, bool, int]:
+    """Of two that are equally specific the site's: who wrote it knows what the line means there."""
     if sign.traceback is not None:
-        return (10 if sign.entry is None or not sign.entry.is_generic else 2, 1, 0)
+        return (10 if sign.entry is None or not sign.entry.is_generic else 2, False, True, 0)
     assert sign.entry is not None
-    return (_weight(sign.entry), sign.entry.role == "root", len(sign.entry.pattern))
+    return (_weight(sign.entry), sign.entry.is_site, sign.entry.role == "root", len(sign.entry.pattern))
