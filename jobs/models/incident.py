@@ -22,6 +22,10 @@ class IncidentQuerySet(models.QuerySet["Incident"]):
         """Those to be diagnosed, or once more, the longest due first."""
         return self.filter(due_at__lte=timezone.now()).order_by("due_at")
 
+    def judged(self) -> Self:
+        """Those of which a person said what they came of, the newest first: the machine's word or another."""
+        return self.exclude(overruled_cause="").order_by("-pk")
+
     def with_job(self) -> Self:
         return self.select_related("attempt__job").defer(
             "attempt__job__spec", "attempt__job__spec_toml", "attempt__job__notes", "attempt__slurm_steps"
@@ -71,6 +75,7 @@ class Incident(models.Model):
             models.Index(fields=["-at", "-id"], name="incidents_by_time"),
             models.Index(fields=["fingerprint", "-at"], condition=~Q(fingerprint=""), name="incidents_by_fingerprint"),
             models.Index(fields=["node", "-at"], condition=~Q(node=""), name="incidents_by_node"),
+            models.Index(fields=["-id"], condition=~Q(overruled_cause=""), name="incidents_judged"),
         )
 
     def __str__(self) -> str:

@@ -20,9 +20,9 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.models import Attempt, Diagnosis, Incident
-from jobs.postmortem import evidence
+from jobs.postmortem import evidence, site
 from jobs.postmortem.diagnose import diagnose as find_cause
-from jobs.postmortem.signatures import catalogue
+from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ def open_end(attempt: Attempt, at: datetime) -> Incident | None:
     return incident
 
 
-def hurry(incident_id: int) -> None:
+def hurry(incident_id: int = 0) -> None:
+    """Ask for this one, or for whatever is due."""
     from jobs.queueing import queue
     from jobs.tasks import diagnose
 
@@ -82,10 +83,14 @@ def diagnose(incident_id: int) -> bool:
 
 def verdict_on(incident: Incident) -> Verdict:
     """The verdict by everything that can be seen now; nothing is written."""
-    known = catalogue()
+    return judged(incident, site.catalogue())[0]
+
+
+def judged(incident: Incident, known: Catalogue) -> tuple[Verdict, bool]:
+    """The verdict by this catalogue, and whether there was any log to read."""
     found = evidence.gather(incident, known)
     verdict = find_cause(found.read.scanned, known, records=evidence.records_of(found), seen=found.seen)
-    return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen])
+    return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen]), bool(found.read.scanned)
 
 
 def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:

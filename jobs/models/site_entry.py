@@ -1,0 +1,95 @@
+"""What a site adds to the catalogue of failures, and the replay that shows what an entry would change."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Self
+
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+
+
+class SiteEntry(models.Model):
+    """An entry of the catalogue (`jobs.postmortem.signatures.Entry`) that sysadmins of this site wrote."""
+
+    name = models.CharField(max_length=64, unique=True)
+    role = models.CharField(max_length=16)
+    cause = models.CharField(max_length=32)
+    scope = models.CharField(max_length=16, default="program")
+    pattern = models.TextField(blank=True)
+    unless = models.TextField(blank=True)
+    exception = models.TextField(blank=True)
+    frame = models.TextField(blank=True)
+    during = models.JSONField(default=list, blank=True)
+    is_generic = models.BooleanField(default=False)
+    advice = models.TextField(blank=True)
+    source = models.TextField()
+    frameworks = models.JSONField(default=list, blank=True)
+    example = models.TextField()
+    look_alike = models.TextField()
+
+    is_enabled = models.BooleanField(default=True)
+    made_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+    made_at = models.DateTimeField(default=timezone.now)
+    changed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+    changed_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name_plural = "site entries"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ReplayQuerySet(models.QuerySet["Replay"]):
+    def old(self) -> Self:
+        return self.filter(asked_at__lt=timezone.now() - Replay.KEPT)
+
+
+class Replay(models.Model):
+    """Past incidents diagnosed once more, as if one entry were there; their verdicts stay as they are.
+
+    It goes on as long as somebody looks, in small pieces between which real incidents come first.
+    """
+
+    KEPT = timedelta(days=1)
+    LEFT_AFTER = timedelta(seconds=60)  # without anybody looking
+
+    entry = models.JSONField(help_text="As its table in TOML.")
+    asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    asked_at = models.DateTimeField(default=timezone.now)
+    seen_at = models.DateTimeField(default=timezone.now, help_text="When somebody last looked.")
+    moved_at = models.DateTimeField(default=timezone.now, help_text="When it last came further.")
+    ended_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=200, blank=True, help_text="Why it ended early; empty: it read all of them.")
+
+    incidents = models.JSONField(default=list, help_text="Their numbers, in the order in which they are read.")
+    place = models.PositiveIntegerField(default=0, help_text="How many of them are done.")
+    read = models.PositiveIntegerField(default=0, help_text="Of those done, how many had something to read.")
+    named = models.PositiveIntegerField(default=0, help_text="Of those read, in how many it would name the root.")
+    seconds = models.FloatField(default=0.0, help_text="Of reading.")
+    changes = models.JSONField(
+        default=list, help_text="Each verdict that it would change, as `jobs.postmortem.replay` says."
+    )
+
+    objects = ReplayQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return f"replay {self.pk} of {self.name}"
+
+    @property
+    def name(self) -> str:
+        return str(self.entry.get("name", ""))
+
+    @property
+    def of(self) -> int:
+        return len(self.incidents)
+
+    @property
+    def is_going(self) -> bool:
+        return self.ended_at is None

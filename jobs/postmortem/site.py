@@ -1,0 +1,128 @@
+"""The catalogue of this site: what ships with Vigil, and what its sysadmins add.
+
+A changed catalogue counts for the next diagnosis; no verdict that there is changes by it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import re2
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from jobs.errors import Conflict, Problem, SpecError
+from jobs.models import SiteEntry
+from jobs.postmortem import signatures
+from jobs.postmortem.sieve import sieve_of
+from jobs.postmortem.signatures import FIELDS, BadEntry, Catalogue, Entry, entry_of, extended, of_site
+from jobs.postmortem.trial import Trial
+from jobs.postmortem.trial_apart import try_entry
+from portal.access import note
+from portal.models import User
+
+logger = logging.getLogger(__name__)
+MOST = 500  # entries of a site
+
+
+def catalogue() -> Catalogue:
+    """What logs are read by now: the same object as long as no entry changes."""
+    return beside(entries())
+
+
+def beside(more: tuple[Entry, ...]) -> Catalogue:
+    """The catalogue with these entries of a site; without any of them where they can't be put together."""
+    known = extended(more)
+    try:
+        sieve_of(known)
+    except re2.error as error:
+        logger.error("The site's entries are left out: they can't be put together (%s).", error)
+        return signatures.catalogue()
+    return known
+
+
+def entries(*, but: str = "") -> tuple[Entry, ...]:
+    """Those that count, without the one of that name."""
+    rows = SiteEntry.objects.filter(is_enabled=True).exclude(name=but)
+    return tuple(filter(None, map(entry_in, rows)))
+
+
+def entry_in(row: SiteEntry) -> Entry | None:
+    """A row's entry; None where this Vigil no longer takes it, as one with a cause that is gone."""
+    values = {name: getattr(row, name) for name in FIELDS}
+    try:
+        return of_site(entry_of(values))
+    except BadEntry as error:
+        logger.error("An entry of the site is left out: %s.", error)
+        return None
+
+
+# What sysadmins change.
+
+
+def check(raw: Mapping[str, Any], *, instead_of: str = "") -> Trial:
+    """What an entry would have to stand, beside the others; nothing is kept."""
+    name = raw.get("name")
+    trial = try_entry(raw, entries(but=instead_of or (name if isinstance(name, str) else "")))
+    if isinstance(name, str) and name != instead_of and SiteEntry.objects.filter(name=name[:64]).exists():
+        trial.say("warn", "name", "The site has an entry of this name. Change that one, or take another name.")
+    return trial
+
+
+def add(user: User, raw: Mapping[str, Any]) -> SiteEntry:
+    """A new entry; SpecError where it is not fit, Conflict where there is one of its name."""
+    entry = _fit(raw)
+    if SiteEntry.objects.count() >= MOST:
+        raise Conflict(f"The site has {MOST} entries. Remove some first.")
+    try:
+        with transaction.atomic():
+            row = SiteEntry.objects.create(made_by=user, changed_by=user, **_values(entry))
+            note(user, "catalogue.add", entry.name, entry.pattern or entry.exception)
+    except IntegrityError:
+        raise Conflict(f"There is an entry {entry.name} of this site. Change that one, or take another name.") from None
+    return row
+
+
+def change(user: User, row: SiteEntry, raw: Mapping[str, Any]) -> SiteEntry:
+    """Write an entry anew; it may get another name."""
+    entry = _fit(raw, instead_of=row.name)
+    for field, value in _values(entry).items():
+        setattr(row, field, value)
+    row.changed_by, row.changed_at = user, timezone.now()
+    try:
+        with transaction.atomic():
+            row.save()
+            note(user, "catalogue.change", entry.name, entry.pattern or entry.exception)
+    except IntegrityError:
+        raise Conflict(f"There is another entry {entry.name} of this site. Take another name.") from None
+    return row
+
+
+def enable(user: User, row: SiteEntry, is_enabled: bool) -> SiteEntry:
+    """Let an entry count, or no longer."""
+    changed = SiteEntry.objects.filter(pk=row.pk, is_enabled=not is_enabled).update(
+        is_enabled=is_enabled, changed_by=user, changed_at=timezone.now()
+    )
+    if changed:
+        note(user, "catalogue.enable" if is_enabled else "catalogue.disable", row.name)
+    row.refresh_from_db()
+    return row
+
+
+def remove(user: User, row: SiteEntry) -> None:
+    row.delete()
+    note(user, "catalogue.remove", row.name, row.pattern or row.exception)
+
+
+def _fit(raw: Mapping[str, Any], *, instead_of: str = "") -> Entry:
+    trial = check(raw, instead_of=instead_of)
+    if not trial.is_fit:
+        raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)
+    return entry_of(raw)
+
+
+def _values(entry: Entry) -> dict[str, Any]:
+    values = {name: getattr(entry, name) for name in FIELDS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
