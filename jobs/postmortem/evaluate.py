@@ -1,7 +1,7 @@
 """How good verdicts are: held against cases whose causes are known, by code, by owner, and by how sure they were.
 
 Cases are a folder of folders, each with `case.toml` (cause, also, software) beside its logs, or JSON lines with
-`label`, `alt` and `log`.
+`label`, `alt` and `log`, or of several logs `logs` by their names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,11 @@ class Case:
     also: tuple[str, ...] = ()
     software: tuple[str, ...] = ()
     folder: Path | None = None
-    log: str = ""
+    logs: Mapping[str, str] = field(default_factory=dict)
 
     def verdict(self, known: Catalogue) -> Verdict:
         if self.folder is None:
-            return offline.diagnose_text(self.log, self.name, known)
+            return offline.verdict_on(offline.logs_of_texts(self.logs), known)
         names = [str(path) for path in sorted(self.folder.iterdir()) if path.name != CASE]
         logs, _ = offline.logs_of(names)
         for log in logs:
@@ -156,11 +156,15 @@ def _case(folder: Path) -> Case:
 def _of_json(path: Path, number: int, line: str) -> Case:
     try:
         told = json.loads(line)
-        name, log = str(told.get("id", number)), str(told["log"])
-    except (ValueError, KeyError, AttributeError) as error:
+        name = str(told.get("id", number))
+        logs = (
+            {str(key): str(text) for key, text in told["logs"].items()} if "logs" in told else {name: str(told["log"])}
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{path}, line {number}: {error}") from None
     label = told.get("label") or told.get("cause")
-    return Case(name, _code(f"{path}, line {number}", label), tuple(told.get("alt") or told.get("also") or ()), log=log)
+    also = tuple(told.get("alt") or told.get("also") or ())
+    return Case(name, _code(f"{path}, line {number}", label), also, logs=logs)
 
 
 def _code(where: object, code: object) -> str:

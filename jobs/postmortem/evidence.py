@@ -82,6 +82,12 @@ def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     found.seen |= found.read.kinds
 
 
+def open_logs(incident: Incident) -> Iterator[Log]:
+    """The logs alone, one after another; whoever asks closes them."""
+    if not incident.attempt.job.is_attached and not folders.is_away(incident.attempt):
+        yield from _opened(incident, Evidence())
+
+
 def _opened(incident: Incident, found: Evidence) -> Iterator[Log]:
     attempt = incident.attempt
     root, folder = folders.root_of(attempt), folders.find_folder(attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -100,6 +100,11 @@ def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
     found = read(logs, known)
     records = [*found.records, *sources.signs_of_flights(found.flights)]
     return diagnose(found.scanned, known, records=records, seen=found.kinds)
+
+
+def logs_of_texts(texts: Mapping[str, str]) -> list[Log]:
+    """Logs that are in memory, by their names."""
+    return [log_of_text(text, name) for name, text in texts.items()]
 
 
 def log_of_text(text: str | bytes, name: str) -> Log:

@@ -82,4 +82,7 @@ def test_cases_that_are_none_are_refused_in_a_sentence(tmp_path: Path, text: str
 
 
 def test_a_case_of_json_has_its_log_with_it() -> None:
-    assert Case("x", "none", log="step 1 loss 2\nstep 2 loss 1\nstep 3 loss 1\n").verdict(catalogue()).cause == "none"
+    assert (
+        Case("x", "none", logs={"x": "step 1 loss 2\nstep 2 loss 1\nstep 3 loss 1\n"}).verdict(catalogue()).cause
+        == "none"
+    )

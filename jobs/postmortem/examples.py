@@ -1,0 +1,109 @@
+"""What people judged, as cases that `vigil diagnose --evaluate` scores: the lines that count, and what they mean.
+
+A case has, of each log that the verdict goes by, its head, the lines around the evidence, and its tail; where the logs
+are gone, the evidence that the verdict kept. Secrets are masked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from jobs.models import Diagnosis, Incident
+from jobs.postmortem import evidence, reading
+from jobs.postmortem.masking import masked
+from jobs.postmortem.reading import Log
+
+MOST = 1_000  # cases, the newest
+HEAD, BEFORE, AFTER, TAIL = 20, 20, 30, 60  # lines
+LINE = 1_000  # letters of one
+LETTERS = 64_000  # of one log
+READ = 64 << 20  # bytes of one log
+_KERNEL = re.compile(r"kernel of ([\w.-]{1,255})\Z")
+
+
+def examples(most: int = MOST) -> Iterator[dict[str, Any]]:
+    """The cases, newest first: `id`, `label`, `said` (by the machine), `why`, and `log`, or `logs` by their names."""
+    for incident in Incident.objects.judged().filter(version__gt=0).select_related("attempt__job")[:most]:
+        if (found := example_of(incident)) is not None:
+            yield found
+
+
+def example_of(incident: Incident) -> dict[str, Any] | None:
+    """One case; None where nothing is left of it."""
+    last = incident.diagnoses.first()
+    if last is None:
+        return None
+    logs = _excerpts(incident, last)
+    logs |= {name: text for name, text in kept_lines(incident, last).items() if name.endswith((".kern.log", ".txt"))}
+    logs = logs if any(not name.endswith(".txt") for name in logs) else kept_lines(incident, last)
+    if not logs:
+        return None
+    told = {
+        "id": f"incident-{incident.pk}",
+        "label": incident.overruled_cause,
+        "said": incident.cause,
+        "why": masked(incident.overruled_why)[:1000],
+    }
+    return told | ({"log": next(iter(logs.values()))} if len(logs) == 1 else {"logs": logs})
+
+
+def kept_lines(incident: Incident, last: Diagnosis) -> dict[str, str]:
+    """What the verdict itself kept, by file: lines of logs, of kernels, and the scheduler's word as sacct prints it."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for one in last.verdict.get("evidence", ()):
+        name, line, text = str(one.get("file", "")), int(one.get("line") or 0), str(one.get("text", ""))
+        if line:
+            found.setdefault(name, []).append((line, text))
+        elif match := _KERNEL.match(name):
+            at = datetime.fromtimestamp(one.get("at") or incident.at.timestamp(), UTC)
+            words = f"{at:%Y-%m-%dT%H:%M:%S.%f}+00:00 {match[1]} kernel: {text}"
+            found.setdefault(f"{match[1]}.kern.log", []).append((0, words))
+    logs = {name: masked("\n".join(text for _, text in sorted(lines)) + "\n") for name, lines in found.items()}
+    return logs | _word_of_scheduler(incident)
+
+
+def _word_of_scheduler(incident: Incident) -> dict[str, str]:
+    attempt = incident.attempt
+    if incident.incarnation is not None or not attempt.scheduler_id:
+        return {}
+    code, state = f"{attempt.exit_code or 0}:{attempt.signal or 0}", attempt.state.upper()
+    return {"sacct.txt": f"JobID|State|ExitCode\n{attempt.scheduler_id}|{state}|{code}\n"}
+
+
+def _excerpts(incident: Incident, last: Diagnosis) -> dict[str, str]:
+    """Of the logs that the evidence names, or else of the first, what is worth keeping."""
+    wanted: dict[str, set[int]] = {}
+    for one in last.verdict.get("evidence", ()):
+        if one.get("line"):
+            wanted.setdefault(str(one["file"]), set()).add(int(one["line"]))
+    found: dict[str, str] = {}
+    for log in evidence.open_logs(incident):
+        with log:
+            if log.name.endswith(".log") and (log.name in wanted or (not wanted and not found)):
+                found[log.name] = masked(_excerpt(log, wanted.get(log.name, set())))
+    return found
+
+
+def _excerpt(log: Log, wanted: set[int]) -> str:
+    near = {number for line in wanted for number in range(line - BEFORE, line + AFTER + 1)}
+    kept: list[str] = []
+    tail: deque[str] = deque(maxlen=TAIL)
+    number = read = size = 0
+    for block in reading.blocks(log):
+        read += len(block)
+        for raw in block.split(b"\n")[: -1 if block.endswith(b"\n") else None]:
+            number += 1
+            text = raw[: LINE * 4].decode(errors="replace")[:LINE]
+            if (number <= HEAD or number in near) and size < LETTERS:
+                tail.clear()  # what lies between two places is left out
+                kept.append(text)
+                size += len(text)
+            else:
+                tail.append(text)
+        if read > READ:
+            break
+    return "\n".join([*kept, *tail, ""]).replace("\0", "")
