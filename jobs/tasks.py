@@ -57,6 +57,14 @@ def diagnose(incident_id: int = 0) -> None:
     incidents.diagnose_due(time.monotonic() + 30.0)
 
 
+@shared_task(name="jobs.tasks.replay", expires=60)
+def replay(replay_id: int) -> None:
+    """See what an entry would change of past verdicts: a piece, then whatever is due."""
+    from jobs.postmortem.replay import go_on
+
+    go_on(replay_id)
+
+
 @shared_task(name="jobs.tasks.verify", expires=30)
 def verify() -> None:
     """Look through the newest checkpoint that nobody has verified yet."""

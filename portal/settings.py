@@ -290,7 +290,7 @@ CELERY_TASK_DEFAULT_QUEUE = "work"
 CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "follow"} for name in ("submit", "follow", "wake")},
     "jobs.tasks.tail": {"queue": "tail"},
-    "jobs.tasks.diagnose": {"queue": "diagnose"},
+    **{f"jobs.tasks.{name}": {"queue": "diagnose"} for name in ("diagnose", "replay")},
     "nodes.tasks.pull": {"queue": "pull"},
 }
 CELERY_TIMEZONE = "UTC"

@@ -1,0 +1,164 @@
+"""Replay: which verdicts of the past one entry would change, shown before it is saved. Nothing is written to them.
+
+ask    which incidents, fixed at once: those that people judged, then the newest
+go_on  a piece of a second or so on the queue `diagnose`, then the next; whatever is due comes first
+look   somebody looks; what nobody looks at any more ends, what a lost message left lying goes on
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from jobs.errors import Problem, SpecError
+from jobs.models import Incident, Replay
+from jobs.postmortem import examples, incidents, offline, site
+from jobs.postmortem.masking import masked
+from jobs.postmortem.signatures import Catalogue, entry_of, of_site
+from jobs.postmortem.trial_apart import plain
+from jobs.postmortem.verdict import Verdict
+from portal.models import User
+
+MOST = 500  # incidents
+MOST_JUDGED = 200  # of them, by people
+SLICE_S = 1.0
+MOST_S = 180.0  # of reading
+LONG_S = 5.0  # a diagnosis that took longer is not made anew
+AGAIN_AFTER = timedelta(seconds=20)  # without a step
+SEEN_AGAIN = timedelta(seconds=5)
+
+
+def ask(user: User, raw: Mapping[str, Any], *, most: int = MOST) -> Replay:
+    """Begin one; SpecError where the entry would not be taken in."""
+    trial = site.check(raw, instead_of=str(raw.get("name", "")))
+    if not trial.is_fit:
+        raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)
+    Replay.objects.old().delete()
+    known = Incident.objects.filter(version__gt=0)
+    judged = list(known.judged().values_list("pk", flat=True)[: min(most, MOST_JUDGED)])
+    newest = known.order_by("-at", "-id").values_list("pk", flat=True)[:most]
+    numbers = list(dict.fromkeys([*judged, *newest]))[:most]
+    replay = Replay.objects.create(entry=plain(entry_of(raw)), asked_by=user, incidents=numbers)
+    transaction.on_commit(lambda: hurry(replay.pk))
+    return replay
+
+
+def look(replay: Replay) -> Replay:
+    """Somebody wants to know how far it is."""
+    now = timezone.now()
+    mine = Replay.objects.filter(pk=replay.pk, ended_at=None)
+    mine.filter(seen_at__lt=now - SEEN_AGAIN).update(seen_at=now)
+    if mine.filter(moved_at__lt=now - AGAIN_AFTER).update(moved_at=now):
+        hurry(replay.pk)
+    return replay
+
+
+def hurry(replay_id: int) -> None:
+    from jobs.queueing import queue
+    from jobs.tasks import replay
+
+    queue(replay, replay_id)
+
+
+def go_on(replay_id: int) -> None:
+    """The next few incidents; asks for the next piece where there are more."""
+    replay = Replay.objects.filter(pk=replay_id, ended_at=None).first()
+    if replay is None:
+        return
+    if timezone.now() - replay.seen_at > Replay.LEFT_AFTER:
+        _end(replay, "Nobody looked any more.")
+        return
+    entry = of_site(entry_of(replay.entry))
+    others = site.entries()
+    pair = _Pair(
+        entry.name, site.beside(others), site.beside((*(one for one in others if one.name != entry.name), entry))
+    )
+    until = time.monotonic() + SLICE_S
+    while replay.place < replay.of and time.monotonic() < until and not Incident.objects.due().exists():
+        if replay.seconds > MOST_S:
+            _end(replay, f"It stopped after {MOST_S:.0f} s of reading.")
+            return
+        if not _step(replay, pair):
+            return  # somebody else goes on with it
+    if replay.place >= replay.of:
+        _end(replay, "")
+    else:
+        if Incident.objects.due().exists():
+            incidents.hurry()
+        hurry(replay.pk)
+
+
+def _end(replay: Replay, outcome: str) -> None:
+    Replay.objects.filter(pk=replay.pk, ended_at=None).update(
+        ended_at=timezone.now(), outcome=outcome, **_found(replay)
+    )
+
+
+def _step(replay: Replay, pair: _Pair) -> bool:
+    """One incident. It counts as done before it is read: what kills the process that reads it is met once."""
+    place, number = replay.place, replay.incidents[replay.place]
+    mine = Replay.objects.filter(pk=replay.pk, place=place, ended_at=None)
+    if mine.update(place=place + 1, moved_at=timezone.now(), **_found(replay)) != 1:
+        return False
+    replay.place = place + 1
+    began = time.monotonic()
+    incident = Incident.objects.select_related("attempt__job").filter(pk=number).first()
+    if incident is not None and (verdict := pair.judge(incident)) is not None:
+        replay.read += 1
+        replay.named += verdict.entry == pair.name
+        if change := pair.change(incident, verdict):
+            replay.changes.append(change)
+    replay.seconds += time.monotonic() - began
+    return True
+
+
+def _found(replay: Replay) -> dict[str, Any]:
+    return {name: getattr(replay, name) for name in ("read", "named", "seconds", "changes")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The catalogue as it is, and with the entry of that name."""
+
+    name: str
+    without: Catalogue
+    known: Catalogue
+
+    def judge(self, incident: Incident, known: Catalogue | None = None) -> Verdict | None:
+        """What it would be found to be; None where nothing is left to read, or there is too much of it."""
+        last = incident.diagnoses.first()
+        if last is None or last.seconds > LONG_S:
+            return None
+        verdict, has_logs = incidents.judged(incident, known or self.known)
+        if has_logs:
+            return verdict
+        if not incident.overruled_cause:
+            return None
+        logs = examples.kept_lines(incident, last)
+        return offline.verdict_on(offline.logs_of_texts(logs), known or self.known) if logs else None
+
+    def change(self, incident: Incident, verdict: Verdict) -> dict[str, Any] | None:
+        """What would become of its verdict by this entry; None: nothing, or it would by itself."""
+        if verdict.cause == incident.cause:
+            return None
+        before = self.judge(incident, self.without)
+        if before is None or before.cause == verdict.cause:
+            return None
+        return {
+            "incident": incident.pk,
+            "job": incident.attempt.job_id,
+            "name": incident.attempt.job.name,
+            "attempt": incident.attempt.number,
+            "incarnation": incident.incarnation,
+            "before": incident.cause,
+            "after": verdict.cause,
+            "confidence": round(verdict.confidence, 2),
+            "says": masked(verdict.says)[:300],
+            "by_person": incident.overruled_cause,
+        }
