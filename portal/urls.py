@@ -12,6 +12,7 @@ import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
 from jobs.api import all_gpus as all_gpus_api
 from jobs.api import attach as attach_api
+from jobs.api import catalogue as catalogue_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import gpus as gpus_api
@@ -52,6 +53,7 @@ api.add_router("/v1/jobs", postmortem_api.router)
 api.add_router("/v1/jobs", profiles_api.router)
 api.add_router("/v1/jobs", series_api.router)
 api.add_router("/v1/jobs", why_api.router)
+api.add_router("/v1/catalogue", catalogue_api.router)
 api.add_router("/v1/sweeps", sweeps_api.router)
 api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)

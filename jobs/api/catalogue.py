@@ -1,0 +1,301 @@
+"""REST: what this site adds to the catalogue of failures, what an entry would change, and cases to score it by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from django.http import StreamingHttpResponse
+from ninja import Query, Router, Schema, Status
+from pydantic import Field, StringConstraints
+
+from jobs.models import Replay, SiteEntry
+from jobs.postmortem import examples, replay, site
+from jobs.postmortem.signatures import FIELDS
+from nodes.api.sysadmins import only_sysadmins
+from portal.http.api import ApiRequest, stream
+from portal.http.openapi import described
+from portal.http.problems import Problem
+
+router = Router(tags=["failures"])
+ONLY = "Only sysadmins may, with a token of scope admin."
+UNFIT = "It is not fit: `errors` names each field, with what would do and, of a slow pattern, the time that it took."
+WHAT = "change the catalogue"
+Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00]*$")]
+Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
+
+
+class CatalogueEntry(Schema):
+    """An entry, in the words of the catalogue's own files (docs/postmortems.md)."""
+
+    model_config = {"extra": "forbid"}
+    name: Word = Field(description="Small letters, digits, - and _, in parts with dots.")
+    role: Word = Field(description="root, echo, confirmation, exit, handled or completed.")
+    cause: Word
+    source: Line = Field(description="Where the format comes from.")
+    pattern: Line = Field("", description="RE2, looked for on a line without its prefixes.")
+    unless: Line = Field("", description="The line means something else if it matches this.")
+    exception: Line = Field("", description="Of tracebacks: the exception's class.")
+    frame: Line = ""
+    during: list[Word] = Field(default_factory=list, max_length=16)
+    scope: Word = "program"
+    is_generic: bool = False
+    advice: Line = ""
+    frameworks: list[Word] = Field(default_factory=list, max_length=16)
+    example: Line = Field(description="A line that it finds.")
+    look_alike: Line = Field(description="One that it must not find.")
+
+
+class SiteEntryShape(CatalogueEntry):
+    is_enabled: bool
+    made_by: str
+    made_at: datetime
+    changed_by: str
+    changed_at: datetime
+
+
+class SiteEntries(Schema):
+    items: list[SiteEntryShape]
+    next: str | None = None
+
+
+class Enabling(Schema):
+    model_config = {"extra": "forbid"}
+    is_enabled: bool = Field(description="Whether it counts.")
+
+
+class TrialFinding(Schema):
+    level: Literal["error", "warn", "notice"] = Field(description="An error keeps the entry out.")
+    field: str
+    text: str
+
+
+class TrialShape(Schema):
+    """How an entry did on its own lines and on a long log."""
+
+    is_fit: bool
+    findings: list[TrialFinding]
+    seconds: float | None = Field(description="That its patterns took; null: they were not tried.")
+    megabytes: float = Field(description="Of the reference that they took so long for.")
+
+
+class WantedReplay(CatalogueEntry):
+    most: int = Field(replay.MOST, ge=1, le=replay.MOST, description="Incidents, the newest; judged ones first.")
+
+
+class ReplayChange(Schema):
+    """A verdict that would be another."""
+
+    incident: int
+    job: int
+    name: str
+    attempt: int
+    incarnation: int | None
+    before: str
+    after: str
+    confidence: float
+    says: str
+    by_person: str = Field(description="What a person said that it was; empty: nobody did.")
+
+
+class ReplayShape(Schema):
+    """How far it is, and what it has found."""
+
+    id: int
+    state: Literal["going", "done", "stopped"]
+    outcome: str = Field(description="Why it stopped early.")
+    done: int
+    of: int
+    read: int = Field(description="Of those done, how many had logs that could be read again.")
+    named: int = Field(description="In how many of those it would name the root.")
+    seconds: float
+    changes: list[ReplayChange]
+
+
+class WantedExamples(Schema):
+    limit: int = Field(examples.MOST, ge=1, le=examples.MOST, description="Cases, the newest.")
+
+
+@router.get(
+    "/entries",
+    response=SiteEntries,
+    summary="The site's entries (sysadmins)",
+    openapi_extra=described(errors={403: ONLY}),
+)
+def entries(request: ApiRequest) -> dict[str, Any]:
+    """Answers every entry that sysadmins of this site added, those that do not count too, by name."""
+    only_sysadmins(request, WHAT)
+    return {"items": [_shape(row) for row in SiteEntry.objects.select_related("made_by", "changed_by")]}
+
+
+@router.post(
+    "/entries",
+    response={201: SiteEntryShape},
+    summary="Add an entry (sysadmins)",
+    openapi_extra=described(errors={403: ONLY, 409: "The site has an entry of this name, or too many.", 422: UNFIT}),
+)
+def add(request: ApiRequest, entry: CatalogueEntry) -> Status[dict[str, Any]]:
+    """It counts from the next diagnosis on; verdicts that there are stay as they are. It is tried first."""
+    only_sysadmins(request, WHAT)
+    return Status(201, _shape(site.add(request.auth, entry.model_dump())))
+
+
+@router.get(
+    "/entries/{str:name}",
+    response=SiteEntryShape,
+    summary="One entry (sysadmins)",
+    openapi_extra=described(errors={403: ONLY}),
+)
+def entry(request: ApiRequest, name: str) -> dict[str, Any]:
+    """Answers one entry of the site by its name."""
+    only_sysadmins(request, WHAT)
+    return _shape(_row(name))
+
+
+@router.put(
+    "/entries/{str:name}",
+    response=SiteEntryShape,
+    summary="Write an entry anew (sysadmins)",
+    openapi_extra=described(errors={403: ONLY, 409: "The site has another entry of the new name.", 422: UNFIT}),
+)
+def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, Any]:
+    """The whole entry is sent; it may get another name. It is tried like a new one."""
+    only_sysadmins(request, WHAT)
+    return _shape(site.change(request.auth, _row(name), entry.model_dump()))
+
+
+@router.patch(
+    "/entries/{str:name}",
+    response=SiteEntryShape,
+    summary="Let an entry count, or no longer (sysadmins)",
+    openapi_extra=described(errors={403: ONLY}),
+)
+def enable(request: ApiRequest, name: str, asked: Enabling) -> dict[str, Any]:
+    """An entry that does not count is kept with everything it has."""
+    only_sysadmins(request, WHAT)
+    return _shape(site.enable(request.auth, _row(name), asked.is_enabled))
+
+
+@router.delete(
+    "/entries/{str:name}",
+    response={204: None},
+    summary="Remove an entry (sysadmins)",
+    openapi_extra=described(errors={403: ONLY}),
+)
+def remove(request: ApiRequest, name: str) -> Status[None]:
+    """Verdicts that name it keep its name."""
+    only_sysadmins(request, WHAT)
+    site.remove(request.auth, _row(name))
+    return Status(204, None)
+
+
+@router.post(
+    "/check", response=TrialShape, summary="Try an entry (sysadmins)", openapi_extra=described(errors={403: ONLY})
+)
+def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
+    """Nothing is kept. Its example and look-alike, the time that it takes for 5 MB of a log, whose lines it finds too.
+
+    Patterns are tried in a process of their own, which ends after a few seconds whatever they are.
+    """
+    only_sysadmins(request, WHAT)
+    return site.check(entry.model_dump()).told()
+
+
+@router.post(
+    "/replays",
+    response={202: ReplayShape},
+    summary="See which verdicts an entry would change (sysadmins)",
+    openapi_extra=described(errors={403: ONLY, 422: UNFIT}),
+)
+def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
+    """Reads the logs of past incidents once more, as if the entry were there; no verdict is changed.
+
+    Ask for its result every few seconds: after a minute without anybody asking it stops.
+    """
+    only_sysadmins(request, WHAT)
+    raw = wanted.model_dump()
+    most = raw.pop("most")
+    return Status(202, _replayed(replay.ask(request.auth, raw, most=most)))
+
+
+@router.get(
+    "/replays/{int:replay_id}",
+    response=ReplayShape,
+    summary="How far a replay is (sysadmins)",
+    openapi_extra=described(errors={403: ONLY}),
+)
+def look(request: ApiRequest, replay_id: int) -> dict[str, Any]:
+    """Answers what it has found by now. It is kept for a day."""
+    only_sysadmins(request, WHAT)
+    return _replayed(replay.look(_replay(replay_id)))
+
+
+@router.delete(
+    "/replays/{int:replay_id}",
+    response={204: None},
+    summary="Stop a replay (sysadmins)",
+    openapi_extra=described(errors={403: ONLY}),
+)
+def stop(request: ApiRequest, replay_id: int) -> Status[None]:
+    """What it has found is gone with it."""
+    only_sysadmins(request, WHAT)
+    _replay(replay_id).delete()
+    return Status(204, None)
+
+
+@router.get(
+    "/examples",
+    summary="What people judged, as cases for --evaluate (sysadmins)",
+    openapi_extra=described(
+        {
+            "responses": {
+                200: {
+                    "description": "Lines of JSON: id, label, said, why, and log, or logs by their names.",
+                    "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+                }
+            }
+        },
+        errors={403: ONLY},
+    ),
+)
+def cases(request: ApiRequest, wanted: Query[WantedExamples]) -> StreamingHttpResponse:
+    """A case for each incident whose cause a person gave, confirming the verdict or not; secrets are masked.
+
+    Of each log there are the head, the lines around the evidence, and the tail.
+    """
+    only_sysadmins(request, "export what people judged")
+    return stream(request, _lines(wanted.limit), "application/x-ndjson")
+
+
+def _lines(limit: int) -> Iterator[str]:
+    yield ""  # of none, too, an answer
+    for one in examples.examples(limit):
+        yield json.dumps(one) + "\n"
+
+
+def _row(name: str) -> SiteEntry:
+    row = SiteEntry.objects.select_related("made_by", "changed_by").filter(name=name.replace("\0", "")[:64]).first()
+    if row is None or row.name != name:
+        raise Problem(404, "The site has no entry of this name. `vigil catalogue list` lists them.")
+    return row
+
+
+def _replay(replay_id: int) -> Replay:
+    found = Replay.objects.filter(pk=replay_id).first() if replay_id < 2**63 else None
+    if found is None:
+        raise Problem(404, "There is no such replay; they are kept for a day.")
+    return found
+
+
+def _shape(row: SiteEntry) -> dict[str, Any]:
+    who = {name: person.username if (person := getattr(row, name)) else "" for name in ("made_by", "changed_by")}
+    own = {name: getattr(row, name) for name in (*FIELDS, "is_enabled", "made_at", "changed_at")}
+    return own | who
+
+
+def _replayed(row: Replay) -> dict[str, Any]:
+    state = "going" if row.is_going else "stopped" if row.outcome else "done"
+    same = ("outcome", "read", "named", "seconds", "changes", "of")
+    return {"id": row.pk, "state": state, "done": row.place, **{name: getattr(row, name) for name in same}}
