@@ -5,13 +5,16 @@ No Django here."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from portal.cli.params import JobId, as_json, out
 from portal.cli.portal import Trouble, find_portal
 from portal.cli.terminal import echo
+
+if TYPE_CHECKING:
+    from jobs.postmortem.signatures import Catalogue
 
 SHOWN = 12  # pieces of evidence
 
@@ -22,8 +25,9 @@ SHOWN = 12  # pieces of evidence
     "--evaluate", "is_exam", is_flag=True, help="FILEs are cases with known causes: say how often it is right."
 )
 @click.option("--without", "each", is_flag=True, help="With --evaluate: also with each framework's entries taken out.")
+@click.option("--catalogue", "more", multiple=True, metavar="FILE.toml", help="More entries to go by; may be repeated.")
 @as_json
-def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -> None:
+def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, more: tuple[str, ...], as_json: bool) -> None:
     """Say why a run died, from its logs.
 
     FILE may be logs of one run or of each of its ranks, folders of them, compressed ones, "-" for standard input, and
@@ -31,8 +35,9 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -
     """
     if not files:
         raise click.UsageError("Name a log, a folder of logs, or - for standard input.")
+    known = _known(more)
     if is_exam:
-        _evaluate(files, each, as_json)
+        _evaluate(files, known, each, as_json)
         return
     from jobs.postmortem import offline
 
@@ -41,7 +46,7 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, as_json: bool) -
         echo(f"vigil: {one}", err=True)
     if not logs:
         raise Trouble("There is nothing to read: no file that is named is a log that can be read.")
-    out(offline.verdict_on(logs).told(), _lines, as_json)
+    out(offline.verdict_on(logs, known).told(), _lines, as_json)
 
 
 @click.command()
@@ -74,10 +79,27 @@ def _lines(verdict: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _evaluate(files: tuple[str, ...], each: bool, as_json: bool) -> None:
+def _known(more: tuple[str, ...]) -> Catalogue:
+    """What ships with Vigil, and the entries of these files."""
+    import re2
+
+    from jobs.postmortem.sieve import sieve_of
+    from jobs.postmortem.signatures import BadEntry, extended
+    from portal.cli.catalogue import entries_in
+
+    known = extended(tuple(entry for name in more for entry in entries_in(name)))
+    try:
+        if more:
+            known.on(b"")
+            sieve_of(known)
+    except (re2.error, BadEntry) as error:
+        raise Trouble(f"The entries can't be used: {error}. `vigil catalogue check FILE.toml` says which.") from None
+    return known
+
+
+def _evaluate(files: tuple[str, ...], known: Catalogue, each: bool, as_json: bool) -> None:
     from jobs.postmortem import evaluate
     from jobs.postmortem.reading import Unreadable
-    from jobs.postmortem.signatures import catalogue
 
     try:
         several = [case for name in files for case in evaluate.cases(Path(name))]
@@ -87,7 +109,7 @@ def _evaluate(files: tuple[str, ...], each: bool, as_json: bool) -> None:
         raise Trouble(
             f"There is no case in {', '.join(files)}: a case is a folder with {evaluate.CASE} beside its logs."
         )
-    out(evaluate.evaluate(several, catalogue(), without=each).told(), _score_lines, as_json)
+    out(evaluate.evaluate(several, known, without=each).told(), _score_lines, as_json)
 
 
 def _score_lines(score: dict[str, Any]) -> list[str]:

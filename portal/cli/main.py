@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from portal.cli import agent, attach, cluster, diagnose, notices, profiles, sweeps, tables, telemetry, waste
+from portal.cli import agent, attach, catalogue, cluster, diagnose, notices, profiles, sweeps, tables, telemetry, waste
 from portal.cli import check as check_commands
 from portal.cli.params import Commands, JobId, as_json, out, say_version
 from portal.cli.portal import CHECKOUT, Portal, Trouble, find_portal
@@ -373,7 +373,16 @@ def _complain(trouble: Trouble) -> None:
         echo(f"vigil: {where}{error['message']}", err=True)
 
 
-OTHERS = (*diagnose.ALL, *cluster.ALL, *sweeps.ALL, *profiles.ALL, *notices.ALL, *telemetry.ALL, *waste.ALL)
+OTHERS = (
+    *diagnose.ALL,
+    *catalogue.ALL,
+    *cluster.ALL,
+    *sweeps.ALL,
+    *profiles.ALL,
+    *notices.ALL,
+    *telemetry.ALL,
+    *waste.ALL,
+)
 for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)
 
