@@ -21,6 +21,7 @@ MOST = 1_000  # cases, the newest
 HEAD, BEFORE, AFTER, TAIL = 20, 20, 30, 60  # lines
 LINE = 1_000  # letters of one
 LETTERS = 64_000  # of one log
+SACCT = "sacct.txt"
 READ = 64 << 20  # bytes of one log
 _KERNEL = re.compile(r"kernel of ([\w.-]{1,255})\Z")
 
@@ -38,9 +39,9 @@ def example_of(incident: Incident) -> dict[str, Any] | None:
     if last is None:
         return None
     logs = _excerpts(incident, last)
-    logs |= {name: text for name, text in kept_lines(incident, last).items() if name.endswith((".kern.log", ".txt"))}
-    logs = logs if any(not name.endswith(".txt") for name in logs) else kept_lines(incident, last)
-    if not logs:
+    logs |= {name: text for name, text in kept_lines(incident, last).items() if name.endswith((".kern.log", SACCT))}
+    logs = logs if set(logs) - {SACCT} else kept_lines(incident, last)
+    if not set(logs) - {SACCT} and incident.attempt.state == "failed":  # which says nothing by itself
         return None
     told = {
         "id": f"incident-{incident.pk}",
@@ -71,7 +72,7 @@ def _word_of_scheduler(incident: Incident) -> dict[str, str]:
     if incident.incarnation is not None or not attempt.scheduler_id:
         return {}
     code, state = f"{attempt.exit_code or 0}:{attempt.signal or 0}", attempt.state.upper()
-    return {"sacct.txt": f"JobID|State|ExitCode\n{attempt.scheduler_id}|{state}|{code}\n"}
+    return {SACCT: f"JobID|State|ExitCode\n{attempt.scheduler_id}|{state}|{code}\n"}
 
 
 def _excerpts(incident: Incident, last: Diagnosis) -> dict[str, str]:

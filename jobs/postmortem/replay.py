@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from jobs.errors import Problem, SpecError
 from jobs.models import Incident, Replay
+from jobs.models.site_entry import ReplayQuerySet
 from jobs.postmortem import examples, incidents, offline, site
 from jobs.postmortem.masking import masked
 from jobs.postmortem.signatures import Catalogue, entry_of, of_site
@@ -80,33 +81,36 @@ def go_on(replay_id: int) -> None:
         entry.name, site.beside(others), site.beside((*(one for one in others if one.name != entry.name), entry))
     )
     until = time.monotonic() + SLICE_S
-    while replay.place < replay.of and time.monotonic() < until and not Incident.objects.due().exists():
+    while replay.place < replay.of:
         if replay.seconds > MOST_S:
             _end(replay, f"It stopped after {MOST_S:.0f} s of reading.")
             return
-        if not _step(replay, pair):
-            return  # somebody else goes on with it
-    if replay.place >= replay.of:
-        _end(replay, "")
-    else:
-        if Incident.objects.due().exists():
+        if is_held := Incident.objects.due().exists():
             incidents.hurry()
-        hurry(replay.pk)
+        elif not _step(replay, pair):
+            return  # somebody else goes on with it
+        if is_held or time.monotonic() >= until:
+            _at(replay).update(**_found(replay))
+            hurry(replay.pk)
+            return
+    _end(replay, "")
+
+
+def _at(replay: Replay) -> ReplayQuerySet:
+    """Its row, if nobody else has come further."""
+    return Replay.objects.filter(pk=replay.pk, place=replay.place, ended_at=None)
 
 
 def _end(replay: Replay, outcome: str) -> None:
-    Replay.objects.filter(pk=replay.pk, ended_at=None).update(
-        ended_at=timezone.now(), outcome=outcome, **_found(replay)
-    )
+    _at(replay).update(ended_at=timezone.now(), outcome=outcome, **_found(replay))
 
 
 def _step(replay: Replay, pair: _Pair) -> bool:
     """One incident. It counts as done before it is read: what kills the process that reads it is met once."""
-    place, number = replay.place, replay.incidents[replay.place]
-    mine = Replay.objects.filter(pk=replay.pk, place=place, ended_at=None)
-    if mine.update(place=place + 1, moved_at=timezone.now(), **_found(replay)) != 1:
+    number = replay.incidents[replay.place]
+    if _at(replay).update(place=replay.place + 1, moved_at=timezone.now(), **_found(replay)) != 1:
         return False
-    replay.place = place + 1
+    replay.place += 1
     began = time.monotonic()
     incident = Incident.objects.select_related("attempt__job").filter(pk=number).first()
     if incident is not None and (verdict := pair.judge(incident)) is not None:

@@ -1,0 +1,289 @@
+"""Replay, which changes nothing, and what people judged as cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from django.utils import timezone
+
+from jobs.errors import SpecError
+from jobs.following import ending
+from jobs.following.cause import Ended
+from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteEntry
+from jobs.postmortem import examples, incidents, replay, site
+from jobs.postmortem.trial import Trial, read
+from portal.cli.main import main
+from portal.models import User
+from tests.jobs.reporting import attempt_of, job_of
+from tests.lab import sysadmin
+
+pytestmark = pytest.mark.django_db
+Fail = Callable[..., Incident]
+LINE = "ourfs: volume scratch-07 went away after 512 ms"
+OURS: dict[str, Any] = {
+    "name": "storage.ours_down",
+    "role": "root",
+    "cause": "storage.io",
+    "source": "our own mounter",
+    "pattern": r"ourfs: volume \S+ went away after \d+ ms",
+    "example": LINE,
+    "look_alike": "ourfs: volume scratch-07 came back after 512 ms",
+}
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pieces that are asked for; a test does them by hand."""
+    asked: list[int] = []
+    monkeypatch.setattr(replay, "hurry", asked.append)
+    return asked
+
+
+@pytest.fixture(autouse=True)
+def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pattern costs is no matter here."""
+
+    def glance(raw: Any, others: Any) -> Trial:
+        read(raw, trial := Trial())
+        return trial
+
+    monkeypatch.setattr(site, "try_entry", glance)
+
+
+@pytest.fixture
+def fail(runs: Path) -> Fail:
+    """Has an attempt end badly with these logs, and diagnoses it."""
+
+    def failed(judged: str = "", **logs: str) -> Incident:
+        job = job_of()
+        Job.objects.filter(pk=job.pk).update(directory=f"default/{job.pk}-abcdef")
+        folder = runs / f"default/{job.pk}-abcdef"
+        (folder / "job/attempt-1/logs").mkdir(parents=True)
+        (folder / "portal").mkdir()
+        job.refresh_from_db()
+        attempt = attempt_of(job, scheduler_id=str(job.pk), nodes=["dgx-01"], directory="attempt-1")
+        for name, text in logs.items():
+            (folder / f"job/attempt-1/logs/{name.replace('_', '.').lstrip('r')}.log").write_text(text)
+        assert ending.end(attempt, Ended("failed", 1, result={"cause": "failed"}))
+        incident = Incident.objects.get(attempt=attempt)
+        assert incidents.diagnose(incident.pk)
+        Incident.objects.filter(pk=incident.pk).update(
+            overruled_cause=judged, overruled_why="hf_abcdefghijklmnop said so"
+        )
+        incident.refresh_from_db()
+        return incident
+
+    return failed
+
+
+def through(found: Replay) -> Replay:
+    for _ in range(50):
+        if not found.is_going:
+            break
+        replay.go_on(found.pk)
+        found.refresh_from_db()
+    return found
+
+
+def test_it_shows_what_would_change_and_changes_nothing(ops: User, fail: Fail) -> None:
+    theirs = fail(r0_0=f"step 1 loss 2.0\n{LINE}\n")
+    fail(r0_0=f"step 1 loss 2.0\n{OOM}\n")
+    assert theirs.cause != "storage.io"
+    before = list(Diagnosis.objects.order_by("pk").values())
+    found = through(replay.ask(ops, OURS))
+    (change,) = found.changes
+    assert (change["incident"], change["before"], change["after"]) == (theirs.pk, theirs.cause, "storage.io")
+    assert change["job"] == theirs.attempt.job_id
+    assert (found.place, found.read, found.named, found.outcome) == (2, 2, 1, "")
+    assert list(Diagnosis.objects.order_by("pk").values()) == before
+    assert Incident.objects.get(pk=theirs.pk).cause == theirs.cause
+    assert not SiteEntry.objects.exists()
+
+
+def test_an_entry_that_is_written_anew_stands_for_itself(ops: User, fail: Fail) -> None:
+    SiteEntry.objects.create(**OURS)
+    fail(r0_0=f"{LINE}\n")
+    found = through(replay.ask(ops, {**OURS, "cause": "storage.full"}))
+    assert [(one["before"], one["after"]) for one in found.changes] == [("storage.io", "storage.full")]
+
+
+def test_what_would_be_another_anyway_is_no_change_of_it(ops: User, fail: Fail) -> None:
+    """Logs that were gone when it was diagnosed, a catalogue that has changed since."""
+    incident = fail(r0_0=f"{OOM}\n")
+    Incident.objects.filter(pk=incident.pk).update(cause="unknown")
+    assert through(replay.ask(ops, OURS)).changes == []
+
+
+def test_logs_that_are_gone_and_those_that_take_long_are_passed_over(ops: User, fail: Fail) -> None:
+    Attempt.objects.filter(pk=fail(r0_0=f"{LINE}\n").attempt_id).update(directory="elsewhere")
+    Diagnosis.objects.filter(incident=fail(r0_0=f"{LINE}\n")).update(seconds=replay.LONG_S + 1)
+    found = through(replay.ask(ops, OURS))
+    assert (found.of, found.place, found.read, found.changes) == (2, 2, 0, [])
+
+
+def test_what_people_judged_comes_first_and_from_what_the_verdict_kept(ops: User, fail: Fail) -> None:
+    judged = fail("storage.io", r0_0=f"Traceback (most recent call last):\nRuntimeError: {LINE}\n")
+    fail(r0_0=f"{OOM}\n")
+    Attempt.objects.filter(pk=judged.attempt_id).update(directory="elsewhere")
+    begun = replay.ask(ops, OURS, most=1)
+    assert begun.incidents == [judged.pk]
+    (change,) = through(begun).changes
+    assert (change["after"], change["by_person"]) == ("storage.io", "storage.io")
+
+
+def test_what_is_due_comes_first(ops: User, fail: Fail, hurried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(r0_0=f"{LINE}\n")
+    begun = replay.ask(ops, OURS)
+    asked: list[int] = []
+    monkeypatch.setattr(incidents, "hurry", lambda number=0: asked.append(number))
+    Incident.objects.update(due_at=timezone.now())
+    replay.go_on(begun.pk)
+    begun.refresh_from_db()
+    assert (begun.place, asked, hurried[-1]) == (0, [0], begun.pk)
+
+
+def test_it_goes_on_in_pieces(ops: User, fail: Fail, hurried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        fail(r0_0=f"{LINE}\n")
+    monkeypatch.setattr(replay, "SLICE_S", 0.0)
+    begun = replay.ask(ops, OURS)
+    replay.go_on(begun.pk)
+    begun.refresh_from_db()
+    assert (begun.place, begun.read, len(begun.changes), begun.is_going) == (1, 1, 1, True)
+    found = through(begun)
+    assert (found.place, found.read, len(found.changes), found.outcome) == (3, 3, 3, "")
+
+
+def test_two_workers_do_each_incident_once(ops: User, fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        fail(r0_0=f"{LINE}\n")
+    begun = replay.ask(ops, OURS)
+    judged, read = incidents.judged, []
+
+    def meanwhile(incident: Incident, known: Any) -> Any:
+        read.append(incident.pk)
+        if len(read) == 1:
+            replay.go_on(begun.pk)
+        return judged(incident, known)
+
+    monkeypatch.setattr(incidents, "judged", meanwhile)
+    replay.go_on(begun.pk)
+    begun.refresh_from_db()
+    firsts = list(dict.fromkeys(read))
+    assert sorted(firsts) == sorted(begun.incidents)
+    assert not begun.is_going
+
+
+def test_what_kills_its_reader_is_met_once(ops: User, fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        fail(r0_0=f"{LINE}\n")
+    begun = replay.ask(ops, OURS)
+    judged = incidents.judged
+
+    def die(*about: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(incidents, "judged", die)
+    with pytest.raises(KeyboardInterrupt):
+        replay.go_on(begun.pk)
+    monkeypatch.setattr(incidents, "judged", judged)
+    found = through(begun)
+    found.refresh_from_db()
+    assert (found.place, found.read, len(found.changes)) == (2, 1, 1)
+
+
+def test_it_ends_when_nobody_looks_any_more_and_goes_on_when_somebody_does(
+    ops: User, fail: Fail, hurried: list[int]
+) -> None:
+    fail(r0_0=f"{LINE}\n")
+    begun = replay.ask(ops, OURS)
+    long_ago = timezone.now() - timedelta(minutes=5)
+    Replay.objects.update(moved_at=long_ago, seen_at=long_ago)
+    before = len(hurried)
+    replay.look(begun)
+    replay.look(begun)
+    assert hurried[before:] == [begun.pk], "a lost message is sent again, once"
+    Replay.objects.update(seen_at=long_ago)
+    replay.go_on(begun.pk)
+    begun.refresh_from_db()
+    assert (begun.is_going, begun.outcome, begun.place) == (False, "Nobody looked any more.", 0)
+
+
+def test_it_is_bounded_in_time_and_old_ones_go(ops: User, fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        fail(r0_0=f"{LINE}\n")
+    old = replay.ask(ops, OURS)
+    Replay.objects.update(asked_at=timezone.now() - timedelta(days=2))
+    monkeypatch.setattr(replay, "MOST_S", 0.0)
+    found = through(replay.ask(ops, OURS))
+    assert found.outcome.startswith("It stopped after")
+    assert found.place == 1
+    assert not Replay.objects.filter(pk=old.pk).exists()
+
+
+def test_one_that_is_not_fit_is_not_begun(ops: User) -> None:
+    with pytest.raises(SpecError):
+        replay.ask(ops, {**OURS, "cause": "storage.tape"})
+    assert not Replay.objects.exists()
+
+
+class TestExamples:
+    """What people judged, as cases for `vigil diagnose --evaluate`."""
+
+    def scored(self, tmp_path: Path, *options: str) -> dict[str, Any]:
+        path = tmp_path / "cases.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in examples.examples()))
+        made = CliRunner().invoke(main, ["diagnose", "--evaluate", "--json", *options, str(path)])
+        assert made.exit_code == 0, made.output
+        told: dict[str, Any] = json.loads(made.output)
+        return told
+
+    def test_they_are_scored(self, fail: Fail, tmp_path: Path) -> None:
+        fail("memory.gpu_oom", r0_0=f"step 1 loss 2.0\n{OOM}\n")
+        fail("storage.io", r0_0=f"{LINE}\n")
+        fail(r0_0=f"{OOM}\n")
+        told = self.scored(tmp_path)
+        assert (told["cases"], told["right"]) == (2, 1)
+        ours = tmp_path / "ours.toml"
+        ours.write_text("[[entry]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in OURS.items()))
+        assert self.scored(tmp_path, "--catalogue", str(ours))["right"] == 2
+
+    def test_ranks_stay_apart_and_secrets_are_masked(self, fail: Fail) -> None:
+        gone = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:9885"
+        fail("memory.gpu_oom", r0_0=f"{gone}\n", r0_1=f"HF_TOKEN=hf_abcdefghijklmnop\n{OOM}\n")
+        (one,) = examples.examples()
+        assert set(one["logs"]) == {"0.0.log", "0.1.log", "sacct.txt"}
+        assert "hf_abcdefghijklmnop" not in json.dumps(one)
+        assert (one["label"], one["said"], one["why"]) == ("memory.gpu_oom", "memory.gpu_oom", "••• said so")
+
+    def test_of_a_long_log_they_have_what_counts(self, fail: Fail) -> None:
+        log = "".join(f"line {n} of nothing\n" for n in range(30_000)) + f"{OOM}\n" + "goodbye\n" * 500
+        fail("memory.gpu_oom", r0_0=log)
+        (one,) = examples.examples()
+        text = one["logs"]["0.0.log"]
+        assert len(text) < 10_000
+        assert text.startswith("line 0 of nothing\n")
+        assert "line 29999 of nothing\n" + OOM in text
+        assert text.endswith("goodbye\n")
+
+    def test_where_logs_are_gone_the_evidence_is_there(self, fail: Fail, tmp_path: Path) -> None:
+        Attempt.objects.filter(pk=fail("memory.gpu_oom", r0_0=f"{OOM}\n").attempt_id).update(directory="elsewhere")
+        assert self.scored(tmp_path)["right"] == 1
+
+    def test_an_incident_without_anything_is_none(self, fail: Fail) -> None:
+        incident = fail("memory.gpu_oom", r0_0=f"{OOM}\n")
+        Attempt.objects.filter(pk=incident.attempt_id).update(directory="elsewhere")
+        Diagnosis.objects.update(verdict={})
+        assert list(examples.examples()) == []
