@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from jobs.views import actions, disk, gpus, job, jobs, logs, performance, submit, sweep_list, sweeps
+from jobs.views import actions, catalogue, disk, gpus, job, jobs, logs, performance, submit, sweep_list, sweeps
 
 urlpatterns = [
     path("jobs", jobs.index, name="jobs"),
@@ -28,6 +28,16 @@ urlpatterns = [
     path("sweeps", sweep_list.index, name="sweeps"),
     path("sweeps/<int:sweep_id>", sweeps.page, name="sweep"),
     path("sweeps/<int:sweep_id>/cancel", sweeps.cancel, name="sweep_cancel"),
+    path("catalogue", catalogue.index, name="catalogue"),
+    path("catalogue/take", catalogue.take, name="catalogue_take"),
+    path("catalogue/check", catalogue.check, name="catalogue_check"),
+    path("catalogue/new", catalogue.new, name="catalogue_new"),
+    path("catalogue/entries/<str:name>", catalogue.one, name="catalogue_entry"),
+    path("catalogue/entries/<str:name>/enable", catalogue.enable, name="catalogue_enable"),
+    path("catalogue/entries/<str:name>/remove", catalogue.remove, name="catalogue_remove"),
+    path("catalogue/replays/<int:replay_id>", catalogue.replayed, name="catalogue_replay"),
+    path("catalogue/replays/<int:replay_id>/save", catalogue.save_replayed, name="catalogue_replay_save"),
+    path("catalogue/replays/<int:replay_id>/stop", catalogue.stop, name="catalogue_replay_stop"),
     path("disk", disk.page, name="disk"),
     path("disk/<str:slug>/keep", disk.keep, name="disk_keep"),
     path("submit", submit.page, name="submit"),

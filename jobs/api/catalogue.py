@@ -82,6 +82,7 @@ class TrialShape(Schema):
 
 
 class WantedReplay(CatalogueEntry):
+    instead_of: Word = Field("", description="The entry whose place it takes, where it has another name.")
     most: int = Field(replay.MOST, ge=1, le=replay.MOST, description="Incidents, the newest; judged ones first.")
 
 
@@ -216,8 +217,8 @@ def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
     """
     only_sysadmins(request, WHAT)
     raw = wanted.model_dump()
-    most = raw.pop("most")
-    return Status(202, _replayed(replay.ask(request.auth, raw, most=most)))
+    options = {name: raw.pop(name) for name in ("instead_of", "most")}
+    return Status(202, _replayed(replay.ask(request.auth, raw, **options)))
 
 
 @router.get(
@@ -276,8 +277,8 @@ def _lines(limit: int) -> Iterator[str]:
 
 
 def _row(name: str) -> SiteEntry:
-    row = SiteEntry.objects.select_related("made_by", "changed_by").filter(name=name.replace("\0", "")[:64]).first()
-    if row is None or row.name != name:
+    row = site.named(name)
+    if row is None:
         raise Problem(404, "The site has no entry of this name. `vigil catalogue list` lists them.")
     return row
 

@@ -58,6 +58,7 @@ class Replay(models.Model):
     LEFT_AFTER = timedelta(seconds=60)  # without anybody looking
 
     entry = models.JSONField(help_text="As its table in TOML.")
+    instead_of = models.CharField(max_length=64, blank=True, help_text="The name of the entry whose place it takes.")
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
     asked_at = models.DateTimeField(default=timezone.now)
     seen_at = models.DateTimeField(default=timezone.now, help_text="When somebody last looked.")

@@ -35,9 +35,9 @@ AGAIN_AFTER = timedelta(seconds=20)  # without a step
 SEEN_AGAIN = timedelta(seconds=5)
 
 
-def ask(user: User, raw: Mapping[str, Any], *, most: int = MOST) -> Replay:
-    """Begin one; SpecError where the entry would not be taken in."""
-    trial = site.check(raw, instead_of=str(raw.get("name", "")))
+def ask(user: User, raw: Mapping[str, Any], *, instead_of: str = "", most: int = MOST) -> Replay:
+    """Begin one; SpecError where the entry would not be taken in. `instead_of`: whose place it takes."""
+    trial = site.check(raw, instead_of=instead_of or str(raw.get("name", "")))
     if not trial.is_fit:
         raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)
     Replay.objects.old().delete()
@@ -45,7 +45,7 @@ def ask(user: User, raw: Mapping[str, Any], *, most: int = MOST) -> Replay:
     judged = list(known.judged().values_list("pk", flat=True)[: min(most, MOST_JUDGED)])
     newest = known.order_by("-at", "-id").values_list("pk", flat=True)[:most]
     numbers = list(dict.fromkeys([*judged, *newest]))[:most]
-    replay = Replay.objects.create(entry=plain(entry_of(raw)), asked_by=user, incidents=numbers)
+    replay = Replay.objects.create(entry=plain(entry_of(raw)), instead_of=instead_of, asked_by=user, incidents=numbers)
     transaction.on_commit(lambda: hurry(replay.pk))
     return replay
 
@@ -58,6 +58,11 @@ def look(replay: Replay) -> Replay:
     if mine.filter(moved_at__lt=now - AGAIN_AFTER).update(moved_at=now):
         hurry(replay.pk)
     return replay
+
+
+def stop(replay: Replay) -> None:
+    """Let it be; what it has found stays."""
+    Replay.objects.filter(pk=replay.pk, ended_at=None).update(ended_at=timezone.now(), outcome="It was stopped.")
 
 
 def hurry(replay_id: int) -> None:
@@ -77,9 +82,8 @@ def go_on(replay_id: int) -> None:
         return
     entry = of_site(entry_of(replay.entry))
     others = site.entries()
-    pair = _Pair(
-        entry.name, site.beside(others), site.beside((*(one for one in others if one.name != entry.name), entry))
-    )
+    kept = tuple(one for one in others if one.name not in {entry.name, replay.instead_of})
+    pair = _Pair(entry.name, site.beside(others), site.beside((*kept, entry)))
     until = time.monotonic() + SLICE_S
     while replay.place < replay.of:
         if replay.seconds > MOST_S:

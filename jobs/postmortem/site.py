@@ -20,6 +20,7 @@ from jobs.postmortem.sieve import sieve_of
 from jobs.postmortem.signatures import FIELDS, BadEntry, Catalogue, Entry, entry_of, extended, of_site
 from jobs.postmortem.trial import Trial
 from jobs.postmortem.trial_apart import try_entry
+from portal import untrusted
 from portal.access import note
 from portal.models import User
 
@@ -59,21 +60,31 @@ def entry_in(row: SiteEntry) -> Entry | None:
         return None
 
 
+def named(name: str) -> SiteEntry | None:
+    """The row of that name, whatever somebody wrote into an address."""
+    rows = SiteEntry.objects.select_related("made_by", "changed_by")
+    return rows.filter(name=name).first() if untrusted.name(name, 64) else None
+
+
 # What sysadmins change.
 
 
 def check(raw: Mapping[str, Any], *, instead_of: str = "") -> Trial:
     """What an entry would have to stand, beside the others; nothing is kept."""
-    name = raw.get("name")
-    trial = try_entry(raw, entries(but=instead_of or (name if isinstance(name, str) else "")))
-    if isinstance(name, str) and name != instead_of and SiteEntry.objects.filter(name=name[:64]).exists():
+    name = untrusted.name(raw.get("name"), 64)
+    trial = try_entry(raw, entries(but=instead_of or name))
+    if name != instead_of and named(name) is not None:
         trial.say("warn", "name", "The site has an entry of this name. Change that one, or take another name.")
     return trial
 
 
 def add(user: User, raw: Mapping[str, Any]) -> SiteEntry:
     """A new entry; SpecError where it is not fit, Conflict where there is one of its name."""
-    entry = _fit(raw)
+    return keep(user, _fit(raw))
+
+
+def keep(user: User, entry: Entry) -> SiteEntry:
+    """A new entry that has been tried."""
     if SiteEntry.objects.count() >= MOST:
         raise Conflict(f"The site has {MOST} entries. Remove some first.")
     try:

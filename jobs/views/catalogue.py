@@ -1,0 +1,271 @@
+"""The pages of the catalogue, for sysadmins: what the site adds, the form with its trial, and the replay."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from jobs.errors import Conflict, SpecError
+from jobs.models import Incident, Replay, SiteEntry
+from jobs.postmortem import replay, signatures, site
+from jobs.postmortem.entry_toml import written
+from jobs.postmortem.signatures import BadEntry, read
+from jobs.postmortem.trial import Finding, Trial
+from jobs.postmortem.trial_apart import plain
+from jobs.presenting import entry_fields
+from portal import formatting
+from portal.access import CLUSTER, can, user_of
+from portal.models import User
+from portal.untrusted import whole
+
+MOST_TEXT = 200_000  # letters of a file of entries
+MOST_AT_ONCE = 20  # entries of one, as each is tried for a second
+PREFILLED = ("name", "pattern", "example", "cause", "role")  # by a link to the form
+
+
+def _sysadmin(request: HttpRequest) -> User:
+    user = user_of(request)
+    if not can(user, "change", CLUSTER):
+        raise PermissionDenied("Only sysadmins change the catalogue. Ask one of them.")
+    return user
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    _sysadmin(request)
+    if request.GET.get("format") == "toml":
+        rows = [row for row in SiteEntry.objects.all() if row.is_enabled or request.GET.get("all")]
+        answer = HttpResponse(written(filter(None, map(site.entry_in, rows))), content_type="application/toml")
+        answer.headers["Content-Disposition"] = 'attachment; filename="catalogue.toml"'
+        return answer
+    return _index(request)
+
+
+def _index(request: HttpRequest, *, text: str = "", mistakes: Sequence[str] = ()) -> HttpResponse:
+    rows = list(SiteEntry.objects.select_related("changed_by"))
+    context = {
+        "section": "catalogue",
+        "rows": rows,
+        "say": _say(rows),
+        "judged": Incident.objects.judged()[:1].exists(),
+        "text": text,
+        "mistakes": mistakes,
+        "most": MOST_AT_ONCE,
+    }
+    return render(request, "jobs/catalogue.html", context, status=422 if mistakes else 200)
+
+
+def _say(rows: Sequence[SiteEntry]) -> tuple[str, str]:
+    shipped = formatting.count(len(signatures.catalogue().entries))
+    if not rows:
+        return f"{shipped} entries ship with Vigil.", "This site adds none yet."
+    count = sum(row.is_enabled for row in rows)
+    lead = f"This site adds {formatting.plural(count, 'entry', 'entries')} to the {shipped} that ship with Vigil."
+    off = len(rows) - count
+    return lead, f"{formatting.plural(off, 'more does', 'more do')} not count." if off else ""
+
+
+@login_required
+@require_POST
+def take(request: HttpRequest) -> HttpResponse:
+    """Entries as text: all of them, or none where one is not fit."""
+    user = _sysadmin(request)
+    text = request.POST.get("text", "").replace("\r\n", "\n")
+    mistakes = []
+    try:
+        given = read(text[:MOST_TEXT])
+        if not 1 <= len(given) <= MOST_AT_ONCE:
+            mistakes = [f"There are {len(given)} tables [[entry]] in it; it takes 1 to {MOST_AT_ONCE}."]
+        for entry in given if not mistakes else ():
+            trial = site.check(plain(entry))
+            mistakes += [f"{entry.name}, {finding.field}: {finding.text}" for finding in trial.errors]
+            if site.named(entry.name) is not None:
+                mistakes.append(f"{entry.name}: The site has an entry of this name.")
+        with transaction.atomic():
+            for entry in given if not mistakes else ():
+                site.keep(user, entry)
+    except (tomllib.TOMLDecodeError, BadEntry, RecursionError, Conflict) as error:
+        mistakes = [str(error)]
+    if mistakes:
+        return _index(request, text=text, mistakes=mistakes)
+    messages.success(request, f"Added {formatting.plural(len(given), 'entry', 'entries')}.")
+    return redirect("catalogue")
+
+
+# One entry.
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    """The form of a new entry, empty, by a link's values, or with those of a replay."""
+    user = _sysadmin(request)
+    if request.method == "POST":
+        return _posted(request, user, None)
+    given = {name: value for name in PREFILLED if (value := request.GET.get(name, ""))}
+    return _form(request, _of_replay(request) or {"role": "root", "scope": "program", **given}, None)
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def one(request: HttpRequest, name: str) -> HttpResponse:
+    """The form of an entry that there is."""
+    user = _sysadmin(request)
+    row = _row(name)
+    if request.method == "POST":
+        return _posted(request, user, row)
+    return _form(request, _of_replay(request) or {name: getattr(row, name) for name in signatures.FIELDS}, row)
+
+
+def _row(name: str) -> SiteEntry:
+    row = site.named(name)
+    if row is None:
+        raise Http404
+    return row
+
+
+def _of_replay(request: HttpRequest) -> dict[str, Any] | None:
+    """What somebody was replaying when they went back to the form."""
+    number = whole(request.GET.get("replay"))
+    found = Replay.objects.filter(pk=number).first() if number else None
+    return found.entry if found else None
+
+
+def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResponse:
+    """Check it, replay it, or save it, as the button says."""
+    raw = entry_fields.typed(request.POST)
+    instead_of = row.name if row else ""
+    try:
+        if request.POST.get("do") == "replay":
+            return redirect("catalogue_replay", replay_id=replay.ask(user, raw, instead_of=instead_of).pk)
+        if request.POST.get("do") == "save":
+            saved = site.change(user, row, raw) if row else site.add(user, raw)
+            messages.success(
+                request, f"{saved.name} counts from the next diagnosis on. No verdict that there is changed."
+            )
+            return redirect("catalogue")
+    except SpecError as error:
+        trial = Trial([Finding("error", problem.field, problem.message) for problem in error.problems])
+    except Conflict as error:
+        trial = Trial([Finding("error", "name", str(error))])
+    else:
+        trial = site.check(raw, instead_of=instead_of)
+    return _form(request, raw, row, trial, status=200 if trial.is_fit else 422)
+
+
+def _form(
+    request: HttpRequest, raw: Mapping[str, Any], row: SiteEntry | None, trial: Trial | None = None, status: int = 200
+) -> HttpResponse:
+    first, more = entry_fields.fields(raw, trial.findings if trial else ())
+    context = {
+        "section": "catalogue",
+        "row": row,
+        "first": first,
+        "more": more,
+        "is_more_open": any(field.value and field.value != "program" or field.problems for field in more),
+        "trial": trial,
+    }
+    return render(request, "jobs/catalogue_entry.html", context, status=status)
+
+
+@login_required
+@require_POST
+def check(request: HttpRequest) -> HttpResponse:
+    """What is typed so far, tried: for htmx to put beside the form."""
+    _sysadmin(request)
+    raw = entry_fields.typed(request.POST)
+    is_begun = any(raw.get(name) for name in ("pattern", "exception", "example"))
+    trial = site.check(raw, instead_of=request.POST.get("instead_of", "")[:64]) if is_begun else None
+    return render(request, "jobs/_trial.html", {"trial": trial})
+
+
+@login_required
+@require_POST
+def enable(request: HttpRequest, name: str) -> HttpResponse:
+    user = _sysadmin(request)
+    row = site.enable(user, _row(name), request.POST.get("enabled") == "1")
+    messages.success(
+        request, f"{row.name} {'counts' if row.is_enabled else 'no longer counts'} from the next diagnosis on."
+    )
+    return redirect("catalogue")
+
+
+@login_required
+@require_POST
+def remove(request: HttpRequest, name: str) -> HttpResponse:
+    user = _sysadmin(request)
+    site.remove(user, _row(name))
+    messages.success(request, f"{name} is removed. Verdicts that name it keep its name.")
+    return redirect("catalogue")
+
+
+# Replay.
+
+
+@login_required
+@require_safe
+def replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
+    """How far it is, and what it has found; only that where htmx asks."""
+    _sysadmin(request)
+    found = replay.look(get_object_or_404(Replay, pk=replay_id))
+    row = site.named(found.instead_of or found.name)
+    context = {
+        "section": "catalogue",
+        "replay": found,
+        "row": row,
+        "say": say(found),
+        "fields": [(name, str(value)) for name, value in found.entry.items() if name in signatures.PATTERNS],
+    }
+    is_fragment = request.headers.get("HX-Target") == "replay"
+    answer = render(request, "jobs/_replay.html" if is_fragment else "jobs/catalogue_replay.html", context)
+    answer.headers["Vary"] = "HX-Request, HX-Target, Cookie"
+    return answer
+
+
+def say(found: Replay) -> tuple[str, str]:
+    """The sentence: how many verdicts would be others, and whether people said so, too."""
+    many = len(found.changes)
+    if not found.of:
+        return "There is no verdict yet that it could change.", ""
+    if found.is_going and not many:
+        return "No verdict would change so far.", ""
+    lead = f"{formatting.plural(many, 'verdict')} would change." if many else "No verdict would change."
+    agreed = sum(one["by_person"] == one["after"] for one in found.changes)
+    against = sum(bool(one["by_person"]) and one["by_person"] == one["before"] for one in found.changes)
+    words = [f"{formatting.count(agreed)} of them to what a person said that it was."] if agreed else []
+    words += [f"{formatting.count(against)} away from it."] if against else []
+    return lead, " ".join(words)
+
+
+@login_required
+@require_POST
+def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
+    """Save the entry as it was replayed."""
+    user = _sysadmin(request)
+    found = get_object_or_404(Replay, pk=replay_id)
+    row = site.named(found.instead_of or found.name)
+    try:
+        saved = site.change(user, row, found.entry) if row else site.add(user, found.entry)
+    except (SpecError, Conflict) as error:
+        messages.error(request, f"Not saved: {error}")
+        return redirect("catalogue_replay", replay_id=found.pk)
+    messages.success(request, f"{saved.name} counts from the next diagnosis on. No verdict that there is changed.")
+    return redirect("catalogue")
+
+
+@login_required
+@require_POST
+def stop(request: HttpRequest, replay_id: int) -> HttpResponse:
+    _sysadmin(request)
+    replay.stop(get_object_or_404(Replay, pk=replay_id))
+    return redirect("catalogue_replay", replay_id=replay_id)
