@@ -6,7 +6,7 @@ from jobs.models.disk import DiskSum
 from jobs.models.incident import Diagnosis, Incident
 from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
-from jobs.models.site_entry import Replay, SiteEntry
+from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
 from jobs.models.waste import GpuHours, JobHours
@@ -24,6 +24,7 @@ __all__ = [
     "Listing",
     "Predecessor",
     "Replay",
+    "SiteCatalogue",
     "SiteEntry",
     "Stray",
     "Stream",

@@ -43,6 +43,21 @@ class SiteEntry(models.Model):
         return self.name
 
 
+class SiteCatalogue(models.Model):
+    """The entries that counted from a moment on, for verdicts of before a change that are revised after it."""
+
+    KEPT = timedelta(days=2)
+
+    at = models.DateTimeField(default=timezone.now, db_index=True)
+    entries = models.JSONField(help_text="Each as its table in TOML.")
+
+    class Meta:
+        ordering = ("-at", "-id")
+
+    def __str__(self) -> str:
+        return f"{len(self.entries)} entries from {self.at}"
+
+
 class ReplayQuerySet(models.QuerySet["Replay"]):
     def old(self) -> Self:
         return self.filter(asked_at__lt=timezone.now() - Replay.KEPT)

@@ -83,7 +83,9 @@ def diagnose(incident_id: int) -> bool:
 
 def verdict_on(incident: Incident) -> Verdict:
     """The verdict by everything that can be seen now; nothing is written."""
-    return judged(incident, site.catalogue())[0]
+    first = incident.diagnoses.order_by("version").first()
+    known = site.catalogue() if first is None else site.catalogue_of(first.made_at)
+    return judged(incident, known)[0]
 
 
 def judged(incident: Incident, known: Catalogue) -> tuple[Verdict, bool]:

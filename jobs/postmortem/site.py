@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import re2
@@ -14,12 +15,12 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from jobs.errors import Conflict, Problem, SpecError
-from jobs.models import SiteEntry
+from jobs.models import SiteCatalogue, SiteEntry
 from jobs.postmortem import signatures
 from jobs.postmortem.sieve import sieve_of
 from jobs.postmortem.signatures import FIELDS, BadEntry, Catalogue, Entry, entry_of, extended, of_site
 from jobs.postmortem.trial import Trial
-from jobs.postmortem.trial_apart import try_entry
+from jobs.postmortem.trial_apart import plain, try_entry
 from portal import untrusted
 from portal.access import note
 from portal.models import User
@@ -44,6 +45,13 @@ def beside(more: tuple[Entry, ...]) -> Catalogue:
     return known
 
 
+def catalogue_of(moment: datetime) -> Catalogue:
+    """What logs were read by then: a verdict is revised for new evidence, never for a changed catalogue."""
+    then = SiteCatalogue.objects.filter(at__lte=moment).first()
+    told = then.entries if then is not None else []
+    return beside(tuple(filter(None, map(_entry, told))))
+
+
 def entries(*, but: str = "") -> tuple[Entry, ...]:
     """Those that count, without the one of that name."""
     rows = SiteEntry.objects.filter(is_enabled=True).exclude(name=but)
@@ -52,7 +60,10 @@ def entries(*, but: str = "") -> tuple[Entry, ...]:
 
 def entry_in(row: SiteEntry) -> Entry | None:
     """A row's entry; None where this Vigil no longer takes it, as one with a cause that is gone."""
-    values = {name: getattr(row, name) for name in FIELDS}
+    return _entry({name: getattr(row, name) for name in FIELDS})
+
+
+def _entry(values: Mapping[str, Any]) -> Entry | None:
     try:
         return of_site(entry_of(values))
     except BadEntry as error:
@@ -90,7 +101,7 @@ def keep(user: User, entry: Entry) -> SiteEntry:
     try:
         with transaction.atomic():
             row = SiteEntry.objects.create(made_by=user, changed_by=user, **_values(entry))
-            note(user, "catalogue.add", entry.name, entry.pattern or entry.exception)
+            _changed(user, "add", row)
     except IntegrityError:
         raise Conflict(f"There is an entry {entry.name} of this site. Change that one, or take another name.") from None
     return row
@@ -105,7 +116,7 @@ def change(user: User, row: SiteEntry, raw: Mapping[str, Any]) -> SiteEntry:
     try:
         with transaction.atomic():
             row.save()
-            note(user, "catalogue.change", entry.name, entry.pattern or entry.exception)
+            _changed(user, "change", row)
     except IntegrityError:
         raise Conflict(f"There is another entry {entry.name} of this site. Take another name.") from None
     return row
@@ -113,18 +124,27 @@ def change(user: User, row: SiteEntry, raw: Mapping[str, Any]) -> SiteEntry:
 
 def enable(user: User, row: SiteEntry, is_enabled: bool) -> SiteEntry:
     """Let an entry count, or no longer."""
-    changed = SiteEntry.objects.filter(pk=row.pk, is_enabled=not is_enabled).update(
-        is_enabled=is_enabled, changed_by=user, changed_at=timezone.now()
-    )
-    if changed:
-        note(user, "catalogue.enable" if is_enabled else "catalogue.disable", row.name)
+    mine = SiteEntry.objects.filter(pk=row.pk, is_enabled=not is_enabled)
+    with transaction.atomic():
+        if mine.update(is_enabled=is_enabled, changed_by=user, changed_at=timezone.now()):
+            _changed(user, "enable" if is_enabled else "disable", row)
     row.refresh_from_db()
     return row
 
 
 def remove(user: User, row: SiteEntry) -> None:
-    row.delete()
-    note(user, "catalogue.remove", row.name, row.pattern or row.exception)
+    with transaction.atomic():
+        row.delete()
+        _changed(user, "remove", row)
+
+
+def _changed(user: User, how: str, row: SiteEntry) -> None:
+    """Write down who did what, and which entries count from now on; of old such lists only what revisions need."""
+    note(user, f"catalogue.{how}", row.name, row.pattern or row.exception)
+    now = timezone.now()
+    SiteCatalogue.objects.create(at=now, entries=[plain(entry) for entry in entries()])
+    standing = SiteCatalogue.objects.filter(at__lt=now - SiteCatalogue.KEPT).values_list("pk", flat=True)[1:]
+    SiteCatalogue.objects.filter(pk__in=list(standing)).delete()
 
 
 def _fit(raw: Mapping[str, Any], *, instead_of: str = "") -> Entry:

@@ -15,7 +15,7 @@ from django.utils import timezone
 from jobs.errors import SpecError
 from jobs.following import ending
 from jobs.following.cause import Ended
-from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteEntry
+from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteCatalogue, SiteEntry
 from jobs.postmortem import examples, incidents, replay, site
 from jobs.postmortem.trial import Trial, read
 from portal.cli.main import main
@@ -237,6 +237,29 @@ def test_one_that_is_not_fit_is_not_begun(ops: User) -> None:
     with pytest.raises(SpecError):
         replay.ask(ops, {**OURS, "cause": "storage.tape"})
     assert not Replay.objects.exists()
+
+
+def test_a_changed_catalogue_rewrites_nothing(ops: User, fail: Fail) -> None:
+    """Not even a verdict that is looked at once more, as evidence may come."""
+    before = fail(r0_0=f"{LINE}\n")
+    row = site.add(ops, OURS)
+    after = fail(r0_0=f"{LINE}\n")
+    site.remove(ops, row)
+    assert after.cause == "storage.io"
+    Incident.objects.update(due_at=timezone.now())
+    for incident in (before, after):
+        assert incidents.diagnose(incident.pk)
+        assert Incident.objects.get(pk=incident.pk).cause == incident.cause
+    assert fail(r0_0=f"{LINE}\n").cause == before.cause
+
+
+def test_of_catalogues_of_old_only_what_revisions_need_is_kept(ops: User) -> None:
+    row = site.add(ops, OURS)
+    for is_enabled in (False, True, False):
+        site.enable(ops, row, is_enabled)
+    SiteCatalogue.objects.update(at=timezone.now() - timedelta(days=3))
+    site.enable(ops, row, True)
+    assert SiteCatalogue.objects.count() == 2
 
 
 class TestExamples:
