@@ -30,7 +30,7 @@ MOST = 500  # incidents
 MOST_JUDGED = 200  # of them, by people
 SLICE_S = 1.0
 MOST_S = 180.0  # of reading
-LONG_S = 5.0  # a diagnosis that took longer is not made anew
+LONG_S = 10.0  # a diagnosis that took longer is not made anew
 AGAIN_AFTER = timedelta(seconds=20)  # without a step
 SEEN_AGAIN = timedelta(seconds=5)
 

@@ -151,7 +151,7 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
         if request.POST.get("do") == "save":
             saved = site.change(user, row, raw) if row else site.add(user, raw)
             messages.success(
-                request, f"{saved.name} counts from the next diagnosis on. No verdict that there is changed."
+                request, f"{saved.name} counts from the next diagnosis on. Verdicts of before stay as they are."
             )
             return redirect("catalogue")
     except SpecError as error:
@@ -259,7 +259,7 @@ def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     except (SpecError, Conflict) as error:
         messages.error(request, f"Not saved: {error}")
         return redirect("catalogue_replay", replay_id=found.pk)
-    messages.success(request, f"{saved.name} counts from the next diagnosis on. No verdict that there is changed.")
+    messages.success(request, f"{saved.name} counts from the next diagnosis on. Verdicts of before stay as they are.")
     return redirect("catalogue")
 
 

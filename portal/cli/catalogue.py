@@ -240,7 +240,7 @@ def _replayed(told: dict[str, Any]) -> list[str]:
 def _write_case(folder: Path, case: dict[str, Any]) -> None:
     import re
 
-    where = folder / re.sub(r"[^\w.-]", "_", str(case["id"]))[:100]
+    where = folder / re.sub(r"[^\w-]", "_", str(case["id"]))[:100]
     where.mkdir(parents=True, exist_ok=True)
     words = {"cause": case["label"], "said": case["said"], "why": case["why"]}
     (where / "case.toml").write_text("".join(f"{key} = {json.dumps(text)}\n" for key, text in words.items()))
