@@ -46,6 +46,7 @@ MEMORY = 8 << 20  # bytes that RE2 may take for each of its patterns
 SIEVE_TIMES, SIEVE_MORE_S = 2.0, 0.02  # how much longer the sieve of all entries may take for a healthy log
 CPU_SECONDS = 10  # after which the kernel ends the process
 ADDRESSES = 2 << 30  # bytes of memory that it may ask for
+HEALTHY = 0.02  # of the lines of a healthy log, that an entry may find at most
 RARE = 1_000  # of so many lines of a healthy log fewer than one
 SLICE = 16 << 10  # of the reference between two looks at the clock
 LONGEST = {
@@ -227,7 +228,8 @@ def _measure(entry: Entry, others: tuple[Entry, ...], trial: Trial) -> None:
     if found and not entry.reads_tracebacks:
         said = masked(sample.decode(errors="replace"))[:160]
         lines = healthy.count(b"\n")
-        trial.say("warn", "pattern", f"It finds {found:,} of {lines:,} lines of runs in which nothing is wrong: {said}")
+        level: Level = "error" if found > lines * HEALTHY else "warn"
+        trial.say(level, "pattern", f"It finds {found:,} of {lines:,} lines of runs in which nothing is wrong: {said}")
     _measure_sieve(entry, others, healthy, trial)
 
 

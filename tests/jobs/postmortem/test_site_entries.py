@@ -40,6 +40,7 @@ def said(trial: Trial, level: str = "error") -> dict[str, str]:
     return {finding.field: finding.text for finding in trial.findings if finding.level == level}
 
 
+@pytest.mark.long
 class TestTrial:
     """In a process of its own, whatever the pattern is."""
 
@@ -61,9 +62,7 @@ class TestTrial:
         assert f"It took {trial.seconds:.1f} s for {trial.megabytes:.1f} MB" in said(trial)["pattern"]
 
     def test_one_that_would_slow_the_sieve(self) -> None:
-        trial = try_entry(of(pattern=r"\w+: \w+ \S+ went|INFO|\d"))
-        assert "look_alike" in said(trial)
-        trial = try_entry(of(pattern=r"a\w* .*\d|went", example="it went", look_alike="it goes"))
+        trial = try_entry(of(pattern=r"^\d{1,2}\D", example="7 went", look_alike="seven went"))
         assert "It would make the reading of every log slower" in said(trial)["pattern"]
 
     @pytest.mark.parametrize(
@@ -101,8 +100,12 @@ class TestTrial:
         assert not trial.is_fit
         assert words in said(trial)[field]
 
+    def test_one_that_finds_what_healthy_runs_print(self) -> None:
+        trial = try_entry(of(pattern=r"went away|lm loss: \d"))
+        assert "lines of runs in which nothing is wrong" in said(trial)["pattern"]
+
     def test_what_is_worth_knowing(self) -> None:
-        trial = try_entry(of(name="nccl.wait_timeout", pattern=r"went away|lm loss: \d"))
+        trial = try_entry(of(pattern=r"went away|step-7\d+/rank3\d"))
         assert "lines of runs in which nothing is wrong" in said(trial, "warn")["pattern"]
         shipped = next(entry for entry in catalogue() if entry.role == "root" and not entry.reads_tracebacks)
         trial = try_entry(of(name=shipped.name, pattern=f"{OURS['pattern']}|{shipped.pattern}"))
