@@ -70,6 +70,8 @@ def _say(rows: Sequence[SiteEntry]) -> tuple[str, str]:
     if not rows:
         return f"{shipped} entries ship with Vigil.", "This site adds none yet."
     count = sum(row.is_enabled for row in rows)
+    if not count:
+        return f"{shipped} entries ship with Vigil.", "None of this site’s counts."
     lead = f"This site adds {formatting.plural(count, 'entry', 'entries')} to the {shipped} that ship with Vigil."
     off = len(rows) - count
     return lead, f"{formatting.plural(off, 'more does', 'more do')} not count." if off else ""
@@ -150,9 +152,7 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
             return redirect("catalogue_replay", replay_id=replay.ask(user, raw, instead_of=instead_of).pk)
         if request.POST.get("do") == "save":
             saved = site.change(user, row, raw) if row else site.add(user, raw)
-            messages.success(
-                request, f"{saved.name} counts from the next diagnosis on. Verdicts of before stay as they are."
-            )
+            messages.success(request, _saved(saved))
             return redirect("catalogue")
     except SpecError as error:
         trial = Trial([Finding("error", problem.field, problem.message) for problem in error.problems])
@@ -161,6 +161,12 @@ def _posted(request: HttpRequest, user: User, row: SiteEntry | None) -> HttpResp
     else:
         trial = site.check(raw, instead_of=instead_of)
     return _form(request, raw, row, trial, status=200 if trial.is_fit else 422)
+
+
+def _saved(row: SiteEntry) -> str:
+    if not row.is_enabled:
+        return f"{row.name} is saved, and does not count until it is switched on."
+    return f"{row.name} counts from the next diagnosis on. Verdicts of before stay as they are."
 
 
 def _form(
@@ -218,7 +224,7 @@ def replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     """How far it is, and what it has found; only that where htmx asks."""
     _sysadmin(request)
     found = replay.look(get_object_or_404(Replay, pk=replay_id))
-    row = site.named(found.instead_of or found.name)
+    row = site.named(found.instead_of)
     context = {
         "section": "catalogue",
         "replay": found,
@@ -253,13 +259,13 @@ def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Save the entry as it was replayed."""
     user = _sysadmin(request)
     found = get_object_or_404(Replay, pk=replay_id)
-    row = site.named(found.instead_of or found.name)
+    row = site.named(found.instead_of)
     try:
         saved = site.change(user, row, found.entry) if row else site.add(user, found.entry)
     except (SpecError, Conflict) as error:
         messages.error(request, f"Not saved: {error}")
         return redirect("catalogue_replay", replay_id=found.pk)
-    messages.success(request, f"{saved.name} counts from the next diagnosis on. Verdicts of before stay as they are.")
+    messages.success(request, _saved(saved))
     return redirect("catalogue")
 
 

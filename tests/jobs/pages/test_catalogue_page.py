@@ -72,7 +72,7 @@ def test_a_life_of_an_entry(ops: Client) -> None:
     row = SiteEntry.objects.get()
     assert (row.name, row.during, row.is_generic, row.advice) == ("x.y", ["data", "step"], True, "Wait.\nThen call.")
     ops.post("/catalogue/entries/x.y/enable", {"enabled": "0"})
-    assert "1 more does not count." in text(ops.get("/catalogue"))
+    assert "None of this site’s counts." in text(ops.get("/catalogue"))
     ops.post("/catalogue/entries/x.y/remove")
     assert not SiteEntry.objects.exists()
     assert ops.get("/catalogue/entries/x.y").status_code == 404
@@ -161,6 +161,16 @@ def test_a_replay_of_one_that_is_changed_takes_its_place(ops: Client) -> None:
     assert found.instead_of == OURS["name"]
     ops.post(f"/catalogue/replays/{found.pk}/save")
     assert SiteEntry.objects.get().name == "x.y"
+
+
+def test_a_replay_of_a_new_one_overwrites_none_of_its_name(ops: Client) -> None:
+    row = SiteEntry.objects.create(**OURS, is_enabled=False)
+    ops.post("/catalogue/new", {**OURS, "source": "another", "do": "replay"})
+    answer = ops.post(f"/catalogue/replays/{Replay.objects.get().pk}/save", follow=True)
+    assert "Not saved: There is an entry storage.ours_down" in text(answer)
+    assert SiteEntry.objects.get().source == row.source
+    saved = ops.post(f"/catalogue/entries/{row.name}", {**OURS, "do": "save"}, follow=True)
+    assert "does not count until it is switched on" in text(saved)
 
 
 def test_for_sysadmins_alone(mira: User) -> None:
