@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 import re2
 
+from jobs.causes import CAUSES
 from jobs.postmortem import offline, reference
-from jobs.postmortem.causes import CAUSES
 from jobs.postmortem.literals import words_of
 from jobs.postmortem.masking import masked
 from jobs.postmortem.operations import operations
@@ -146,7 +146,7 @@ def _field_of(said: str) -> str:
 
 def _sentence(error: BadEntry) -> str:
     text = str(error).partition(": ")[2] or str(error)
-    text = text.replace(" (jobs/postmortem/causes.py)", f". Causes are {', '.join(CAUSES)}")
+    text = text.replace(" (jobs/causes.py)", f". Causes are {', '.join(CAUSES)}")
     return f"{text[:1].upper()}{text[1:]}."
 
 

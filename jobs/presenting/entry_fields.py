@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
+from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.operations import operations
 from jobs.postmortem.signatures import FIELDS, LISTS, Role, Scope
 from jobs.postmortem.trial import LONGEST, Finding

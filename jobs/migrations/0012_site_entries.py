@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0010_incidents'),
+        ('jobs', '0011_restarts_by_verdict'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
