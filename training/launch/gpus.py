@@ -59,6 +59,11 @@ class Gpus:
     def machine(self) -> Machine | None:
         return self._reader.machine
 
+    @property
+    def buses(self) -> list[str]:
+        """Where its GPUs are, as far as somebody told."""
+        return [gpu.bus for gpu in self.machine.gpus if gpu.bus] if self.machine else []
+
     def tend(self) -> None:
         """Take in what was told, notice silence, start a reader where there is none."""
         for told in self._reader.tend():

@@ -17,10 +17,12 @@ from training.attempt.files import FULL, write_json
 from training.attempt.lineage import publish_generation, read_generation
 from training.launch.attempt import Attempt
 from training.launch.capturing import Capturing
+from training.launch.ends import Ends
 from training.launch.environment import RankCommand, rank_environment
 from training.launch.failures import Failure, failure_of
 from training.launch.gpus import Gpus, named
 from training.launch.incarnation import Ending, Incarnation, Turn
+from training.launch.last_look import LastLook
 from training.launch.leading import FENCED, Leading
 from training.launch.members import Members
 from training.launch.outcome import tell_code
@@ -69,6 +71,8 @@ class Launcher:
         )
         self._shipping = Shipping(plan, attempt)
         self._capturing = Capturing(plan, attempt, command)
+        self._ends = Ends(plan, attempt)
+        self._look = LastLook(plan, attempt)
         self._meter = Meter()
         names = named(plan.gpus_per_node, os.environ.get("CUDA_VISIBLE_DEVICES", "")) if plan.gpus_per_node else []
         self._gpus = Gpus(names, every=plan.sample_seconds, tell=partial(reporter.event, node=plan.node))
@@ -94,6 +98,8 @@ class Launcher:
         finally:
             self._gpus.close()
             self._capturing.finish()
+            self._look.finish()
+            self._ends.finish()
             kill_all([], spare=self._spared)
             self._reporter.close()
             self._shipping.drain()
@@ -111,6 +117,7 @@ class Launcher:
             # Claimed before the turn, but published only now: who loses the race for a turn must not fence who wins it.
             self._patiently(publish_generation, self._plan.job_dir, turn.generation)
             self._patiently(self._members.tell_ended, turn.number, self._supervise(turn, place))
+            self._look.start(turn, self._gpus.buses)
 
     # Meeting.
 
@@ -155,7 +162,11 @@ class Launcher:
             self._watch(ranks, incarnation)
         finally:
             failures = self._failures(ranks, incarnation)  # before the kill: what we end has not failed
+            broken = self._members.broken(incarnation.number)
+            if not self._stop.reason and (failures or (broken and broken["reason"] != "fenced")):
+                self._look.glance()
             kill_all(ranks, spare=self._spared)
+            self._reporter.event("ranks.ended", **self._ends.tell(incarnation, ranks))
         return failures
 
     def _start(self, incarnation: Incarnation, place: int) -> list[Rank]:
@@ -165,6 +176,8 @@ class Launcher:
             f"from {incarnation.resume or 'the start'}"
         )
         self._watchdog, self._started_at, self._ready_after = None, time.monotonic(), None
+        self._ends.begin()
+        self._look.begin()
         if place == 0 and plan.script is None:
             world = range(len(incarnation.members) * plan.ranks_per_node)
             self._watchdog = Watchdog(self._attempt.folder, incarnation=number, ranks=world, limits=plan.limits)
@@ -313,7 +326,9 @@ class Launcher:
     @property
     def _spared(self) -> list[int]:
         """Processes of ours beside the ranks."""
-        return [pid for pid in (self._shipping.pid, self._capturing.pid) if pid is not None] + self._gpus.pids
+        return [
+            pid for pid in (self._shipping.pid, self._capturing.pid, self._look.pid) if pid is not None
+        ] + self._gpus.pids
 
     def _keep_house(self, ranks: list[Rank] | None = None) -> None:
         self._members.refresh()
@@ -336,6 +351,7 @@ class Launcher:
     def _sample(self, ranks: list[Rank]) -> None:
         """What the job uses here; its step is the second since the attempt began, each at most once."""
         reap(spare=self._spared, but={rank.process.pid for rank in ranks})
+        self._look.sample()
         processes, second = descendants(spare=self._spared), int(time.monotonic() - self._began)
         if processes and second > self._sampled:
             self._sampled = second

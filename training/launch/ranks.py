@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -47,12 +47,19 @@ def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a rank ended. `at` is this node's monotonic clock: good for the order on one node only."""
+    """How a rank ended. `at` is this node's monotonic clock: good for the order on one node only.
+
+    `peak_mib`: the most memory that it, or any one process of its own, had resident (never less than the launcher had
+    when it started the rank). `by_us`: of a signal that this launcher had sent.
+    """
 
     rank: int
     exit_code: int | None
     signal: int | None
     at: float
+    ended_at: float = 0.0  # Unix time
+    peak_mib: int | None = None
+    by_us: bool = False
 
     @property
     def ok(self) -> bool:
@@ -72,15 +79,37 @@ class Rank:
     control: int  # our end of the pipe to its helper thread (training.attempt.hang)
     log: Path
     exit: Exit | None = None
+    began: float = field(default_factory=time.monotonic)
+    sent: set[int] = field(default_factory=set)  # signals of ours
 
     def poll(self) -> Exit | None:
         """The exit once it has ended."""
-        if self.exit is None and (code := self.process.poll()) is not None:
-            ended = time.monotonic()
-            self.exit = Exit(self.rank, code if code >= 0 else None, -code if code < 0 else None, ended)
+        if self.exit is None and (ended := self._collect()) is not None:
+            code, peak_mib = ended
+            number = -code if code is not None and code < 0 else None
+            self.exit = Exit(
+                self.rank,
+                code if number is None else None,
+                number,
+                time.monotonic(),
+                ended_at=time.time(),
+                peak_mib=peak_mib,
+                by_us=number in self.sent,
+            )
             os.close(self.pidfd)
             os.close(self.control)
         return self.exit
+
+    def _collect(self) -> tuple[int | None, int | None] | None:
+        """Exit code (negative: the signal) and peak memory, once it has ended: Popen's own wait drops the second."""
+        try:
+            pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+        except ChildProcessError:  # collected by somebody else: nobody knows how it ended
+            return None, None
+        if not pid:
+            return None
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        return self.process.returncode, usage.ru_maxrss // 1024
 
     def dump(self) -> None:
         """Ask for stacks and the flight recorder, where the process has prepared for that."""
@@ -93,6 +122,7 @@ class Rank:
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             if self.exit is None:
+                self.sent.add(number)
                 os.kill(self.process.pid, number)
 
     def has_handler(self, number: int) -> bool:
@@ -180,6 +210,7 @@ def kill_all(ranks: Sequence[Rank], *, spare: Collection[int] = (), patience: fl
     deadline = began + patience
     for rank in ranks:
         if rank.poll() is None:  # a reaped pid may be somebody else's by now; what it left is among the descendants
+            rank.sent.add(signal.SIGKILL)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.process.pid, signal.SIGKILL)
     while True:
