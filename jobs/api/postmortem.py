@@ -21,7 +21,7 @@ class EvidenceShape(Schema):
     file: str = Field(description="The log; of what is no log, who says so.")
     line: int = Field(description="As `grep -n` counts; 0: it is no line of a log.")
     text: str
-    role: str = Field(description="root, confirmation, echo, or survived.")
+    role: str = Field(description="root, confirmation, echo, survived, or context.")
     cause: str
     rank: int | None = None
     node: str = ""

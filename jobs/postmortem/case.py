@@ -22,6 +22,7 @@ class Case:
     confirmations: list[Sign] = field(default_factory=list)
     exits: list[Sign] = field(default_factory=list)
     completed: list[Sign] = field(default_factory=list)
+    context: list[Sign] = field(default_factory=list)  # worth knowing, and no reason for anything by itself
 
     def __post_init__(self) -> None:
         for sign in self.signs:
@@ -37,6 +38,8 @@ class Case:
                 self.exits.append(sign)
             elif sign.role == "completed" and not sign.survived:
                 self.completed.append(sign)
+            elif sign.role == "context":
+                self.context.append(sign)
 
     @property
     def has_failed_exit(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from jobs.causes import CAUSES, NONE, UNKNOWN
@@ -34,6 +34,7 @@ _BY_KERNEL = {
 _BY_ITS_LOG = {
     "memory.host_oom": "the kernel tells of no process that it killed for memory"
 }  # agents tell no such thing
+NO_KILLS = "no kills for memory"  # of all nodes' control groups: among what was seen
 EVIDENCE = 24
 SAID = 160  # letters of an exception in the sentence
 LAST_WORDS = 4  # lines at the end of a log
@@ -51,14 +52,26 @@ _SIGNALS = {
     6: "program.exception",
     4: "environment.package",
 }
+_WHO_WAS_BEHIND = frozenset({"stacks", "flight", "trainer"})
 _KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
 
 def diagnose(
-    scanned: Sequence[Scanned], catalogue: Catalogue, *, records: Iterable[Sign] = (), seen: Iterable[str] = ()
+    scanned: Sequence[Scanned],
+    catalogue: Catalogue,
+    *,
+    records: Iterable[Sign] = (),
+    seen: Iterable[str] = (),
+    ends: Mapping[int, float] | None = None,
 ) -> Verdict:
-    """The verdict on everything that was read: logs, records of schedulers. `seen`: kinds of sources, as "kernel"."""
+    """The verdict on everything that was read: logs, records of schedulers. `seen`: kinds of sources, as "kernel".
+
+    `ends`: when ranks ended by themselves; what their logs say without a time is of about then.
+    """
     signs = [sign for one in scanned for sign in signs_of(one, catalogue)]
+    for sign in signs:
+        if sign.at is None and ends and sign.rank is not None:
+            sign.at = ends.get(sign.rank)
     outlive(scanned, signs)
     for sign in records:
         sign.at = sign.prefix.stamp
@@ -117,19 +130,39 @@ def _verdict_of(chosen: Sign, confidence: float, case: Case, candidates: Sequenc
         evidence=_evidence(chosen, case),
         runner_up=next(iter(others.values()), None),
         ruled_out=list(others.values()),
-        rank=chosen.rank,
+        rank=_rank_of(chosen, case),
         node=chosen.node,
         exception=traceback.type if traceback else "",
-        frame=f"{own.path}:{own.function}" if own else "",
+        frame=f"{own.path}:{own.function}" if own else _frame_of(chosen, case),
         doing=chosen.doing[0] if chosen.doing else "",
         entry=chosen.entry.name if chosen.entry else "",
     )
+
+
+def _frame_of(chosen: Sign, case: Case) -> str:
+    """Where a hung rank was, by its stack: that of the rank that is blamed, else of who was behind."""
+    told = [sign for sign in case.confirmations if sign.cause == chosen.cause and "frame" in sign.groups]
+    behind = [sign for sign in told if "behind" in sign.groups]
+    own = [sign for sign in behind or told if sign.rank == chosen.rank] or behind
+    return own[0].groups["frame"] if own else ""
+
+
+def _rank_of(chosen: Sign, case: Case) -> int | None:
+    """Whose fault it is: of a time-out not of who noticed it, but of the one rank that was behind."""
+    if chosen.cause != "collective.timeout":
+        return chosen.rank
+    told = [sign for sign in case.confirmations if sign.cause == chosen.cause and sign.rank is not None]
+    behind = {sign.rank for sign in told if sign.of in {"flight", "collectives"} or "behind" in sign.groups}
+    return behind.pop() if len(behind) == 1 else chosen.rank
 
 
 # Without one.
 
 
 def _without_root(case: Case) -> Verdict:
+    full = next((sign for sign in case.confirmations if sign.cause == "storage.full" and sign.of == "look"), None)
+    if full is not None and case.has_failed_exit and not case.completed:  # what said so may not have been written
+        return replace(_verdict_of(full, 0.75, case, ()), rank=None)
     if case.echoes and (not case.completed or case.has_failed_exit):
         return _by_echo(case)
     if case.has_failed_exit:
@@ -155,7 +188,10 @@ def _by_echo(case: Case) -> Verdict:
     evidence = _evidence(ordered[0], case)
     if telling:
         first = telling[0]
-        return replace(_verdict_of(first, 0.6, case, telling), evidence=evidence)
+        behind = [sign for sign in case.confirmations if sign.cause == first.cause and sign.of in _WHO_WAS_BEHIND]
+        is_confirmed = first.rank is not None and any(sign.rank == first.rank for sign in behind)
+        verdict = _verdict_of(first, 0.8 if is_confirmed else 0.6, case, telling)
+        return verdict if behind else replace(verdict, evidence=evidence)
     if case.has_failed_exit:
         return replace(_by_exit(case), evidence=evidence)
     return Verdict(UNKNOWN, 0.7, "", CAUSES[UNKNOWN].advice, evidence=evidence)
@@ -167,6 +203,8 @@ def _by_exit(case: Case) -> Verdict:
     first = next((sign for sign in ordered if code_of(sign) not in {0, 143}), ordered[0])
     number = code_of(first) - 128
     hint = _SIGNALS.get(number)
+    if hint == "memory.host_oom" and NO_KILLS in case.seen:
+        hint = None
     if hint and any(sign.cause == hint for sign in case.confirmations):
         return replace(_verdict_of(replace(first, cause=hint), 0.75, case, ()), entry="")
     runner_up = Other(hint, f"{_name_of(number)} ended it, and nothing says who sent that") if hint else None
@@ -223,15 +261,18 @@ def _evidence(root: Sign | None, case: Case) -> list[Evidence]:
     if root is not None:
         same = [sign for sign in case.roots if sign is not root and sign.cause == root.cause]
         groups.append(("confirmation", same + [sign for sign in case.confirmations if sign.cause == root.cause]))
+    else:
+        groups.append(("confirmation", [sign for sign in case.confirmations if sign.of][:4]))
     groups.append(("confirmation", case.exits[:4]))
     others = [sign for sign in case.roots if root is None or sign.cause != root.cause]
-    groups += [("echo", case.echoes + others), ("survived", case.survived)]
-    seen: set[tuple[str, int]] = set()
+    groups += [("echo", case.echoes + others), ("survived", case.survived), ("context", case.context)]
+    seen: set[tuple[str, int, str]] = set()
     for role, signs in groups:
         for sign in sorted(signs, key=in_order)[: EVIDENCE // 3]:
-            if (sign.file, sign.line) in seen or len(found) >= EVIDENCE:
+            place = (sign.file, sign.line, "" if sign.line else sign.text)  # records have no lines
+            if place in seen or len(found) >= EVIDENCE:
                 continue
-            seen.add((sign.file, sign.line))
+            seen.add(place)
             found.append(
                 Evidence(
                     sign.file,
@@ -277,12 +318,14 @@ def _missing(verdict: Verdict, case: Case) -> Iterator[str]:
 
 def _ruled_out(verdict: Verdict, case: Case) -> Iterator[Other]:
     """What a kernel log that was read says nothing of."""
+    if NO_KILLS in case.seen and not any(sign.cause == "memory.host_oom" for sign in case.roots):
+        yield Other("memory.host_oom", "the kernel counted no process of the job's that it killed for memory")
     if not case.seen & _OF_KERNEL:
         return
     told = {sign.cause for sign in case.signs}
     known = _BY_KERNEL | (_BY_ITS_LOG if "kernel" in case.seen else {})
     for cause, why in known.items():
-        if cause not in told and cause != verdict.cause:
+        if cause not in told and cause != verdict.cause and not (cause == "memory.host_oom" and NO_KILLS in case.seen):
             yield Other(cause, why)
 
 

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.models import Diagnosis, Incident
-from jobs.postmortem import evidence, reading
+from jobs.postmortem import reading
+from jobs.postmortem.evidence.ranks import open_logs
 from jobs.postmortem.masking import masked
 from jobs.postmortem.reading import Log
 
@@ -82,7 +83,7 @@ def _excerpts(incident: Incident, last: Diagnosis) -> dict[str, str]:
         if one.get("line"):
             wanted.setdefault(str(one["file"]), set()).add(int(one["line"]))
     found: dict[str, str] = {}
-    for log in evidence.open_logs(incident):
+    for log in open_logs(incident):
         with log:
             if log.name.endswith(".log") and (log.name in wanted or (not wanted and not found)):
                 found[log.name] = masked(_excerpt(log, wanted.get(log.name, set())))

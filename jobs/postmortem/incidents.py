@@ -20,8 +20,9 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.models import Attempt, Diagnosis, Incident
-from jobs.postmortem import evidence, site
+from jobs.postmortem import site
 from jobs.postmortem.diagnose import diagnose as find_cause
+from jobs.postmortem.evidence.gather import gather, records_of
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict
 
@@ -90,8 +91,8 @@ def verdict_on(incident: Incident) -> Verdict:
 
 def judged(incident: Incident, known: Catalogue) -> tuple[Verdict, bool]:
     """The verdict by this catalogue, and whether there was any log to read."""
-    found = evidence.gather(incident, known)
-    verdict = find_cause(found.read.scanned, known, records=evidence.records_of(found), seen=found.seen)
+    found = gather(incident, known)
+    verdict = find_cause(found.read.scanned, known, records=records_of(found), seen=found.seen, ends=found.ended_at)
     return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen]), bool(found.read.scanned)
 
 

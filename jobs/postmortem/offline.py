@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from jobs.postmortem import reading, sources
+from jobs.postmortem import reading, sources, stacks
 from jobs.postmortem.diagnose import diagnose
 from jobs.postmortem.reading import Log, Unreadable
 from jobs.postmortem.scan import scan
@@ -19,6 +19,7 @@ from jobs.postmortem.sieve import Sieve, sieve_of
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue, catalogue
 from jobs.postmortem.sources import Flight
+from jobs.postmortem.stacks import Stack
 from jobs.postmortem.verdict import Verdict
 
 STDIN = "-"
@@ -51,6 +52,7 @@ class Read:
     scanned: list[Scanned] = field(default_factory=list)
     records: list[Sign] = field(default_factory=list)
     flights: list[Flight] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
 
 
@@ -71,10 +73,12 @@ def _read(log: Log, sieve: Sieve, is_cut: bool, found: Read) -> None:
     head = next(blocks, b"")
     kind = sources.kind_of(head)
     found.kinds.add(kind)
-    if kind in {"sacct", "scontrol", "flight"}:
+    if kind in {"sacct", "scontrol", "flight", "stacks"}:
         text = _text(head, blocks)
         if kind == "flight":
             found.flights += filter(None, [sources.flight_of(log.name, text)])
+        elif kind == "stacks":
+            found.stacks += stacks.read(log.name, text)
         else:
             found.records += sources.signs_of_record(kind, log.name, text)
         return
@@ -98,7 +102,7 @@ def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
     """The verdict on several logs of one run."""
     known = known or catalogue()
     found = read(logs, known)
-    records = [*found.records, *sources.signs_of_flights(found.flights)]
+    records = [*found.records, *sources.signs_of_flights(found.flights), *stacks.signs_of(found.stacks)]
     return diagnose(found.scanned, known, records=records, seen=found.kinds)
 
 

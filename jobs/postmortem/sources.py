@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from jobs.postmortem import stacks
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
 
@@ -63,6 +64,8 @@ def kind_of(head: bytes) -> str:
     for kind, pattern in (("sacct", _SACCT), ("scontrol", _SCONTROL)):  # a log may have either further down
         if pattern.search(top):
             return kind
+    if stacks.is_dump(head):
+        return "stacks"
     for kind, pattern in (("nvidia-smi", _SMI), ("df", _DF), ("stacks", _PYSPY)):
         if pattern.search(top):
             return kind

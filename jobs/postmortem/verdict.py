@@ -10,7 +10,7 @@ from jobs.causes import CAUSES
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One line and the part that it plays: root, echo, confirmation, survived."""
+    """One line and the part that it plays: root, echo, confirmation, survived; context is only worth knowing."""
 
     file: str
     line: int

@@ -1,0 +1,53 @@
+"""What is known of an attempt's end, from every side: each source gives its signs, or says what it could not see.
+
+All of it is hostile but the scheduler's word and ours: files are opened by the one opener of run directories, bounded,
+and may mislead no more than the verdict on their own job.
+"""
+
+from __future__ import annotations
+
+from jobs.models import Incident
+from jobs.postmortem import sources, stacks
+from jobs.postmortem.evidence.found import Evidence, Source
+from jobs.postmortem.evidence.history import changes_of_environment, lineage_of_checkpoints, others_that_failed
+from jobs.postmortem.evidence.launchers import ends_of_ranks, looks_at_nodes, word_of_launcher
+from jobs.postmortem.evidence.machines import curves_of_machines, events_of_machines
+from jobs.postmortem.evidence.ranks import guards_of_trainer, logs_of_ranks, stacks_of_ranks, steps_of_ranks
+from jobs.postmortem.evidence.scheduler import states_of_nodes, word_of_scheduler
+from jobs.postmortem.sign import Sign
+from jobs.postmortem.signatures import Catalogue
+
+# In this order: logs tell which incarnation failed, the launchers' files where each rank ran.
+SOURCES: tuple[Source, ...] = (
+    logs_of_ranks,
+    ends_of_ranks,
+    word_of_scheduler,
+    word_of_launcher,
+    looks_at_nodes,
+    events_of_machines,
+    curves_of_machines,
+    stacks_of_ranks,
+    steps_of_ranks,
+    guards_of_trainer,
+    lineage_of_checkpoints,
+    states_of_nodes,
+    others_that_failed,
+    changes_of_environment,
+)
+
+
+def gather(incident: Incident, catalogue: Catalogue) -> Evidence:
+    """Ask every source; one that fails only says that it could not be seen."""
+    found = Evidence(incarnation=incident.incarnation or 0)
+    for source in SOURCES:
+        try:
+            source(incident, catalogue, found)
+        except OSError as error:
+            found.not_seen.append(f"{source.__name__.replace('_', ' ')}: {error.strerror or error}")
+    return found
+
+
+def records_of(found: Evidence) -> list[Sign]:
+    """The signs that are no lines of a log."""
+    flights, dumped = sources.signs_of_flights(found.read.flights), stacks.signs_of(found.read.stacks)
+    return [*found.signs, *found.read.records, *flights, *dumped]

@@ -1,0 +1,113 @@
+"""What came before, and beside: checkpoints, what changed since the attempt before, others that failed as well."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+from django.db.models import Q
+
+from jobs.disk import provenance
+from jobs.incarnations import STARTED, number_of
+from jobs.models import Attempt, Checkpoint, Event, Incident
+from jobs.models.incident import IncidentQuerySet
+from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
+from jobs.postmortem.evidence.found import Evidence, context
+from jobs.postmortem.evidence.ranks import EVENTS
+from jobs.postmortem.prefixes import Prefix
+from jobs.postmortem.sign import Sign
+from jobs.postmortem.signatures import Catalogue
+from portal import untrusted
+
+NEAR = timedelta(minutes=2)
+AROUND = timedelta(minutes=10)
+MOST_OTHERS = 1_000
+MOST_CHANGES = 8
+MOST_DAMAGED = 4
+CHECKPOINTS, ENVIRONMENT, OTHERS = "checkpoints", "environment", "other jobs"
+# What takes several jobs down at once, none of them being the reason.
+_SHARED = frozenset({"storage.io", "storage.full", "network.fabric", "scheduler.node_fail", "environment.driver"})
+_ALONE = 1  # failures of other jobs that say nothing yet
+
+
+def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """What it started from, what of that was found damaged, and what there was to go on from."""
+    attempt = incident.attempt
+    events = Event.objects.filter(attempt=attempt, kind="checkpoint.damaged", incarnation=found.incarnation)
+    damaged: set[str] = set()
+    for event in events.order_by("id")[:MOST_DAMAGED]:
+        name, why = untrusted.name(event.data.get("name"), 64), untrusted.line(event.data.get("reason"), 300)
+        damaged.add(name)
+        prefix = Prefix(stamp=event.time.timestamp(), is_dated=True)
+        text = f"{name} was found damaged: {why}"
+        found.signs.append(Sign(EVENTS, 0, text, "checkpoint.corrupt", "confirmation", prefix, of="trainer"))
+    started = _started_from(attempt, found.incarnation)
+    rows = Checkpoint.objects.filter(job=attempt.job_id)
+    known = rows.called(started).first() if started else None
+    if known is not None and known.state == Checkpoint.State.CORRUPT and known.name not in damaged:
+        text = f"{known.name}, which it started from, is corrupt: {known.problem}"
+        found.signs.append(Sign(CHECKPOINTS, 0, text, "checkpoint.corrupt", "confirmation", Prefix(), of="trainer"))
+    if damaged or (known is not None and known.state == Checkpoint.State.CORRUPT):
+        whole = rows.resumable().exclude(name__in=damaged).order_by("-generation", "-step")
+        names = list(whole.values_list("name", flat=True)[:3])
+        left = f"to go on from there was {', '.join(names)}" if names else "no other checkpoint was there to go on from"
+        found.signs.append(context(CHECKPOINTS, left, cause="checkpoint.corrupt"))
+
+
+def _started_from(attempt: Attempt, incarnation: int) -> str:
+    started = Event.objects.filter(attempt=attempt, kind=STARTED).order_by("-id").values_list("data", flat=True)
+    names = (data.get("resumed_from") for data in started[:20] if number_of(data) == incarnation)
+    return untrusted.name(next(names, ""), 64)
+
+
+def changes_of_environment(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """Packages, driver and code that are not as they were in the attempt before; a reason for nothing by themselves."""
+    ran = provenance.ran(incident.attempt)
+    if ran is None:
+        return
+    found.seen.add("environment")
+    if not ran.changes:
+        return
+    said = [f"{one.what} {one.before or 'absent'} → {one.after or 'absent'}" for one in ran.changes[:MOST_CHANGES]]
+    more = f" and {len(ran.changes) - MOST_CHANGES:,} more" if len(ran.changes) > MOST_CHANGES else ""
+    text = f"changed since attempt {ran.since}: {', '.join(said)}{more}"
+    found.signs.append(context(ENVIRONMENT, text, cause="environment.package"))
+
+
+def others_that_failed(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """Failures of other jobs within two minutes, or on a node of this one within ten: how many, and never whose."""
+    attempt, at = incident.attempt, incident.at
+    near = Incident.objects.filter(at__gte=at - NEAR, at__lte=at + NEAR)
+    others = _others(near, attempt)
+    if others:
+        found.signs.append(_of_others(others))
+    if attempt.nodes:
+        same = Incident.objects.filter(node__in=attempt.nodes, at__gte=at - AROUND, at__lte=at + AROUND)
+        for node, count in Counter(node for node, _ in _others(same, attempt).values()).most_common(3):
+            jobs = "another job" if count == 1 else f"{count:,} other jobs"
+            text = f"{jobs} failed on {node} within {AROUND.total_seconds() / 60:.0f} minutes"
+            found.signs.append(context(OTHERS, text, node=node))
+
+
+def _others(incidents: IncidentQuerySet, attempt: Attempt) -> dict[int, tuple[str, str]]:
+    """Node and cause by job, of jobs that are not of the same sweep."""
+    own = Q(attempt__job=attempt.job_id)
+    if attempt.job.sweep_id:
+        own |= Q(attempt__job__sweep=attempt.job.sweep_id)
+    rows = incidents.exclude(own).exclude(cause=NONE).order_by("-at")
+    told = rows.values_list("attempt__job", "node", "cause", "overruled_cause")[:MOST_OTHERS]
+    return {job: (node, overruled or cause) for job, node, cause, overruled in told}
+
+
+def _of_others(others: dict[int, tuple[str, str]]) -> Sign:
+    """A sign for what they have in common, where that is a thing that jobs share."""
+    count = len(others)
+    jobs = "another job" if count == 1 else f"{count:,} other jobs"
+    text = f"{jobs} failed within two minutes"
+    causes = Counter(cause for _, cause in others.values() if cause and cause != UNKNOWN)
+    cause, most = causes.most_common(1)[0] if causes else (UNKNOWN, 0)
+    if most > _ALONE:
+        text += f", {most:,} of them because {CAUSES[cause].title}"
+        if cause in _SHARED:
+            return Sign(OTHERS, 0, text, cause, "confirmation", Prefix(), of="others")
+    return context(OTHERS, text)

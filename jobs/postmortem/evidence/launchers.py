@@ -1,0 +1,115 @@
+"""What launchers say: how every rank ended, which was first, and their last look at their nodes."""
+
+from __future__ import annotations
+
+import itertools
+
+from jobs.models import Attempt, Incident
+from jobs.postmortem import last_look, offline, rank_ends
+from jobs.postmortem.diagnose import NO_KILLS
+from jobs.postmortem.evidence.found import Evidence, some, written
+from jobs.postmortem.last_look import Look
+from jobs.postmortem.prefixes import Prefix
+from jobs.postmortem.rank_ends import LAUNCHER
+from jobs.postmortem.sign import Sign
+from jobs.postmortem.signatures import Catalogue
+
+ENDS, LOOKS = "ends", "looks"
+ENDS_BYTES = 4 << 20
+MOST_LOOKS = 256
+MOST_KERNEL_BYTES = 16 << 20  # of all nodes
+
+
+def ends_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """Exit code, signal and time of every rank, by the launcher of its node."""
+    folder = written(incident)
+    if folder is None:
+        return
+    for node, told in folder.of_nodes(ENDS, found.incarnation, limit=ENDS_BYTES):
+        found.ends += rank_ends.parse(told, node=_name(incident.attempt, node))
+    if found.ends:
+        found.seen.add("ends")
+        found.signs += rank_ends.signs_of(found.ends, named=_named(incident, found))
+
+
+def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """Which rank failed first: the hang that the watchdog saw, the node that was lost; its exit, if no file has it."""
+    failure = _failure(incident)
+    if not failure:
+        return
+    found.seen.add("launcher")
+    rank = failure.get("rank")
+    rank = rank if isinstance(rank, int) else None
+    prefix = Prefix(rank=rank, node=found.node_of(rank))
+    text = f"{failure.get('kind', '')}: {failure.get('error', '')}".strip(": ")
+    if failure.get("kind") == "hang":
+        found.signs.append(Sign(LAUNCHER, 0, text, "collective.timeout", "echo", prefix, of="trainer"))
+    elif failure.get("kind") == "node":
+        found.signs.append(Sign(LAUNCHER, 0, text, "scheduler.node_fail", "root", prefix, of="trainer"))
+    if failure.get("kind") == "hang" or any(end.is_failure for end in found.ends):
+        return  # who hung was killed by its launcher
+    groups = {"first": "yes"}
+    for key, name in (("exit_code", "code"), ("signal", "signal")):
+        if isinstance(failure.get(key), int):
+            groups[name] = str(failure[key])
+    found.signs.append(Sign(LAUNCHER, 0, text, "unknown", "exit", prefix, groups=groups, of="trainer"))
+
+
+def _failure(incident: Incident) -> dict[str, object]:
+    failure = incident.attempt.failure
+    is_other = incident.incarnation is not None and failure.get("incarnation") != incident.incarnation
+    return {} if is_other else failure
+
+
+def _named(incident: Incident, found: Evidence) -> int | None:
+    """The rank that the launcher blames, unless that is one that only lost its peers."""
+    failure = _failure(incident)
+    rank = failure.get("rank")
+    return rank if isinstance(rank, int) and failure.get("kind") != "lost_peer" else None
+
+
+def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """What was full or killed for memory on each node, and what its kernel and its driver said."""
+    folder, attempt = written(incident), incident.attempt
+    if folder is None:
+        return
+    told = folder.of_nodes(LOOKS, found.incarnation, limit=last_look.MOST_BYTES)
+    parsed = (last_look.parse(one, node=_name(attempt, node)) for node, one in itertools.islice(told, MOST_LOOKS))
+    looks = [look for look in parsed if look is not None]
+    if not looks:
+        if found.ends and any(end.is_failure for end in found.ends):
+            found.not_seen.append("a last look at its nodes: its launchers left none")
+        return
+    found.seen.add("looks")
+    for look in looks:
+        found.signs += last_look.signs_of(look, _on(look, found))
+    _read_logs(looks, catalogue, found)
+    missing: dict[str, list[str]] = {}
+    for look in looks:
+        for what, why in look.not_seen.items():
+            missing.setdefault(f"{what} ({why})", []).append(look.node or "a node")
+    found.not_seen += [f"of {some(nodes)}: {what}" for what, nodes in missing.items()]
+    if len(looks) >= len(attempt.nodes) and all(look.saw_kernel for look in looks):
+        found.seen.add("kernel")
+    if len(looks) >= len(attempt.nodes) and all(look.oom_kills == 0 for look in looks):
+        found.seen.add(NO_KILLS)
+
+
+def _on(look: Look, found: Evidence) -> list[rank_ends.End]:
+    return [end for end in found.ends if end.node == look.node]
+
+
+def _read_logs(looks: list[Look], catalogue: Catalogue, found: Evidence) -> None:
+    """The kernel's lines and nvidia-smi's, through the catalogue."""
+    logs, size = [], 0
+    for look in looks:
+        for log in last_look.logs_of(look, _on(look, found)):
+            size += log.size or 0
+            if size <= MOST_KERNEL_BYTES:
+                logs.append(log)
+    found.read.scanned += offline.read(logs, catalogue).scanned
+
+
+def _name(attempt: Attempt, node: int) -> str:
+    """A node by its number in the allocation, as the scheduler has it: what the job says of its name does not count."""
+    return attempt.nodes[node] if node < len(attempt.nodes) else ""

@@ -1,0 +1,89 @@
+"""What the scheduler says: of the job and its steps, and of its nodes around the end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db.models import Q
+
+from jobs.models import Attempt, Incident
+from jobs.postmortem.evidence.found import Evidence, context
+from jobs.postmortem.prefixes import Prefix
+from jobs.postmortem.sign import Sign
+from jobs.postmortem.signatures import Catalogue
+from nodes.models import Node, NodeOrder
+
+SCHEDULER = "scheduler"
+AROUND = timedelta(minutes=10)
+MOST_NODES = 20
+
+# States that name a cause by themselves.
+_STATES = {
+    "timeout": "scheduler.time_limit",
+    "deadline": "scheduler.time_limit",
+    "node_fail": "scheduler.node_fail",
+    "boot_fail": "scheduler.node_fail",
+    "preempted": "scheduler.preempted",
+    "out_of_memory": "memory.host_oom",
+}
+
+
+def word_of_scheduler(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """Its state, exit code and signal, and who asked for the cancel; of steps, whom memory took."""
+    attempt = incident.attempt
+    if incident.incarnation is not None:
+        return
+    found.seen.add("scheduler")
+    at = attempt.ended_at.timestamp() if attempt.ended_at else None
+    node = attempt.nodes[0] if len(attempt.nodes) == 1 else ""
+    if attempt.state == "node_fail" and not node:
+        node = _lost(incident)
+    prefix = Prefix(stamp=at, is_dated=True, node=node)
+    text = f"{attempt.state} {attempt.reason}".strip()
+    if cause := _cause_of(attempt):
+        found.signs.append(Sign(SCHEDULER, 0, text, cause, "root", prefix, at=at, of="slurm"))
+    elif (attempt.exit_code or attempt.signal) and attempt.failure.get("kind") != "hang":  # then it is its launcher's
+        groups = {"signal": str(attempt.signal)} if attempt.signal else {"code": str(attempt.exit_code)}
+        found.signs.append(Sign(SCHEDULER, 0, text, "unknown", "exit", prefix, groups=groups, at=at, of="slurm"))
+    for step in attempt.slurm_steps:
+        if isinstance(step, dict) and step.get("state") == "out_of_memory" and step.get("name") != "extern":
+            said = f"step {step.get('number')} out_of_memory"
+            found.signs.append(Sign(SCHEDULER, 0, said, "memory.host_oom", "root", prefix, at=at, of="slurm"))
+
+
+def _cause_of(attempt: Attempt) -> str:
+    if cause := _STATES.get(attempt.state):
+        return cause
+    if attempt.cancel_asked_at is not None or attempt.state == "cancelled":
+        return "scheduler.cancelled"
+    return {"launch": "scheduler.launch", "permission": "storage.permission"}.get(attempt.cause, "")
+
+
+def _lost(incident: Incident) -> str:
+    """The one node that went down around the end, if it is one."""
+    down = [node.name for node in _changed(incident) if not node.is_in_service and "drain" not in node.state]
+    return down[0] if len(down) == 1 else ""
+
+
+def _changed(incident: Incident) -> list[Node]:
+    """Nodes of the attempt whose state was given a reason around the end."""
+    near = Q(reason_at__gte=incident.at - AROUND, reason_at__lte=incident.at + AROUND)
+    return list(Node.objects.filter(near, name__in=incident.attempt.nodes).order_by("name")[:MOST_NODES])
+
+
+def states_of_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
+    """Nodes that went down or were drained within ten minutes, and on whose word."""
+    nodes = incident.attempt.nodes
+    if not nodes:
+        return
+    for node in _changed(incident):
+        text = f"{node.name} is {node.state}" + (f": {node.reason}" if node.reason else "")
+        at = node.reason_at.timestamp() if node.reason_at else None
+        found.signs.append(context(SCHEDULER, text, cause="scheduler.node_fail", node=node.name, at=at))
+    near = Q(ended_at__gte=incident.at - AROUND, ended_at__lte=incident.at + AROUND)
+    orders = NodeOrder.objects.filter(near, node__in=nodes, state=NodeOrder.State.DONE).order_by("id")
+    for order in orders[:MOST_NODES]:
+        done = "drained" if order.action == NodeOrder.Action.DRAIN else "put back into service"
+        text = f"{order.node} was {done}" + (f": {order.reason}" if order.reason else "")
+        at = order.ended_at.timestamp() if order.ended_at else None
+        found.signs.append(context(SCHEDULER, text, node=order.node, at=at))

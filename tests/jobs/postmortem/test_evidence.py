@@ -1,0 +1,389 @@
+"""What each source adds to the verdict on an attempt, and what it says where it could see nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.following import ending
+from jobs.following.cause import Ended
+from jobs.models import Attempt, Checkpoint, Event, Incident, Job
+from jobs.postmortem import incidents, last_look, rank_ends
+from nodes.models import Node, NodeOrder
+from tests.examples import examples
+from tests.jobs.disk.test_captured import CAPTURED
+from tests.jobs.reporting import attempt_of, job_of
+from tests.nodes.telemetry.reporting import Machine
+
+pytestmark = pytest.mark.django_db
+ALONE = "step 1 loss 2.0\nstep 2 loss 1.9\n"
+GONE = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:9885\n"
+OOM = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:9437184kB, anon-rss:8388608kB"
+XID = "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus."
+
+
+@dataclass
+class Left:
+    """An attempt on two nodes, and what its ranks and launchers leave in its folder."""
+
+    attempt: Attempt
+    folder: Path
+    failure: dict[str, Any]
+
+    def write(self, name: str, told: object) -> None:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(told if isinstance(told, str) else json.dumps(told))
+
+    def ends(self, node: int = 0, *, incarnation: int = 0, **ranks: tuple[int | None, int | None, float]) -> None:
+        """r3=(exit code, signal, seconds before now)."""
+        now = timezone.now().timestamp()
+        told = [
+            {
+                "rank": int(name[1:]), "pid": 4000 + int(name[1:]), "exit_code": code, "signal": number,
+                "ended_at": now - ago, "seconds": 60.0, "peak_mib": 2048, "by_us": number == 9 and ago == 0,
+            }
+            for name, (code, number, ago) in ranks.items()
+        ]  # fmt: skip
+        about = {"version": 1, "incarnation": incarnation, "node": "anything", "node_rank": node}
+        self.write(f"ends/{incarnation}.{node}.json", {**about, "ranks": told})
+
+    def look(self, node: int = 0, *, incarnation: int = 0, **more: Any) -> None:
+        told = {
+            "version": 1, "at": timezone.now().timestamp(), "incarnation": incarnation, "node": "anything",
+            "node_rank": node, "gpus": [], "kernel": [], "nvidia_smi": "", "not_seen": {},
+            "memory": {"version": 2, "path": "/", "oom_kills": 0, "peak_mib": 900, "limit_mib": 1024},
+            "shm": {"total_mib": 64, "most_mib": 1},
+            "disk": {"total_mib": 9000, "free_mib": 500, "inodes": 100, "inodes_free": 50, "problem": ""},
+        }  # fmt: skip
+        self.write(f"looks/{incarnation}.{node}.json", told | more)
+
+    def diagnosed(self, ended: Ended | None = None) -> tuple[Incident, dict[str, Any]]:
+        assert ending.end(self.attempt, ended or Ended("failed", 1, result=self.failure))
+        incident = Incident.objects.get(attempt=self.attempt)
+        assert incidents.diagnose(incident.pk)
+        incident.refresh_from_db()
+        diagnosis = incident.diagnoses.first()
+        assert diagnosis is not None
+        return incident, diagnosis.verdict
+
+
+@pytest.fixture
+def left(runs: Path) -> Left:
+    job = job_of()
+    Job.objects.filter(pk=job.pk).update(directory="default/1-abcdef")
+    job.refresh_from_db()
+    folder = runs / "default/1-abcdef/job/attempt-1"
+    (folder / "logs").mkdir(parents=True)
+    (runs / "default/1-abcdef/portal").mkdir()
+    fields: dict[str, Any] = {"scheduler_id": "7", "nodes": ["dgx-01", "dgx-02"], "directory": "attempt-1"}
+    attempt = attempt_of(job, started_at=timezone.now() - timedelta(hours=1), **fields)
+    failure = {"rank": 1, "kind": "signal", "exit_code": None, "signal": 9, "error": "step 2 loss 1.9"}
+    left = Left(attempt, folder, {"cause": "failed", "first_failure": failure})
+    left.write("logs/0.0.log", GONE)
+    left.write("logs/0.1.log", ALONE)
+    return left
+
+
+def texts(told: dict[str, Any], role: str) -> list[str]:
+    return [one["text"] for one in told["evidence"] if one["role"] == role]
+
+
+class TestEnds:
+    def test_a_killed_rank_is_named_with_its_node_and_its_memory(self, left: Left) -> None:
+        left.ends(0, r0=(1, None, 0.1))
+        left.ends(1, r1=(None, 9, 0.5))
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.rank, incident.node) == ("unknown", 1, "dgx-02")
+        assert texts(told, "root") == ["rank 1 ended by SIGKILL after 60.0 s, with 2,048 MiB resident at the most"]
+
+    def test_the_one_that_ended_first_began_it(self, left: Left) -> None:
+        """Both raise, and nothing in their logs says when."""
+        left.write(
+            "logs/0.0.log", 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: late\n'
+        )
+        left.write("logs/0.1.log", 'Traceback (most recent call last):\n  File "b.py", line 1, in g\nKeyError: 1\n')
+        left.ends(0, r0=(1, None, 1.0))
+        left.ends(1, r1=(1, None, 31.0))
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.rank, told["exception"]) == ("program.exception", 1, "KeyError")
+
+    def test_a_peer_that_was_quicker_to_leave_did_not_begin_it(self) -> None:
+        ends = [
+            rank_ends.End(0, "a", exit_code=1, at=100.0),
+            rank_ends.End(1, "b", exit_code=1, at=100.6),
+            rank_ends.End(2, "b", signal=9, at=100.7, by_us=True),
+        ]
+        assert rank_ends.first_of(ends, 1) == 1
+        assert rank_ends.first_of(ends, None) is None
+        assert rank_ends.first_of([*ends, rank_ends.End(3, "a", signal=11, at=99.9)], 1) == 3
+
+    def test_a_restart_in_place_is_told_by_its_own_ends(self, left: Left) -> None:
+        left.ends(0, incarnation=0, r0=(None, 11, 60.0))
+        left.ends(0, incarnation=1, r0=(1, None, 1.0))
+        left.write("logs/1.0.log", ALONE)
+        incident, told = left.diagnosed()
+        assert "SIGSEGV" not in str(told)
+        mine = Incident.objects.create(attempt=left.attempt, incarnation=0, at=timezone.now(), due_at=timezone.now())
+        assert incidents.diagnose(mine.pk)
+        verdict = mine.diagnoses.get().verdict
+        assert [text for text in texts(verdict, "root") if "rank 0 ended by SIGSEGV" in text]
+
+    def test_a_thousand_ranks_are_a_few_signs(self) -> None:
+        ends = [rank_ends.End(rank, "a", exit_code=1, at=float(rank)) for rank in range(1024)]
+        assert len(rank_ends.signs_of(ends)) == rank_ends.TOLD
+
+    def test_a_file_that_is_a_link_a_pipe_or_too_large_is_none(self, left: Left, tmp_path: Path) -> None:
+        left.ends(0, r0=(1, None, 1.0))
+        for name in ("0.1.json", "0.2.json", "0.3.json"):
+            left.write(f"looks/{name}", "x")
+            (left.folder / "looks" / name).unlink()
+        (left.folder / "looks/0.1.json").symlink_to("/etc/passwd")
+        os.mkfifo(left.folder / "looks/0.2.json")
+        left.write("looks/0.3.json", " " * (last_look.MOST_BYTES + 1))
+        left.write("ends/0.1.json", '{"ranks": [{"rank": 5}, 7, {"rank": "x"}, {"rank": 1, "ended_at": 1e400}]}')
+        incident, told = left.diagnosed()
+        assert incident.version == 1
+        assert "a last look at its nodes: its launchers left none" in told["not_seen"]
+
+
+class TestLook:
+    def test_a_rank_killed_for_memory(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5))
+        left.look(0)
+        left.look(1, memory={"oom_kills": 1, "peak_mib": 65_536, "limit_mib": 65_536})
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.rank, incident.node) == ("memory.host_oom", 1, "dgx-02")
+        assert texts(told, "root") == ["a process was killed for memory: 64.0 of 64.0 GiB were used at the most"]
+        assert told["confidence"] > 0.9
+
+    def test_a_kill_that_was_not_for_memory(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5))
+        left.look(0)
+        left.look(1)
+        incident, told = left.diagnosed()
+        assert (incident.cause, told["runner_up"]) == ("unknown", None)
+        assert "memory.host_oom" in [one["cause"] for one in told["ruled_out"]]
+
+    def test_memory_of_others_in_the_same_group(self, left: Left) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, memory={"oom_kills": 1, "has_others": True})
+        assert left.diagnosed()[0].cause != "memory.host_oom"
+
+    def test_shared_memory_that_was_full(self, left: Left) -> None:
+        left.ends(1, r1=(None, signal.SIGBUS, 0.5))
+        left.look(1, shm={"total_mib": 64, "most_mib": 64})
+        assert left.diagnosed()[0].cause == "memory.shm"
+
+    @pytest.mark.parametrize(
+        "disk",
+        [
+            {"free_mib": 0, "problem": "ENOSPC"},
+            {"free_mib": 700, "problem": "EDQUOT"},
+            {"free_mib": 700, "inodes": 9, "inodes_free": 0, "problem": ""},
+        ],
+    )
+    def test_a_disk_so_full_that_no_log_says_so(self, left: Left, disk: dict[str, Any]) -> None:
+        left.write("logs/0.1.log", "")
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, disk=disk)
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.node) == ("storage.full", "dgx-02")
+        assert told["confidence"] == 0.75
+
+    def test_what_the_kernel_said_goes_through_the_catalogue(self, left: Left) -> None:
+        now = timezone.now().timestamp()
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(0)
+        left.look(1, kernel=[[now - 5, XID]], gpus=["00000000:AB:00.0"])
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.node) == ("gpu.off_bus", "dgx-02")
+        root = next(one for one in told["evidence"] if one["role"] == "root")
+        assert root["file"] == "last look at dgx-02: kernel"
+        assert abs(root["at"] - (now - 5)) < 0.01
+
+    def test_what_it_said_of_another_jobs_gpu_or_process_is_left_out(self, left: Left) -> None:
+        now = timezone.now().timestamp()
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, kernel=[[now - 5, XID], [now - 4, OOM]], gpus=["00000000:17:00.0"])
+        assert left.diagnosed()[0].cause == "unknown"
+
+    def test_of_a_process_of_this_job_it_counts(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5), r242=(None, 9, 0.4))
+        left.look(1, kernel=[[timezone.now().timestamp() - 4, OOM]])
+        assert left.diagnosed()[0].cause == "memory.host_oom"
+
+    def test_what_a_driver_said(self, left: Left) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(1, nvidia_smi="\n==============NVSMI LOG==============\n\nGPU 00000000:AB:00.0\n    GPU is lost\n")
+        _, told = left.diagnosed()
+        assert not any("nvidia-smi" in one for one in told["not_seen"])
+
+    def test_it_says_what_it_could_not_see(self, left: Left) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        left.look(0, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
+        left.look(1, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
+        _, told = left.diagnosed()
+        assert "of dgx-01, dgx-02: kernel (/dev/kmsg: Operation not permitted)" in told["not_seen"]
+
+    @settings(max_examples=examples(60), deadline=None)
+    @given(
+        told=st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+            lambda inner: (
+                st.lists(inner, max_size=4)
+                | st.dictionaries(
+                    st.sampled_from(
+                        ["memory", "shm", "disk", "kernel", "gpus", "not_seen", "at", "version", "ranks", "rank"]
+                    ),
+                    inner,
+                    max_size=5,
+                )
+            ),
+            max_leaves=20,
+        )
+    )
+    def test_whatever_stands_in_the_files(self, told: object) -> None:
+        table = {"version": 1, "at": 5.0, **(told if isinstance(told, dict) else {"kernel": told, "ranks": told})}
+        ends = rank_ends.parse(table, node="a")
+        look = last_look.parse(table | {"version": 1, "at": 5.0}, node="a")
+        assert look is not None
+        assert isinstance(last_look.signs_of(look, ends) + rank_ends.signs_of(ends), list)
+        for log in last_look.logs_of(look, ends):
+            log.close()
+
+
+class TestRanks:
+    def test_a_hung_rank_is_named_with_where_it_was(self, left: Left) -> None:
+        left.failure["cause"] = "hang"
+        left.failure["first_failure"] |= {"rank": 1, "kind": "hang", "error": "rank 1 did nothing for 60 s in data"}
+        stack = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 4 in select\n\n'
+        stack += 'Current thread 0x2 (most recent call first):\n  File "/home/mira/data.py", line 88 in read_batch\n'
+        left.write("stacks/0.1.txt", stack + '  File "/home/mira/train.py", line 40 in main\n')
+        waits = (
+            'Current thread 0x2 (most recent call first):\n  File "/x/torch/distributed/distributed_c10d.py", line 9 '
+        )
+        left.write("stacks/0.0.txt", waits + 'in all_reduce\n  File "/home/mira/train.py", line 44 in main\n')
+        left.write("heartbeat/0.0", {"incarnation": 0, "phase": "step", "step": 42, "begun": 42, "monotonic": 1.0})
+        left.write("heartbeat/0.1", {"incarnation": 0, "phase": "data", "step": 41, "begun": 41, "monotonic": 1.0})
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.rank) == ("collective.timeout", 1)
+        assert told["frame"] == "/home/mira/data.py:read_batch"
+        said = texts(told, "confirmation")
+        assert "rank 1 was in read_batch (/home/mira/data.py:88), while the others waited for it" in said
+        assert "rank 1 was at step 41 (data), others up to 42" in said
+
+    def test_what_the_guards_found_where_no_log_is_left(self, left: Left) -> None:
+        for log in (left.folder / "logs").iterdir():
+            log.unlink()
+        data = {"step": 1204, "what": "loss nan", "where": "the output of blocks.11.mlp", "rank": 1}
+        Event.objects.create(
+            attempt=left.attempt, time=timezone.now(), kind="guard.nonfinite", rank=0, incarnation=0, data=data
+        )
+        ranks = [{"rank": 1, "loss": "NaN", "output": "blocks.11.mlp", "gradient": "", "parameters": []}]
+        left.write("numerics/step-1204.json", {"step": 1204, "losses": {"0": 2.1, "1": "NaN"}, "ranks": ranks})
+        left.ends(1, r1=(1, None, 0.5))
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.rank, incident.node) == ("numerics.nan", 1, "dgx-02")
+        said = "step 1,204 done again: 1 of 2 ranks had a loss that is not finite, first in the output of blocks.11.mlp"
+        assert said in texts(told, "confirmation")
+
+    def test_a_rank_cannot_name_a_node(self, left: Left) -> None:
+        data = {"step": 9, "check": "replica", "ranks": [1], "what": "differs", "node": "dgx-77"}
+        Event.objects.create(
+            attempt=left.attempt, time=timezone.now(), kind="guard.corruption", rank=0, incarnation=0, data=data
+        )
+        left.ends(1, r1=(1, None, 0.5))
+        incident, told = left.diagnosed()
+        assert (incident.cause, incident.rank, incident.node) == ("numerics.corruption", 1, "dgx-02")
+        assert "dgx-77" not in str(told)
+
+
+class TestHistory:
+    def test_a_checkpoint_that_was_found_damaged(self, left: Left) -> None:
+        attempt = left.attempt
+        for step, state in ((200, "verified"), (400, "corrupt")):
+            Checkpoint.objects.create(
+                job=attempt.job, attempt=attempt, step=step, name=f"step-{step}", generation=1, state=state,
+                created_at=timezone.now(),
+            )  # fmt: skip
+        data = {"name": "step-400", "step": 400, "generation": 1, "reason": "its sha256 differs"}
+        Event.objects.create(
+            attempt=attempt, time=timezone.now(), kind="checkpoint.damaged", rank=0, incarnation=0, data=data
+        )
+        raised = "CheckpointError: step-400 can't be resumed from: it was found damaged: see the file DAMAGED in it\n"
+        left.write("logs/0.1.log", raised)
+        incident, told = left.diagnosed()
+        assert incident.cause == "checkpoint.corrupt"
+        assert "step-400 was found damaged: its sha256 differs" in texts(told, "confirmation")
+        assert "to go on from there was step-200" in texts(told, "context")
+
+    def test_what_changed_since_the_attempt_before_is_told_and_no_reason(self, left: Left) -> None:
+        left.write("environment.json", CAPTURED)
+        later = left.folder.parent / "attempt-2"
+        later.mkdir()
+        changed = {**CAPTURED, "packages": {**CAPTURED["packages"], "numpy": "2.5.0"}}
+        (later / "environment.json").write_text(json.dumps(changed))
+        attempt = Attempt.objects.create(
+            job=left.attempt.job, number=2, directory="attempt-2", state="running", nodes=["dgx-01"], scheduler_id="8"
+        )
+        Job.objects.filter(pk=attempt.job_id).update(latest=attempt)
+        incident, told = Left(attempt, later, left.failure).diagnosed()
+        assert incident.cause == "unknown"
+        assert texts(told, "context") == ["changed since attempt 1: numpy 2.4.6 → 2.5.0"]
+
+    def test_others_that_failed_are_counted_and_never_named(self, left: Left) -> None:
+        left.write("logs/0.1.log", "OSError: [Errno 116] Stale file handle: '/data/shard-7'\n")
+        for number in range(4):
+            job = job_of("eve", f"secret-{number}")
+            other = attempt_of(job, nodes=["dgx-09"], scheduler_id=f"9{number}")
+            Incident.objects.create(
+                attempt=other, at=timezone.now(), cause="storage.io" if number else "unknown", node="dgx-02"
+            )
+        far = attempt_of(job_of("eve", "far"), scheduler_id="99")
+        Incident.objects.create(attempt=far, at=timezone.now() - timedelta(minutes=3), cause="storage.io")
+        incident, told = left.diagnosed()
+        assert incident.cause == "storage.io"
+        said = "4 other jobs failed within two minutes, 3 of them because a file system failed"
+        assert said in texts(told, "confirmation")
+        assert "4 other jobs failed on dgx-02 within 10 minutes" in texts(told, "context")
+        assert "secret" not in str(told)
+        assert "eve" not in str(told["evidence"])
+
+
+class TestCluster:
+    def test_the_node_that_went_down_is_named(self, left: Left) -> None:
+        now = timezone.now()
+        Node.objects.create(name="dgx-01", state="idle")
+        Node.objects.create(name="dgx-02", state="down", reason="Not responding", reason_at=now)
+        incident, told = left.diagnosed(Ended("node_fail"))
+        assert (incident.cause, incident.node) == ("scheduler.node_fail", "dgx-02")
+        assert "dgx-02 is down: Not responding" in texts(told, "context")
+
+    def test_a_drain_around_the_end_is_told(self, left: Left) -> None:
+        NodeOrder.objects.create(node="dgx-01", action="drain", reason="a fan", state="done", ended_at=timezone.now())
+        NodeOrder.objects.create(node="dgx-03", action="drain", reason="other", state="done", ended_at=timezone.now())
+        _, told = left.diagnosed()
+        assert texts(told, "context") == ["dgx-01 was drained: a fan"]
+
+    def test_memory_of_the_machine_that_was_full_explains_a_kill(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5))
+        machine = Machine(node="dgx-02")
+        now = int(timezone.now().timestamp())
+        host = {"memory_used_mib": 1019.0, "memory_total_mib": 1024.0}
+        assert machine.post(machine.facts(now - 60)).status_code == 200
+        assert machine.post(machine.batch(now - 30, host=host)).status_code == 200
+        incident, told = left.diagnosed()
+        assert (incident.cause, told["confidence"]) == ("memory.host_oom", 0.75)
+        said = "memory of dgx-02 was 100% full in the last 2 minutes"
+        assert said in texts(told, "root") + texts(told, "confirmation")
