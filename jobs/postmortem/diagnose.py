@@ -16,6 +16,7 @@ from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.case import Case, in_order
 from jobs.postmortem.choosing import earliest, ends_only, hardware, is_before, warned_of
 from jobs.postmortem.masking import masked
+from jobs.postmortem.rank_ends import LAUNCHER
 from jobs.postmortem.scanned import Scanned
 from jobs.postmortem.sign import Sign, code_of
 from jobs.postmortem.signatures import Catalogue
@@ -200,7 +201,8 @@ def _by_echo(case: Case) -> Verdict:
 def _by_exit(case: Case) -> Verdict:
     """Only that processes ended: a signal is no cause, but hints at one."""
     ordered = sorted(case.exits, key=in_order)
-    first = next((sign for sign in ordered if code_of(sign) not in {0, 143}), ordered[0])
+    failed = [sign for sign in ordered if code_of(sign) not in {0, 143}] or ordered
+    first = next((sign for sign in failed if _is_first_by_launcher(sign)), failed[0])
     number = code_of(first) - 128
     hint = _SIGNALS.get(number)
     if hint == "memory.host_oom" and NO_KILLS in case.seen:
@@ -240,6 +242,11 @@ def _ends_in_trouble(scanned: Scanned) -> bool:
     )
 
 
+def _is_first_by_launcher(sign: Sign) -> bool:
+    """Whether it is the launcher's record of the rank that ended first, with its time and memory."""
+    return sign.file == LAUNCHER and "first" in sign.groups
+
+
 # What both need.
 
 
@@ -263,7 +270,8 @@ def _evidence(root: Sign | None, case: Case) -> list[Evidence]:
         groups.append(("confirmation", same + [sign for sign in case.confirmations if sign.cause == root.cause]))
     else:
         groups.append(("confirmation", [sign for sign in case.confirmations if sign.of][:4]))
-    groups.append(("confirmation", case.exits[:4]))
+    exits = sorted(case.exits, key=lambda sign: not _is_first_by_launcher(sign))
+    groups.append(("confirmation", exits[:4]))
     others = [sign for sign in case.roots if root is None or sign.cause != root.cause]
     groups += [("echo", case.echoes + others), ("survived", case.survived), ("context", case.context)]
     seen: set[tuple[str, int, str]] = set()

@@ -50,9 +50,8 @@ class Kept:
         if len(data) > ROOM:
             return False
         with suppress(OSError), open(self._reserve, "r+b") as file:
-            file.write(data)
+            file.write(data.ljust(ROOM))  # room that were given back would be somebody else's at once
             file.flush()
-            file.truncate()
             os.replace(self._reserve, path)
             return True
         return False

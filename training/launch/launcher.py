@@ -117,7 +117,6 @@ class Launcher:
             # Claimed before the turn, but published only now: who loses the race for a turn must not fence who wins it.
             self._patiently(publish_generation, self._plan.job_dir, turn.generation)
             self._patiently(self._members.tell_ended, turn.number, self._supervise(turn, place))
-            self._look.start(turn, self._gpus.buses)
 
     # Meeting.
 
@@ -167,6 +166,7 @@ class Launcher:
                 self._look.glance()
             kill_all(ranks, spare=self._spared)
             self._reporter.event("ranks.ended", **self._ends.tell(incarnation, ranks))
+            self._look.start(incarnation, self._gpus.buses)
         return failures
 
     def _start(self, incarnation: Incarnation, place: int) -> list[Rank]:

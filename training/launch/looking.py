@@ -34,7 +34,7 @@ KERNEL_LINES, KERNEL_BYTES, LINE_BYTES = 1_000, 64 * 1024, 1024
 SMI_BYTES = 128 * 1024
 RECORD_BYTES = 16 * 1024  # a read with less room than a record takes is refused
 RECORDS = 50_000  # of a ring that goes round while it is read
-PROBE_BYTES = 4096
+PROBE_BYTES = 65_536
 MIB = 1 << 20
 Told = dict[str, Any]
 

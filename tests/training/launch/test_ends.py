@@ -131,7 +131,7 @@ class TestRoom:
             full.setattr(Path, "write_text", is_full)
             assert kept.write(Path("ends/0.0.json"), "[" + "1," * 9000 + "1]", "[1]")
             assert not kept.write(Path("ends/1.0.json"), "[]"), "the room is used up"
-        assert (tmp_path / "ends" / "0.0.json").read_text() == "[1]"
+        assert json.loads((tmp_path / "ends" / "0.0.json").read_text()) == [1]
         kept.release()
         assert os.listdir(tmp_path / "ends") == ["0.0.json"]
 

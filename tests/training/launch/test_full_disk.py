@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +19,7 @@ from tests.training.launching import Run
 from tests.waiting import PATIENCE_S, until
 from training.attempt.lineage import claim_generation
 from training.launch import members as meeting
+from training.launch.kept import Kept
 from training.launch.members import Members
 from training.launch.plan import Plan
 
@@ -55,6 +59,24 @@ def test_ranks_start_again_once_there_is_room(run: Run, job_dir: Path) -> None:
     assert launcher.wait(PATIENCE_S) == 0, run.log()
     assert run.result()["cause"] == "completed"
     run.assert_nothing_left()
+
+
+def test_a_look_at_a_node_is_told_where_room_was_kept(job_dir: Path) -> None:
+    Kept(job_dir, "looks/.reserve.0").reserve()
+    with open(job_dir / "filler", "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    asked = {"folder": str(job_dir), "reserve": "looks/.reserve.0", "asks_driver": False}
+    about = {"incarnation": 0, "node": "dgx01", "node_rank": 0}
+    subprocess.run(
+        [sys.executable, "-P", "-m", "training.launch.looking"],
+        input=json.dumps(asked | about).encode(),
+        env={**os.environ, "VIGIL_KMSG": "/nowhere/kmsg"},
+        check=True,
+    )
+    look = json.loads((job_dir / "looks" / "0.0.json").read_text())
+    assert (look["disk"]["problem"], look["disk"]["free_mib"]) == ("ENOSPC", 0)
+    assert look["not_seen"] == {"kernel": "/nowhere/kmsg: No such file or directory"}
 
 
 def _is_denied(*_: object, **__: object) -> NoReturn:
