@@ -268,12 +268,13 @@ def _evidence(root: Sign | None, case: Case) -> list[Evidence]:
     if root is not None:
         same = [sign for sign in case.roots if sign is not root and sign.cause == root.cause]
         groups.append(("confirmation", same + [sign for sign in case.confirmations if sign.cause == root.cause]))
-    else:
-        groups.append(("confirmation", [sign for sign in case.confirmations if sign.of][:4]))
     exits = sorted(case.exits, key=lambda sign: not _is_first_by_launcher(sign))
     groups.append(("confirmation", exits[:4]))
     others = [sign for sign in case.roots if root is None or sign.cause != root.cause]
-    groups += [("echo", case.echoes + others), ("survived", case.survived), ("context", case.context)]
+    groups += [("echo", case.echoes + others), ("survived", case.survived)]
+    if root is None or root.cause == UNKNOWN:  # what would have confirmed something is all that there is
+        groups.append(("context", [sign for sign in case.confirmations if sign.of]))
+    groups.append(("context", case.context))
     seen: set[tuple[str, int, str]] = set()
     for role, signs in groups:
         for sign in sorted(signs, key=in_order)[: EVIDENCE // 3]:

@@ -22,6 +22,7 @@ from portal import untrusted
 MOST_BYTES = 512 * 1024  # of the file
 KERNEL_LINES = 2_000
 SIGKILL = 9
+NEARLY_FULL = 0.99  # of the memory that a control group may have
 FULL = 0.95  # of /dev/shm, as it is seen only now and then
 LEAST_FREE_MIB = 1
 _XID = re.compile(r"\bS?Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\)")
@@ -123,6 +124,8 @@ def _of_memory(look: Look, ends: Sequence[End]) -> Iterator[Sign]:
         what = "a process was" if look.oom_kills == 1 else f"{look.oom_kills:,} processes were"
         role = "root" if killed or not look.has_others else "confirmation"
         yield _sign(look, f"{what} killed for memory{_peak(look)}", "memory.host_oom", role, killed, of="kernel")
+    elif look.oom_kills is None and look.limit_mib and (look.peak_mib or 0) >= NEARLY_FULL * look.limit_mib:
+        yield _sign(look, f"memory was full{_peak(look)}", "memory.host_oom", "confirmation", killed)
 
 
 def _peak(look: Look) -> str:
@@ -171,10 +174,19 @@ def logs_of(look: Look, ends: Sequence[End]) -> Iterator[Log]:
         for at, text in look.kernel
         if _is_ours(text, look, {end.pid for end in ends if end.pid})
     ]
-    for name, text in (("kernel", "".join(lines)), ("nvidia-smi", look.nvidia_smi)):
+    for name, text in (("kernel", "".join(lines)), ("nvidia-smi", _own_gpus(look))):
         if text:
             data = text.encode(errors="replace")
             yield Log(f"{_name(look)}: {name}", io.BytesIO(data), len(data))
+
+
+def _own_gpus(look: Look) -> str:
+    """What `nvidia-smi -q` said of the job's own GPUs, as far as it is known which those are."""
+    if not look.buses:
+        return look.nvidia_smi
+    head, *sections = re.split(r"(?m)^(?=GPU [0-9A-Fa-f]{4,8}:)", look.nvidia_smi)
+    own = [section for section in sections if _bus(section.split(None, 2)[1]) in look.buses]
+    return "".join((head, *own))
 
 
 def _is_ours(text: str, look: Look, pids: Collection[int]) -> bool:

@@ -17,7 +17,7 @@ from jobs.postmortem.rank_ends import End
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
 
-MOST_FILES = 2_048  # of one folder
+MOST_FILES = 2_048  # of one incarnation
 
 
 @dataclass(slots=True)
@@ -62,12 +62,12 @@ class Written:
 
     def of_nodes(self, part: str, incarnation: int, *, limit: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """What each launcher left of an incarnation, `<incarnation>.<node>.json`, by the node's number."""
-        for name in self.names(part)[:MOST_FILES]:
-            found = rank_ends.FILE.match(name)
-            if found and int(found["incarnation"]) == incarnation:
-                told = self.table(f"{part}/{name}", limit=limit)
-                if told is not None:
-                    yield int(found["node"]), told
+        files = [found for name in self.names(part) if (found := rank_ends.FILE.match(name))]
+        mine = [found for found in files if int(found["incarnation"]) == incarnation]
+        for found in mine[:MOST_FILES]:
+            told = self.table(f"{part}/{found[0]}", limit=limit)
+            if told is not None:
+                yield int(found["node"]), told
 
 
 def written(incident: Incident) -> Written | None:

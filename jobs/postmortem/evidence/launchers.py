@@ -76,19 +76,20 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
     told = folder.of_nodes(LOOKS, found.incarnation, limit=last_look.MOST_BYTES)
     parsed = (last_look.parse(one, node=_name(attempt, node)) for node, one in itertools.islice(told, MOST_LOOKS))
     looks = [look for look in parsed if look is not None]
+    looked_at = {look.node for look in looks}
+    if missing := [node for node in attempt.nodes if node not in looked_at and (looks or found.ends)]:
+        found.not_seen.append(f"what was full on {some(missing)}: there was no last look")
     if not looks:
-        if found.ends and any(end.is_failure for end in found.ends):
-            found.not_seen.append("a last look at its nodes: its launchers left none")
         return
     found.seen.add("looks")
     for look in looks:
         found.signs += last_look.signs_of(look, _on(look, found))
     _read_logs(looks, catalogue, found)
-    missing: dict[str, list[str]] = {}
+    unseen: dict[str, list[str]] = {}
     for look in looks:
         for what, why in look.not_seen.items():
-            missing.setdefault(f"{what} ({why})", []).append(look.node or "a node")
-    found.not_seen += [f"of {some(nodes)}: {what}" for what, nodes in missing.items()]
+            unseen.setdefault(f"{what} ({why})", []).append(look.node or "a node")
+    found.not_seen += [f"of {some(nodes)}: {what}" for what, nodes in unseen.items()]
     if len(looks) >= len(attempt.nodes) and all(look.saw_kernel for look in looks):
         found.seen.add("kernel")
     if len(looks) >= len(attempt.nodes) and all(look.oom_kills == 0 for look in looks):

@@ -19,7 +19,7 @@ from jobs.following import ending
 from jobs.following.cause import Ended
 from jobs.models import Attempt, Checkpoint, Event, Incident, Job
 from jobs.postmortem import incidents, last_look, rank_ends
-from nodes.models import Node, NodeOrder
+from nodes.models import Gpu, Holding, Node, NodeOrder
 from tests.examples import examples
 from tests.jobs.disk.test_captured import CAPTURED
 from tests.jobs.reporting import attempt_of, job_of
@@ -154,7 +154,7 @@ class TestEnds:
         left.write("ends/0.1.json", '{"ranks": [{"rank": 5}, 7, {"rank": "x"}, {"rank": 1, "ended_at": 1e400}]}')
         incident, told = left.diagnosed()
         assert incident.version == 1
-        assert "a last look at its nodes: its launchers left none" in told["not_seen"]
+        assert "what was full on dgx-01, dgx-02: there was no last look" in told["not_seen"]
 
 
 class TestLook:
@@ -174,6 +174,13 @@ class TestLook:
         incident, told = left.diagnosed()
         assert (incident.cause, told["runner_up"]) == ("unknown", None)
         assert "memory.host_oom" in [one["cause"] for one in told["ruled_out"]]
+
+    def test_a_kernel_that_counts_no_kills(self, left: Left) -> None:
+        left.ends(1, r1=(None, 9, 0.5))
+        left.look(1, memory={"oom_kills": None, "peak_mib": 1023, "limit_mib": 1024})
+        incident, told = left.diagnosed()
+        assert (incident.cause, told["confidence"]) == ("memory.host_oom", 0.75)
+        assert "memory was full: 1.0 of 1.0 GiB were used at the most" in texts(told, "confirmation")
 
     def test_memory_of_others_in_the_same_group(self, left: Left) -> None:
         left.ends(1, r1=(1, None, 0.5))
@@ -223,11 +230,26 @@ class TestLook:
         left.look(1, kernel=[[timezone.now().timestamp() - 4, OOM]])
         assert left.diagnosed()[0].cause == "memory.host_oom"
 
-    def test_what_a_driver_said(self, left: Left) -> None:
-        left.ends(1, r1=(1, None, 0.5))
-        left.look(1, nvidia_smi="\n==============NVSMI LOG==============\n\nGPU 00000000:AB:00.0\n    GPU is lost\n")
+    def test_of_many_restarts_the_one_that_failed(self, left: Left) -> None:
+        """In the order of names, 10.0 comes before 2.0."""
+        for number in range(11):
+            left.ends(0, incarnation=number, r0=(40 + number, None, 1.0))
+            left.look(0, incarnation=number)
+        left.write("logs/10.0.log", ALONE)
         _, told = left.diagnosed()
-        assert not any("nvidia-smi" in one for one in told["not_seen"])
+        assert "rank 0 ended with exit code 50" in texts(told, "root")[0]
+        assert "what was full on dgx-02: there was no last look" in told["not_seen"]
+
+    @pytest.mark.parametrize(("own", "cause"), [("AB", "gpu.ecc"), ("17", "unknown")])
+    def test_what_a_driver_said_of_its_own_gpus(self, left: Left, own: str, cause: str) -> None:
+        left.ends(1, r1=(1, None, 0.5))
+        said = "\n==============NVSMI LOG==============\n\nDriver Version : 570.86.15\n"
+        for bus, failed in (("17", "No"), ("AB", "Yes")):
+            said += (
+                f"\nGPU 00000000:{bus}:00.0\n    Remapped Rows\n        Remapping Failure Occurred        : {failed}\n"
+            )
+        left.look(1, nvidia_smi=said, gpus=[f"00000000:{own}:00.0"])
+        assert left.diagnosed()[0].cause == cause
 
     def test_it_says_what_it_could_not_see(self, left: Left) -> None:
         left.ends(1, r1=(1, None, 0.5))
@@ -375,6 +397,19 @@ class TestCluster:
         NodeOrder.objects.create(node="dgx-03", action="drain", reason="other", state="done", ended_at=timezone.now())
         _, told = left.diagnosed()
         assert texts(told, "context") == ["dgx-01 was drained: a fan"]
+
+    def test_a_gpu_as_hot_as_where_it_slows_down(self, left: Left) -> None:
+        machine = Machine(node="dgx-02")
+        now = int(timezone.now().timestamp())
+        assert machine.post(machine.facts(now - 60)).status_code == 200
+        assert machine.post(machine.batch(now - 30, temperature_c=[[60] * 10, [88] * 10])).status_code == 200
+        Gpu.objects.update(slowdown_c=89)
+        for gpu in Gpu.objects.all():
+            since = timezone.now() - timedelta(minutes=30)
+            Holding.objects.create(gpu=gpu, agent=machine.agent, scheduler_id="7", source="scheduler", since=since)
+        _, told = left.diagnosed()
+        log = [one["text"] for one in told["evidence"] if one["cause"] == "gpu.thermal"]
+        assert log == ["GPU 1 of dgx-02 was at 88 °C; it slows down at 89 °C"]
 
     def test_memory_of_the_machine_that_was_full_explains_a_kill(self, left: Left) -> None:
         left.ends(1, r1=(None, 9, 0.5))
