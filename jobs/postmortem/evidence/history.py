@@ -7,11 +7,11 @@ from datetime import timedelta
 
 from django.db.models import Q
 
+from jobs.causes import CAUSES, NONE, UNKNOWN
 from jobs.disk import provenance
 from jobs.incarnations import STARTED, number_of
 from jobs.models import Attempt, Checkpoint, Event, Incident
 from jobs.models.incident import IncidentQuerySet
-from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
 from jobs.postmortem.evidence.found import Evidence, context
 from jobs.postmortem.evidence.ranks import EVENTS
 from jobs.postmortem.prefixes import Prefix
