@@ -1,34 +1,40 @@
-"""What tells a person something at home: a notice of each thing, raised once and withdrawn when it is so no longer.
+"""What tells a person something: a notice of each thing, raised once and withdrawn when it is so no longer.
 
     notify.raise_notice(f"gpu.idle:{gpu}", kind="gpu.idle", to=owner, title="…", link=reverse("job", args=[7]))
     notify.withdraw(f"gpu.idle:{gpu}")
 
-Whatever finds out such things may do so as often as it likes and in several processes: the key is told of once. Titles
-and details may hold what strangers wrote; they become one line of bounded length, and pages escape them.
+It stands at home, and goes by e-mail, Slack or webhook wherever they asked for it (`portal.outbox`). Whatever finds out
+such things may do so as often as it likes and in several processes: the key is told of once. Titles, details and facts
+may hold what strangers wrote; they become lines of bounded length, and pages and messages escape them.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Literal
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from portal import untrusted
-from portal.models import Notice, NoticeRead, User
+from portal.models import Notice, NoticeRead, Project, User
+from portal.outbox.filling import fill
 
 logger = logging.getLogger(__name__)
 
 SYSADMINS: Final = Notice.Audience.SYSADMINS
 WITHDRAWN_KEPT = timedelta(days=30)
-MOST_TITLE, MOST_DETAIL, MOST_KEY, MOST_LINK = 300, 1000, 200, 500
+MOST_TITLE, MOST_DETAIL, MOST_KEY, MOST_LINK, MOST_EDITION = 300, 1000, 200, 500, 64
+MOST_FACTS, MOST_NAME, MOST_FACT = 12, 40, 400
+Facts = Sequence[tuple[str, str]]
 _KIND = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _LINK = re.compile(r"/(?![/\\])[^\s\\]*")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)", re.DOTALL)  # of terminals
 
 
 def raise_notice(
@@ -40,19 +46,29 @@ def raise_notice(
     detail: str = "",
     link: str = "",
     tone: Literal["notice", "warn"] = "notice",
+    facts: Facts = (),
+    project: Project | None = None,
+    edition: str = "",
+    settle: timedelta = timedelta(),
 ) -> bool:
-    """Tell them; whether it stands anew. While it stands only its words change; once withdrawn it is news again."""
+    """Tell them; whether it stands anew. While it stands only its words change; once withdrawn it is news again.
+
+    `project`: its channels are told, too. `edition`: with another one it is news again, though it stands. `settle`: how
+    long messages wait for what more becomes known; from then on a change of words is sent to nobody.
+    """
     now = timezone.now()
-    words = _words(title, detail, link) | {"tone": tone, "last_raised_at": now}
-    anew = {**words, **_audience(to), "kind": _kind(kind), "raised_at": now, "withdrawn_at": None}
+    words = _words(title, detail, link) | {"tone": tone, "facts": _facts(facts), "last_raised_at": now}
+    news = {"kind": _kind(kind), "edition": edition[:MOST_EDITION], "raised_at": now, "withdrawn_at": None}
+    anew = {**words, **_audience(to), **news}
     rows = Notice.objects.filter(key=_key(key))
     with transaction.atomic():
-        if rows.standing().update(**words):
+        if rows.standing().filter(edition=news["edition"]).update(**words):
             return False
-        if rows.exclude(withdrawn_at=None).update(**anew):
+        if rows.exclude(withdrawn_at=None, edition=news["edition"]).update(**anew):
             NoticeRead.objects.filter(notice__key=key).delete()
         elif not Notice.objects.get_or_create(key=key, defaults=anew)[1]:
             return False  # somebody else has just raised it
+        fill(rows.get(), project=project, settle=settle)
         transaction.on_commit(partial(_tell, key))
     return True
 
@@ -75,13 +91,13 @@ def mark_read(notice: Notice, user: User) -> None:
     )
 
 
-def remove_withdrawn() -> None:
-    """Remove those that were withdrawn long ago."""
-    Notice.objects.filter(withdrawn_at__lt=timezone.now() - WITHDRAWN_KEPT).delete()
+def remove_old(kinds: Collection[str] = ()) -> None:
+    """Remove those that were withdrawn long ago; and of kinds that are never withdrawn those not raised since."""
+    long_ago = timezone.now() - WITHDRAWN_KEPT
+    Notice.objects.filter(Q(withdrawn_at__lt=long_ago) | Q(kind__in=kinds, last_raised_at__lt=long_ago)).delete()
 
 
 def _tell(key: str) -> None:
-    """Tell of one that stands since the last commit, anew or again: whatever is told elsewhere passes here."""
     logger.info("notice %s stands", key)
 
 
@@ -94,8 +110,13 @@ def _words(title: str, detail: str, link: str) -> dict[str, Any]:
     return {"title": said, "detail": _line(detail, MOST_DETAIL), "link": link}
 
 
+def _facts(facts: Facts) -> list[list[str]]:
+    pairs = ([_line(name, MOST_NAME), _line(text, MOST_FACT)] for name, text in facts[:MOST_FACTS])
+    return [pair for pair in pairs if all(pair)]
+
+
 def _line(text: str, most: int) -> str:
-    return untrusted.line(" ".join(text.split()), most)
+    return untrusted.line(" ".join(_ESCAPES.sub("", text).split()), most)
 
 
 def _audience(to: User | Literal[Notice.Audience.SYSADMINS]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Settings of the site, all from the environment; a secret also from the file that NAME_FILE names."""
 
 import os
+import re
 import secrets
 import sys
 from importlib.util import find_spec
@@ -75,6 +76,12 @@ VIGIL_GLOO_INTERFACE = env("VIGIL_GLOO_INTERFACE")
 VIGIL_AGENT = flag("VIGIL_AGENT", True)  # `vigil up` starts one for its machine
 VIGIL_AGENT_HOME = VIGIL_HOME / "agent"  # its token and its buffer
 VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")  # node=http://host:9400/metrics,… or @FILE: asked for want of agents
+# Where notices may go beside the world outside: networks and names of hosts, with commas between.
+VIGIL_WEBHOOK_ALLOW = env("VIGIL_WEBHOOK_ALLOW")
+for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(","))):
+    if not re.fullmatch(r"[0-9A-Fa-f.:]+(/\d{1,3})?|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", _word):
+        raise SystemExit(f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor the name of a host.")
+VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; the environment's own is not used
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 
 
@@ -121,6 +128,22 @@ def _database(url: str) -> dict[str, object]:
             "CONN_HEALTH_CHECKS": True,
         }
     raise SystemExit(f"DATABASE_URL {parts.scheme}:// is not known: use sqlite:////absolute/path or postgresql://…")
+
+
+def _email(url: str) -> dict[str, object]:
+    """Django's settings of a mail server: smtp://host:25, smtp+tls://user:password@host:587, smtps://…:465."""
+    parts = urlsplit(url)
+    ports = {"smtp": 25, "smtp+tls": 587, "smtps": 465}
+    if parts.scheme not in ports or not parts.hostname:
+        raise SystemExit("EMAIL_URL is not known: use smtp://, smtp+tls:// or smtps://, then user:password@host:port.")
+    return {
+        "EMAIL_HOST": parts.hostname,
+        "EMAIL_PORT": parts.port or ports[parts.scheme],
+        "EMAIL_HOST_USER": unquote(parts.username or ""),
+        "EMAIL_HOST_PASSWORD": unquote(parts.password or ""),
+        "EMAIL_USE_TLS": parts.scheme == "smtp+tls",
+        "EMAIL_USE_SSL": parts.scheme == "smtps",
+    }
 
 
 def _static_of(package: str) -> list[Path]:
@@ -268,6 +291,13 @@ CONTENT_SECURITY_POLICY = {  # a little wider for /admin: portal.http.middleware
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
 
+# E-mail, where notices are wanted so; without EMAIL_URL none is sent.
+EMAIL_HOST = ""
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = SERVER_EMAIL = env("VIGIL_MAIL_FROM", f"Vigil <vigil@{_public.hostname or 'localhost'}>")
+if _mail := env("EMAIL_URL"):
+    globals().update(_email(_mail))
+
 # Celery: short idempotent tasks; the database is the truth, a lost message only delays.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
@@ -291,6 +321,7 @@ CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "follow"} for name in ("submit", "follow", "wake")},
     "jobs.tasks.tail": {"queue": "tail"},
     **{f"jobs.tasks.{name}": {"queue": "diagnose"} for name in ("diagnose", "replay")},
+    "portal.tasks.send": {"queue": "send"},
     "nodes.tasks.pull": {"queue": "pull"},
 }
 CELERY_TIMEZONE = "UTC"

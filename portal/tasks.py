@@ -11,13 +11,16 @@ from django.utils import timezone
 
 from portal import notify
 from portal.models import IdempotencyKey, LoginLink
+from portal.outbox import kinds
+from portal.outbox.pruning import remove_old as remove_old_deliveries
 
 SIGN_INS_DAYS = 90  # how long one can look up who signed in, or tried to, and from where
 
 
 @shared_task(name="portal.tasks.tidy", expires=24 * 3600)
 def tidy() -> None:
-    """Remove what has run out: sessions, sign-in links, keys of requests that nobody repeats, sign-ins, notices."""
+    """Remove what has run out: sessions, sign-in links, keys of requests that nobody repeats, sign-ins, notices,
+    messages."""
     now = timezone.now()
     call_command("clearsessions")
     LoginLink.objects.filter(expires_at__lt=now - timedelta(days=1)).delete()
@@ -25,4 +28,13 @@ def tidy() -> None:
     long_ago = now - timedelta(days=SIGN_INS_DAYS)
     AccessAttempt.objects.filter(attempt_time__lt=long_ago).delete()
     AccessLog.objects.filter(attempt_time__lt=long_ago).delete()
-    notify.remove_withdrawn()
+    notify.remove_old(kinds.EVENTS)
+    remove_old_deliveries()
+
+
+@shared_task(name="portal.tasks.send", expires=10)
+def send() -> None:
+    """Send what is due from the outbox, for a few seconds at most."""
+    from portal.sending.due import send_due
+
+    send_due(budget_s=8.0)

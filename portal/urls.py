@@ -32,11 +32,13 @@ from jobs.api import why as why_api
 from nodes.api import agents as agents_api
 from nodes.api import nodes as nodes_api
 from nodes.api import racks as racks_api
-from portal import notices as notices_api
 from portal.accounts import api as accounts_api
 from portal.accounts import views
 from portal.http import problems
 from portal.http.api import make_api
+from portal.notices import api as notices_api
+from portal.notices import outbox_api
+from portal.notices import views as channels
 from portal.pages import metrics
 from portal.records import site
 
@@ -44,6 +46,7 @@ api = make_api()
 request_api.install(api)
 api.add_router("/v1", accounts_api.router)
 api.add_router("/v1/notices", notices_api.router)
+api.add_router("/v1/outbox", outbox_api.router)
 api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", environment_api.router)
@@ -116,6 +119,15 @@ urlpatterns = [
     path("me/", views.me, name="me"),
     path("me/tokens/", views.make_token, name="tokens"),
     path("me/tokens/<int:token_id>/revoke/", views.revoke_token, name="token_revoke"),
+    path("me/sent", channels.sent, name="sent"),
+    path("outbox", channels.outbox, name="outbox"),
+    path("outbox/<int:delivery_id>/resend", channels.resend, name="delivery_resend"),
+    path("outbox/<int:delivery_id>/give-up", channels.give_up, name="delivery_give_up"),
+    path("channels/new", channels.new, name="channel_new"),
+    path("channels/<int:channel_id>", channels.one, name="channel"),
+    path("channels/<int:channel_id>/test", channels.try_it, name="channel_test"),
+    path("channels/<int:channel_id>/secret", channels.new_secret, name="channel_secret"),
+    path("channels/<int:channel_id>/remove", channels.remove, name="channel_remove"),
     path("", include("portal.http.signposts")),
     path("api/", api.urls),
     re_path(r"^api/(?P<rest>.*)$", no_such_endpoint),

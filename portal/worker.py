@@ -1,5 +1,6 @@
 """One worker process, for one queue: `follow` for what somebody waits for, `diagnose` for logs of what failed, `work`
-for the rest; `tail` reads spools, `pull` asks dcgm-exporters.
+for the rest; `tail` reads spools, `pull` asks dcgm-exporters. `send` sends notices; `diagnose` does that, too, so a
+process of its own is for sites with many receivers.
 
     python -m portal.worker QUEUE [more of `celery worker`'s options]
 
@@ -26,6 +27,8 @@ django.setup()
 
 from django.db import close_old_connections  # noqa: E402
 
+ALSO = {"diagnose": ["send"]}
+"""Queues that a worker takes beside its own, where little comes."""
 OPTIONS = ("--pool=solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO")
 
 
@@ -44,15 +47,16 @@ def keep_connections(**about: object) -> None:
 
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        sys.exit("a worker needs its queue: follow, work, diagnose, tail or pull")
+        sys.exit("a worker needs its queue: follow, work, diagnose, send, tail or pull")
     queue, *more = arguments
+    queues = [queue, *ALSO.get(queue, ())]
     if queue == "follow":  # what its first task needs before it comes: somebody waits for it
         from jobs.following import follow, handover  # noqa: F401
     if more:
-        app.worker_main(["--quiet", "worker", f"--queues={queue}", f"--hostname={queue}@%h", *OPTIONS, *more])
+        app.worker_main(["--quiet", "worker", f"--queues={','.join(queues)}", f"--hostname={queue}@%h", *OPTIONS, *more])
         return
     worker = app.Worker(
-        queues=[queue],
+        queues=queues,
         hostname=host_format(f"{queue}@%h"),
         pool_cls="solo",
         without_gossip=True,

@@ -15,7 +15,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 from portal.access import user_of
 from portal.accounts import actions
 from portal.accounts.forms import InOurWords, NewPasswordForm
-from portal.models import Token, User
+from portal.models import Membership, Token, User
+from portal.notices import channels
 
 # Set by a one-time link: for this session the old password need not be known.
 MAY_SET = "may_set_password"
@@ -122,6 +123,9 @@ def _page(
         "token_form": form,
         "new_token": new_token,
         "new_secret": new_secret,
+        "channels": channels.of_person(user),
+        "project_channels": channels.of_projects(user),
+        "led": [one.project.slug for one in memberships if one.role == Membership.Role.LEAD],
     }
     return render(request, "account/me.html", context, status=status)
 

@@ -230,6 +230,8 @@ class Notice(models.Model):
     title = models.CharField(max_length=300, help_text="A sentence.")
     detail = models.CharField(max_length=1000, blank=True)
     link = models.CharField(max_length=500, blank=True, help_text="Where it leads: a path of this site.")
+    facts = models.JSONField(default=list, blank=True, help_text="Pairs of words: what it is about, and what is known.")
+    edition = models.CharField(max_length=64, blank=True, help_text="With another it is news again, though it stands.")
     raised_at = models.DateTimeField(help_text="Since when it stands.")
     last_raised_at = models.DateTimeField(help_text="When it was last found to be so.")
     withdrawn_at = models.DateTimeField(null=True, blank=True)

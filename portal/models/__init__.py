@@ -1,0 +1,46 @@
+"""The models of this app: Django looks for them here."""
+
+from portal.models.ground import (
+    SLUG,
+    AuditEntry,
+    Chunk,
+    IdempotencyKey,
+    Lease,
+    LoginLink,
+    Membership,
+    Notice,
+    NoticeQuerySet,
+    NoticeRead,
+    Project,
+    ProjectQuerySet,
+    Series,
+    Token,
+    TokenQuerySet,
+    User,
+    digest,
+)
+from portal.models.outbox import Channel, Delivery
+from portal.models.runbook import SiteRunbook
+
+__all__ = [
+    "SLUG",
+    "AuditEntry",
+    "Channel",
+    "Chunk",
+    "Delivery",
+    "IdempotencyKey",
+    "Lease",
+    "LoginLink",
+    "Membership",
+    "Notice",
+    "NoticeQuerySet",
+    "NoticeRead",
+    "Project",
+    "ProjectQuerySet",
+    "Series",
+    "SiteRunbook",
+    "Token",
+    "TokenQuerySet",
+    "User",
+    "digest",
+]

@@ -1,0 +1,132 @@
+"""Notices that leave the house: where people want them, and each that was or will be sent (portal.outbox)."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from typing import Self
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from portal.models.ground import Membership, Notice, Project, User
+
+
+def _new_salt() -> str:
+    return secrets.token_hex(16)
+
+
+class ChannelQuerySet(models.QuerySet["Channel"]):
+    def visible_to(self, user: User) -> Self:
+        """A person's own, and those of projects that they lead; of a sysadmin's sight of others there is the outbox."""
+        led = user.memberships.filter(role=Membership.Role.LEAD).values("project")
+        own = Q(user=user) | Q(project__in=led)
+        return self.filter(own | Q(user=None) if user.is_sysadmin else own)
+
+
+class Channel(models.Model):
+    """A place outside where a person, or a project, wants to be told: what, and when."""
+
+    class Kind(models.TextChoices):
+        EMAIL = "email", "E-mail"
+        SLACK = "slack", "Slack, or what takes its webhooks"
+        WEBHOOK = "webhook", "Signed webhook"
+
+    class Digest(models.TextChoices):
+        NONE = "", "At once"
+        HOURLY = "hourly", "Together, every hour"
+        DAILY = "daily", "Together, once a day at 08:00"
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, null=True, blank=True, related_name="channels")
+    project = models.ForeignKey(Project, models.CASCADE, null=True, blank=True, related_name="channels")
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    address = models.CharField(max_length=500, help_text="An e-mail address or a URL. Of a URL only the host is shown.")
+    salt = models.CharField(max_length=32, default=_new_salt, help_text="The signing secret is made of it, never kept.")
+    left_out = models.JSONField(default=list, blank=True, help_text="Kinds of notices that are not sent there.")
+    digest = models.CharField(max_length=8, choices=Digest.choices, default=Digest.NONE, blank=True)
+    quiet_from = models.TimeField(null=True, blank=True, help_text="From then on it waits …")
+    quiet_until = models.TimeField(null=True, blank=True, help_text="… until then, by the clock of the time zone.")
+    time_zone = models.CharField(max_length=64, default="UTC")
+    is_paused = models.BooleanField(default=False)
+    rests_until = models.DateTimeField(null=True, blank=True, help_text="After a failure nothing is tried before.")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    objects = ChannelQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("id",)
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(user=None, project__isnull=False) | Q(user__isnull=False, project=None),
+                name="one_owner_a_channel",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display().partition(',')[0]}, {self.where}"
+
+    @property
+    def where(self) -> str:
+        """What may be shown of the address: of a URL the host, as what follows it is often a secret."""
+        if self.kind == self.Kind.EMAIL:
+            return self.address
+        return urlsplit(self.address).hostname or "?"
+
+
+class DeliveryQuerySet(models.QuerySet["Delivery"]):
+    def visible_to(self, user: User) -> Self:
+        """Of the channels that are theirs to change; sysadmins see all."""
+        return self if user.is_sysadmin else self.filter(channel__in=Channel.objects.visible_to(user).values("pk"))
+
+    def unsent(self) -> Self:
+        return self.filter(state__in=Delivery.UNSENT)
+
+
+class Delivery(models.Model):
+    """One message to one channel: a row of the outbox.
+
+    `held` ones wait for the end of quiet hours or for their digest; a `gathered` one went along in it.
+    """
+
+    class State(models.TextChoices):
+        HELD = "held"
+        WAITING = "waiting"
+        SENT = "sent"
+        GATHERED = "gathered", "in a digest"
+        DROPPED = "dropped", "no longer so"
+        GIVEN_UP = "given_up", "given up"
+
+    UNSENT = (State.HELD, State.WAITING)
+
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, help_text="The same at each try: receivers tell by it.")
+    channel = models.ForeignKey(Channel, models.CASCADE, related_name="deliveries")
+    key = models.CharField(max_length=300, help_text="What it tells of, once a channel.")
+    notice = models.ForeignKey(Notice, models.SET_NULL, null=True, blank=True, related_name="deliveries")
+    kind = models.CharField(max_length=64)
+    title = models.CharField(max_length=300)
+    content = models.JSONField(null=True, blank=True, help_text="What was sent, from the first try on.")
+    state = models.CharField(max_length=8, choices=State.choices, default=State.WAITING)
+    due_at = models.DateTimeField(help_text="When it is to be tried next, or let go.")
+    tries = models.PositiveIntegerField(default=0)
+    error = models.CharField(max_length=300, blank=True, help_text="Of the last try.")
+    carried_by = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="carries")
+    created_at = models.DateTimeField(default=timezone.now)
+    sent_at = models.DateTimeField(null=True, blank=True)
+
+    objects = DeliveryQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-id",)
+        constraints = (models.UniqueConstraint(fields=["channel", "key"], name="one_delivery_a_channel"),)
+        indexes = (
+            models.Index(fields=["due_at"], condition=Q(state__in=["held", "waiting"]), name="deliveries_due"),
+            models.Index(fields=["channel", "-id"], name="deliveries_of_a_channel"),
+            models.Index(fields=["state", "-id"], name="deliveries_by_state"),
+            models.Index(fields=["created_at"], name="deliveries_by_age"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} to {self.channel_id}, {self.state}"

@@ -1,0 +1,107 @@
+"""Channels: where a person or a project is told outside of these pages, made and changed by those whose they are."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from portal.access import can, note
+from portal.models import Channel, Delivery, Project, User
+from portal.outbox import filling, pruning
+from portal.sending import webhook
+
+MOST = 10  # of a person, or of a project
+
+
+class TooMany(Exception):
+    """There are as many channels as there may be."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A channel with what became of its last message."""
+
+    channel: Channel
+    last: Delivery | None
+    unsent: int
+
+
+def shown(channels: QuerySet[Channel]) -> list[Shown]:
+    return [
+        Shown(channel, channel.deliveries.order_by("-id").first(), channel.deliveries.unsent().count())
+        for channel in channels[: 10 * MOST]
+    ]
+
+
+def of_person(user: User) -> list[Shown]:
+    return shown(Channel.objects.filter(user=user))
+
+
+def of_projects(user: User) -> list[Shown]:
+    """Of the projects that they lead; of all for sysadmins."""
+    return shown(Channel.objects.visible_to(user).exclude(project=None).select_related("project"))
+
+
+def may_make(user: User, project: Project | None) -> bool:
+    return project is None or can(user, "manage", project)
+
+
+def make(user: User, project: Project | None, kind: str, fields: dict[str, Any]) -> Channel:
+    """A new channel of the person, or of the project."""
+    owner: dict[str, Any] = {"project": project} if project else {"user": user}
+    if Channel.objects.filter(**owner).count() >= MOST:
+        raise TooMany(f"{MOST} channels are the most. Remove one first.")
+    channel = Channel.objects.create(kind=kind, **owner, **fields)
+    if project:
+        note(user, "channel.made", project, str(channel))
+    return channel
+
+
+def change(user: User, channel: Channel, fields: dict[str, Any]) -> None:
+    """What waits for it keeps its time, but for a pause: then it is not sent at all."""
+    Channel.objects.filter(pk=channel.pk).update(**fields, rests_until=None)
+    if fields.get("is_paused"):
+        pruning.drop_unsent(channel, "The channel was paused.")
+    if channel.project:
+        note(user, "channel.changed", channel.project, str(channel))
+
+
+def renew_secret(user: User, channel: Channel) -> str:
+    """A new signing secret, shown this once; the one before signs nothing any more."""
+    channel.salt = secrets.token_hex(16)
+    Channel.objects.filter(pk=channel.pk).update(salt=channel.salt)
+    if channel.project:
+        note(user, "channel.secret", channel.project, str(channel))
+    return webhook.secret_of(channel)
+
+
+def remove(user: User, channel: Channel) -> None:
+    if channel.project:
+        note(user, "channel.removed", channel.project, str(channel))
+    channel.delete()
+
+
+def try_it(user: User, channel: Channel) -> Delivery:
+    return filling.test(channel, user.username)
+
+
+# The outbox
+
+
+def resend(delivery: Delivery) -> bool:
+    """Try it once more, at once and from the beginning; whether there was anything to try."""
+    again = {Delivery.State.GIVEN_UP, Delivery.State.SENT, Delivery.State.WAITING, Delivery.State.HELD}
+    rows = Delivery.objects.filter(pk=delivery.pk, state__in=again)
+    now = timezone.now()
+    Channel.objects.filter(pk=delivery.channel_id).update(rests_until=None)
+    return bool(rows.update(state=Delivery.State.WAITING, due_at=now, tries=0, error="", sent_at=None))
+
+
+def give_up(delivery: Delivery, by: str) -> bool:
+    """Leave it unsent; whether it was."""
+    rows = Delivery.objects.unsent().filter(pk=delivery.pk)
+    return bool(rows.update(state=Delivery.State.GIVEN_UP, error=f"Given up by {by}."[:300]))

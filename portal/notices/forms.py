@@ -1,0 +1,85 @@
+"""The form of a channel: where to, what, and when."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+
+from portal.models import Channel
+from portal.outbox import kinds
+from portal.outbox.hours import zones
+from portal.sending import outside
+
+
+class ChannelForm(forms.Form):
+    """`kept`: the address may stay empty, as one that holds a secret is not shown again."""
+
+    address = forms.CharField(max_length=500, error_messages={"max_length": "The address is too long."})
+    kinds = forms.MultipleChoiceField(
+        required=False, error_messages={"invalid_choice": "There is no such kind of notice for you."}
+    )
+    digest = forms.ChoiceField(choices=Channel.Digest.choices, required=False)
+    quiet_from = forms.TimeField(required=False, error_messages={"invalid": "Write a time such as 22:00."})
+    quiet_until = forms.TimeField(required=False, error_messages={"invalid": "Write a time such as 07:00."})
+    time_zone = forms.ChoiceField(
+        choices=[], error_messages={"invalid_choice": "No such time zone. Choose one of the list."}
+    )
+    is_paused = forms.BooleanField(required=False)
+
+    def __init__(self, kind: str, *args: Any, is_sysadmin: bool, of_project: bool, kept: str = "", **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.kind, self.kept = kind, kept
+        self.is_email = kind == Channel.Kind.EMAIL
+        self.fields["address"].required = not kept
+        self.fields["address"].error_messages["required"] = "The address is missing."
+        cast(forms.MultipleChoiceField, self.fields["kinds"]).choices = kinds.choices(
+            is_sysadmin=is_sysadmin, of_project=of_project
+        )
+        cast(forms.ChoiceField, self.fields["time_zone"]).choices = [(name, name) for name in zones()]
+
+    def clean_address(self) -> str:
+        address: str = self.cleaned_data["address"].strip() or self.kept
+        if self.is_email:
+            try:
+                validate_email(address)
+            except ValidationError:
+                raise ValidationError("This is no e-mail address, such as mira@lab.example.") from None
+            return address
+        try:
+            outside.checked(address)
+        except outside.Refused as error:
+            raise ValidationError(str(error)) from None
+        return address
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or self.cleaned_data
+        start, end = given.get("quiet_from"), given.get("quiet_until")
+        if (start is None) != (end is None) and not {"quiet_from", "quiet_until"} & set(self.errors):
+            self.add_error("quiet_until", "Quiet hours need both a beginning and an end, or neither.")
+        if start is not None and start == end:
+            self.add_error("quiet_until", "Quiet hours that end as they begin would be none. Leave both empty instead.")
+        return given
+
+    def fields_of(self) -> dict[str, Any]:
+        """The channel's fields. What is left out is kept, so a kind that is new some day is sent."""
+        given = dict(self.cleaned_data)
+        wanted = set(given.pop("kinds"))
+        offered = [code for code, _ in cast(forms.MultipleChoiceField, self.fields["kinds"]).choices]
+        return {**given, "left_out": [code for code in offered if code not in wanted]}
+
+    @staticmethod
+    def initial_of(channel: Channel) -> dict[str, Any]:
+        told = {"digest", "time_zone", "is_paused"}
+        clocks = {
+            name: value.strftime("%H:%M") if (value := getattr(channel, name)) else ""
+            for name in ("quiet_from", "quiet_until")
+        }
+        return {
+            **{name: getattr(channel, name) for name in told},
+            **clocks,
+            "address": channel.address if channel.kind == Channel.Kind.EMAIL else "",
+            "kinds": [kind.code for kind in kinds.KINDS if kind.code not in channel.left_out],
+        }

@@ -1,0 +1,115 @@
+"""REST: the outbox, message by message."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from portal.http.api import ApiRequest, WantedPage
+from portal.http.openapi import described
+from portal.http.paging import Order, page
+from portal.http.problems import Problem
+from portal.models import Delivery
+from portal.notices import channels
+
+router = Router(tags=["people"])
+NEWEST = Order("id", descending=True)
+State = Literal["held", "waiting", "sent", "gathered", "dropped", "given_up"]
+UNKNOWN = {404: "You can see no such message."}
+
+
+class DeliveryShape(Schema):
+    """One message to one channel. Of a channel's address only an e-mail's, or the host, is told."""
+
+    id: int
+    uid: str = Field(description="What receivers see as webhook-id and Idempotency-Key, the same at each try.")
+    kind: str = Field(description="Of the notice; digest: several together; test.")
+    title: str
+    channel: int
+    channel_kind: Literal["email", "slack", "webhook"]
+    where: str
+    person: str | None
+    project: str | None
+    state: State = Field(description="gathered: it went along in a digest. dropped: it was no longer so.")
+    due_at: datetime = Field(description="When it is tried next, where it is held or waiting.")
+    tries: int
+    error: str = Field(description="What came of the last try.")
+    created_at: datetime
+    sent_at: datetime | None
+    carried_by: int | None = Field(description="The digest that it went along in.")
+
+
+class Deliveries(Schema):
+    items: list[DeliveryShape]
+    next: str | None = None
+
+
+class WantedDeliveries(WantedPage):
+    state: Annotated[State | None, Field(None)]
+
+
+@router.get("", response=Deliveries, summary="Messages to channels outside, newest first")
+def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, Any]:
+    """Answers what was sent, or will be, to your channels and those of projects that you lead; to sysadmins all of it.
+
+    Rows are kept for 30 days.
+    """
+    rows = Delivery.objects.visible_to(request.auth).select_related("channel__user", "channel__project")
+    found = page(
+        rows.filter(state=wanted.state) if wanted.state else rows, NEWEST, cursor=wanted.cursor, limit=wanted.limit
+    )
+    return {"items": [_shape(one) for one in found.items], "next": found.next}
+
+
+@router.post(
+    "/{int:delivery_id}/resend",
+    response=DeliveryShape,
+    summary="Send a message again",
+    openapi_extra=described(errors={**UNKNOWN, 409: "It went along in a digest, or was no longer so."}),
+)
+def resend(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
+    """It is tried within seconds, as if for the first time, under the same id."""
+    delivery = _delivery(request, delivery_id)
+    if not channels.resend(delivery):
+        raise Problem(409, f"Message {delivery_id} is {delivery.get_state_display()}: there is nothing to send.")
+    return _shape(_delivery(request, delivery_id))
+
+
+@router.post(
+    "/{int:delivery_id}/give-up",
+    response=DeliveryShape,
+    summary="Leave a message unsent",
+    openapi_extra=described(errors={**UNKNOWN, 409: "It is not waiting any more."}),
+)
+def give_up(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
+    """It is not tried again, unless somebody sends it again."""
+    delivery = _delivery(request, delivery_id)
+    if not channels.give_up(delivery, request.auth.username):
+        raise Problem(409, f"Message {delivery_id} is {delivery.get_state_display()}: it does not wait.")
+    return _shape(_delivery(request, delivery_id))
+
+
+def _delivery(request: ApiRequest, delivery_id: int) -> Delivery:
+    rows = Delivery.objects.visible_to(request.auth).select_related("channel__user", "channel__project")
+    found = rows.filter(pk=delivery_id).first()
+    if found is None:
+        raise Problem(404, f"You can see no message {delivery_id}.")
+    return found
+
+
+def _shape(one: Delivery) -> dict[str, Any]:
+    names = ("id", "kind", "title", "state", "due_at", "tries", "error", "created_at", "sent_at")
+    channel = one.channel
+    return {
+        **{name: getattr(one, name) for name in names},
+        "uid": str(one.uid),
+        "channel": channel.pk,
+        "channel_kind": channel.kind,
+        "where": channel.where,
+        "person": channel.user.username if channel.user else None,
+        "project": channel.project.slug if channel.project else None,
+        "carried_by": one.carried_by_id,
+    }

@@ -1,0 +1,216 @@
+"""The pages of channels and of what was sent: one's own, and for sysadmins everybody's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from portal.access import user_of
+from portal.http.paging import BadCursor, Order, page
+from portal.models import Channel, Delivery, Project, User
+from portal.notices import channels
+from portal.notices.forms import ChannelForm
+from portal.sending import mail, webhook
+
+NEWEST = Order("id", descending=True)
+ROWS = 50
+
+
+@sensitive_post_parameters("address")
+@login_required
+@require_http_methods(["GET", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    """?kind=email|slack|webhook, and &project=… for a project's."""
+    user, kind = user_of(request), request.GET.get("kind", "")
+    if kind not in Channel.Kind.values:
+        raise Http404
+    project = _project(user, request.GET.get("project", ""))
+    start = {"kinds": ["incident", "gpu.idle", "incident.site", "gpu.unheld", "channel"]}
+    initial = {**start, "time_zone": _zone(user), "address": user.email if kind == "email" and not project else ""}
+    form = _form(user, kind, request, project, initial=initial)
+    if request.method == "POST" and form.is_valid():
+        try:
+            channel = channels.make(user, project, kind, form.fields_of())
+        except channels.TooMany as error:
+            form.add_error(None, str(error))
+        else:
+            if kind == Channel.Kind.WEBHOOK:
+                return _page(request, channel, _form(user, kind, None, project, channel), made=True)
+            messages.success(request, "Added. Send a test to see whether it arrives.")
+            return redirect("channel", channel.pk)
+    context = {"form": form, "kind": kind, "project": project, "title": Channel.Kind(kind).label}
+    return render(request, "portal/channel.html", {**_frame(), **context}, status=422 if form.errors else 200)
+
+
+@sensitive_post_parameters("address")
+@login_required
+@require_http_methods(["GET", "POST"])
+def one(request: HttpRequest, channel_id: int) -> HttpResponse:
+    user = user_of(request)
+    channel = _channel(user, channel_id)
+    form = _form(user, channel.kind, request, channel.project, channel, initial=ChannelForm.initial_of(channel))
+    if request.method == "POST" and form.is_valid():
+        channels.change(user, channel, form.fields_of())
+        messages.success(request, "Saved.")
+        return redirect("channel", channel.pk)
+    return _page(request, channel, form, status=422 if form.errors else 200)
+
+
+@login_required
+@require_POST
+def try_it(request: HttpRequest, channel_id: int) -> HttpResponse:
+    channel = _channel(user_of(request), channel_id)
+    if channel.is_paused:
+        messages.warning(request, "This channel is paused: nothing is sent to it. Take the pause away first.")
+    else:
+        channels.try_it(user_of(request), channel)
+        messages.success(request, "A test is on its way. What becomes of it is told below, within seconds.")
+    return redirect("channel", channel.pk)
+
+
+@login_required
+@require_POST
+def new_secret(request: HttpRequest, channel_id: int) -> HttpResponse:
+    """Answers with the page itself: the secret is shown this once."""
+    user = user_of(request)
+    channel = _channel(user, channel_id)
+    if channel.kind != Channel.Kind.WEBHOOK:
+        raise Http404
+    channels.renew_secret(user, channel)
+    form = _form(user, channel.kind, None, channel.project, channel)
+    return _page(request, channel, form, made=True)
+
+
+@login_required
+@require_POST
+def remove(request: HttpRequest, channel_id: int) -> HttpResponse:
+    user = user_of(request)
+    channels.remove(user, _channel(user, channel_id))
+    messages.success(request, "Removed. Nothing is sent there any more.")
+    return redirect("me")
+
+
+@login_required
+@require_safe
+def sent(request: HttpRequest) -> HttpResponse:
+    """What went, or did not go, to one's own channels and to those of projects that one leads."""
+    rows = Delivery.objects.filter(channel__in=Channel.objects.visible_to(user_of(request)).values("pk"))
+    return _deliveries(request, rows, is_outbox=False)
+
+
+@login_required
+@require_safe
+def outbox(request: HttpRequest) -> HttpResponse:
+    """Everybody's, for sysadmins."""
+    user = user_of(request)
+    if not user.is_sysadmin:
+        raise PermissionDenied("Sysadmins see this. What was sent to you is at /me/sent.")
+    return _deliveries(request, Delivery.objects.visible_to(user), is_outbox=True)
+
+
+@login_required
+@require_POST
+def resend(request: HttpRequest, delivery_id: int) -> HttpResponse:
+    delivery = get_object_or_404(Delivery.objects.visible_to(user_of(request)), pk=delivery_id)
+    if channels.resend(delivery):
+        messages.success(request, "It is sent again within seconds.")
+    else:
+        messages.warning(request, "It went along in a digest, or is no longer so: there is nothing to send.")
+    return _back(request, delivery)
+
+
+@login_required
+@require_POST
+def give_up(request: HttpRequest, delivery_id: int) -> HttpResponse:
+    user = user_of(request)
+    delivery = get_object_or_404(Delivery.objects.visible_to(user), pk=delivery_id)
+    if channels.give_up(delivery, user.username):
+        messages.success(request, "Given up: it is not sent.")
+    return _back(request, delivery)
+
+
+def _back(request: HttpRequest, delivery: Delivery) -> HttpResponse:
+    return redirect("outbox" if request.POST.get("from") == "outbox" and user_of(request).is_sysadmin else "sent")
+
+
+def _deliveries(request: HttpRequest, rows: Any, *, is_outbox: bool) -> HttpResponse:
+    state = request.GET.get("state", "")
+    if state in Delivery.State.values:
+        rows = rows.filter(state=state)
+    rows = rows.select_related("channel__user", "channel__project")
+    try:
+        found = page(rows, NEWEST, cursor=request.GET.get("after"), limit=ROWS)
+    except BadCursor:
+        return redirect(request.path)
+    context = {
+        "section": "person",
+        "is_outbox": is_outbox,
+        "items": found.items,
+        "next": found.next,
+        "is_first": not request.GET.get("after"),
+        "state": state,
+        "states": Delivery.State.choices,
+        "unsent": rows.model.objects.unsent().count() if is_outbox else None,
+    }
+    return render(request, "portal/outbox.html", context)
+
+
+def _channel(user: User, channel_id: int) -> Channel:
+    rows = Channel.objects.visible_to(user).select_related("project", "user")
+    return get_object_or_404(rows, pk=channel_id)
+
+
+def _project(user: User, slug: str) -> Project | None:
+    if not slug:
+        return None
+    project = get_object_or_404(Project.objects.visible_to(user), slug=slug)
+    if not channels.may_make(user, project):
+        raise PermissionDenied(f"{slug} is for its leads to change. Ask one of them.")
+    return project
+
+
+def _zone(user: User) -> str:
+    """As in the person's newest channel; else the site's."""
+    last = Channel.objects.filter(user=user).order_by("-id").values_list("time_zone", flat=True).first()
+    return last or settings.TIME_ZONE
+
+
+def _form(
+    user: User, kind: str, request: HttpRequest | None, project: Project | None, channel: Channel | None = None,
+    initial: dict[str, Any] | None = None,
+) -> ChannelForm:  # fmt: skip
+    posted = request.POST if request is not None and request.method == "POST" else None
+    if initial is None and channel is not None:
+        initial = ChannelForm.initial_of(channel)
+    kept = channel.address if channel is not None and channel.kind != Channel.Kind.EMAIL else ""
+    return ChannelForm(
+        kind, posted, is_sysadmin=user.is_sysadmin, of_project=project is not None, kept=kept, initial=initial
+    )
+
+
+def _frame() -> dict[str, object]:
+    return {"section": "person", "has_mail": mail.is_set_up()}
+
+
+def _page(
+    request: HttpRequest, channel: Channel, form: ChannelForm, *, status: int = 200, made: bool = False
+) -> HttpResponse:
+    context = {
+        **_frame(),
+        "channel": channel,
+        "form": form,
+        "kind": channel.kind,
+        "project": channel.project,
+        "title": Channel.Kind(channel.kind).label,
+        "items": list(channel.deliveries.select_related("channel__user", "channel__project").order_by("-id")[:10]),
+        "secret": webhook.secret_of(channel) if made else "",
+    }
+    return render(request, "portal/channel.html", context, status=status)

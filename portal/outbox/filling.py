@@ -1,0 +1,80 @@
+"""What a notice puts into the outbox: one row a channel that wants it, in the transaction that raises it."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from portal.models import Channel, Delivery, Notice, Project
+from portal.outbox import kinds
+from portal.outbox.hours import Hours
+
+HELD, WAITING = Delivery.State.HELD, Delivery.State.WAITING
+
+
+def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = timedelta()) -> int:
+    """A row for each channel of whoever is told, and of the project; how many.
+
+    `settle`: for so long more may become known, which then is in the message. Twice is once: the key is unique.
+    """
+    stamp = f"{notice.key}@{notice.raised_at.timestamp():.6f}"
+    now = timezone.now()
+    rows = [
+        Delivery(channel=channel, key=stamp, notice=notice, kind=notice.kind, title=notice.title, **_when(channel, at))
+        for channel in _channels(notice, project)
+        if notice.kind not in channel.left_out
+        for at in [now + settle]
+    ]
+    return len(Delivery.objects.bulk_create(rows, ignore_conflicts=True)) if rows else 0
+
+
+def test(channel: Channel, by: str) -> Delivery:
+    """A message to try the channel with: at once, whatever its hours are."""
+    title = f"This is a test: {by} asked for it, and it arrived."
+    facts = [["Channel", str(channel)]]
+    content = {**_plain(kinds.TEST, title), "facts": facts, "link": f"{settings.VIGIL_PUBLIC_URL}/me/"}
+    Channel.objects.filter(pk=channel.pk).update(rests_until=None)
+    return Delivery.objects.create(
+        channel=channel, key=f"test:{uuid.uuid4()}", kind=kinds.TEST, title=title, content=content,
+        due_at=timezone.now(),
+    )  # fmt: skip
+
+
+def content_of(notice: Notice) -> dict[str, Any]:
+    """The notice as it goes out: what it says now."""
+    link = f"{settings.VIGIL_PUBLIC_URL}{notice.link}" if notice.link else ""
+    return {
+        **_plain(notice.kind, notice.title),
+        "key": notice.key,
+        "detail": notice.detail,
+        "tone": notice.tone,
+        "link": link,
+        "facts": notice.facts,
+        "raised_at": notice.raised_at.isoformat(),
+    }
+
+
+def _plain(kind: str, title: str) -> dict[str, Any]:
+    told = {"key": "", "detail": "", "tone": "notice", "link": "", "facts": []}
+    return {"kind": kind, "title": title, **told, "raised_at": timezone.now().isoformat()}
+
+
+def hours_of(channel: Channel) -> Hours:
+    start, end = channel.quiet_from, channel.quiet_until
+    return Hours(channel.time_zone, None if start is None or end is None else (start, end), channel.digest)
+
+
+def _channels(notice: Notice, project: Project | None) -> QuerySet[Channel]:
+    told = Q(user__is_superuser=True) if notice.audience == Notice.Audience.SYSADMINS else Q(user=notice.user_id)
+    wanted = told & Q(user__is_active=True)
+    return Channel.objects.filter(wanted | Q(project=project) if project else wanted, is_paused=False)
+
+
+def _when(channel: Channel, at: datetime) -> dict[str, Any]:
+    due, is_held = hours_of(channel).due(at)
+    return {"due_at": due, "state": HELD if is_held else WAITING}

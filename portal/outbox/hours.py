@@ -1,0 +1,74 @@
+"""When a message may go: quiet hours and digests, by the clock of a time zone. Pure: times in, times out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from functools import cache
+from zoneinfo import ZoneInfo, available_timezones
+
+MORNING = time(8)  # when a daily digest comes
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """What somebody has chosen. `quiet`: from, until; over midnight where the first is the later."""
+
+    zone: str = "UTC"
+    quiet: tuple[time, time] | None = None
+    digest: str = ""
+
+    def due(self, at: datetime) -> tuple[datetime, bool]:
+        """From when on a message of that moment may go, and whether it is held back for that."""
+        wanted = self._digest_after(at)
+        until = self.quiet_until(wanted)
+        due = until or wanted
+        return due, due > at
+
+    def quiet_until(self, at: datetime) -> datetime | None:
+        """The end of the quiet hours that a moment lies in; None: it lies in none."""
+        if self.quiet is None or self.quiet[0] == self.quiet[1]:
+            return None
+        start, end = self.quiet
+        local = at.astimezone(zone_of(self.zone))
+        now, day = local.time(), local.date()
+        if start < end:
+            return self._next(day, end, at) if start <= now < end else None
+        if now >= start:
+            return self._next(day + timedelta(days=1), end, at)
+        return self._next(day, end, at) if now < end else None
+
+    def _digest_after(self, at: datetime) -> datetime:
+        if self.digest == "hourly":
+            return at.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        if self.digest == "daily":
+            day = at.astimezone(zone_of(self.zone)).date()
+            today = self._at(day, MORNING)
+            return today if today > at else self._at(day + timedelta(days=1), MORNING)
+        return at
+
+    def _next(self, day: date, clock: time, after: datetime) -> datetime:
+        """That clock time of the day; of the two that there are where clocks go back, the one still to come."""
+        first = self._at(day, clock)
+        return first if first > after else self._at(day, clock, fold=1)
+
+    def _at(self, day: date, clock: time, fold: int = 0) -> datetime:
+        """That clock time in UTC. One that clocks skip is as long after midnight as it says."""
+        local = datetime.combine(day, clock, zone_of(self.zone)).replace(fold=fold)
+        return local.astimezone(UTC)
+
+
+@cache
+def zone_of(name: str) -> ZoneInfo:
+    """UTC where this machine knows no such zone, or no longer."""
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, LookupError):
+        return ZoneInfo("UTC")
+
+
+@cache
+def zones() -> list[str]:
+    """The names that people choose from: UTC, and what is named after a place."""
+    places = ("Africa/", "America/", "Antarctica/", "Asia/", "Atlantic/", "Australia/", "Europe/", "Indian/", "Pacific/")
+    return ["UTC", *sorted(name for name in available_timezones() if name.startswith(places))]

@@ -1,0 +1,37 @@
+"""The kinds of notices, as people choose among them. One that is not here is sent, and chosen by nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DIGEST, TEST = "digest", "test"
+"""Of messages that are no notice: several together, and one to try a channel with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind: what people read of it, and who may get it at all."""
+
+    code: str
+    title: str
+    is_for_sysadmins: bool = False
+    is_for_projects: bool = False
+    is_event: bool = False  # it has happened, so it is never withdrawn
+
+
+KINDS = (
+    Kind("incident", "A job died: why, and what Vigil did", is_for_projects=True, is_event=True),
+    Kind("gpu.idle", "GPUs that a job holds and leaves idle"),
+    Kind("channel", "Messages to another channel cannot be delivered"),
+    Kind("incident.site", "A failure that sysadmins must act on", is_for_sysadmins=True, is_event=True),
+    Kind("gpu.unheld", "Processes on GPUs that no job holds", is_for_sysadmins=True),
+)
+
+EVENTS = [kind.code for kind in KINDS if kind.is_event]
+
+
+def choices(*, is_sysadmin: bool, of_project: bool) -> list[tuple[str, str]]:
+    """What may be chosen for a channel of a project, or of a person."""
+    if of_project:
+        return [(kind.code, kind.title) for kind in KINDS if kind.is_for_projects]
+    return [(kind.code, kind.title) for kind in KINDS if is_sysadmin or not kind.is_for_sysadmins]

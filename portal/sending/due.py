@@ -1,0 +1,173 @@
+"""The outbox, emptied: what is due is taken, sent, and noted, one message a channel at a time.
+
+A row is taken by a conditional update that puts it off for LEASE: whoever dies between sending and noting has it sent
+once more after that, under the same id, by which receivers tell. A channel that fails rests, ever longer, so one that
+hangs costs a few seconds now and then. Sending happens outside of any transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from smtplib import SMTPException
+
+import httpx
+from django.db.models import F, Min, Q
+from django.utils import timezone
+
+from portal import notify
+from portal.models import Channel, Delivery
+from portal.outbox.filling import content_of
+from portal.sending import gathering, mail, outside, slack, webhook
+from portal.untrusted import line
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 16  # channels that are sent to side by side
+LEASE = timedelta(minutes=2)
+MOST_TRIES = 12
+FIRST_S, LONGEST_S = 30.0, 7200.0  # between tries: doubled each time; all of them take some eight hours
+SENT, WAITING, GIVEN_UP, DROPPED = (Delivery.State[name] for name in ("SENT", "WAITING", "GIVEN_UP", "DROPPED"))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why it was not taken. `is_for_good`: trying again is no use."""
+
+    words: str
+    is_for_good: bool = False
+    retry_after_s: float | None = None
+
+
+def send_due(budget_s: float) -> int:
+    """Send what is due, for so long; how many were tried."""
+    until, count = time.monotonic() + budget_s, 0
+    gathering.let_go(timezone.now())
+    with asyncio.Runner() as runner:
+        while time.monotonic() < until and (taken := _take(timezone.now())):
+            count += len(taken)
+            loop = runner.get_loop()
+            going = {loop.create_task(_send(delivery)): delivery for delivery in taken}
+            while going:
+                done, _ = runner.run(asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED))
+                for task in done:  # noted as soon as it is known: what is not noted is sent again
+                    _note(going.pop(task), task.result())
+    return count
+
+
+def _take(now: datetime) -> list[Delivery]:
+    """The oldest due message of each channel that does not rest, as they are now ours to send."""
+    awake = Q(channel__rests_until=None) | Q(channel__rests_until__lte=now)
+    due = Delivery.objects.filter(awake, state=WAITING, due_at__lte=now, channel__is_paused=False)
+    oldest = due.order_by().values("channel").annotate(oldest=Min("pk")).values_list("oldest", flat=True)[:AT_ONCE]
+    rows = Delivery.objects.filter(pk__in=list(oldest)).select_related("channel__user", "notice")
+    return [row for row in rows if _is_ours(row, now)]
+
+
+def _is_ours(delivery: Delivery, now: datetime) -> bool:
+    """Whether this process has taken it; what it says is settled at its first try."""
+    ours = Delivery.objects.filter(pk=delivery.pk, state=WAITING, due_at=delivery.due_at)
+    notice = delivery.notice
+    if notice is not None and notice.withdrawn_at is not None and not delivery.tries:
+        ours.update(state=DROPPED)
+        return False
+    if delivery.content is None:
+        delivery.content = content_of(notice) if notice else None
+    if delivery.content is None or not _may_get(delivery.channel):
+        ours.update(state=DROPPED)
+        return False
+    delivery.title, delivery.due_at = delivery.content["title"], now + LEASE
+    changes = {"due_at": delivery.due_at, "title": delivery.title, "content": delivery.content}
+    if ours.update(**changes, tries=F("tries") + 1) != 1:
+        return False
+    delivery.tries += 1
+    return True
+
+
+def _may_get(channel: Channel) -> bool:
+    return channel.user is None or channel.user.is_active
+
+
+async def _send(delivery: Delivery) -> Failure | None:
+    """None: it was taken."""
+    channel = delivery.channel
+    try:
+        if channel.kind == Channel.Kind.EMAIL:
+            return await asyncio.to_thread(_mail, delivery)
+        body, headers = (slack if channel.kind == Channel.Kind.SLACK else webhook).message(delivery)
+        return _judge(await outside.post(channel.address, body, headers), channel)
+    except outside.Refused as error:
+        return Failure(str(error), is_for_good=True)
+    except (TimeoutError, httpx.TimeoutException):
+        return Failure(f"{channel.where} did not answer within {outside.TOTAL_S:g} seconds.")
+    except (httpx.HTTPError, OSError) as error:
+        return Failure(f"{channel.where} cannot be reached: {error or type(error).__name__}")
+    except Exception:
+        logger.exception("delivery %s could not be made", delivery.pk)
+        return Failure("Vigil failed to send it; its log says why.")
+
+
+def _mail(delivery: Delivery) -> Failure | None:
+    if not mail.is_set_up():
+        return Failure("This site sends no e-mail: a sysadmin sets EMAIL_URL.")
+    try:
+        mail.send(delivery)
+    except (OSError, SMTPException) as error:
+        return Failure(mail.words(error), is_for_good=mail.is_for_good(error))
+    return None
+
+
+def _judge(answer: outside.Answer, channel: Channel) -> Failure | None:
+    status, said = answer.status, line(" ".join(answer.text.split()), 120)
+    if 200 <= status < 300:
+        return None
+    if 300 <= status < 400:
+        return Failure(f"{channel.where} sends on to another address ({status}): give that one.", is_for_good=True)
+    words = f"{channel.where} answered {status}{f': {said}' if said else '.'}"
+    if status in {408, 425, 429} or status >= 500:
+        return Failure(words, retry_after_s=answer.retry_after_s)
+    return Failure(words, is_for_good=True)
+
+
+def _note(delivery: Delivery, failure: Failure | None) -> None:
+    """What became of a try. It was ours: at worst another has sent it, too, and either note is true."""
+    now, rows = timezone.now(), Delivery.objects.filter(pk=delivery.pk, state=WAITING)
+    channel = Channel.objects.filter(pk=delivery.channel_id)
+    if failure is None:
+        rows.update(state=SENT, sent_at=now, error="")
+        if delivery.channel.rests_until is not None:
+            channel.update(rests_until=None)
+        notify.withdraw(f"channel:{delivery.channel_id}")
+        logger.info("delivery %s: %s to channel %s", delivery.pk, delivery.kind, delivery.channel_id)
+        return
+    is_last = failure.is_for_good or delivery.tries >= MOST_TRIES
+    again_at = now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s))
+    # Only where nobody else has it by now: a time-out may be told late.
+    ours = rows.filter(due_at=delivery.due_at)
+    if not ours.update(error=failure.words[:300], **({"state": GIVEN_UP} if is_last else {"due_at": again_at})):
+        return
+    channel.update(rests_until=None if failure.is_for_good else again_at)
+    logger.warning("delivery %s, try %s: %s", delivery.pk, delivery.tries, failure.words)
+    if is_last:
+        _tell(delivery, failure)
+
+
+def wait_s(tries: int, retry_after_s: float | None = None) -> float:
+    """Until the next try: doubled each time, spread by a half either way, not before the receiver wants it."""
+    spread = min(FIRST_S * 2 ** (tries - 1), LONGEST_S) * random.uniform(0.5, 1.5)
+    return max(spread, min(retry_after_s or 0.0, LONGEST_S))
+
+
+def _tell(delivery: Delivery, failure: Failure) -> None:
+    """Say at home that a channel does not work, to the person whose it is; of a project's to sysadmins."""
+    channel = delivery.channel
+    to = channel.user or notify.SYSADMINS
+    if delivery.kind in {"channel", "test"}:  # seen where it was asked for; and no rounds from channel to channel
+        return
+    where = str(channel) if channel.user else f"{channel} of {channel.project}"
+    title = f"Messages to {where} cannot be delivered."
+    notify.raise_notice(f"channel:{channel.pk}", kind="channel", to=to, title=title, detail=failure.words, link="/me/")

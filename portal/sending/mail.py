@@ -1,0 +1,55 @@
+"""Messages as e-mail: plain text, and simple HTML beside it, by Django's e-mail settings."""
+
+from __future__ import annotations
+
+from email.utils import parseaddr
+from smtplib import SMTPRecipientsRefused, SMTPResponseException, SMTPSenderRefused
+
+from django.conf import settings
+from django.core.mail import EmailMultiAlternatives
+from django.template.loader import render_to_string
+
+from portal.models import Delivery
+from portal.untrusted import line
+
+MOST_SUBJECT = 160
+
+
+def is_set_up() -> bool:
+    return bool(settings.EMAIL_HOST) or not settings.EMAIL_BACKEND.endswith("smtp.EmailBackend")
+
+
+def send(delivery: Delivery) -> None:
+    """Hand it to the mail server; OSError or SMTPException where it does not take it."""
+    told = delivery.content or {}
+    about = {"told": told, "notices": told.get("notices") or [told], "site": settings.VIGIL_PUBLIC_URL}
+    about["is_digest"] = bool(told.get("notices"))
+    subject = line(f"[Vigil] {told['title']}", MOST_SUBJECT)
+    letter = EmailMultiAlternatives(
+        subject, render_to_string("mail/notice.txt", about), settings.DEFAULT_FROM_EMAIL, [delivery.channel.address]
+    )
+    domain = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].partition("@")[2] or "localhost"
+    # The same at each try: mail programs show a letter that came twice once.
+    letter.extra_headers = {"Message-ID": f"<{delivery.uid}@{domain}>", "Auto-Submitted": "auto-generated"}
+    letter.attach_alternative(render_to_string("mail/notice.html", about), "text/html")
+    letter.send()
+
+
+def is_for_good(error: Exception) -> bool:
+    """Whether the mail server will never take it: it said so with a code of 500 or more."""
+    if isinstance(error, SMTPRecipientsRefused):
+        return all(code >= 500 for code, _ in error.recipients.values())
+    return isinstance(error, SMTPSenderRefused | SMTPResponseException) and 500 <= error.smtp_code < 530
+
+
+def words(error: Exception) -> str:
+    if isinstance(error, SMTPRecipientsRefused):
+        code, said = next(iter(error.recipients.values()))
+        return f"The mail server refused the address: {code} {_text(said)}"
+    if isinstance(error, SMTPResponseException):
+        return f"The mail server said {error.smtp_code} {_text(error.smtp_error)}"
+    return f"The mail server cannot be reached: {error}"
+
+
+def _text(said: bytes | str) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said

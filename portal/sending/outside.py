@@ -1,0 +1,172 @@
+"""A POST to an address that a person gave: to the world outside, and to nothing inside that the site has not allowed.
+
+The name is resolved once, every address that it has is looked at, and the connection goes to one of those: a name that
+answers otherwise a moment later changes nothing. TLS is still asked for the name. No redirect is followed, no proxy of
+the environment is used, and time and answer are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
+
+import certifi
+import httpx
+from django.conf import settings
+
+TOTAL_S, STEP_S = 8.0, 5.0
+MOST_ANSWER = 16 * 1024  # bytes of an answer that are read at most
+MOST_TRIED = 3  # addresses of one name
+Address = IPv4Address | IPv6Address
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+class Refused(Exception):
+    """Nothing was sent, and nothing will be to such an address. The sentence says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    text: str
+    retry_after_s: float | None
+
+
+async def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    """The answer of whoever is there. Refused; httpx.HTTPError, TimeoutError or OSError where nobody answers."""
+    host, port, is_https = checked(url)
+    async with asyncio.timeout(TOTAL_S):
+        if proxy := settings.VIGIL_WEBHOOK_PROXY:
+            return await _send(url, body, headers, proxy=proxy)
+        failure: Exception | None = None
+        for address in (await resolve(host, port, is_https))[:MOST_TRIED]:
+            there = httpx.URL(url).copy_with(host=str(address))
+            named = {**headers, "Host": httpx.URL(url).netloc.decode("ascii")}
+            try:
+                return await _send(str(there), body, named, name="" if _literal(host) else host)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failure = error
+        raise failure or Refused(f"{host} has no address.")
+
+
+async def _send(
+    url: str, body: bytes, headers: Mapping[str, str], *, name: str = "", proxy: str | None = None
+) -> Answer:
+    limits = httpx.Timeout(STEP_S)
+    extensions = {"sni_hostname": name} if name else {}
+    async with (
+        httpx.AsyncClient(verify=_authorities(), trust_env=False, proxy=proxy, timeout=limits) as client,
+        client.stream("POST", url, content=body, headers=dict(headers), extensions=extensions) as response,
+    ):
+        said = bytearray()
+        async for chunk in response.aiter_raw():
+            said += chunk
+            if len(said) >= MOST_ANSWER:
+                break
+        return Answer(response.status_code, said[:MOST_ANSWER].decode(errors="replace"), _retry_after(response))
+
+
+def checked(url: str) -> tuple[str, int, bool]:
+    """(host, port, whether it is https) of an address that may be one to send to, before anybody is asked for it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        raise Refused("This is no address of the web: it begins with https:// and names a host.") from None
+    if parts.scheme not in {"https", "http"} or not host or not url.isprintable() or " " in url:
+        raise Refused("This is no address of the web: it begins with https:// and names a host.")
+    if parts.username is not None or parts.password is not None:
+        raise Refused("Leave user name and password out of the address: they would be in every log on the way.")
+    is_https = parts.scheme == "https"
+    literal = _literal(host)
+    if not is_https and not _is_named(host) and not (literal and _is_allowed(literal)):
+        raise Refused("Take an https:// address; http:// is for hosts that VIGIL_WEBHOOK_ALLOW names.")
+    if literal:
+        _look_at(literal, host)
+    return host, port or (443 if is_https else 80), is_https
+
+
+async def resolve(host: str, port: int, is_https: bool) -> list[Address]:
+    """Every address that the name has now; Refused if one of them is inside."""
+    if literal := _literal(host):
+        return [literal]
+    name = _in_ascii(host)
+    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(ip_address(one[4][0].partition("%")[0]) for one in found))
+    if not _is_named(host):
+        for address in addresses:
+            _look_at(address, host)
+    return addresses
+
+
+def _look_at(address: Address, host: str) -> None:
+    if not is_outside(address) and not _is_allowed(address) and not _is_named(host):
+        raise Refused(f"{host} is inside the site. A sysadmin allows such addresses by VIGIL_WEBHOOK_ALLOW.")
+
+
+def is_outside(address: Address) -> bool:
+    """Whether the whole internet would reach the same by it: not this machine, a private network, or many at once."""
+    if isinstance(address, IPv6Address):
+        within = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
+        if within is None and address in _NAT64:
+            within = IPv4Address(int(address) & 0xFFFF_FFFF)
+        if within is not None:
+            return is_outside(within)
+        if address.is_site_local or int(address) < 2**32:  # ::a.b.c.d, which nobody routes
+            return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+@cache
+def _allowed(setting: str) -> tuple[frozenset[str], tuple[object, ...]]:
+    """Names and networks of VIGIL_WEBHOOK_ALLOW; portal.settings has looked at them."""
+    names, networks = set(), []
+    for word in filter(None, (one.strip().lower() for one in setting.split(","))):
+        try:
+            networks.append(ip_network(word, strict=False))
+        except ValueError:
+            names.add(word)
+    return frozenset(names), tuple(networks)
+
+
+def _is_named(host: str) -> bool:
+    return host.lower().rstrip(".") in _allowed(settings.VIGIL_WEBHOOK_ALLOW)[0]
+
+
+def _is_allowed(address: Address) -> bool:
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return any((mapped or address) in network for network in _allowed(settings.VIGIL_WEBHOOK_ALLOW)[1])  # type: ignore[operator]
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _in_ascii(host: str) -> str:
+    try:
+        return host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise Refused(f"{host} is no name of a host.") from None
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    said = response.headers.get("Retry-After", "")
+    return float(said) if said.isascii() and said.isdigit() and len(said) < 7 else None
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """The world's certificate authorities, and those that the machine knows beside them."""
+    context = ssl.create_default_context(cafile=certifi.where())
+    context.load_default_certs()
+    return context
