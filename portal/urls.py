@@ -24,6 +24,7 @@ from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
 from jobs.api import request as request_api
+from jobs.api import runbooks as runbooks_api
 from jobs.api import series as series_api
 from jobs.api import sweeps as sweeps_api
 from jobs.api import wake as wake_api
@@ -57,6 +58,7 @@ api.add_router("/v1/jobs", profiles_api.router)
 api.add_router("/v1/jobs", series_api.router)
 api.add_router("/v1/jobs", why_api.router)
 api.add_router("/v1/catalogue", catalogue_api.router)
+api.add_router("/v1/runbooks", runbooks_api.router)
 api.add_router("/v1/sweeps", sweeps_api.router)
 api.add_router("/v1/projects", disk_api.router)
 api.add_router("/v1/spec", jobs_api.spec_router)

@@ -13,7 +13,21 @@ from typing import Any, TypeVar
 
 import click
 
-from portal.cli import agent, attach, catalogue, cluster, diagnose, notices, profiles, sweeps, tables, telemetry, waste
+from portal.cli import (
+    agent,
+    attach,
+    catalogue,
+    check as check_commands,
+    cluster,
+    diagnose,
+    notices,
+    profiles,
+    runbooks,
+    sweeps,
+    tables,
+    telemetry,
+    waste,
+)
 from portal.cli import check as check_commands
 from portal.cli.params import Commands, JobId, as_json, out, say_version
 from portal.cli.portal import CHECKOUT, Portal, Trouble, find_portal
@@ -382,6 +396,7 @@ OTHERS = (
     *notices.ALL,
     *telemetry.ALL,
     *waste.ALL,
+    *runbooks.ALL,
 )
 for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)

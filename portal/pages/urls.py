@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from portal.pages import agents, cluster_map, context, home, node, nodes, queue, racks, waste
+from portal.pages import agents, cluster_map, context, home, node, nodes, queue, racks, runbooks, waste
 
 urlpatterns = [
     path("", home.home, name="home"),
@@ -24,4 +24,8 @@ urlpatterns = [
     path("nodes/<str:name>/undrain", node.undrain, name="node_undrain"),
     path("queue", queue.index, name="queue"),
     path("waste", waste.page, name="waste"),
+    path("runbooks", runbooks.index, name="runbooks"),
+    path("runbooks/<str:code>", runbooks.one, name="runbook"),
+    path("runbooks/<str:code>/edit", runbooks.edit, name="runbook_edit"),
+    path("runbooks/<str:code>/own", runbooks.forget, name="runbook_forget"),
 ]

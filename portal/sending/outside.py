@@ -16,7 +16,6 @@ from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
-import certifi
 import httpx
 from django.conf import settings
 
@@ -167,6 +166,6 @@ def _retry_after(response: httpx.Response) -> float | None:
 @cache
 def _authorities() -> ssl.SSLContext:
     """The world's certificate authorities, and those that the machine knows beside them."""
-    context = ssl.create_default_context(cafile=certifi.where())
+    context = httpx.create_ssl_context(trust_env=False)
     context.load_default_certs()
     return context
