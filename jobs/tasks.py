@@ -47,14 +47,15 @@ def tail() -> None:
 
 @shared_task(name="jobs.tasks.diagnose", expires=60)
 def diagnose(incident_id: int = 0) -> None:
-    """Say why an attempt ended badly: this one, and whatever else is due, for a while."""
+    """Say why an attempt ended badly: this one, and whatever else is due, for a while; and tell people of it."""
     import time
 
-    from jobs.postmortem import incidents
+    from jobs.postmortem import incidents, telling
 
     if incident_id:
         incidents.diagnose(incident_id)
     incidents.diagnose_due(time.monotonic() + 30.0)
+    telling.tell()
 
 
 @shared_task(name="jobs.tasks.replay", expires=60)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 from urllib.parse import urlsplit
 
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -28,14 +27,13 @@ def render(text: str, *, link: Callable[[str], str] | None = None) -> SafeString
             token.tag = f"h{min(int(token.tag[1]) + 1, 6)}"
         if token.type == "link_open":
             _mend(token, link)
-    return mark_safe(parser.renderer.render(tokens, parser.options, {}))
+    return SafeString(parser.renderer.render(tokens, parser.options, {}))
 
 
 @cache
 def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     parser.validateLink = _is_harmless  # type: ignore[method-assign]
-    parser.add_render_rule("table_open", _table_open)
     return parser
 
 
@@ -55,9 +53,3 @@ def _mend(token: Token, link: Callable[[str], str] | None) -> None:
 def _is_harmless(url: str) -> bool:
     scheme = _SCHEME.match(url.strip())
     return scheme is None or scheme[0].lower() in {"http:", "https:", "mailto:"}
-
-
-def _table_open(
-    renderer: Any, tokens: Sequence[Token], at: int, options: Any, env: MutableMapping[str, Any]
-) -> str:
-    return '<table class="plain">\n'

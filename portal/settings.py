@@ -80,7 +80,9 @@ VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")  # node=http://host:9400/metr
 VIGIL_WEBHOOK_ALLOW = env("VIGIL_WEBHOOK_ALLOW")
 for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(","))):
     if not re.fullmatch(r"[0-9A-Fa-f.:]+(/\d{1,3})?|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", _word):
-        raise SystemExit(f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor the name of a host.")
+        raise SystemExit(
+            f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor the name of a host."
+        )
 VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; the environment's own is not used
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 

@@ -53,7 +53,9 @@ def main(arguments: list[str]) -> None:
     if queue == "follow":  # what its first task needs before it comes: somebody waits for it
         from jobs.following import follow, handover  # noqa: F401
     if more:
-        app.worker_main(["--quiet", "worker", f"--queues={','.join(queues)}", f"--hostname={queue}@%h", *OPTIONS, *more])
+        app.worker_main(
+            ["--quiet", "worker", f"--queues={','.join(queues)}", f"--hostname={queue}@%h", *OPTIONS, *more]
+        )
         return
     worker = app.Worker(
         queues=queues,

@@ -398,7 +398,6 @@ OTHERS = (
     *waste.ALL,
     *runbooks.ALL,
 )
-for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -29,15 +29,16 @@ class ChannelForm(forms.Form):
     )
     is_paused = forms.BooleanField(required=False)
 
-    def __init__(self, kind: str, *args: Any, is_sysadmin: bool, of_project: bool, kept: str = "", **named: Any) -> None:
+    def __init__(
+        self, kind: str, *args: Any, is_sysadmin: bool, of_project: bool, kept: str = "", **named: Any
+    ) -> None:
         super().__init__(*args, **named)
         self.kind, self.kept = kind, kept
         self.is_email = kind == Channel.Kind.EMAIL
+        self.offered = kinds.choices(is_sysadmin=is_sysadmin, of_project=of_project)
         self.fields["address"].required = not kept
         self.fields["address"].error_messages["required"] = "The address is missing."
-        cast(forms.MultipleChoiceField, self.fields["kinds"]).choices = kinds.choices(
-            is_sysadmin=is_sysadmin, of_project=of_project
-        )
+        cast(forms.MultipleChoiceField, self.fields["kinds"]).choices = self.offered
         cast(forms.ChoiceField, self.fields["time_zone"]).choices = [(name, name) for name in zones()]
 
     def clean_address(self) -> str:
@@ -67,8 +68,7 @@ class ChannelForm(forms.Form):
         """The channel's fields. What is left out is kept, so a kind that is new some day is sent."""
         given = dict(self.cleaned_data)
         wanted = set(given.pop("kinds"))
-        offered = [code for code, _ in cast(forms.MultipleChoiceField, self.fields["kinds"]).choices]
-        return {**given, "left_out": [code for code in offered if code not in wanted]}
+        return {**given, "left_out": [code for code, _ in self.offered if code not in wanted]}
 
     @staticmethod
     def initial_of(channel: Channel) -> dict[str, Any]:

@@ -68,8 +68,14 @@ def edit(request: HttpRequest, code: str) -> HttpResponse:
         else:
             messages.success(request, f"Saved: this is what the site says about {code}.")
             return redirect("runbook", code)
-    context: dict[str, object] = {"section": "jobs", "cause": cause, "text": text, "problem": problem, "site": found.site}
-    context["most"] = SiteRunbook.MOST
+    context = {
+        "section": "jobs",
+        "cause": cause,
+        "text": text,
+        "problem": problem,
+        "site": found.site,
+        "most": SiteRunbook.MOST,
+    }
     return render(request, "portal/runbook_edit.html", context, status=422 if problem else 200)
 
 

@@ -158,16 +158,22 @@ def _note(delivery: Delivery, failure: Failure | None) -> None:
 
 def wait_s(tries: int, retry_after_s: float | None = None) -> float:
     """Until the next try: doubled each time, spread by a half either way, not before the receiver wants it."""
-    spread = min(FIRST_S * 2 ** (tries - 1), LONGEST_S) * random.uniform(0.5, 1.5)
-    return max(spread, min(retry_after_s or 0.0, LONGEST_S))
+    doubled: float = FIRST_S * 2 ** (tries - 1)
+    return max(min(doubled, LONGEST_S) * random.uniform(0.5, 1.5), min(retry_after_s or 0.0, LONGEST_S))
 
 
 def _tell(delivery: Delivery, failure: Failure) -> None:
     """Say at home that a channel does not work, to the person whose it is; of a project's to sysadmins."""
     channel = delivery.channel
-    to = channel.user or notify.SYSADMINS
     if delivery.kind in {"channel", "test"}:  # seen where it was asked for; and no rounds from channel to channel
         return
     where = str(channel) if channel.user else f"{channel} of {channel.project}"
     title = f"Messages to {where} cannot be delivered."
-    notify.raise_notice(f"channel:{channel.pk}", kind="channel", to=to, title=title, detail=failure.words, link="/me/")
+    notify.raise_notice(
+        f"channel:{channel.pk}",
+        kind="channel",
+        to=channel.user or notify.SYSADMINS,
+        title=title,
+        detail=failure.words,
+        link="/me/",
+    )

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Max, QuerySet
+from django.db.models import Count, QuerySet
 
 from portal import formatting
 from portal.models import Channel, Delivery
@@ -26,7 +26,9 @@ def let_go(now: datetime) -> None:
             rows.update(state=WAITING)
         else:
             _gather(channel, rows, now)
-    fresh = Delivery.objects.filter(state=WAITING, due_at__lte=now, tries=0).exclude(kind__in=[kinds.DIGEST, kinds.TEST])
+    fresh = Delivery.objects.filter(state=WAITING, due_at__lte=now, tries=0).exclude(
+        kind__in=[kinds.DIGEST, kinds.TEST]
+    )
     for channel, many in _by_channel(fresh):
         if many > FLOOD:
             _gather(channel, fresh.filter(channel=channel), now)

@@ -98,7 +98,7 @@ async def resolve(host: str, port: int, is_https: bool) -> list[Address]:
         return [literal]
     name = _in_ascii(host)
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(ip_address(one[4][0].partition("%")[0]) for one in found))
+    addresses = list(dict.fromkeys(ip_address(str(one[4][0]).partition("%")[0]) for one in found))
     if not _is_named(host):
         for address in addresses:
             _look_at(address, host)

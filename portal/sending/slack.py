@@ -34,7 +34,8 @@ def _blocks(told: dict[str, Any], *, short: bool = False) -> list[dict[str, Any]
     block = _plain(words)
     if told["facts"] and not short:
         block["fields"] = [
-            {"type": "plain_text", "text": f"{name}: {text}"[:2000], "emoji": False} for name, text in told["facts"][:10]
+            {"type": "plain_text", "text": f"{name}: {text}"[:2000], "emoji": False}
+            for name, text in told["facts"][:10]
         ]
     if not told["link"]:
         return [block]

@@ -1,0 +1,156 @@
+"""Notices of what died: one an incident, once there is a verdict and a decision, to whoever has to know.
+
+    its owner      what happened, how sure, who must act, what Vigil did; the project's channels, too
+    sysadmins      where they must act: one a cause, node and day, however many jobs died of it
+Jobs of a sweep that die alike are one notice with their number. A verdict that is revised changes the words; only one
+that makes somebody else act is news again. What is to be told is read from the rows, and raised twice it stands once:
+a process that is killed in between loses nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.urls import reverse
+from django.utils import timezone
+
+from jobs.models import Checkpoint, Incident
+from jobs.postmortem.causes import CAUSES, Cause
+from jobs.postmortem.masking import masked
+from portal import formatting, notify
+from portal.notify import SYSADMINS
+
+KIND, SITE = "incident", "incident.site"
+WAIT = timedelta(seconds=45)  # for the decision; then it is told without
+LATEST = timedelta(days=1)  # what is older is told to nobody any more
+MOST = 1_000  # incidents that a look goes through, the newest
+TOGETHER = timedelta(minutes=1)  # that a message waits for more that died alike
+ACTS = {"researcher": "you, or whose program it is", "sysadmin": "a sysadmin", "both": "you or a sysadmin"}
+
+_told: dict[int, tuple[object, ...]] = {}  # by this process; one that starts anew tells all of them again, as nothing
+
+
+def tell(now: datetime | None = None) -> int:
+    """Tell what is new of incidents since the last look; of how many."""
+    now = now or timezone.now()
+    names = ("pk", "opened_at", "version", "cause", "overruled_cause", "attempt__decided_at")
+    rows = Incident.objects.filter(incarnation=None).order_by("-pk").values_list(*names)[:MOST]
+    seen, count = set(), 0
+    for pk, opened_at, version, *known, decided_at in rows:
+        if opened_at < now - LATEST:
+            break
+        seen.add(pk)
+        mark = (version, *known, decided_at)
+        if not version or _told.get(pk) == mark or (decided_at is None and opened_at > now - WAIT):
+            continue
+        _tell(pk)
+        _told[pk] = mark
+        count += 1
+    for pk in set(_told) - seen:
+        del _told[pk]
+    return count
+
+
+def _tell(incident_id: int) -> None:
+    rows = Incident.objects.select_related("attempt__job__owner", "attempt__job__project", "attempt__job__sweep")
+    incident = rows.filter(pk=incident_id).first()
+    cause = CAUSES.get((incident.overruled_cause or incident.cause) if incident else "")
+    if incident is None or cause is None or cause.owner == "nobody":
+        return
+    alike = _alike(incident)
+    job = incident.attempt.job
+    title = masked(_title(incident, cause, alike))
+    notify.raise_notice(
+        f"{KIND}:sweep:{job.sweep_id}:{incident.fingerprint}" if alike else f"{KIND}:{incident.pk}",
+        kind=KIND,
+        to=job.owner,
+        title=title,
+        detail=cause.advice,
+        link=reverse("sweep", args=[job.sweep_id]) if alike > 1 else reverse("job", args=[job.pk]),
+        tone="warn",
+        facts=_facts(incident, cause),
+        project=job.project,
+        edition=cause.owner,
+        settle=TOGETHER if alike else timedelta(),
+    )
+    if cause.owner == "sysadmin":
+        _tell_sysadmins(incident, cause)
+
+
+def _alike(incident: Incident) -> int:
+    """How many jobs of its sweep died so; 0: it is of no sweep."""
+    sweep = incident.attempt.job.sweep_id
+    if sweep is None or not incident.fingerprint:
+        return 0
+    rows = Incident.objects.filter(fingerprint=incident.fingerprint, attempt__job__sweep=sweep)
+    return rows.values("attempt__job").distinct().count()
+
+
+def _title(incident: Incident, cause: Cause, alike: int) -> str:
+    job = incident.attempt.job
+    says = cause.title.capitalize() + "." if incident.overruled_cause else incident.says or f"{cause.title}."
+    if alike > 1 and job.sweep is not None:
+        return f"{alike} jobs of sweep {job.sweep.name} died alike: {says}"
+    return f"{job.name} (#{job.pk}) died: {says}"
+
+
+def _facts(incident: Incident, cause: Cause) -> list[tuple[str, str]]:
+    attempt = incident.attempt
+    sure = "overruled by a person" if incident.overruled_cause else f"{incident.confidence or 0:.0%} sure"
+    nodes = formatting.listed(attempt.nodes[:4]) + (f" and {len(attempt.nodes) - 4} more" if attempt.nodes[4:] else "")
+    return [
+        ("Cause", f"{cause.code}, {sure}"),
+        ("Who must act", ACTS[cause.owner]),
+        ("What Vigil did", masked(attempt.decision) or "nothing yet"),
+        ("Lost", _lost(incident)),
+        ("Sign", _sign(incident)),
+        ("Attempt", f"{attempt.number}{f' on {nodes}' if nodes else ''}, project {attempt.job.project.slug}"),
+        ("Runbook", f"{settings.VIGIL_PUBLIC_URL}{reverse('runbook', args=[cause.code])}"),
+    ]
+
+
+def _lost(incident: Incident) -> str:
+    """The steps since the newest checkpoint that is kept; "" where nothing tells of steps."""
+    attempt = incident.attempt
+    if attempt.step is None:
+        return ""
+    kept = Checkpoint.objects.resumable().filter(job=attempt.job_id, step__lte=attempt.step)
+    newest = kept.order_by("-step").values_list("step", flat=True).first()
+    if newest is None:
+        return f"all of its {formatting.plural(attempt.step, 'step')}: there is no checkpoint"
+    steps = attempt.step - newest
+    return (
+        f"{formatting.plural(steps, 'step')} since the checkpoint at step {formatting.count(newest)}" if steps else ""
+    )
+
+
+def _sign(incident: Incident) -> str:
+    """The line that the verdict goes by first."""
+    newest = incident.diagnoses.order_by("-version").first()
+    evidence = newest.verdict.get("evidence", ()) if newest else ()
+    root = next((str(one.get("text", "")) for one in evidence if one.get("role") == "root"), "")
+    return masked(root[: notify.MOST_FACT])
+
+
+def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
+    """That they must act: once a cause, node and day."""
+    day = incident.at.date()
+    began = incident.at.replace(hour=0, minute=0, second=0, microsecond=0)
+    same = Incident.objects.filter(node=incident.node, at__gte=began, at__lt=began + timedelta(days=1))
+    many = same.filter(cause=incident.cause, incarnation=None).count() if incident.node else 1
+    where = f" on {incident.node}" if incident.node else ""
+    job = incident.attempt.job
+    which = f"{formatting.plural(many, 'attempt')} died of it" if many > 1 else f"{job.name} (#{job.pk}) died of it"
+    notify.raise_notice(
+        f"{SITE}:{cause.code}:{incident.node or incident.pk}"[: notify.MOST_KEY],
+        kind=SITE,
+        to=SYSADMINS,
+        title=masked(f"{cause.title.capitalize()}{where}: {which}."),
+        detail=cause.advice,
+        link=reverse("node", args=[incident.node]) if incident.node else reverse("job", args=[job.pk]),
+        tone="warn",
+        facts=_facts(incident, cause),
+        edition=day.isoformat(),
+        settle=TOGETHER,
+    )
