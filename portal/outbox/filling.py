@@ -27,10 +27,15 @@ def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = 
     rows = [
         Delivery(channel=channel, key=stamp, notice=notice, kind=notice.kind, title=notice.title, **_when(channel, at))
         for channel in _channels(notice, project)
-        if notice.kind not in channel.left_out
+        if notice.kind not in channel.left_out and notice.key != trouble_of(channel.pk)
         for at in [now + settle]
     ]
     return len(Delivery.objects.bulk_create(rows, ignore_conflicts=True)) if rows else 0
+
+
+def trouble_of(channel_id: int) -> str:
+    """The key of the notice that a channel does not work; that one does not go there itself."""
+    return f"channel:{channel_id}"
 
 
 def test(channel: Channel, by: str) -> Delivery:

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from portal import notify
 from portal.models import Channel, Delivery
-from portal.outbox.filling import content_of
+from portal.outbox.filling import content_of, trouble_of
 from portal.sending import gathering, mail, outside, slack, webhook
 from portal.untrusted import line
 
@@ -141,7 +141,7 @@ def _note(delivery: Delivery, failure: Failure | None) -> None:
         rows.update(state=SENT, sent_at=now, error="")
         if delivery.channel.rests_until is not None:
             channel.update(rests_until=None)
-        notify.withdraw(f"channel:{delivery.channel_id}")
+        notify.withdraw(trouble_of(delivery.channel_id))
         logger.info("delivery %s: %s to channel %s", delivery.pk, delivery.kind, delivery.channel_id)
         return
     is_last = failure.is_for_good or delivery.tries >= MOST_TRIES
@@ -170,7 +170,7 @@ def _tell(delivery: Delivery, failure: Failure) -> None:
     where = str(channel) if channel.user else f"{channel} of {channel.project}"
     title = f"Messages to {where} cannot be delivered."
     notify.raise_notice(
-        f"channel:{channel.pk}",
+        trouble_of(channel.pk),
         kind="channel",
         to=channel.user or notify.SYSADMINS,
         title=title,

@@ -1,0 +1,174 @@
+"""What may be posted to: nothing inside the site but what it allows, by whatever spelling, name or redirect."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from ipaddress import ip_address
+from typing import Any
+
+import httpx
+import pytest
+
+from portal.sending import outside
+from portal.sending.outside import Refused, checked, is_outside
+from tests.portal.outbox import receiving
+from tests.portal.outbox.receiving import status
+
+INSIDE = [
+    "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254",
+    "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "::", "::1", "fe80::1", "fc00::1", "fd12::1",
+    "fec0::1", "ff02::1", "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "2002:7f00:1::",
+    "2002:a00:1::", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::a00:1",
+]  # fmt: skip
+OUTSIDE = ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
+
+
+def post(url: str) -> outside.Answer:
+    return asyncio.run(outside.post(url, b"{}", {"Content-Type": "application/json"}))
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Makes names resolve to these addresses, one list after the other; answers which names were asked for."""
+    real = socket.getaddrinfo
+
+    def give(*several: list[str]) -> list[str]:
+        asked: list[str] = []
+
+        def getaddrinfo(host: Any, port: Any, *args: Any, **named: Any) -> Any:
+            if not str(host).endswith(".example"):
+                return real(host, port, *args, **named)
+            found = several[min(len(asked), len(several) - 1)]
+            asked.append(host)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        return asked
+
+    return give
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_inside(address: str) -> None:
+    assert not is_outside(ip_address(address))
+    host = f"[{address}]" if ":" in address else address
+    with pytest.raises(Refused, match="inside the site"):
+        checked(f"https://{host}/hook")
+
+
+@pytest.mark.parametrize("address", OUTSIDE)
+def test_outside(address: str) -> None:
+    assert is_outside(ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "hooks.slack.com", "ftp://hooks.example/", "file:///etc/passwd", "https://", "https:///x", "https://a b/",
+        "https://hooks.example/a\nb", "https://hooks.example:99999/", "https://[::1", "javascript:alert(1)", "//x.example",
+    ],
+)  # fmt: skip
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(Refused, match="no address of the web"):
+        checked(url)
+
+
+def test_plain_http_and_passwords_are_refused() -> None:
+    with pytest.raises(Refused, match="https://"):
+        checked("http://hooks.example/x")
+    with pytest.raises(Refused, match="user name and password"):
+        checked("https://mira:s3cret@hooks.example/x")
+
+
+@pytest.mark.parametrize(
+    "spelling", ["http://2130706433/", "https://2130706433/", "https://0x7f.1/", "https://017700000001/", "https://127.1/"]
+)
+def test_other_spellings_of_this_machine_are_refused_when_they_are_resolved(spelling: str) -> None:
+    with pytest.raises((Refused, OSError)):
+        post(spelling)
+
+
+@pytest.mark.parametrize("found", [["127.0.0.1"], ["1.1.1.1", "10.0.0.7"], ["169.254.169.254"], ["::1"]])
+def test_a_name_that_leads_inside_is_refused(names: Callable[..., list[str]], found: list[str]) -> None:
+    names(found)
+    with pytest.raises(Refused, match=r"hooks\.example is inside the site"):
+        post("https://hooks.example/x")
+
+
+def test_a_name_is_asked_once_so_it_cannot_answer_otherwise_a_moment_later(
+    names: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """Rebinding: a public address for the look, this machine for the connection."""
+    asked, connected = names(["192.0.2.7"], ["127.0.0.1"]), []
+    settings.VIGIL_WEBHOOK_ALLOW = "192.0.2.0/24"
+
+    async def send(url: str, *args: Any, **named: Any) -> outside.Answer:
+        connected.append((url, named["name"], args[1]["Host"]))
+        return outside.Answer(200, "", None)
+
+    monkeypatch.setattr(outside, "_send", send)
+    post("https://hooks.example:8443/x?key=1")
+    assert asked == ["hooks.example"]
+    assert connected == [("https://192.0.2.7:8443/x?key=1", "hooks.example", "hooks.example:8443")]
+
+
+def test_rebinding_in_a_real_connection(names: Callable[..., list[str]], web: receiving.Web, settings: Any) -> None:
+    """The first answer is where it connects to, whatever is answered later; the name is in Host."""
+    settings.VIGIL_WEBHOOK_ALLOW = "127.0.0.1/32,hooks.example"
+    asked = names(["127.0.0.1"], ["127.0.0.2"])
+    assert post(f"http://hooks.example:{web.port}/x").status == 200
+    assert len(asked) == 1
+    assert web.got[0].headers["Host"] == f"hooks.example:{web.port}"
+
+
+def test_what_the_site_allows(web: receiving.Web, settings: Any) -> None:
+    assert post(web.url).status == 200
+    settings.VIGIL_WEBHOOK_ALLOW = "10.0.0.0/8, 127.0.0.1/32 ,intern.example"
+    assert post(web.url).status == 200
+    settings.VIGIL_WEBHOOK_ALLOW = "10.0.0.0/8"
+    with pytest.raises(Refused):
+        post(web.url)
+
+
+def test_the_environment_s_proxy_is_not_used(web: receiving.Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert post(web.url).status == 200
+
+
+def test_a_redirect_is_told_and_not_followed(web: receiving.Web) -> None:
+    web.answers = [status(302, Location="http://169.254.169.254/latest/meta-data/")]
+    assert post(web.url).status == 302
+    assert len(web.got) == 1
+
+
+def test_a_long_answer_is_read_no_further(web: receiving.Web) -> None:
+    web.answers = [status(200, b"x" * 10_000_000)]
+    answer = post(web.url)
+    assert (answer.status, len(answer.text)) == (200, outside.MOST_ANSWER)
+
+
+def test_who_answers_drop_by_drop_is_left(web: receiving.Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "TOTAL_S", 0.4)
+    began = time.monotonic()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        while time.monotonic() < began + 5:
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-A: b\r\n" if time.monotonic() < began else b"x")
+            time.sleep(0.05)
+
+    web.answers = [drip]
+    with pytest.raises((TimeoutError, httpx.HTTPError)):
+        post(web.url)
+    assert time.monotonic() - began < 3
+
+
+def test_nobody_there(web: receiving.Web) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        with pytest.raises(httpx.ConnectError):
+            post(f"http://127.0.0.1:{free.getsockname()[1]}/")

@@ -1,0 +1,457 @@
+"""The outbox: filled with a notice, sent once, tried again ever later, gathered in digests, pruned."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+from django.core import mail as letters
+from django.utils import timezone
+
+from portal import notify
+from portal.models import Channel, Delivery, Notice, User
+from portal.notify import SYSADMINS, raise_notice
+from portal.outbox.pruning import remove_old
+from portal.sending import due, mail, outside, webhook
+from portal.sending.due import send_due
+from tests.lab import a_project, person, sysadmin
+from tests.portal.outbox import receiving
+from tests.portal.outbox.receiving import status
+
+pytestmark = pytest.mark.django_db
+Make = Callable[..., Channel]
+
+
+def tell(to: Any, key: str = "incident:1", **more: Any) -> bool:
+    return raise_notice(key, **{"kind": "incident", "to": to, "title": "wren died.", "link": "/jobs/7", **more})
+
+
+def send() -> int:
+    return send_due(budget_s=5)
+
+
+def only() -> Delivery:
+    return Delivery.objects.get()
+
+
+def is_due(**fields: Any) -> None:
+    """What waits for its time is due now."""
+    Channel.objects.update(rests_until=None)
+    Delivery.objects.unsent().update(due_at=timezone.now(), **fields)
+
+
+class TestWhoGetsIt:
+    def test_one_message_a_channel_and_notice(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel()
+        for _ in range(3):
+            tell(oskar)
+        assert send() == 1
+        assert send() == 0
+        (post,) = web.got
+        assert post.json["type"] == "notice.incident"
+        told = post.json["data"]
+        assert (told["title"], told["key"], told["link"]) == ("wren died.", "incident:1", "http://127.0.0.1:8000/jobs/7")
+        one = only()
+        assert (one.state, one.tries, one.error) == ("sent", 1, "")
+        assert one.sent_at is not None
+
+    def test_nobody_else(self, oskar: User, channel: Make) -> None:
+        channel(user=person("mira", a_project()))
+        channel(user=sysadmin())
+        tell(oskar)
+        assert not Delivery.objects.exists()
+
+    def test_all_sysadmins_who_are_there(self, channel: Make) -> None:
+        channel(user=sysadmin("ann"))
+        channel(user=person("gone", is_superuser=True, is_active=False))
+        tell(SYSADMINS)
+        assert only().channel.user.username == "ann"
+
+    def test_the_project_s_channel_too(self, oskar: User, channel: Make) -> None:
+        mine, ours = channel(), channel(project=a_project())
+        channel(project=a_project("other"))
+        tell(oskar, project=a_project())
+        assert {one.channel_id for one in Delivery.objects.all()} == {mine.pk, ours.pk}
+
+    def test_not_what_they_left_out_nor_where_it_is_paused(self, oskar: User, channel: Make) -> None:
+        channel(left_out=["incident"])
+        channel(is_paused=True)
+        tell(oskar)
+        assert not Delivery.objects.exists()
+
+    def test_with_another_edition_it_is_news_again(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel()
+        tell(oskar, edition="researcher")
+        send()
+        tell(oskar, edition="researcher", title="wren died: no, otherwise.")
+        assert send() == 0
+        tell(oskar, edition="sysadmin", title="wren died of a GPU.")
+        assert send() == 1
+        assert [post.json["data"]["title"] for post in web.got] == ["wren died.", "wren died of a GPU."]
+        assert Notice.objects.count() == 1
+
+    def test_words_that_change_before_it_is_sent_are_in_it(
+        self, oskar: User, channel: Make, web: receiving.Web
+    ) -> None:
+        channel()
+        tell(oskar, settle=timedelta(minutes=1))
+        tell(oskar, title="3 jobs died.", facts=[("What Vigil did", "stopped the sweep")])
+        assert send() == 0, "it waits for more"
+        is_due()
+        send()
+        assert web.got[0].json["data"]["title"] == "3 jobs died."
+        assert web.got[0].json["data"]["facts"] == [["What Vigil did", "stopped the sweep"]]
+
+    def test_what_is_no_longer_so_is_not_sent(self, oskar: User, channel: Make) -> None:
+        channel()
+        tell(oskar, settle=timedelta(minutes=1))
+        notify.withdraw("incident:1")
+        is_due()
+        assert send() == 0
+        assert only().state == "dropped"
+
+    def test_who_has_left_gets_nothing_that_waits(self, oskar: User, channel: Make) -> None:
+        channel()
+        tell(oskar)
+        User.objects.update(is_active=False)
+        assert send() == 0
+        assert only().state == "dropped"
+
+
+class TestWebhook:
+    def test_a_receiver_can_check_it_in_ten_lines(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        secret = webhook.secret_of(channel())
+        tell(oskar)
+        send()
+        post = web.got[0]
+        headers = {name.lower(): value for name, value in post.headers.items()}
+
+        key = base64.b64decode(secret.removeprefix("whsec_"))
+        signed = b".".join((headers["webhook-id"].encode(), headers["webhook-timestamp"].encode(), post.body))
+        expected = "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+        assert hmac.compare_digest(headers["webhook-signature"], expected)
+        assert abs(time.time() - int(headers["webhook-timestamp"])) < 300
+        assert headers["idempotency-key"] == headers["webhook-id"] == str(only().uid)
+
+    def test_each_has_a_secret_of_its_own(self, channel: Make, settings: Any) -> None:
+        one, other = channel(), channel()
+        secret = webhook.secret_of(one)
+        assert secret.startswith("whsec_")
+        assert secret != webhook.secret_of(other)
+        settings.SECRET_KEY = "another"
+        assert secret != webhook.secret_of(one), "no table holds it"
+
+
+class TestTriedAgain:
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            (status(500, b"<b>\x1b[31moops</b>\nline two"), "127.0.0.1 answered 500: <b>[31moops</b> line two"),
+            (status(503), "127.0.0.1 answered 503."),
+            (status(429, Retry_After="120"), "127.0.0.1 answered 429."),
+            (status(408), "127.0.0.1 answered 408."),
+        ],
+    )
+    def test_what_may_work_later(
+        self, oskar: User, channel: Make, web: receiving.Web, answer: receiving.Answer, words: str
+    ) -> None:
+        channel()
+        tell(oskar)
+        web.answers = [answer]
+        send()
+        one = only()
+        assert (one.state, one.error) == ("waiting", words)
+        wait = (one.due_at - timezone.now()).total_seconds()
+        assert 10 < wait < 130
+        assert wait > 100 or "429" not in words
+        assert send() == 0
+        is_due()
+        assert send() == 1
+        assert only().state == "sent"
+        ids = {post.headers["webhook-id"] for post in web.got}
+        assert (len(web.got), len(ids)) == (2, 1), "the same id at each try"
+        assert web.got[0].body == web.got[1].body
+
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (400, "answered 400"), (401, "answered 401"), (404, "answered 404"), (410, "answered 410"),
+            (302, "sends on to another address"), (308, "sends on to another address"),
+        ],
+    )  # fmt: skip
+    def test_what_never_will(
+        self, oskar: User, channel: Make, web: receiving.Web, code: int, words: str
+    ) -> None:
+        one = channel()
+        tell(oskar)
+        web.answers = [status(code, Location="http://169.254.169.254/")]
+        send()
+        assert (only().state, only().tries) == ("given_up", 1)
+        assert words in only().error
+        told = Notice.objects.get(key=f"channel:{one.pk}")
+        assert told.title == "Messages to Signed webhook, 127.0.0.1 cannot be delivered."
+        assert "s3cret" not in f"{told.title}{told.detail}{only().error}"
+        assert len(web.got) == 1
+
+    def test_an_address_inside_is_given_up_with_the_remedy(self, oskar: User, channel: Make, settings: Any) -> None:
+        channel()
+        settings.VIGIL_WEBHOOK_ALLOW = ""
+        tell(oskar)
+        send()
+        assert (only().state, "VIGIL_WEBHOOK_ALLOW" in only().error) == ("given_up", True)
+
+    def test_who_does_not_answer(
+        self, oskar: User, channel: Make, web: receiving.Web, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(outside, "TOTAL_S", 0.3)
+
+        def hang(handler: BaseHTTPRequestHandler) -> None:
+            handler.rfile.read(1)  # until it hangs up
+
+        channel()
+        tell(oskar)
+        web.answers = [hang]
+        send()
+        assert only().error == "127.0.0.1 did not answer within 0.3 seconds."
+
+    def test_twelve_times_then_it_is_given_up_and_said(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel()
+        tell(oskar)
+        web.answers = [status(500)] * due.MOST_TRIES
+        for _ in range(due.MOST_TRIES):
+            assert only().state == "waiting"
+            is_due()
+            send()
+        assert (only().state, only().tries) == ("given_up", 12)
+        assert Notice.objects.filter(kind="channel").exists()
+        is_due()
+        assert send() == 0
+
+    def test_ever_later(self) -> None:
+        waits = [due.wait_s(tries) for tries in range(1, due.MOST_TRIES)]
+        assert all(0.5 * 30 * 2**n <= waits[n] <= 1.5 * 30 * 2**n for n in range(8))
+        assert max(waits) <= 1.5 * due.LONGEST_S
+        assert 3600 * 3 < sum(waits) < 3600 * 13
+        assert len(set(waits)) == len(waits), "spread, so that not all come at once"
+
+    def test_a_channel_that_fails_rests_and_holds_up_no_other(
+        self, oskar: User, channel: Make, web: receiving.Web
+    ) -> None:
+        channel()
+        for number in range(3):
+            tell(oskar, f"incident:{number}")
+        web.answers = [status(500)]
+        assert send() == 1, "the others of this channel wait, too"
+        channel(kind="email", address="oskar@lab.example")
+        tell(oskar, "incident:9")
+        assert send() == 1
+        assert letters.outbox[0].to == ["oskar@lab.example"]
+
+    def test_what_works_again_is_withdrawn(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel()
+        tell(oskar)
+        web.answers = [status(404)]
+        send()
+        assert Notice.objects.standing().filter(kind="channel").exists()
+        tell(oskar, "incident:2")
+        send()
+        assert not Notice.objects.standing().filter(kind="channel").exists()
+
+
+class TestOnce:
+    def test_who_comes_second_finds_it_taken(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel()
+        tell(oskar)
+        first = list(Delivery.objects.select_related("channel__user", "notice"))
+        second = list(Delivery.objects.select_related("channel__user", "notice"))
+        now = timezone.now()
+        assert [due._is_ours(one, now) for one in (*first, *second)] == [True, False]
+        assert send() == 0
+        assert only().tries == 1
+
+    def test_one_who_died_has_it_sent_after_a_while_under_the_same_id(
+        self, oskar: User, channel: Make, web: receiving.Web
+    ) -> None:
+        channel()
+        tell(oskar)
+        assert len(due._take(timezone.now())) == 1  # and dies
+        assert send() == 0
+        assert only().due_at > timezone.now() + timedelta(seconds=100)
+        is_due()
+        assert send() == 1
+        assert only().tries == 2
+
+    def test_a_late_failure_takes_nothing_back(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        """Two have it, after a pause longer than the lease: the one that failed does not undo the other's note."""
+        channel()
+        tell(oskar)
+        (slow,) = due._take(timezone.now())
+        is_due()
+        assert send() == 1
+        due._note(slow, due.Failure("too late", is_for_good=True))
+        assert (only().state, only().error) == ("sent", "")
+
+
+class TestTogether:
+    NIGHT = datetime(2026, 1, 10, 23, 0, tzinfo=UTC)
+
+    @pytest.fixture(autouse=True)
+    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.NIGHT
+        monkeypatch.setattr(timezone, "now", lambda: self.now)
+
+    def test_quiet_hours_then_all_in_one(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(quiet_from="22:00", quiet_until="07:00")
+        for number in range(3):
+            tell(oskar, f"incident:{number}", title=f"job {number} died.")
+        notify.withdraw("incident:1")
+        assert send() == 0
+        assert set(Delivery.objects.values_list("state", flat=True)) == {"held"}
+        self.now = datetime(2026, 1, 11, 6, 59, tzinfo=UTC)
+        assert send() == 0
+        self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
+        assert send() == 1
+        told = web.got[0].json["data"]
+        assert [one["title"] for one in told["notices"]] == ["job 0 died.", "job 2 died."]
+        assert told["title"].startswith("2\N{NO-BREAK SPACE}notices since") or told["title"].startswith("2 notices")
+        assert sorted(Delivery.objects.values_list("kind", "state")) == [
+            ("digest", "sent"), ("incident", "dropped"), ("incident", "gathered"), ("incident", "gathered"),
+        ]  # fmt: skip
+        assert send() == 0
+
+    def test_one_alone_is_itself(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(digest="hourly")
+        tell(oskar)
+        self.now += timedelta(hours=1)
+        assert send() == 1
+        assert web.got[0].json["type"] == "notice.incident"
+
+    def test_daily(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(digest="daily", time_zone="Europe/Berlin")
+        for number in range(120):
+            tell(oskar, f"incident:{number}")
+        self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
+        assert send() == 1
+        told = web.got[0].json["data"]
+        assert (len(told["notices"]), told["more"]) == (100, 20)
+
+    def test_many_at_once_go_as_one(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        """Four hundred jobs that die in a minute are no four hundred letters."""
+        channel()
+        for number in range(6):
+            tell(oskar, f"incident:{number}")
+        assert send() == 1
+        assert len(web.got[0].json["data"]["notices"]) == 6
+
+    def test_two_workers_make_one_digest(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        from portal.sending import gathering
+
+        one = channel(digest="hourly")
+        for number in range(3):
+            tell(oskar, f"incident:{number}")
+        self.now += timedelta(hours=1)
+        rows = Delivery.objects.filter(state="held")
+        gathering._gather(one.pk, rows, self.now)
+        gathering._gather(one.pk, rows, self.now)
+        assert Delivery.objects.filter(kind="digest").count() == 1
+
+
+EVIL = "<script>alert(1)</script> *bold* [here](http://evil.example) @channel <!here> & \x1b[31mred\x1b[0m `code`"
+
+
+class TestWords:
+    def test_slack_gets_plain_text(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(kind="slack")
+        tell(oskar, title=EVIL, detail=EVIL, facts=[("Sign", EVIL)])
+        send()
+        body = web.got[0].json
+        kinds = [part["text"]["type"] for part in body["blocks"] if "text" in part]
+        assert kinds == ["plain_text"]
+        assert "<script>" not in body["text"]
+        assert "<!here>" not in body["text"]
+        assert "&lt;!here&gt; &amp; red" in body["text"].replace("\u200b", "")
+        for mark in ("*bold", "](", "@channel", "`code", "http://evil"):
+            assert mark not in body["text"]
+        assert "\x1b" not in web.got[0].body.decode()
+        assert "[31m" not in body["blocks"][0]["text"]["text"]
+        assert "<http://127.0.0.1:8000/jobs/7|Open in Vigil>" in body["text"]
+        assert body["blocks"][0]["fields"][0]["type"] == "plain_text"
+
+    def test_a_name_with_low_lines_can_be_copied(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(kind="slack")
+        tell(oskar, title="my_first_run died at 0.98.")
+        send()
+        assert web.got[0].json["text"].startswith("my_first_run died at 0.98.")
+
+    def test_a_slack_digest_is_bounded(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(kind="slack")
+        for number in range(60):
+            tell(oskar, f"incident:{number}", title="x" * 300, detail="y" * 1000)
+        send()
+        body = web.got[0].json
+        assert len(body["blocks"]) <= 50
+        assert len(body["text"]) <= 3000
+        assert body["blocks"][-1]["text"]["text"] == "and 40 more"
+
+    def test_a_letter(self, oskar: User, channel: Make) -> None:
+        channel(kind="email", address="oskar@lab.example")
+        tell(oskar, title=EVIL, detail="It went on: {{ x }} & more.", facts=[("Sign", EVIL)])
+        send()
+        (letter,) = letters.outbox
+        assert letter.subject.startswith("[Vigil] <script>")
+        assert "\n" not in letter.subject
+        assert "It went on: {{ x }} & more." in letter.body
+        assert "http://127.0.0.1:8000/jobs/7" in letter.body
+        html = letter.alternatives[0][0]
+        assert "<script>" not in html
+        assert "&lt;script&gt;" in html
+        assert "\x1b" not in html + letter.body
+        assert letter.extra_headers["Message-ID"].startswith(f"<{only().uid}@")
+
+    def test_by_a_real_mail_server(self, oskar: User, channel: Make, settings: Any) -> None:
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        with receiving.mail() as server:
+            settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", server.port
+            channel(kind="email", address="oskar@lab.example")
+            tell(oskar)
+            send()
+            assert only().state == "sent"
+            (letter,) = server.got
+            assert (letter["To"], letter["Auto-Submitted"]) == ("oskar@lab.example", "auto-generated")
+            assert [part.get_content_type() for part in letter.walk()][1:] == ["text/plain", "text/html"]
+            server.refuses = "550 no such person <b>here</b>"
+            tell(oskar, "incident:2")
+            send()
+            refused = Delivery.objects.get(state="given_up")
+            assert refused.error.startswith("The mail server refused the address: 550 no such person")
+            server.refuses = "451 later"
+            tell(oskar, "incident:3")
+            send()
+            assert "451 later" in Delivery.objects.get(state="waiting").error
+        is_due()
+        send()
+        assert "cannot be reached" in Delivery.objects.get(state="waiting").error
+
+    def test_without_a_mail_server_it_says_so(self, oskar: User, channel: Make, settings: Any) -> None:
+        settings.EMAIL_BACKEND, settings.EMAIL_HOST = "django.core.mail.backends.smtp.EmailBackend", ""
+        channel(kind="email", address="oskar@lab.example")
+        assert not mail.is_set_up()
+        tell(oskar)
+        send()
+        assert only().error == "This site sends no e-mail: a sysadmin sets EMAIL_URL."
+
+
+def test_old_rows_go(oskar: User, channel: Make) -> None:
+    channel()
+    for number in range(3):
+        tell(oskar, f"incident:{number}")
+    Delivery.objects.filter(key__startswith="incident:0@").update(created_at=timezone.now() - timedelta(days=31))
+    assert remove_old() == 1
+    assert Delivery.objects.count() == 2
