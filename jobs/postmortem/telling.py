@@ -71,7 +71,7 @@ def _tell(incident_id: int) -> None:
         tone="warn",
         facts=_facts(incident, cause),
         project=job.project,
-        edition=cause.owner,
+        edition="" if alike else cause.owner,
         settle=TOGETHER if alike else timedelta(),
     )
     if cause.owner == "sysadmin":
@@ -89,10 +89,14 @@ def _alike(incident: Incident) -> int:
 
 def _title(incident: Incident, cause: Cause, alike: int) -> str:
     job = incident.attempt.job
-    says = cause.title.capitalize() + "." if incident.overruled_cause else incident.says or f"{cause.title}."
+    says = incident.says if incident.says and not incident.overruled_cause else _sentence(cause)
     if alike > 1 and job.sweep is not None:
         return f"{alike} jobs of sweep {job.sweep.name} died alike: {says}"
     return f"{job.name} (#{job.pk}) died: {says}"
+
+
+def _sentence(cause: Cause) -> str:
+    return f"{cause.title[:1].upper()}{cause.title[1:]}."
 
 
 def _facts(incident: Incident, cause: Cause) -> list[tuple[str, str]]:
@@ -143,14 +147,13 @@ def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
     job = incident.attempt.job
     which = f"{formatting.plural(many, 'attempt')} died of it" if many > 1 else f"{job.name} (#{job.pk}) died of it"
     notify.raise_notice(
-        f"{SITE}:{cause.code}:{incident.node or incident.pk}"[: notify.MOST_KEY],
+        f"{SITE}:{cause.code}:{day}:{incident.node or incident.pk}"[: notify.MOST_KEY],
         kind=SITE,
         to=SYSADMINS,
-        title=masked(f"{cause.title.capitalize()}{where}: {which}."),
+        title=masked(f"{_sentence(cause)[:-1]}{where}: {which}."),
         detail=cause.advice,
         link=reverse("node", args=[incident.node]) if incident.node else reverse("job", args=[job.pk]),
         tone="warn",
         facts=_facts(incident, cause),
-        edition=day.isoformat(),
         settle=TOGETHER,
     )

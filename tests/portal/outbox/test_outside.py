@@ -85,7 +85,8 @@ def test_plain_http_and_passwords_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "spelling", ["http://2130706433/", "https://2130706433/", "https://0x7f.1/", "https://017700000001/", "https://127.1/"]
+    "spelling",
+    ["http://2130706433/", "https://2130706433/", "https://0x7f.1/", "https://017700000001/", "https://127.1/"],
 )
 def test_other_spellings_of_this_machine_are_refused_when_they_are_resolved(spelling: str) -> None:
     with pytest.raises((Refused, OSError)):

@@ -57,7 +57,11 @@ class TestWhoGetsIt:
         (post,) = web.got
         assert post.json["type"] == "notice.incident"
         told = post.json["data"]
-        assert (told["title"], told["key"], told["link"]) == ("wren died.", "incident:1", "http://127.0.0.1:8000/jobs/7")
+        assert (told["title"], told["key"], told["link"]) == (
+            "wren died.",
+            "incident:1",
+            "http://127.0.0.1:8000/jobs/7",
+        )
         one = only()
         assert (one.state, one.tries, one.error) == ("sent", 1, "")
         assert one.sent_at is not None
@@ -186,9 +190,7 @@ class TestTriedAgain:
             (302, "sends on to another address"), (308, "sends on to another address"),
         ],
     )  # fmt: skip
-    def test_what_never_will(
-        self, oskar: User, channel: Make, web: receiving.Web, code: int, words: str
-    ) -> None:
+    def test_what_never_will(self, oskar: User, channel: Make, web: receiving.Web, code: int, words: str) -> None:
         one = channel()
         tell(oskar)
         web.answers = [status(code, Location="http://169.254.169.254/")]
