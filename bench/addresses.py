@@ -42,10 +42,14 @@ ASKED: dict[str, tuple[str, ...]] = {
     "submit": ("",),
     "catalogue": ("",),
     "me/": ("",),
+    "me/sent": ("", "state=sent"),
+    "outbox": ("", "state=given_up"),
+    "runbooks": ("",),
     "api/v1/me": ("",),
     "api/v1/projects": ("",),
     "api/v1/tokens": ("",),
     "api/v1/notices": ("", "unread=1"),
+    "api/v1/outbox": ("", "state=given_up", "limit=200"),
     "api/v1/jobs": (
         *OF_JOBS, *BETWEEN, "limit=200", "parent=7",
         *(f"PAGE {PAGES} limit=200&sort={sort}" for sort in ("-created", "-started", "name", "owner", "state")),
@@ -82,7 +86,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
 }
 # Those that look at no rows that a history adds to.
 STILL = {
-    "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "api/v1/jobs/check", "api/v1/jobs/attach",
+    "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "channels/new", "api/v1/jobs/check", "api/v1/jobs/attach",
     "agents/secret", "api/v1/agents/secret", "racks/all", "racks/one",
     "catalogue/new", "catalogue/check", "catalogue/take", "api/v1/catalogue/check", "api/v1/catalogue/replays",
     "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",

@@ -32,7 +32,7 @@ def tidy() -> None:
     remove_old_deliveries()
 
 
-@shared_task(name="portal.tasks.send", expires=10)
+@shared_task(name="portal.tasks.send", expires=5)
 def send() -> None:
     """Send what is due from the outbox, for a few seconds at most."""
     from portal.sending.due import send_due

@@ -21,7 +21,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 SCHEDULE: dict[str, dict[str, Any]] = {
     "follow": {"task": "jobs.tasks.follow", "schedule": 2.0, "options": {"expires": 2}},
     "diagnose": {"task": "jobs.tasks.diagnose", "schedule": 10.0, "options": {"expires": 10}},
-    "send": {"task": "portal.tasks.send", "schedule": 5.0, "options": {"expires": 10}},
+    "send": {"task": "portal.tasks.send", "schedule": 5.0, "options": {"expires": 5}},
     "verify": {"task": "jobs.tasks.verify", "schedule": 10.0, "options": {"expires": 10}},
     "compact": {"task": "jobs.tasks.compact", "schedule": 15.0, "options": {"expires": 15}},
     "merge-telemetry": {"task": "nodes.tasks.merge", "schedule": 30.0, "options": {"expires": 30}},

@@ -19,7 +19,7 @@ FILES = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))
 
 
 def test_every_cause_has_one_and_nothing_else_does() -> None:
-    assert FILES == sorted(CAUSES)
+    assert sorted(CAUSES) == FILES
 
 
 @pytest.mark.parametrize("code", sorted(CAUSES))

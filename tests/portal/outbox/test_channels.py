@@ -1,4 +1,4 @@
-"""Channels on the pages: made, changed, tried, paused and removed by those whose they are; the outbox, REST and `vigil`."""
+"""Channels on the pages: made, changed, tried, paused, removed by those whose they are; the outbox, REST, `vigil`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sender that is killed -9 after the receiver has its message and before it has noted so: sent again, known by its id."""
+"""A sender that is killed -9 when the receiver has its message and nobody has noted so: sent again, with its id."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from tests.portal.outbox.receiving import status
 
 INSIDE = [
     "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254",
-    "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "::", "::1", "fe80::1", "fc00::1", "fd12::1",
-    "fec0::1", "ff02::1", "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "2002:7f00:1::",
+    "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "::", "::1", "fe80::1", "fc00::1",
+    "fd12::1", "fec0::1", "ff02::1", "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1",
+    "2002:7f00:1::",
     "2002:a00:1::", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::a00:1",
 ]  # fmt: skip
 OUTSIDE = ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
@@ -69,7 +70,8 @@ def test_outside(address: str) -> None:
     "url",
     [
         "", "hooks.slack.com", "ftp://hooks.example/", "file:///etc/passwd", "https://", "https:///x", "https://a b/",
-        "https://hooks.example/a\nb", "https://hooks.example:99999/", "https://[::1", "javascript:alert(1)", "//x.example",
+        "https://hooks.example/a\nb", "https://hooks.example:99999/", "https://[::1", "javascript:alert(1)",
+        "//x.example",
     ],
 )  # fmt: skip
 def test_what_is_no_address(url: str) -> None:
