@@ -24,7 +24,9 @@ def secret_of(channel: Channel) -> str:
 def message(delivery: Delivery, at: float | None = None) -> tuple[bytes, dict[str, str]]:
     """Body and headers. `webhook-id` is the same at each try."""
     stamp, told = str(int(at or time.time())), delivery.content or {}
-    body = json.dumps({"type": f"notice.{delivery.kind}", "timestamp": told.get("raised_at"), "data": told}).encode()
+    body = json.dumps(
+        {"type": f"notice.{delivery.kind}", "timestamp": told.get("raised_at"), "data": told}, sort_keys=True
+    ).encode()
     signed = b".".join((str(delivery.uid).encode(), stamp.encode(), body))
     signature = base64.b64encode(hmac.new(_key(delivery.channel), signed, hashlib.sha256).digest()).decode()
     return body, {
