@@ -86,7 +86,8 @@ RECORDS: dict[str, tuple[str, ...]] = {
 }
 # Those that look at no rows that a history adds to.
 STILL = {
-    "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "channels/new", "api/v1/jobs/check", "api/v1/jobs/attach",
+    "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "channels/new",
+    "api/v1/jobs/check", "api/v1/jobs/attach",
     "agents/secret", "api/v1/agents/secret", "racks/all", "racks/one",
     "catalogue/new", "catalogue/check", "catalogue/take", "api/v1/catalogue/check", "api/v1/catalogue/replays",
     "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",

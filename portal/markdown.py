@@ -11,12 +11,12 @@ from django.utils.safestring import SafeString
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-MOST = 50_000  # characters that are read
+MOST = 20_000  # characters that are read
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
-def render(text: str, *, link: Callable[[str], str] | None = None) -> SafeString:
-    """The HTML. Headings are one deeper than written, as the page has its own; `link` rewrites addresses.
+def render(text: str, *, deeper: int = 1, link: Callable[[str], str] | None = None) -> SafeString:
+    """The HTML. Headings are `deeper` than written and never the page's own, the first; `link` rewrites addresses.
 
     Raw HTML, pictures and addresses but of the web, of mail and of this site come out as the text that they were.
     """
@@ -24,7 +24,7 @@ def render(text: str, *, link: Callable[[str], str] | None = None) -> SafeString
     tokens = parser.parse(text[:MOST])
     for token in _all(tokens):
         if token.type in {"heading_open", "heading_close"}:
-            token.tag = f"h{min(int(token.tag[1]) + 1, 6)}"
+            token.tag = f"h{min(max(int(token.tag[1]) + deeper, 2), 6)}"
         if token.type == "link_open":
             _mend(token, link)
     return SafeString(parser.renderer.render(tokens, parser.options, {}))

@@ -73,7 +73,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('code', models.CharField(max_length=32, unique=True)),
-                ('text', models.TextField(max_length=50000)),
+                ('text', models.TextField(max_length=20000)),
                 ('changed_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('changed_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],

@@ -10,7 +10,7 @@ from django.utils import timezone
 class SiteRunbook(models.Model):
     """The site's page of one cause, in Markdown. Without one, Vigil's own is shown."""
 
-    MOST = 50_000  # characters
+    MOST = 20_000  # characters
 
     code = models.CharField(max_length=32, unique=True)
     text = models.TextField(max_length=MOST)

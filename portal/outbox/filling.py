@@ -40,7 +40,7 @@ def trouble_of(channel_id: int) -> str:
 
 def test(channel: Channel, by: str) -> Delivery:
     """A message to try the channel with: at once, whatever its hours are."""
-    title = f"This is a test: {by} asked for it, and it arrived."
+    title = f"A test that {by} asked for: it works if you read this."
     facts = [["Channel", str(channel)]]
     content = {**_plain(kinds.TEST, title), "facts": facts, "link": f"{settings.VIGIL_PUBLIC_URL}/me/"}
     Channel.objects.filter(pk=channel.pk).update(rests_until=None)

@@ -47,7 +47,7 @@ def one(request: HttpRequest, code: str) -> HttpResponse:
         "cause": cause,
         "site": found.site,
         "shows_own": shows_own,
-        "html": render_markdown(runbook.without_title(text), link=_address),
+        "html": render_markdown(runbook.without_title(text), deeper=0, link=_address),
         "may_change": can(user, "change", CLUSTER),
     }
     return render(request, "portal/runbook.html", context)

@@ -52,7 +52,7 @@ class TestPages:
     @pytest.mark.parametrize("code", sorted(CAUSES))
     def test_shows_one(self, code: str) -> None:
         html = text(signed_in(person("mira")).get(f"/runbooks/{code}"))
-        assert "<h2>" in html.partition('class="prose"')[2] or "<h3>" in html
+        assert "<h2>" in html.partition('class="prose"')[2]
         assert '.md"' not in html, "links lead to pages, not to files"
         assert "<h1>" not in html.partition('class="prose"')[2], "the page has its own"
         assert "Write the site" not in html
@@ -81,7 +81,7 @@ class TestPages:
         actions = list(AuditEntry.objects.order_by("pk").values_list("action", flat=True))
         assert actions == ["runbook.changed", "runbook.forgotten"]
 
-    @pytest.mark.parametrize("written", ["", " \n ", "\0", "x" * 50_001])
+    @pytest.mark.parametrize("written", ["", " \n ", "\0", "x" * 20_001])
     def test_what_cannot_be_saved(self, written: str) -> None:
         answer = signed_in(sysadmin()).post("/runbooks/gpu.ecc/edit", {"text": written})
         assert answer.status_code == 422
