@@ -9,7 +9,7 @@ web=
 trap 'test -z "$web" || kill "$web" 2>/dev/null || true; rm -rf "$temporary"' EXIT INT TERM
 cd "$here"
 
-sed -n 's/^!//p' .dockerignore | xargs git ls-files -z --cached -- docker/Dockerfile docker/compose.yaml docker/secrets.sh docker/nginx.conf | xargs -0 cp --parents -t "$temporary" 2>/dev/null || true
+sed -n 's/^!//p' .dockerignore | xargs git ls-files -z --cached -- docker/Dockerfile docker/compose.yaml docker/secrets.sh docker/nginx.conf | xargs -0 cp -P --parents -t "$temporary" 2>/dev/null || true
 cd "$temporary"
 sh docker/secrets.sh
 if docker compose version >/dev/null 2>&1; then

@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from jobs.models import Event, Job
-from portal.models import Token
+from portal.models import Channel, Token
 from portal.notify import raise_notice
 from tests import lab
 from tests.examples import examples
@@ -49,6 +49,7 @@ def secret(tmp_path, settings, one_connection):
     mira = lab.person("mira", project)
     job = lab.a_job(mira, project, state="running", attempt={"step": 5, "steps": 10, "latest": {"loss": "NaN"}})
     Event.objects.create(attempt=job.latest, time=job.created_at, kind="phase", data={"phase": "step"})
+    Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
     raise_notice("gpu.idle:1", kind="gpu.idle", to=mira, title="A GPU is idle.", link=f"/jobs/{job.pk}")
     return Token.issue(mira, "test")[1]
 
