@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.utils import timezone
 
 from portal.access import can, note
@@ -23,18 +23,17 @@ class TooMany(Exception):
 
 @dataclass(frozen=True)
 class Shown:
-    """A channel with what became of its last message."""
+    """A channel with its last message."""
 
     channel: Channel
     last: Delivery | None
-    unsent: int
 
 
 def shown(channels: QuerySet[Channel]) -> list[Shown]:
-    return [
-        Shown(channel, channel.deliveries.order_by("-id").first(), channel.deliveries.unsent().count())
-        for channel in channels[: 10 * MOST]
-    ]
+    newest = Delivery.objects.filter(channel=OuterRef("pk")).order_by("-id").values("pk")[:1]
+    found = list(channels.annotate(last_id=Subquery(newest))[: 10 * MOST])
+    last = Delivery.objects.in_bulk([one.last_id for one in found if one.last_id])
+    return [Shown(one, last.get(one.last_id)) for one in found]
 
 
 def of_person(user: User) -> list[Shown]:

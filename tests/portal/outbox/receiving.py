@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ class Web:
 
 
 @contextmanager
-def web() -> Iterator[Web]:
+def web(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
     """A web server on a free port."""
     state = Web()
 
@@ -72,6 +73,8 @@ def web() -> Iterator[Web]:
             return  # who hangs up early is part of these tests
 
     server = Server(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     state.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
