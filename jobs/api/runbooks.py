@@ -8,8 +8,8 @@ from typing import Any
 from ninja import Router, Schema
 from pydantic import Field
 
+from jobs.causes import CAUSES
 from jobs.gathering import runbooks
-from jobs.postmortem.causes import CAUSES
 from portal.http.api import ApiRequest
 from portal.http.openapi import described
 from portal.http.problems import Problem

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from jobs.postmortem.causes import CAUSES
+from jobs.causes import CAUSES
 
 FOLDER = Path(__file__).resolve().parent / "runbooks"  # a link to docs/runbooks: a wheel has the files themselves
 _LINK = re.compile(r"([a-z_]+(?:\.[a-z_]+)?)\.md(#.*)?")

@@ -15,8 +15,8 @@ from django.conf import settings
 from django.urls import reverse
 from django.utils import timezone
 
+from jobs.causes import CAUSES, Cause
 from jobs.models import Checkpoint, Incident
-from jobs.postmortem.causes import CAUSES, Cause
 from jobs.postmortem.masking import masked
 from portal import formatting, notify
 from portal.notify import SYSADMINS

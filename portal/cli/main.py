@@ -17,7 +17,6 @@ from portal.cli import (
     agent,
     attach,
     catalogue,
-    check as check_commands,
     cluster,
     diagnose,
     notices,
@@ -398,6 +397,7 @@ OTHERS = (
     *waste.ALL,
     *runbooks.ALL,
 )
+for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ def runbook(code: str | None, own: bool, as_json: bool) -> None:
 
     Without CODE it lists the causes. Needs no portal: without one, or with --own, it prints Vigil's own page.
     """
+    from jobs.causes import CAUSES
     from jobs.postmortem import runbook as shipped
-    from jobs.postmortem.causes import CAUSES
 
     if code is None:
         rows = [[cause.code, cause.owner, cause.title] for cause in CAUSES.values()]

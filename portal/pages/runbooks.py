@@ -10,9 +10,9 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from jobs.causes import CAUSES, Cause
 from jobs.gathering import runbooks
 from jobs.postmortem import runbook
-from jobs.postmortem.causes import CAUSES, Cause
 from portal.access import CLUSTER, can, user_of
 from portal.markdown import render as render_markdown
 from portal.models import SiteRunbook, User

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jobs.causes import CAUSES
 from jobs.postmortem import runbook
-from jobs.postmortem.causes import CAUSES
 from portal.models import AuditEntry, SiteRunbook
 from tests.jobs.pages.reading import text
 from tests.lab import bearer, person, signed_in, sysadmin

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('portal', '0002_notices'),
+        ('portal', '0003_restart_on'),
     ]
 
     operations = [
