@@ -2,7 +2,21 @@
 
 from django.urls import path
 
-from jobs.views import actions, catalogue, disk, gpus, job, jobs, logs, performance, submit, sweep_list, sweeps
+from jobs.views import (
+    actions,
+    catalogue,
+    disk,
+    gpus,
+    job,
+    jobs,
+    logs,
+    performance,
+    postmortem,
+    postmortem_list,
+    submit,
+    sweep_list,
+    sweeps,
+)
 
 urlpatterns = [
     path("jobs", jobs.index, name="jobs"),
@@ -25,6 +39,12 @@ urlpatterns = [
     path("jobs/<int:job_id>/profiles/<int:number>/<str:name>", performance.download, name="job_profile_download"),
     path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
     path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
+    path("jobs/<int:job_id>/postmortem", postmortem.page, name="job_postmortem"),
+    path("jobs/<int:job_id>/postmortem.md", postmortem.as_markdown, name="job_postmortem_markdown"),
+    path("jobs/<int:job_id>/postmortem/write", postmortem.write, name="job_postmortem_write"),
+    path("jobs/<int:job_id>/postmortem/publish", postmortem.publish, name="job_postmortem_publish"),
+    path("jobs/<int:job_id>/postmortem/overrule", postmortem.overrule, name="job_postmortem_overrule"),
+    path("postmortems", postmortem_list.index, name="postmortems"),
     path("sweeps", sweep_list.index, name="sweeps"),
     path("sweeps/<int:sweep_id>", sweeps.page, name="sweep"),
     path("sweeps/<int:sweep_id>/cancel", sweeps.cancel, name="sweep_cancel"),

@@ -103,6 +103,12 @@ def memory(size: float | None) -> str:
     return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def money(value: float, currency: str) -> str:
+    """An amount with two decimals: a sign stands before it, a word after it: €19.80, 19.80 CHF."""
+    amount = _signed(f"{value:,.2f}")
+    return f"{amount}{NBSP}{currency}" if currency.isalpha() and len(currency) > 1 else f"{currency}{amount}"
+
+
 def _scaled(size: float | None, base: int, units: tuple[str, ...]) -> str:
     if (odd := _odd(size)) is not None or size is None:
         return odd or MISSING
@@ -185,6 +191,12 @@ def date(then: datetime, now: datetime | None = None) -> str:
     local, this = _local(then), _local(now or datetime.now(UTC))
     text = f"{local.day}{NBSP}{local:%b}"
     return text if local.year == this.year else f"{text}{NBSP}{local.year}"
+
+
+def second(then: datetime) -> str:
+    """The time of day to the second, or to the millisecond where it is told so exactly: 03:01:09, 03:01:09.412."""
+    local = _local(then)
+    return f"{local:%H:%M:%S}" + (f".{local.microsecond // 1000:03d}" if local.microsecond >= 1000 else "")
 
 
 def exact(then: datetime) -> str:

@@ -24,6 +24,19 @@ def flag(name: str, default: bool = False) -> bool:
     return env(name, str(default)).lower() in {"1", "true", "yes", "on"}
 
 
+def amount(name: str) -> float | None:
+    """A number above 0; None where it is not set."""
+    if not (text := env(name).strip()):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise SystemExit(f"{name}={text} is no amount. Write a number above 0, such as 2.10, or leave it out.")
+    return value
+
+
 # Vigil's own
 VIGIL_HOME = Path(env("VIGIL_HOME", str(BASE_DIR / "var"))).resolve()
 VIGIL_HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,6 +97,9 @@ for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(",
             f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor the name of a host."
         )
 VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; the environment's own is not used
+# What a GPU-hour costs here, for what failures cost; empty: hours alone are told.
+VIGIL_GPU_HOUR_PRICE = amount("VIGIL_GPU_HOUR_PRICE")
+VIGIL_CURRENCY = env("VIGIL_CURRENCY", "€").strip()[:8]  # a sign before the amount, or a word after it
 VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
 
 

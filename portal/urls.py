@@ -20,6 +20,7 @@ from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
 from jobs.api import machine_files as machine_files_api
 from jobs.api import postmortem as postmortem_api
+from jobs.api import postmortems as postmortems_api
 from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
 from jobs.api import reports as reports_api
@@ -69,6 +70,7 @@ api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)
 api.add_router("/v1", nodes_api.cluster)
+api.add_router("/v1", postmortems_api.router)
 api.add_router("/v1", queue_api.router)
 api.add_router("/v1", waste_api.router)
 api.add_router("/v1/scheduler", wake_api.router)

@@ -1,20 +1,36 @@
-"""REST: why a job's attempt ended badly."""
+"""REST: why a job's attempt ended badly, what it cost, and what people wrote of it."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from datetime import date, datetime
+from typing import Annotated, Any
 
+from django.conf import settings
+from django.http import HttpResponse
 from ninja import Query, Router, Schema
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from jobs.api.request import job_of
-from jobs.models import Diagnosis
-from portal.http.api import ApiRequest
+from jobs.api.request import NOT_YOURS, job_of
+from jobs.gathering import postmortem as documents
+from jobs.gathering.postmortem import Document
+from jobs.models import FollowUp, Job
+from jobs.postmortem import people
+from jobs.causes import CAUSES
+from jobs.postmortem.people import Action
+from jobs.presenting import markdown
+from portal.http.api import ApiRequest, among, bad_field
 from portal.http.openapi import described
 from portal.http.problems import Problem
 
-router = Router(tags=["jobs"])
+router = Router(tags=["post-mortems"])
+NONE_YET = "You can see no such job, or there is no verdict: nothing went wrong, or just now."
+
+_PLAIN = r"^[^\x00]*$"
+Narrative = Annotated[str, StringConstraints(max_length=people.NARRATIVE, pattern=_PLAIN)]
+Factor = Annotated[str, StringConstraints(min_length=1, max_length=people.FACTOR, pattern=_PLAIN)]
+ActionText = Annotated[str, StringConstraints(min_length=1, max_length=people.ACTION, pattern=_PLAIN)]
+Why = Annotated[str, StringConstraints(min_length=1, max_length=people.WHY, pattern=_PLAIN)]
+Username = Annotated[str, StringConstraints(max_length=150, pattern=_PLAIN)]
 
 
 class EvidenceShape(Schema):
@@ -25,6 +41,7 @@ class EvidenceShape(Schema):
     cause: str
     rank: int | None = None
     node: str = ""
+    at: float | None = Field(None, description="Unix seconds, where its line or its source tells.")
     count: int = 1
 
 
@@ -33,15 +50,61 @@ class OtherShape(Schema):
     why: str
 
 
+class PostMortemFigures(Schema):
+    """What it cost. Lost = work since the kept checkpoint + time held until training again."""
+
+    bad_at: datetime | None = Field(description="The first sign of it.")
+    noticed_at: datetime = Field(description="The end of the attempt.")
+    kept_step: int = Field(description="Of the checkpoint that was, or could be, gone on from; 0: the beginning.")
+    steps_lost: int | None
+    lost_seconds: float
+    gpu_hours: float | None = Field(description="Null: it held no GPUs.")
+    money: float | None = Field(description="Where the site names a price.")
+    currency: str
+    detect_seconds: float | None = Field(description="From the first sign to the end.")
+    again_seconds: float | None = Field(description="From the first sign to the next attempt's first step.")
+    catch_up_seconds: float | None = Field(description="From the first sign until the last step was done again.")
+
+
+class PostMortemAct(Schema):
+    at: datetime
+    text: str
+
+
+class PostMortemVersion(Schema):
+    version: int
+    made_at: datetime
+    cause: str
+    confidence: float
+
+
+class OverruleShape(Schema):
+    cause: str
+    by: str
+    at: datetime
+    why: str
+
+
+class FollowUpShape(Schema):
+    id: int
+    text: str
+    owner: str = Field(description="A user name; empty: nobody yet.")
+    due: date | None
+    done_at: datetime | None
+
+
 class PostMortemShape(Schema):
     job: int
     attempt: int = Field(description="Its number.")
-    cause: str
+    at: datetime = Field(description="When it ended.")
+    cause: str = Field(description="A person's word, where there is one; else the evidence's.")
+    evidence_cause: str = Field(description="What the evidence says, overruled or not.")
     title: str = Field(description="The cause in plain words.")
-    confidence: float = Field(description="From 0 to 1.")
+    confidence: float = Field(description="Of the evidence's cause, from 0 to 1.")
     owner: str = Field(description="Who must act: researcher, sysadmin, both, nobody.")
     says: str
     advice: str
+    follows: str = Field(description="How it went on, in a sentence.")
     evidence: list[EvidenceShape]
     runner_up: OtherShape | None
     ruled_out: list[OtherShape]
@@ -53,33 +116,186 @@ class PostMortemShape(Schema):
     version: int
     is_final: bool = Field(description="No evidence can come any more.")
     made_at: datetime
+    versions: list[PostMortemVersion] = Field(description="Every verdict, oldest first.")
+    next_attempt: int | None = Field(description="The number of the one that followed.")
+    decision: str = Field(description="What Vigil decided, in a sentence.")
+    did: list[PostMortemAct] = Field(description="What Vigil did, and what came of it.")
+    figures: PostMortemFigures
+    published_at: datetime | None = Field(description="Null: a draft.")
+    overruled: OverruleShape | None
+    narrative: str
+    factors: list[str] = Field(description="What contributed to it.")
+    actions: list[FollowUpShape]
+    revision: int = Field(description="Of what people wrote; send it with a change, so that nobody's is lost.")
+    url: str
 
 
 class WantedVerdict(Schema):
     attempt: int | None = Field(None, ge=1, le=2**31 - 1, description="Its number; the newest that ended badly.")
 
 
+class FollowUpChange(Schema):
+    """An action as it is to be. With `id` it changes that one, without it is a new one."""
+
+    model_config = {"extra": "forbid"}
+    id: int | None = Field(None, ge=1, lt=2**63)
+    text: ActionText
+    owner: Username = Field("", description="A member of the project.")
+    due: date | None = None
+    is_done: bool = False
+
+
+class OverruleChange(Schema):
+    model_config = {"extra": "forbid"}
+    cause: Annotated[str, among(list(CAUSES), "a cause")]
+    why: Why
+
+
+class PostMortemChanges(Schema):
+    """What may change; what is left out stays. `overrule: null` takes an overrule back."""
+
+    model_config = {"extra": "forbid"}
+    narrative: Narrative | None = None
+    factors: list[Factor] | None = Field(None, max_length=people.FACTORS)
+    actions: list[FollowUpChange] | None = Field(
+        None, max_length=people.ACTIONS, description="All of them: those that are not named go."
+    )
+    is_published: bool | None = None
+    overrule: OverruleChange | None = None
+    revision: int | None = Field(None, ge=0, lt=2**31, description="As it was read: 409 if somebody changed it since.")
+
+
 @router.get(
     "/{int:job_id}/postmortem",
     response=PostMortemShape,
     summary="Why it ended badly",
-    openapi_extra=described(
-        errors={404: "You can see no such job, or there is no verdict: nothing went wrong, or just now."}
-    ),
+    openapi_extra=described(errors={404: NONE_YET}),
 )
 def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> dict[str, Any]:
-    """Answers the newest verdict on an attempt's bad end: one cause, how sure, who must act, and the lines for it.
+    """Answers the newest verdict on an attempt's bad end: one cause, how sure, who must act, and the lines for it; what
+    it cost, what Vigil did, and what people wrote.
 
     It is made from the logs of all ranks, the scheduler's and the launcher's word and what machines told, within
     seconds of the end, and anew while evidence comes.
     """
-    job = job_of(request, job_id)
-    rows = Diagnosis.objects.filter(incident__attempt__job=job, incident__incarnation=None)
-    if wanted.attempt is not None:
-        rows = rows.filter(incident__attempt__number=wanted.attempt)
-    newest = rows.select_related("incident__attempt").order_by("-incident__attempt__number", "-version").first()
-    if newest is None:
-        which = f"Attempt {wanted.attempt} of it" if wanted.attempt is not None else "It"
+    return _shape(_document(job_of(request, job_id), wanted.attempt))
+
+
+@router.get(
+    "/{int:job_id}/postmortem.md",
+    summary="Why it ended badly, as Markdown",
+    openapi_extra=described(
+        {
+            "responses": {
+                200: {"description": "The document.", "content": {"text/markdown": {"schema": {"type": "string"}}}}
+            }
+        },
+        errors={404: NONE_YET},
+    ),
+)
+def as_markdown(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> HttpResponse:
+    """For a ticket or a repository. What logs say stands in fences that nothing in them can close; HTML is text."""
+    text = markdown.write(_document(job_of(request, job_id), wanted.attempt))
+    return HttpResponse(text, content_type="text/markdown; charset=utf-8")
+
+
+@router.patch(
+    "/{int:job_id}/postmortem",
+    response=PostMortemShape,
+    summary="Write, publish or overrule it",
+    openapi_extra=described(
+        errors={403: NOT_YOURS, 404: NONE_YET, 409: "Somebody else has changed it since `revision`."}
+    ),
+)
+def change(
+    request: ApiRequest, job_id: int, wanted: Query[WantedVerdict], changes: PostMortemChanges
+) -> dict[str, Any]:
+    """Its owner, the project's leads and sysadmins write it. What is left out stays as it is."""
+    document = _document(job_of(request, job_id, "change"), wanted.attempt)
+    user, incident, given = request.auth, document.incident, changes.model_fields_set
+    for name in given - {"overrule", "revision"}:
+        if getattr(changes, name) is None:
+            raise bad_field(name, "Leave it out to keep it; null is no value for it.")
+    if given & {"narrative", "factors", "actions", "revision"}:
+        people.write(
+            user,
+            incident,
+            narrative=changes.narrative,
+            factors=changes.factors,
+            actions=None if changes.actions is None else [Action(**one.dict()) for one in changes.actions],
+            revision=changes.revision,
+        )
+    if changes.overrule is not None:
+        people.overrule(user, incident, cause=changes.overrule.cause, why=changes.overrule.why)
+    elif "overrule" in given:
+        people.withdraw(user, incident)
+    if changes.is_published is not None:
+        people.publish(user, incident, is_published=changes.is_published)
+    return _shape(_document(document.job, document.attempt.number))
+
+
+def _document(job: Job, number: int | None) -> Document:
+    document = documents.of(job, number)
+    if document is None or not document.told:
+        which = f"Attempt {number} of it" if number is not None else "It"
         raise Problem(404, f"There is no verdict on #{job.pk}. {which} has not ended badly, or did just now.")
-    told = {**newest.verdict, "job": job.pk, "attempt": newest.incident.attempt.number}
-    return {**told, "version": newest.version, "is_final": newest.incident.is_final, "made_at": newest.made_at}
+    return document
+
+
+def _shape(document: Document) -> dict[str, Any]:
+    incident, cost, told, written = document.incident, document.cost, document.told, document.written
+    kept, head = document.kept, document.headline
+    overruled = {
+        "cause": incident.overruled_cause,
+        "by": incident.overruled_by.username if incident.overruled_by else "",
+        "at": incident.overruled_at,
+        "why": incident.overruled_why,
+    }
+    return {
+        **told,
+        "job": document.job.pk,
+        "attempt": document.attempt.number,
+        "at": incident.at,
+        "cause": document.cause.code,
+        "evidence_cause": document.machine_cause,
+        "title": document.cause.title,
+        "owner": document.cause.owner,
+        "says": head.lead,
+        "advice": document.advice,
+        "follows": head.rest,
+        "version": incident.version,
+        "is_final": incident.is_final,
+        "made_at": document.versions[-1].made_at,
+        "versions": [
+            {"version": one.number, "made_at": one.made_at, "cause": one.cause, "confidence": one.confidence}
+            for one in document.versions
+        ],
+        "next_attempt": document.following.number if document.following else None,
+        "decision": document.attempt.decision,
+        "did": [{"at": act.at, "text": f"{act.text}{f', {act.more}' if act.more else ''}"} for act in document.acts],
+        "figures": {
+            "bad_at": document.bad_at,
+            "noticed_at": incident.at,
+            "kept_step": kept.step if kept else 0,
+            "steps_lost": cost.steps,
+            "lost_seconds": cost.lost_seconds,
+            "gpu_hours": cost.gpu_hours,
+            "money": cost.money,
+            "currency": cost.currency if cost.money is not None else "",
+            "detect_seconds": cost.detect_seconds,
+            "again_seconds": cost.again_seconds,
+            "catch_up_seconds": cost.catch_up_seconds,
+        },
+        "published_at": incident.published_at,
+        "overruled": overruled if incident.is_overruled else None,
+        "narrative": written.narrative if written else "",
+        "factors": written.factors if written else [],
+        "actions": [_action(one) for one in document.follow_ups],
+        "revision": written.revision if written else 0,
+        "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{document.job.pk}/postmortem?attempt={document.attempt.number}",
+    }
+
+
+def _action(one: FollowUp) -> dict[str, Any]:
+    owner = one.owner.username if one.owner else ""
+    return {"id": one.pk, "text": one.text, "owner": owner, "due": one.due, "done_at": one.done_at}

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from jobs.checkpoints import newest_on_line
 from jobs.incarnations import spread
-from jobs.models import Attempt, Checkpoint, Event, Job
+from jobs.models import Attempt, Checkpoint, Event, Incident, Job
 from jobs.presenting import header
 from jobs.presenting.sentence import soon
 from jobs.progress import progress
@@ -41,6 +41,9 @@ def tell(job: Job, now: datetime | None = None) -> header.Life:
         restarts=_restarts(attempts),
         saved=_saved(job),
         spread=spread(latest) if header.is_elastic(job.spec) else None,
+        postmortems=frozenset(
+            Incident.objects.filter(attempt__in=attempts, incarnation=None).order_by().values_list("attempt", flat=True)
+        ),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,6 +13,7 @@ from django.urls import reverse
 
 from jobs.causes import CAUSES
 from jobs.models import Attempt, Diagnosis, Incident
+from portal import untrusted
 
 SHOWN = 6  # pieces of evidence on a job's page
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log")
@@ -27,11 +30,14 @@ class Piece:
     text: str
     count: int
     link: str
+    at: datetime | None = None
+    rank: int | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The newest verdict on an attempt's end. `told`: as `vigil diagnose --json` prints it."""
+    """The newest verdict on a bad end, or a person's word. `told`: as `vigil diagnose --json` prints the machine's."""
 
     incident: Incident
     told: dict[str, Any]
@@ -46,6 +52,22 @@ class Shown:
     def sure(self) -> float:
         return self.incident.confidence or 0.0
 
+    @property
+    def says(self) -> str:
+        return says(self.incident)
+
+    @property
+    def advice(self) -> str:
+        return CAUSES[self.incident.cause].advice if self.incident.is_overruled else str(self.told["advice"])
+
+
+def says(incident: Incident) -> str:
+    """What happened in a sentence: a person's word on the cause comes before the verdict's."""
+    if incident.is_overruled and incident.cause in CAUSES:
+        title = CAUSES[incident.cause].title
+        return f"{title[:1].upper()}{title[1:]}: {incident.overruled_why.splitlines()[0][:300]}"
+    return incident.says
+
 
 def of(attempt: Attempt) -> Shown | None:
     """None while there is no verdict, or where nothing went wrong."""
@@ -57,15 +79,39 @@ def of(attempt: Attempt) -> Shown | None:
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     if newest is None:
         return None
-    pieces = [_piece(attempt, one) for one in newest.verdict.get("evidence", ())[:SHOWN]]
-    return Shown(incident, newest.verdict, pieces)
+    return Shown(incident, newest.verdict, pieces(attempt, newest.verdict, SHOWN))
+
+
+def before(attempts: Sequence[Attempt]) -> Shown | None:
+    """Of the attempt before the latest, where the job goes on since."""
+    return of(attempts[-2]) if len(attempts) > 1 else None
+
+
+def in_place(attempts: Sequence[Attempt]) -> dict[int, list[Incident]]:
+    """By attempt, the incidents after which its ranks were started again, oldest first."""
+    found: dict[int, list[Incident]] = {}
+    rows = Incident.objects.filter(attempt__in=attempts).exclude(incarnation=None)
+    for one in rows.select_related("overruled_by").order_by("attempt", "incarnation"):
+        found.setdefault(one.attempt_id, []).append(one)
+    return found
+
+
+def pieces(attempt: Attempt, verdict: dict[str, Any], most: int) -> list[Piece]:
+    """The verdict's evidence, each with its place in the logs of that attempt."""
+    return [_piece(attempt, one) for one in verdict.get("evidence", ())[:most]]
 
 
 def _piece(attempt: Attempt, one: dict[str, Any]) -> Piece:
     name, line = str(one.get("file", "")), one.get("line") or 0
-    where = f"{_named(name)}, line {line:,}" if line else _named(name)
     return Piece(
-        str(one["role"]), where, str(one["text"]), int(one.get("count", 1)), _link(attempt, name, one) if line else ""
+        role=str(one["role"]),
+        where=f"{_named(name)}, line {line:,}" if line else _named(name),
+        text=str(one["text"]),
+        count=int(one.get("count", 1)),
+        link=_link(attempt, name, one) if line else "",
+        at=untrusted.moment(one.get("at")),
+        rank=one.get("rank"),
+        node=str(one.get("node", "")),
     )
 
 

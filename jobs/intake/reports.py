@@ -19,7 +19,7 @@ from django.db import DatabaseError, DataError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import checkpoints, live, starts
+from jobs import checkpoints, live, restarts, starts
 from jobs.disk import rundir
 from jobs.intake import wire
 from jobs.intake.standing import Standing
@@ -320,7 +320,7 @@ class _Intake:
             self.events = [event for event in self.events if id(event) not in left_out]
         Event.objects.bulk_create([*happened, *standing[: max(0, STANDINGS - stood)]])
         for event in happened:
-            _tell_checkpoints(self.attempt, event)
+            _follow_up(self.attempt, event)
 
     def _note_once(self, kind: str, data: Mapping[str, Any]) -> None:
         if not Event.objects.filter(attempt=self.attempt, kind=kind).exists():
@@ -359,10 +359,13 @@ def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
     return fresh.step[mask], fresh.value[mask]
 
 
-def _tell_checkpoints(attempt: Attempt, event: Event) -> None:
-    if not event.kind.startswith("checkpoint.") and event.kind not in starts.KINDS:
-        return
-    checkpoints.note_event(attempt, {**event.data, "kind": event.kind, "time": event.time.timestamp()})
+def _follow_up(attempt: Attempt, event: Event) -> None:
+    """What rows follow from an event: of checkpoints, and of ranks that were started again."""
+    told = {**event.data, "kind": event.kind, "time": event.time.timestamp()}
+    if event.kind.startswith("checkpoint.") or event.kind in starts.KINDS:
+        checkpoints.note_event(attempt, told)
+    elif event.kind == restarts.ENDED:
+        restarts.note_event(attempt, told)
 
 
 def _dead_token() -> Problem:

@@ -7,6 +7,7 @@ from jobs.models.incident import Diagnosis, Incident
 from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
+from jobs.models.postmortem import FollowUp, PostMortem
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
 from jobs.models.waste import GpuHours, JobHours
@@ -17,11 +18,13 @@ __all__ = [
     "Diagnosis",
     "DiskSum",
     "Event",
+    "FollowUp",
     "GpuHours",
     "Incident",
     "Job",
     "JobHours",
     "Listing",
+    "PostMortem",
     "Predecessor",
     "Replay",
     "SiteCatalogue",

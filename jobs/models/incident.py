@@ -10,13 +10,13 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from jobs.models.attempt import Attempt
-from portal.models import User
+from portal.models import Project, User
 
 
 class IncidentQuerySet(models.QuerySet["Incident"]):
     def visible_to(self, user: User) -> Self:
         """Those of jobs that a person sees: members of the project, and sysadmins."""
-        return self if user.is_sysadmin else self.filter(attempt__job__project__in=user.memberships.values("project"))
+        return self if user.is_sysadmin else self.filter(project__in=user.memberships.values("project"))
 
     def due(self) -> Self:
         """Those to be diagnosed, or once more, the longest due first."""
@@ -31,15 +31,23 @@ class IncidentQuerySet(models.QuerySet["Incident"]):
             "attempt__job__spec", "attempt__job__spec_toml", "attempt__job__notes", "attempt__slurm_steps"
         )
 
+    def with_people(self) -> Self:
+        """With what a list says of whose it is, and who has said what of it."""
+        people = ("project", "attempt__job__owner", "overruled_by", "published_by")
+        return self.with_job().select_related(*people)
+
 
 class Incident(models.Model):
     """The bad end of an attempt, or of an incarnation that started again in place.
 
     What is known of the cause is the newest version of the verdict (`Diagnosis`), copied here for lists and counts; a
-    person's word comes before it.
+    person's word comes before it: `cause` is then theirs, and what the machine said is in its newest version.
     """
 
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="incidents")
+    project = models.ForeignKey(
+        Project, models.CASCADE, related_name="+", db_index=False, help_text="Its job's, for lists."
+    )
     incarnation = models.PositiveIntegerField(null=True, blank=True, help_text="Null: the attempt itself ended by it.")
     at = models.DateTimeField(help_text="When it was noticed: the end of the attempt, or of the incarnation.")
     opened_at = models.DateTimeField(default=timezone.now)
@@ -60,6 +68,9 @@ class Incident(models.Model):
     overruled_at = models.DateTimeField(null=True, blank=True)
     overruled_why = models.TextField(blank=True)
 
+    published_at = models.DateTimeField(null=True, blank=True, help_text="Null: a draft.")
+    published_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+
     objects = IncidentQuerySet.as_manager()
 
     class Meta:
@@ -72,7 +83,11 @@ class Incident(models.Model):
         )
         indexes = (
             models.Index(fields=["due_at"], condition=~Q(due_at=None), name="incidents_due"),
-            models.Index(fields=["-at", "-id"], name="incidents_by_time"),
+            # Each alone answers which incidents a page of the list has (jobs.listing.incidents).
+            models.Index(fields=["-at", "-id", "cause", "project"], name="incidents_by_time"),
+            models.Index(fields=["project", "-at", "-id", "cause"], name="incidents_by_project"),
+            models.Index(fields=["cause", "-at", "-id", "project"], name="incidents_by_cause"),
+            models.Index(fields=["-at", "-id"], condition=~Q(published_at=None), name="incidents_published"),
             models.Index(fields=["fingerprint", "-at"], condition=~Q(fingerprint=""), name="incidents_by_fingerprint"),
             models.Index(fields=["node", "-at"], condition=~Q(node=""), name="incidents_by_node"),
             models.Index(fields=["-id"], condition=~Q(overruled_cause=""), name="incidents_judged"),
@@ -80,6 +95,15 @@ class Incident(models.Model):
 
     def __str__(self) -> str:
         return f"{self.attempt} {self.cause or 'not diagnosed'}"
+
+    @property
+    def is_overruled(self) -> bool:
+        return self.overruled_at is not None
+
+    @property
+    def ended_its_attempt(self) -> bool:
+        """Whether it has a post-mortem; else the ranks were started again in place."""
+        return self.incarnation is None
 
 
 class Diagnosis(models.Model):

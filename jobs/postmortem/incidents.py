@@ -1,6 +1,6 @@
 """Incidents: opened with the end that they are of, diagnosed soon after, and again when evidence has come.
 
-    open_end    in the transaction that ends the attempt; due at once
+    open_end    in the transaction that ends the attempt; due at once (jobs.restarts opens those of restarts in place)
     diagnose    reads everything, writes one more version; a second worker's is nothing
     revise      once no report can come any more, a last time; then the verdict is final
 What is due stands in the row: a lost message, a killed worker or Redis without its data delay, and lose nothing.
@@ -33,6 +33,7 @@ NOT_BAD = frozenset(
     {"", "completed", "stopped", "preempted", "requeued", "cancelled", "rejected", "unmet", "fenced", "withdrawn"}
 )
 AGAIN_AFTER = timedelta(seconds=60)  # for what comes late: the kernel's word, the accounts'
+AGAIN_IN_PLACE = timedelta(minutes=11)  # and once more where the attempt goes on: machines have told by then
 FINAL_AFTER = timedelta(minutes=30)
 KEEP_AWAY = timedelta(minutes=2)  # from an incident that a worker died of
 
@@ -42,7 +43,9 @@ def open_end(attempt: Attempt, at: datetime) -> Incident | None:
     if attempt.cause in NOT_BAD:
         return None
     incident, _ = Incident.objects.get_or_create(
-        attempt=attempt, incarnation=None, defaults={"at": at, "due_at": timezone.now()}
+        attempt=attempt,
+        incarnation=None,
+        defaults={"project_id": attempt.job.project_id, "at": at, "due_at": timezone.now()},
     )
     transaction.on_commit(lambda: hurry(incident.pk))
     return incident
@@ -99,13 +102,13 @@ def judged(incident: Incident, known: Catalogue) -> tuple[Verdict, bool]:
 def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
     """Write the version after the one that was read, with what is next; False where somebody else has."""
     told, now = verdict.told(), timezone.now()
-    is_final = _is_final(incident.attempt, now)
+    is_final = _is_final(incident, now)
     last = incident.diagnoses.first()
     is_new = last is None or last.verdict != told
     version = incident.version + is_new
     changes = {
         "version": version,
-        "due_at": None if is_final else now + AGAIN_AFTER,
+        "due_at": None if is_final else _again_at(incident, now),
         "is_final": is_final,
         "cause": verdict.cause,
         "confidence": verdict.confidence,
@@ -117,14 +120,15 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
     }
     try:
         with transaction.atomic():
-            if Incident.objects.filter(pk=incident.pk, version=incident.version).update(**changes) != 1:
+            same = Incident.objects.filter(pk=incident.pk, version=incident.version, overruled_at=None)
+            if same.update(**changes) != 1:
                 return False
             if is_new:
                 Diagnosis.objects.create(
                     incident=incident, version=version, made_at=now, seconds=seconds, cause=verdict.cause,
                     confidence=verdict.confidence, verdict=told,
                 )  # fmt: skip
-                live.announce(incident.attempt_id)
+                _announce(incident)
     except IntegrityError:
         return False
     if is_new:
@@ -138,8 +142,24 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
     return True
 
 
-def _is_final(attempt: Attempt, now: datetime) -> bool:
+def _announce(incident: Incident) -> None:
+    """Say it to who looks at the job, which may be at its next attempt by now."""
+    latest = incident.attempt.job.latest_id
+    for attempt_id in {incident.attempt_id, latest or incident.attempt_id}:
+        live.announce(attempt_id)
+
+
+def _again_at(incident: Incident, now: datetime) -> datetime:
+    if incident.incarnation is None:
+        return now + AGAIN_AFTER
+    return max(now + AGAIN_AFTER, incident.at + AGAIN_IN_PLACE)
+
+
+def _is_final(incident: Incident, now: datetime) -> bool:
     """Whether no evidence can come any more: reports are closed and its steps are told, or it is long ago."""
+    if incident.incarnation is not None:
+        return now - incident.at >= AGAIN_IN_PLACE
+    attempt = incident.attempt
     if attempt.ended_at is None:
         return False
     is_told = attempt.slurm_steps_at is not None or not attempt.scheduler_id

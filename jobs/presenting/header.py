@@ -61,6 +61,8 @@ class Life:
     saved: dict[int, tuple[int, datetime]] = field(default_factory=dict)
     # Ranks and nodes that an elastic job trains on since its last restart in place, as its launcher told.
     spread: tuple[int, int] | None = None
+    # The attempts that have a post-mortem, by id.
+    postmortems: frozenset[int] = frozenset()
 
     @property
     def latest(self) -> Attempt:
@@ -209,7 +211,14 @@ class Life:
             resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
             restarts=tuple(self.restarts.get(attempt.pk, ())),
             url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
+            postmortem=self.postmortem_of(attempt),
         )
+
+    def postmortem_of(self, attempt: Attempt) -> str:
+        """Its address; "" where it did not end badly."""
+        if attempt.pk not in self.postmortems:
+            return ""
+        return f"{reverse('job_postmortem', args=[self.job.pk])}?attempt={attempt.number}"
 
     def _save(self, checkpoint: Checkpoint) -> ribbons.Save:
         return ribbons.Save(

@@ -31,6 +31,7 @@ class Piece:
     resumed_from: datetime | None = None
     restarts: tuple[tuple[datetime, str], ...] = ()  # recoveries in place: when, and what happened
     url: str = ""
+    postmortem: str = ""  # its address, where it ended badly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,7 @@ class Mark:
     state: str
     label: str
     side: str
+    url: str = ""
 
 
 @dataclass
@@ -173,7 +175,8 @@ def _draw_piece(ribbon: Ribbon, piece: Piece, scale: _Scale, now: datetime) -> N
     for at, what in piece.restarts:
         ribbon.marks.append(Mark(scale(at), "warn", what, ""))
     if piece.ended and piece.state != "completed":
-        ribbon.marks.append(Mark(scale(end), piece.state, piece.note or formatting.word(piece.state), ""))
+        note = piece.note or formatting.word(piece.state)
+        ribbon.marks.append(Mark(scale(end), piece.state, note, "", piece.postmortem))
 
 
 def _segment(piece: Piece, start: datetime, end: datetime, scale: _Scale) -> Segment:
@@ -214,7 +217,7 @@ def _place_labels(ribbon: Ribbon) -> None:
             side, taken = "left", mark.x
         else:
             side, taken = "", max(taken, mark.x)
-        placed.append(Mark(mark.x, mark.state, mark.label, side))
+        placed.append(Mark(mark.x, mark.state, mark.label, side, mark.url))
     ribbon.marks = placed
 
 

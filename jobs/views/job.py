@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from typing import Any
 
@@ -18,7 +18,7 @@ from jobs.errors import SpecError
 from jobs.gathering import charts as curves
 from jobs.gathering import gpu_tab, guard_events, hardware_events, layouts, slow_mounts, verdicts
 from jobs.gathering import life as lives
-from jobs.models import Attempt, Checkpoint, Job
+from jobs.models import Attempt, Checkpoint, Incident, Job
 from jobs.presenting import attached, charts, environments, sentence, slurm_steps
 from jobs.presenting.guard_events import GuardEvent
 from jobs.presenting.header import Life
@@ -102,6 +102,7 @@ def _overview(request: HttpRequest, page: Page) -> dict[str, Any]:
         "shown": performance.tell(page.life, may_change=page.may_change),
         "finding": gpu_tab.low_use(page.life),
         "died": verdicts.of(page.life.latest),
+        "died_before": verdicts.before(page.life.attempts),
         "warnings": sorted(newest, reverse=True),
         "has_more_warnings": has_more,
         **_waits(request, page),
@@ -164,8 +165,12 @@ def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
     ran = environments.shown(history(page.life.attempts, most=MOST_READ))
     guarded, chosen = guard_events.of(page.life.attempts), layouts.chosen(page.life.attempts)
+    in_place = verdicts.in_place(page.life.attempts)
     told = [
-        _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []), chosen.get(attempt.pk))
+        replace(
+            _told(attempt, page.life, ran.get(attempt.number), guarded.get(attempt.pk, []), chosen.get(attempt.pk)),
+            in_place=[(one, verdicts.says(one)) for one in in_place.get(attempt.pk, [])],
+        )
         for attempt in reversed(page.life.attempts)
     ]
     unread = len(told) > MOST_READ
@@ -183,6 +188,8 @@ class Told:
     layout: Layout | None
     environment: environments.AttemptEnvironment | None
     steps: slurm_steps.SlurmSteps | None
+    postmortem: str  # its address
+    in_place: list[tuple[Incident, str]] = field(default_factory=list)  # after which its ranks were started again
 
 
 def _told(
@@ -195,7 +202,8 @@ def _told(
     end = attempt.ended_at or life.now
     ran = (end - attempt.started_at).total_seconds() if attempt.started_at else None
     warnings = sorted([*life.restarts.get(attempt.pk, []), *guarded], key=lambda warning: warning[0])
-    return Told(attempt, reason_of(attempt), ran, warnings, layout, environment, slurm_steps.shown(attempt))
+    steps, postmortem = slurm_steps.shown(attempt), life.postmortem_of(attempt)
+    return Told(attempt, reason_of(attempt), ran, warnings, layout, environment, steps, postmortem)
 
 
 @login_required

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from portal import formatting
+from portal.cli import tables
 from portal.cli.params import JobId, as_json, out
 from portal.cli.portal import Trouble, find_portal
-from portal.cli.terminal import echo
+from portal.cli.terminal import echo, echo_whole
 
 if TYPE_CHECKING:
     from jobs.postmortem.signatures import Catalogue
@@ -52,10 +54,49 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, more: tuple[str,
 @click.command()
 @click.argument("job_id", metavar="ID", type=JobId())
 @click.option("--attempt", type=click.IntRange(min=1), help="Its number; the newest that ended badly.")
+@click.option("--markdown", is_flag=True, help="Print the whole document as Markdown.")
 @as_json
-def postmortem(job_id: int, attempt: int | None, as_json: bool) -> None:
-    """Say why a job ended badly, as the portal found it."""
-    out(find_portal().get(f"jobs/{job_id}/postmortem", attempt=attempt), _lines, as_json)
+def postmortem(job_id: int, attempt: int | None, markdown: bool, as_json: bool) -> None:
+    """Say why a job ended badly, as the portal found it, and what it cost."""
+    if markdown and as_json:
+        raise click.UsageError("Ask for --markdown or --json, not both.")
+    portal, wanted = find_portal(), {"attempt": attempt} if attempt is not None else {}
+    if markdown:
+        echo_whole(portal.ask("GET", f"jobs/{job_id}/postmortem.md", tries=2, params=wanted).text)
+        return
+    out(portal.get(f"jobs/{job_id}/postmortem", **wanted), _postmortem_lines, as_json)
+
+
+@click.command()
+@click.option("--project", multiple=True, help="Its short name; may be repeated.")
+@click.option("--cause", multiple=True, help="Such as gpu.off_bus; may be repeated.")
+@click.option("--owner", type=click.Choice(["researcher", "sysadmin", "both", "nobody"]), help="Who must act.")
+@click.option("--node", help="Its name.")
+@click.option("--published/--draft", default=None, help="Only those; both, unless said.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@as_json
+def postmortems(limit: int, as_json: bool, **filters: Any) -> None:
+    """List what went wrong, newest first."""
+    found = list(find_portal().items("postmortems", most=limit, limit=min(limit, 200), **filters))
+    out({"items": found}, tables.incidents, as_json)
+
+
+def _postmortem_lines(told: dict[str, Any]) -> list[str]:
+    """The verdict as `vigil diagnose` says it, then how it went on and what it cost."""
+    figures, overruled = told["figures"], told["overruled"]
+    lines = _lines(told)
+    if overruled:
+        lines[1] = f"{told['cause']} by {overruled['by'] or 'somebody'}: {overruled['why']}"
+        lines.insert(2, f"The evidence said {told['evidence_cause']}, {told['confidence']:.0%} sure")
+    for what, key in (("Noticed after", "detect"), ("Trained again after", "again"), ("Caught up after", "catch_up")):
+        if figures[f"{key}_seconds"] is not None:
+            lines.append(f"{what}: {formatting.duration(figures[f'{key}_seconds'])}")
+    if figures["steps_lost"] is not None:
+        lines.append(f"Steps lost: {figures['steps_lost']:,}, from {figures['kept_step']:,} on")
+    if figures["gpu_hours"] is not None:
+        money = formatting.money(figures["money"], figures["currency"]) if figures["money"] is not None else ""
+        lines.append(f"Cost: {formatting.measure(figures['gpu_hours'])} GPU-hours{f', {money}' if money else ''}")
+    return [*lines, told["follows"], told["url"]]
 
 
 def _lines(verdict: dict[str, Any]) -> list[str]:
@@ -135,4 +176,4 @@ def _score_lines(score: dict[str, Any]) -> list[str]:
     return lines
 
 
-ALL = (diagnose, postmortem)
+ALL = (diagnose, postmortem, postmortems)

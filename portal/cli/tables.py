@@ -103,6 +103,22 @@ def sweep(answer: dict[str, Any]) -> list[str]:
     return [lead, *table(head, rows, "Its jobs have been deleted.")]
 
 
+def incidents(answer: dict[str, Any]) -> list[str]:
+    head = ["JOB>", "CAUSE", "SURE>", "NODE", "WHAT HAPPENED", "WHEN"]
+    rows = [
+        [
+            f"{one['job']}.{one['attempt']}",
+            one["cause"] or "not yet",
+            "a person" if one["is_overruled"] else f"{one['confidence']:.0%}" if one["confidence"] is not None else "",
+            one["node"],
+            one["says"][:100],
+            local(one["at"]),
+        ]
+        for one in answer["items"]
+    ]
+    return table(head, rows, "Nothing that you can see went wrong.")
+
+
 def _value(job: dict[str, Any], path: str) -> str:
     value = (job["sweep"] or {"values": {}})["values"].get(path)
     return value if isinstance(value, str) else json.dumps(value)

@@ -13,9 +13,10 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
+from jobs.gathering import verdicts
 from jobs.gathering.sparklines import sparks
 from jobs.listing.jobs import Search
-from jobs.models import Attempt, Checkpoint, Job, Sweep
+from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
 from jobs.models.job import JobQuerySet
 from jobs.presenting.header import number
 from jobs.presenting.job_row import Row
@@ -44,6 +45,7 @@ class News:
     after: str  # what Vigil did
     move: str  # what the person is asked to do; "" where nothing
     checkpoint: int | None
+    has_postmortem: bool = False
 
     @property
     def went_badly(self) -> bool:
@@ -149,19 +151,22 @@ def _news(user: User, since: datetime) -> list[News]:
             newest[attempt_id] = step
     later = Attempt.objects.filter(job__in=[attempt.job_id for attempt in attempts]).select_related("resume_from")
     following = {(attempt.job_id, attempt.number - 1): attempt for attempt in later}
+    died = {one.attempt_id: one for one in Incident.objects.filter(attempt__in=keys, incarnation=None)}
     return [
-        _line(attempt, newest.get(attempt.pk), following.get((attempt.job_id, attempt.number))) for attempt in attempts
+        _line(attempt, newest.get(attempt.pk), following.get((attempt.job_id, attempt.number)), died.get(attempt.pk))
+        for attempt in attempts
     ]
 
 
-def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None) -> News:
+def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, died: Incident | None) -> News:
     job, after, move = attempt.job, "", ""
     if following is not None:
         start = following.resume_from
         after = f"Resumed from step {formatting.count(start.step)}." if start else "Started again from the beginning."
     elif attempt.state in Attempt.ENDED_BADLY:
         move = "resume" if checkpoint is not None else "clone"
-    return News(attempt, job, _sentence(reason_of(attempt)), after, move, checkpoint)
+    why = (verdicts.says(died) if died is not None else "") or _sentence(reason_of(attempt))
+    return News(attempt, job, why, after, move, checkpoint, died is not None)
 
 
 def _sentence(text: str) -> str:

@@ -66,6 +66,12 @@ def clock(then: datetime | None) -> str:
 
 
 @register.filter
+def second(then: datetime | None) -> str:
+    """To the second: what is compared with other times of the same day."""
+    return _time(then, formatting.second(then) if then else "")
+
+
+@register.filter
 def day(then: datetime | None) -> str:
     return _time(then, formatting.date(then) if then else "")
 

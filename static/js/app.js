@@ -84,7 +84,7 @@ document.addEventListener("submit", (event) => {
   }
 });
 
-// Keys: / search, g then h, j, s, c, n or q to go; pages add their own. None acts destructively.
+// Keys: / search, g then h, j, s, c, n, q or p to go; pages add their own. None acts destructively.
 let leading = Number.NEGATIVE_INFINITY;
 document.addEventListener("keydown", (event) => {
   if (
@@ -106,7 +106,7 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "g") {
     leading = event.timeStamp;
   } else if (event.timeStamp - leading < 1200) {
-    const place = { h: "/", j: "/jobs", s: "/submit", c: "/cluster", n: "/nodes", q: "/queue" }[event.key];
+    const place = { h: "/", j: "/jobs", s: "/submit", c: "/cluster", n: "/nodes", q: "/queue", p: "/postmortems" }[event.key];
     leading = Number.NEGATIVE_INFINITY;
     if (place) {
       event.stopImmediatePropagation();

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
-from jobs.models import Attempt, Incident
+from jobs import restarts
+from jobs.models import Attempt, Event, Incident
 from jobs.postmortem import last_look, offline, rank_ends
 from jobs.postmortem.diagnose import NO_KILLS
 from jobs.postmortem.evidence.found import Evidence, some, written
@@ -55,10 +57,14 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
     found.signs.append(Sign(LAUNCHER, 0, text, "unknown", "exit", prefix, groups=groups, of="trainer"))
 
 
-def _failure(incident: Incident) -> dict[str, object]:
-    failure = incident.attempt.failure
-    is_other = incident.incarnation is not None and failure.get("incarnation") != incident.incarnation
-    return {} if is_other else failure
+def _failure(incident: Incident) -> dict[str, Any]:
+    """The first failure, as the launcher told of it at the end of the attempt, or of the incarnation."""
+    attempt = incident.attempt
+    if incident.incarnation is None:
+        return dict(attempt.failure)
+    told = Event.objects.filter(attempt=attempt, kind=restarts.ENDED, data__incarnation=incident.incarnation)
+    data = told.values_list("data", flat=True).first() or {}
+    return {**data, "kind": data.get("failure", ""), "error": str(data.get("error", ""))[:2_000]} if data else {}
 
 
 def _named(incident: Incident, found: Evidence) -> int | None:

@@ -1,0 +1,109 @@
+"""REST: everything that went wrong, newest first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from django.conf import settings
+from django.http import HttpResponse
+from ninja import Query, Router, Schema
+from pydantic import Field, field_validator
+
+from jobs.gathering import verdicts
+from jobs.listing.incidents import Search
+from jobs.models import Incident
+from jobs.causes import CAUSES
+from portal.http.api import ApiRequest, Text, WantedPage, among, answer
+
+router = Router(tags=["post-mortems"])
+Owner = Literal["", "researcher", "sysadmin", "both", "nobody"]
+
+
+class IncidentRow(Schema):
+    id: int
+    job: int
+    name: str
+    project: str
+    attempt: int = Field(description="Its number.")
+    incarnation: int | None = Field(description="Its ranks were started again in place; null: the attempt ended.")
+    at: datetime
+    cause: str = Field(description="Empty while its logs are being read.")
+    confidence: float | None
+    owner: str = Field(description="Who must act.")
+    says: str
+    node: str
+    rank: int | None
+    version: int
+    is_final: bool
+    is_overruled: bool
+    published_at: datetime | None
+    url: str
+
+
+class Incidents(Schema):
+    items: list[IncidentRow]
+    next: str | None
+
+
+class WantedIncidents(WantedPage):
+    """Filters of the list; repeat `project` and `cause` for several."""
+
+    project: list[Text] = []
+    cause: Annotated[list[str], among(list(CAUSES), "a cause")] = []
+    owner: Owner = Field("", description="Who must act, by the cause.")
+    node: Text = ""
+    published: bool | None = None
+    since: datetime | None = None
+
+    @field_validator("since")
+    @classmethod
+    def _with_zone(cls, time: datetime | None) -> datetime | None:
+        if time is None:
+            return None
+        if time.tzinfo is None:
+            raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
+        try:
+            return time.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("That is before the first of all days, or after the last. Leave it out.") from None
+
+
+@router.get("/postmortems", response=Incidents, summary="What went wrong, newest first")
+def postmortems(request: ApiRequest, wanted: Query[WantedIncidents]) -> HttpResponse:
+    """Bad ends of attempts, each with a post-mortem at its job, and ranks that were started again in place."""
+    search = Search(
+        projects=wanted.project,
+        causes=wanted.cause,
+        owner=wanted.owner,
+        node=wanted.node,
+        is_published=wanted.published,
+        since=wanted.since,
+    )
+    found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+    return answer({"items": [incident_row(one) for one in found.items], "next": found.next})
+
+
+def incident_row(incident: Incident) -> dict[str, Any]:
+    attempt = incident.attempt
+    place = "postmortem?attempt=" if incident.ended_its_attempt else "attempts#attempt-"
+    return {
+        "id": incident.pk,
+        "job": attempt.job_id,
+        "name": attempt.job.name,
+        "project": incident.project.slug,
+        "attempt": attempt.number,
+        "incarnation": incident.incarnation,
+        "at": incident.at,
+        "cause": incident.cause,
+        "confidence": incident.confidence,
+        "owner": CAUSES[incident.cause].owner if incident.cause in CAUSES else "",
+        "says": verdicts.says(incident),
+        "node": incident.node,
+        "rank": incident.rank,
+        "version": incident.version,
+        "is_final": incident.is_final,
+        "is_overruled": incident.is_overruled,
+        "published_at": incident.published_at,
+        "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{attempt.job_id}/{place}{attempt.number}",
+    }

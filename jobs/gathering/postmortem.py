@@ -1,0 +1,286 @@
+"""A post-mortem: everything that is known of an attempt's bad end, for its page, REST and as Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from django.conf import settings
+
+from jobs.gathering import alike, rank_steps, restart_curve, verdicts
+from jobs.gathering.verdicts import Piece
+from jobs.models import Attempt, Checkpoint, Diagnosis, FollowUp, Incident, Job, PostMortem
+from jobs.causes import CAUSES, UNKNOWN, Cause
+from jobs.presenting import cost, headline, lanes, rejoin
+from jobs.presenting import rank_steps as strips
+from jobs.presenting.cost import Again, Cost
+from jobs.presenting.header import ranks_and_nodes
+from portal import formatting
+from portal.models import User
+
+MOST_PIECES = 40
+
+
+@dataclass(frozen=True)
+class Version:
+    """One verdict, of all that were made."""
+
+    number: int
+    made_at: datetime
+    cause: str
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Act:
+    """One thing that Vigil did, or that followed from it."""
+
+    at: datetime
+    text: str
+    more: str = ""
+
+
+@dataclass
+class Document:
+    """The post-mortem of one attempt. What costs queries is asked where somebody wants it."""
+
+    incident: Incident
+    told: dict[str, Any]  # the machine's newest verdict; empty while there is none
+    versions: list[Version]  # oldest first
+    following: Attempt | None
+    written: PostMortem | None
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.incident.attempt
+
+    @property
+    def job(self) -> Job:
+        return self.attempt.job
+
+    @property
+    def cause(self) -> Cause:
+        """The person's, or the machine's; unknown while nobody has said."""
+        return CAUSES.get(self.incident.cause) or CAUSES[UNKNOWN]
+
+    @property
+    def machine_cause(self) -> str:
+        return str(self.told.get("cause", ""))
+
+    @property
+    def advice(self) -> str:
+        return self.cause.advice if self.incident.is_overruled or not self.told else str(self.told["advice"])
+
+    @property
+    def revised(self) -> tuple[Version, Version] | None:
+        """The verdict before and the newest, where it came to another cause than at first."""
+        for before, after in zip(self.versions[::-1][1:], self.versions[::-1], strict=False):
+            if before.cause != after.cause:
+                return before, after
+        return None
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        return verdicts.pieces(self.attempt, self.told, MOST_PIECES)
+
+    @cached_property
+    def follow_ups(self) -> list[FollowUp]:
+        return list(self.written.follow_ups.select_related("owner")) if self.written else []
+
+    @cached_property
+    def series(self) -> str:
+        return restart_curve.name_of(self.attempt)
+
+    @cached_property
+    def trained(self) -> restart_curve.Moments:
+        start = self.attempt.resume_from.step if self.attempt.resume_from else 0
+        return restart_curve.moments(self.attempt, self.series, start + 1)
+
+    @cached_property
+    def bad_at(self) -> datetime | None:
+        """The first sign of it: the earliest root that has a time, else the last step before all stood still."""
+        began, ended = self.attempt.started_at, self.incident.at
+        roots = [piece.at for piece in self.pieces if piece.role == "root" and piece.at is not None]
+        inside = [at for at in roots if at <= ended and (began is None or at >= began)]
+        if inside:
+            return min(inside)
+        last = self.trained.last
+        return last if last is not None and last <= ended and (began is None or last >= began) else None
+
+    @cached_property
+    def kept(self) -> Checkpoint | None:
+        """What the next attempt went on from; where there is none, the newest that it could have."""
+        if self.following is not None:
+            return self.following.resume_from
+        own = Checkpoint.objects.resumable().filter(attempt=self.attempt).order_by("-generation", "-step").first()
+        return own or self.attempt.resume_from
+
+    @cached_property
+    def again(self) -> Again | None:
+        one = self.following
+        if one is None:
+            return None
+        start = one.resume_from.step if one.resume_from else 0
+        last = self.attempt.step
+        return Again(
+            number=one.number,
+            state=one.state,
+            queued_at=one.submitted_at or one.created_at,
+            started_at=one.started_at,
+            ended_at=one.ended_at,
+            from_step=start,
+            first_step_at=restart_curve.done_at(one, self.series, start + 1),
+            caught_up_at=restart_curve.done_at(one, self.series, last) if last is not None else None,
+            gpus=_gpus(self.job, one),
+            nodes=tuple(one.nodes),
+        )
+
+    @cached_property
+    def cost(self) -> Cost:
+        kept = self.kept
+        ended = cost.Ended(
+            noticed_at=self.incident.at,
+            bad_at=self.bad_at,
+            started_at=self.attempt.started_at,
+            step=self.attempt.step,
+            kept_step=kept.step if kept else 0,
+            kept_at=kept.created_at if kept is not None and kept.attempt_id == self.attempt.pk else None,
+            gpus=_gpus(self.job, self.attempt),
+            again=self.again,
+        )
+        return cost.cost(ended, price=settings.VIGIL_GPU_HOUR_PRICE, currency=settings.VIGIL_CURRENCY)
+
+    @cached_property
+    def headline(self) -> headline.Headline:
+        if not self.incident.cause:
+            rest = "Its logs are being read; this page tells the cause within seconds. Load it again."
+            return headline.Headline(f"Attempt {self.attempt.number} ended badly.", rest)
+        return headline.headline(
+            says=verdicts.says(self.incident),
+            owner=self.cause.owner,
+            advice=self.advice,
+            decision=self.attempt.decision,
+            again=self.again,
+            cost=self.cost,
+        )
+
+    @cached_property
+    def acts(self) -> list[Act]:
+        """In order of time."""
+        return sorted(self._acts(), key=lambda act: act.at)
+
+    def _acts(self) -> Iterator[Act]:
+        yield Act(self.incident.opened_at, "Opened this page")
+        for before, version in zip([None, *self.versions], self.versions, strict=False):
+            sure = f"{formatting.percent(version.confidence)} sure" if version.cause != UNKNOWN else ""
+            if before is None:
+                yield Act(version.made_at, f"Named the cause: {version.cause}", sure)
+            elif before.cause != version.cause:
+                yield Act(version.made_at, f"Revised it: now {version.cause}", sure)
+            else:
+                yield Act(version.made_at, "Looked again, with more evidence", sure)
+        if self.attempt.decided_at is not None and self.attempt.decision:
+            yield Act(self.attempt.decided_at, self.attempt.decision)
+        again = self.again
+        if again is not None and again.started_at is not None:
+            waited = formatting.duration((again.started_at - again.queued_at).total_seconds())
+            where = f" on {formatting.listed(list(again.nodes[:4]))}" if again.nodes and len(again.nodes) <= 4 else ""
+            yield Act(again.started_at, f"Attempt {again.number} started{where}", f"after {waited} in the queue")
+        if again is not None and again.first_step_at is not None:
+            yield Act(again.first_step_at, f"Step {formatting.count(again.from_step + 1)}: it trains again")
+
+    @cached_property
+    def ranks(self) -> dict[int, str]:
+        """The node of each rank of the incarnation that ended."""
+        return rank_steps.nodes(self.attempt, self.attempt.incarnation)
+
+    @cached_property
+    def rank_steps(self) -> strips.RankSteps | None:
+        steps = rank_steps.last_steps(self.attempt, self.attempt.incarnation)
+        return strips.tell(steps, self.ranks, self.incident.rank)
+
+    @cached_property
+    def curve(self) -> rejoin.Rejoin | None:
+        if self.following is None:
+            return None
+        kept = self.kept.step if self.kept else 0
+        return restart_curve.draw(self.attempt, self.following, self.series, kept)
+
+    def timeline(self, span: str) -> lanes.Lanes | None:
+        """None where it never ran."""
+        if self.attempt.started_at is None:
+            return None
+        again = self.again
+        return lanes.draw(
+            lanes.Facts(
+                number=self.attempt.number,
+                state=self.attempt.state,
+                started_at=self.attempt.started_at,
+                ended_at=self.attempt.ended_at or self.incident.at,
+                trained_from=self.trained.first,
+                trained_until=self.trained.last,
+                bad_at=self.bad_at,
+                last_step=self.attempt.step,
+                rank=self.incident.rank,
+                nodes=tuple(self._nodes()),
+                acts=tuple(act.at for act in self.acts),
+                again=again.number if again else None,
+                again_at=again.started_at if again else None,
+                again_until=again.ended_at if again else None,
+                again_nodes=again.nodes if again else (),
+                again_trained_at=again.first_step_at if again else None,
+                again_step=again.from_step + 1 if again else None,
+            ),
+            span,
+        )
+
+    def _nodes(self) -> Iterator[lanes.NodeFacts]:
+        counts = Counter(self.ranks.values())
+        blamed = self.incident.node or self.ranks.get(self.incident.rank if self.incident.rank is not None else -1, "")
+        signs: dict[str, list[lanes.Sign]] = {}
+        for piece in self.pieces:
+            node = piece.node or (self.ranks.get(piece.rank, "") if piece.rank is not None else "")
+            if piece.at is not None and node:
+                text = piece.text.splitlines()[0][:120] if piece.text else ""
+                many = f"{formatting.count(piece.count)} × " if piece.count > 1 else ""
+                sign = lanes.Sign(at=piece.at, role=piece.role, says=f"{many}{text}", rank=piece.rank)
+                signs.setdefault(node, []).append(sign)
+        for name in self.attempt.nodes:
+            yield lanes.NodeFacts(
+                name=name, ranks=counts[name], signs=tuple(signs.get(name, ())), is_blamed=name == blamed
+            )
+
+    def like_this(self, user: User) -> list[alike.Like]:
+        return alike.of(self.incident, user)
+
+
+def of(job: Job, number: int | None) -> Document | None:
+    """Of that attempt, or of the newest that ended badly; None where none did."""
+    ends = Incident.objects.filter(attempt__job=job, incarnation=None)
+    if number is not None:
+        ends = ends.filter(attempt__number=number)
+    found = ends.select_related("attempt__resume_from", "overruled_by", "published_by", "written__edited_by")
+    incident = found.order_by("-attempt__number").first()
+    if incident is None:
+        return None
+    incident.attempt.job = job
+    newest = Diagnosis.objects.filter(incident=incident).order_by("-version").values_list("verdict", flat=True).first()
+    made = Diagnosis.objects.filter(incident=incident).order_by("version")
+    following = job.attempts.filter(number=incident.attempt.number + 1).select_related("resume_from").first()
+    return Document(
+        incident=incident,
+        told=newest or {},
+        versions=[Version(*row) for row in made.values_list("version", "made_at", "cause", "confidence")],
+        following=following,
+        written=getattr(incident, "written", None),
+    )
+
+
+def _gpus(job: Job, attempt: Attempt) -> int:
+    """GPUs that it held; 0 where it had none, or nobody knows."""
+    total, nodes, has_gpus = ranks_and_nodes(job.spec)
+    return total // max(1, nodes) * (len(attempt.nodes) or nodes) if has_gpus else 0

@@ -1,0 +1,122 @@
+"""Finding incidents: one description of filters for the list page, the API and the command line.
+
+A page is read from stretches of indexes, each in the list's own order: of one node, of what is published, of each
+project, of each cause, or of all there are. Each index has what the other filters ask of, so that nothing else is read
+before the page's keys are known; counts stop at so many a stretch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from heapq import merge
+from itertools import islice
+
+from django.db.models import Q, QuerySet
+
+from jobs.models import Incident
+from jobs.causes import CAUSES
+from portal.http.paging import BadCursor, Order, Page, decode, encode
+from portal.models import Project, User
+
+NEWEST = Order("at", descending=True)
+COUNTED = 10_000  # of each stretch
+MOST_STRETCHES = 40
+OWNERS = ("researcher", "sysadmin", "both", "nobody")
+
+_Place = tuple[datetime, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What somebody looks for."""
+
+    projects: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)  # any of them
+    owner: str = ""  # who must act, by the cause
+    node: str = ""
+    is_published: bool | None = None
+    since: datetime | None = None
+
+    def page(self, user: User, *, cursor: str | None = None, limit: int = 50) -> Page[Incident]:
+        """One page, newest first: its keys, then its rows."""
+        place = _place(cursor)
+        after = Q() if place is None else Q(at__lte=place[0]) & (Q(at__lt=place[0]) | Q(pk__lt=place[1]))
+        found = [
+            rows.filter(after).order_by("-at", "-id").values_list("at", "pk")[: limit + 1]
+            for rows in self._stretches(user, self._causes)
+        ]
+        keys = list(islice(merge(*found, reverse=True), limit + 1))
+        rows = Incident.objects.with_people().in_bulk([pk for _, pk in keys[:limit]])
+        items = [rows[pk] for _, pk in keys[:limit] if pk in rows]  # one may have been deleted in between
+        if len(keys) <= limit or not items:
+            return Page(items, None)
+        return Page(items, encode(NEWEST, items[-1].at, items[-1].pk))
+
+    def counts(self, user: User) -> Counts:
+        """How many there are of each cause, whichever causes are asked for."""
+        found: Counter[str] = Counter()
+        is_cut = False
+        for rows in self._stretches(user, []):
+            some = rows.order_by("-at", "-id").values_list("cause", flat=True)[:COUNTED]
+            told = Counter(some)
+            found.update(told)
+            is_cut = is_cut or told.total() >= COUNTED
+        return Counts(found, is_cut)
+
+    @property
+    def _causes(self) -> list[str]:
+        """The causes that are asked for, by name and by who must act; none: all, and those not diagnosed yet."""
+        if not self.owner:
+            return self.causes
+        whose = [code for code, cause in CAUSES.items() if cause.owner == self.owner]
+        return [code for code in whose if not self.causes or code in self.causes] or ["-"]
+
+    def _stretches(self, user: User, causes: list[str]) -> list[QuerySet[Incident]]:
+        """Parts of what is asked for that are each a stretch of one index, and have nothing in common."""
+        projects = _projects(user, self.projects)
+        rows = Incident.objects.all()
+        if self.since is not None:
+            rows = rows.filter(at__gte=self.since)
+        if self.is_published is not None:
+            rows = rows.filter(published_at__isnull=not self.is_published)
+        if self.node:
+            rows = rows.filter(node=self.node)
+        of_causes = Q(cause__in=causes) if causes else Q()
+        if projects is not None and not self.node and not self.is_published and len(projects) <= MOST_STRETCHES:
+            return [rows.filter(of_causes, project=pk) for pk in projects]
+        if projects is not None:
+            rows = rows.filter(project__in=projects)
+        if causes and not self.node and not self.is_published and len(causes) <= MOST_STRETCHES:
+            return [rows.filter(cause=cause) for cause in causes]
+        return [rows.filter(of_causes)]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Incidents by cause; `is_cut`: there are more than were counted."""
+
+    by_cause: Counter[str]
+    is_cut: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_cause.values())
+
+
+def _projects(user: User, slugs: list[str]) -> list[int] | None:
+    """The projects that are looked through; None: every one."""
+    if user.is_sysadmin and not slugs:
+        return None
+    seen = Project.objects.visible_to(user)
+    return list((seen.filter(slug__in=slugs) if slugs else seen).order_by().values_list("pk", flat=True))
+
+
+def _place(cursor: str | None) -> _Place | None:
+    if not cursor:
+        return None
+    value, pk = decode(cursor, NEWEST)
+    if not isinstance(value, datetime):
+        raise BadCursor
+    return value, pk

@@ -1,0 +1,41 @@
+"""The sentences that lead a post-mortem: what happened, then how it went on, then whether anything is to be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.presenting.cost import Again, Cost
+from portal import formatting
+
+
+@dataclass(frozen=True)
+class Headline:
+    """`lead` is set in ink, `rest` muted after it; `move` is what the reader is asked to do, in bold."""
+
+    lead: str
+    rest: str = ""
+    move: str = ""
+
+
+def headline(*, says: str, owner: str, advice: str, decision: str, again: Again | None, cost: Cost) -> Headline:
+    """`says`: the verdict's sentence, or a person's; `owner`: who must act."""
+    if again is None:
+        rest = decision.removesuffix("Your move.").strip() or "What follows is being decided."
+        acts = owner in {"researcher", "both"} and decision
+        return Headline(says, rest, advice if acts else "")
+    went_on = _went_on(again, cost)
+    if owner in {"sysadmin", "nobody"}:
+        return Headline(says, f"{went_on} Nothing for its owner to do.")
+    return Headline(says, went_on)
+
+
+def _went_on(again: Again, cost: Cost) -> str:
+    where = f" on {formatting.listed(list(again.nodes))}" if 0 < len(again.nodes) <= 2 else ""
+    start = f"from step {formatting.count(again.from_step)}" if again.from_step else "from the beginning"
+    if again.first_step_at is not None:
+        return f"Training went on {start}{where} after {formatting.duration(cost.again_seconds)}."
+    if again.ended_at is not None:
+        return f"Attempt {again.number} was to go on {start}, and ended before it had made a step."
+    if again.started_at is not None:
+        return f"Attempt {again.number} has started{where} and goes on {start}; it has made no step yet."
+    return f"Attempt {again.number} waits in the queue and will go on {start}."

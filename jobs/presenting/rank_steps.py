@@ -1,0 +1,134 @@
+"""How far each rank came: a cell a rank by node, bands of equal steps, and who stood apart. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from portal import formatting
+
+MOST_CELLS = 128  # ranks; of more, a cell is a node, and shows its slowest
+BANDS = 4
+FEW = 8  # ranks that are named one by one
+STEPS_OF_COLOUR = 4  # on either side of the middle of the ramp
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One rank, or the slowest of a node. `look`: its place on the ramp, 4 for those that are level with the most."""
+
+    title: str
+    look: int
+    is_odd: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells of one node."""
+
+    node: str
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The strip, and the same in words."""
+
+    groups: list[Group]
+    bands: list[tuple[int, str]]  # step, and which ranks
+    finding: str
+    ranks: int
+
+    @property
+    def words(self) -> str:
+        return f"Last step of {formatting.plural(self.ranks, 'rank')}. {self.finding}"
+
+
+def tell(steps: Mapping[int, int], nodes: Mapping[int, str], blamed: int | None) -> RankSteps | None:
+    """`steps`: the last step that each rank told; `blamed`: the rank that the verdict names. None: nobody told any."""
+    if not steps:
+        return None
+    by_step = Counter(steps.values())
+    usual = max(by_step, key=lambda step: (by_step[step], step))
+    behind = sorted(rank for rank, step in steps.items() if step < usual)
+    odd = set(behind) if 0 < len(behind) <= max(FEW, len(steps) // 10) else set()
+    if blamed is not None and blamed in steps:
+        odd.add(blamed)
+    return RankSteps(
+        groups=_groups(steps, nodes, usual, odd),
+        bands=_bands(steps),
+        finding=_finding(steps, usual, behind, blamed),
+        ranks=len(steps),
+    )
+
+
+def _groups(steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd: set[int]) -> list[Group]:
+    by_node: dict[str, list[int]] = {}
+    for rank in sorted(steps):
+        by_node.setdefault(nodes.get(rank, ""), []).append(rank)
+    spread = max(1, usual - min(steps.values()), max(steps.values()) - usual)
+    groups = []
+    for node, ranks in by_node.items():
+        shown = ranks if len(steps) <= MOST_CELLS else [min(ranks, key=lambda rank: (rank not in odd, steps[rank]))]
+        cells = [
+            Cell(
+                f"rank {rank}{f' on {node}' if node else ''}: step {formatting.count(steps[rank])}",
+                _look(steps[rank] - usual, spread),
+                rank in odd,
+            )
+            for rank in shown
+        ]
+        groups.append(Group(node, cells))
+    if len(steps) > MOST_CELLS:  # one row of nodes
+        return [Group("a cell a node: its slowest rank", [cell for group in groups for cell in group.cells])]
+    return groups
+
+
+def _look(difference: int, spread: int) -> int:
+    """Behind is the warm side."""
+    return 4 - round(STEPS_OF_COLOUR * difference / spread) if difference else 4
+
+
+def _bands(steps: Mapping[int, int]) -> list[tuple[int, str]]:
+    """The furthest steps first; where there are many, the last band is the rest."""
+    by_step: dict[int, list[int]] = {}
+    for rank, step in steps.items():
+        by_step.setdefault(step, []).append(rank)
+    rows = sorted(by_step.items(), reverse=True)
+    if len(rows) > BANDS:
+        common = sorted(rows, key=lambda row: (-len(row[1]), -row[0]))[: BANDS - 2]
+        last = rows[-1:]
+        kept = sorted({row[0]: row for row in (*common, *last)}.values(), reverse=True)
+        left = sorted(rank for step, ranks in rows if step not in {row[0] for row in kept} for rank in ranks)
+        return [*((step, named(ranks)) for step, ranks in kept), (-1, f"between: {named(left)}")]
+    return [(step, named(ranks)) for step, ranks in rows]
+
+
+def named(ranks: list[int]) -> str:
+    """ "rank 21", "ranks 16–20, 22 and 23", "1,021 ranks"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    if len(runs) > FEW:
+        return formatting.plural(len(ranks), "rank")
+    said = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    return f"ranks {formatting.listed(said)}"
+
+
+def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: int | None) -> str:
+    where = f"Step {formatting.count(usual)}"
+    if not behind:
+        whole = f"{where} on every rank" if len(set(steps.values())) == 1 else f"{where} or later on every rank"
+        if blamed in steps and len(steps) > 1:
+            return f"{whole}; rank {blamed} is the one that is named."
+        return f"{whole}."
+    least = min(steps.values())
+    last = [rank for rank in behind if steps[rank] == least]
+    others = f"; {named(last)} {'was' if len(last) == 1 else 'were'} last, at {formatting.count(least)}"
+    return f"{where} on {formatting.plural(len(steps) - len(behind), 'rank')} or later{others}."

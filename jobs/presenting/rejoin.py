@@ -1,0 +1,128 @@
+"""A curve across a restart: what was lost and what did it again, over each other. Coordinates in per cent. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from portal import formatting
+
+LEFT = 5.0  # per cent of the width for the labels of values
+WIDTH, HEIGHT = 1000.0, 120.0
+TOP = 4.0  # of the drawing, above the curves
+TICKS = 5
+
+Steps = NDArray[np.int64]
+Values = NDArray[np.float64]
+Part = tuple[Steps, Values]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One attempt's part."""
+
+    title: str
+    points: str
+    is_lost: bool
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """Everything the template draws. `left`: x of where the curves begin."""
+
+    name: str
+    lines: list[Line]
+    steps: list[tuple[float, str]]
+    values: list[tuple[float, str]]
+    resumed_x: float | None
+    died_x: float | None
+    words: str
+    left: float = LEFT
+    width: float = 100.0 - LEFT
+
+
+def draw(
+    name: str,
+    before: Part,
+    after: Part,
+    *,
+    numbers: tuple[int, int],
+    resumed: int,
+    died: int,
+    is_exact: bool,
+) -> Rejoin | None:
+    """`before` and `after`: steps and values of the attempts with these numbers. None: there is nothing to draw.
+
+    `is_exact`: the values are those of single steps, so that what was done twice can be compared.
+    """
+    parts = [_finite(*before), _finite(*after)]
+    steps, values = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    if len(steps) < 2 or steps.min() == steps.max():
+        return None
+    first, last = int(steps.min()), int(steps.max())
+    low, high = (float(one) for one in np.percentile(values, (1, 99)))
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    room = 0.1 * (high - low)
+    low, high = low - room, high + room
+
+    def x_of(step: int) -> float:
+        return round(LEFT + (100 - LEFT) * (step - first) / (last - first), 3)
+
+    lines = [
+        Line(f"attempt {number}", _points(part, (first, last), (low, high)), number == numbers[0])
+        for number, part in zip(numbers, parts, strict=True)
+        if len(part[0])
+    ]
+    return Rejoin(
+        name=name,
+        lines=lines,
+        steps=[(x_of(step), formatting.count(step)) for step in _round(first, last)],
+        values=[
+            (round(TOP + HEIGHT * (high - at) / (high - low), 2), formatting.loss(at))
+            for at in (low + room, high - room)
+        ],
+        resumed_x=x_of(resumed) if first < resumed < last else None,
+        died_x=x_of(died) if first < died < last else None,
+        words=_words(name, numbers, resumed, died) + (_same(*parts) if is_exact else ""),
+    )
+
+
+def _finite(step: Steps, value: Values) -> Part:
+    good = np.isfinite(value)
+    return step[good], value[good]
+
+
+def _points(part: Part, steps: tuple[int, int], values: tuple[float, float]) -> str:
+    x = (part[0] - steps[0]) / (steps[1] - steps[0]) * WIDTH
+    y = HEIGHT * (1 - np.clip((part[1] - values[0]) / (values[1] - values[0]), 0, 1))
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+
+
+def _round(first: int, last: int) -> list[int]:
+    """At most so many round steps inside."""
+    size = max(1, (last - first) // TICKS)
+    unit = 10 ** (len(str(size)) - 1)
+    every = next(unit * n for n in (1, 2, 5, 10) if unit * n >= size)
+    start = -(-first // every) * every
+    return [step for step in range(start, last + 1, every) if first <= step <= last][: TICKS + 1]
+
+
+def _words(name: str, numbers: tuple[int, int], resumed: int, died: int) -> str:
+    return (
+        f"{name} of attempt {numbers[0]} until step {formatting.count(died)}, and of attempt {numbers[1]} from step"
+        f" {formatting.count(resumed)} on."
+    )
+
+
+def _same(before: Part, after: Part) -> str:
+    """Whether the steps that were done twice came out the same: exactly, or by how much not."""
+    common, here, there = np.intersect1d(before[0], after[0], return_indices=True)
+    if len(common) < 2:
+        return ""
+    difference = float(np.max(np.abs(before[1][here] - after[1][there])))
+    if difference == 0:
+        return " The steps that were done twice have the same values, to the last bit."
+    return f" The steps that were done twice differ by at most {formatting.measure(difference)}."

@@ -1,0 +1,122 @@
+"""The list of what went wrong: filters, counts by cause, paging, all of it in the address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from jobs.gathering import verdicts
+from jobs.listing.incidents import OWNERS, Counts, Search
+from jobs.models import Incident
+from jobs.causes import CAUSES
+from portal import formatting
+from portal.access import user_of
+from portal.http.paging import BadCursor
+from portal.models import Project
+from portal.untrusted import plain, whole
+
+ROWS = 50
+FILTERS = ("project", "cause", "owner", "node", "since", "published")
+SPANS = (
+    ("", "Any time"),
+    ("1d", "Last 24 hours"),
+    ("7d", "Last 7 days"),
+    ("30d", "Last 30 days"),
+    ("365d", "Last year"),
+)
+OWNER_WORDS = {
+    "researcher": "For researchers",
+    "sysadmin": "For sysadmins",
+    "both": "For either",
+    "nobody": "For nobody",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One incident as the list shows it."""
+
+    incident: Incident
+
+    @property
+    def url(self) -> str:
+        attempt = self.incident.attempt
+        if self.incident.ended_its_attempt:
+            return f"{reverse('job_postmortem', args=[attempt.job_id])}?attempt={attempt.number}"
+        return f"{reverse('job_attempts', args=[attempt.job_id])}#attempt-{attempt.number}"
+
+    @property
+    def state(self) -> str:
+        return self.incident.attempt.state if self.incident.ended_its_attempt else "warn"
+
+    @property
+    def says(self) -> str:
+        return verdicts.says(self.incident) or "Its logs are being read."
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    user = user_of(request)
+    search = search_of(request.GET)
+    try:
+        page = search.page(user, cursor=request.GET.get("after") or None, limit=ROWS)
+    except BadCursor:
+        page = search.page(user, limit=ROWS)
+    counts = search.counts(user)
+    context = {
+        "section": "postmortems",
+        "rows": [Row(incident) for incident in page.items],
+        "next": page.next,
+        "is_first": not request.GET.get("after"),
+        "search": search,
+        "span": request.GET.get("since", ""),
+        "spans": SPANS,
+        "owners": [(owner, OWNER_WORDS[owner]) for owner in OWNERS],
+        "published": request.GET.get("published", ""),
+        "counts": [(code, many) for code, many in counts.by_cause.most_common() if code],
+        "is_cut": counts.is_cut,
+        "total": counts.total,
+        "causes": list(CAUSES),
+        "projects": list(Project.objects.visible_to(user).values_list("slug", flat=True)),
+        "is_filtered": any(request.GET.get(name) for name in FILTERS),
+        "say": say(counts, request.GET.get("since", "")),
+    }
+    return render(request, "jobs/postmortems.html", context)
+
+
+def search_of(params: QueryDict) -> Search:
+    """What the address asks for; what it does not understand, it leaves out."""
+    days = whole(params.get("since", "").removesuffix("d"), 10_000)
+    owner, published = params.get("owner", ""), params.get("published", "")
+    return Search(
+        projects=[plain(slug) for slug in params.getlist("project") if slug][:50],
+        causes=[cause for cause in params.getlist("cause") if cause in CAUSES],
+        owner=owner if owner in OWNERS else "",
+        node=plain(params.get("node", "")).strip()[:255],
+        is_published={"yes": True, "no": False}.get(published),
+        since=timezone.now() - timedelta(days=days) if days is not None else None,
+    )
+
+
+def say(counts: Counts, span: str) -> tuple[str, str]:
+    """What failed most, and whose it is to act."""
+    if not counts.total:
+        return "", ""
+    known = [(code, many) for code, many in counts.by_cause.most_common() if code in CAUSES]
+    when = dict(SPANS).get(span, "").lower() if span else ""
+    many = f"{formatting.count(counts.total)}{'+' if counts.is_cut else ''}"
+    lead = f"{many} {'thing' if counts.total == 1 else 'things'} went wrong{f' in the {when}' if when else ''}."
+    if not known:
+        return lead, "Their logs are being read."
+    code, most = known[0]
+    own = sum(many for one, many in known if CAUSES[one].owner == "researcher")
+    rest = f"Most often {CAUSES[code].title}: {formatting.count(most)}."
+    return lead, f"{rest} {formatting.percent(own / counts.total)} were for researchers to mend."
