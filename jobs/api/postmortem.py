@@ -6,6 +6,7 @@ from datetime import date, datetime
 from typing import Annotated, Any
 
 from django.conf import settings
+from django.db import transaction
 from django.http import HttpResponse
 from ninja import Query, Router, Schema
 from pydantic import Field, StringConstraints
@@ -216,21 +217,22 @@ def change(
     for name in given - {"overrule", "revision"}:
         if getattr(changes, name) is None:
             raise bad_field(name, "Leave it out to keep it; null is no value for it.")
-    if given & {"narrative", "factors", "actions", "revision"}:
-        people.write(
-            user,
-            incident,
-            narrative=changes.narrative,
-            factors=changes.factors,
-            actions=None if changes.actions is None else [Action(**one.dict()) for one in changes.actions],
-            revision=changes.revision,
-        )
-    if changes.overrule is not None:
-        people.overrule(user, incident, cause=changes.overrule.cause, why=changes.overrule.why)
-    elif "overrule" in given:
-        people.withdraw(user, incident)
-    if changes.is_published is not None:
-        people.publish(user, incident, is_published=changes.is_published)
+    with transaction.atomic():
+        if given & {"narrative", "factors", "actions", "revision"}:
+            people.write(
+                user,
+                incident,
+                narrative=changes.narrative,
+                factors=changes.factors,
+                actions=None if changes.actions is None else [Action(**one.dict()) for one in changes.actions],
+                revision=changes.revision,
+            )
+        if changes.overrule is not None:
+            people.overrule(user, incident, cause=changes.overrule.cause, why=changes.overrule.why)
+        elif "overrule" in given:
+            people.withdraw(user, incident)
+        if changes.is_published is not None:
+            people.publish(user, incident, is_published=changes.is_published)
     return _shape(_document(document.job, document.attempt.number))
 
 

@@ -85,7 +85,13 @@ class Document:
 
     @cached_property
     def pieces(self) -> list[Piece]:
+        """What the verdict goes by, one by one: each on its node and at its time."""
         return verdicts.pieces(self.attempt, self.told, MOST_PIECES)
+
+    @cached_property
+    def evidence(self) -> list[Piece]:
+        """The same, with what several ranks said alike as one."""
+        return verdicts.grouped(self.pieces)
 
     @cached_property
     def follow_ups(self) -> list[FollowUp]:
@@ -176,7 +182,7 @@ class Document:
     def _acts(self) -> Iterator[Act]:
         yield Act(self.incident.opened_at, "Opened this page")
         for before, version in zip([None, *self.versions], self.versions, strict=False):
-            sure = f"{formatting.percent(version.confidence)} sure" if version.cause != UNKNOWN else ""
+            sure = f"{formatting.share(version.confidence)} sure" if version.cause != UNKNOWN else ""
             if before is None:
                 yield Act(version.made_at, f"Named the cause: {version.cause}", sure)
             elif before.cause != version.cause:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -13,9 +13,11 @@ from django.urls import reverse
 
 from jobs.causes import CAUSES
 from jobs.models import Attempt, Diagnosis, Incident
+from jobs.presenting.rank_steps import named
 from portal import untrusted
 
 SHOWN = 6  # pieces of evidence on a job's page
+_DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log")
 _LAUNCHER = re.compile(r"launcher\.(\d{1,9})\.log")
 _OWNERS = {"both": "researcher or sysadmin", "nobody": "nobody has to act"}
@@ -99,6 +101,25 @@ def in_place(attempts: Sequence[Attempt]) -> dict[int, list[Incident]]:
 def pieces(attempt: Attempt, verdict: dict[str, Any], most: int) -> list[Piece]:
     """The verdict's evidence, each with its place in the logs of that attempt."""
     return [_piece(attempt, one) for one in verdict.get("evidence", ())[:most]]
+
+
+def grouped(found: Sequence[Piece]) -> list[Piece]:
+    """Those that say the same but for digits, in the same role, as one: the first of them, and who else said it."""
+    groups: dict[tuple[str, str], list[Piece]] = {}
+    for one in found:
+        groups.setdefault((one.role, _DIGITS.sub("#", one.text)), []).append(one)
+    return [_together(group) for group in groups.values()]
+
+
+def _together(group: list[Piece]) -> Piece:
+    first = group[0]
+    ranks = sorted({one.rank for one in group if one.rank is not None})
+    if len(group) == 1:
+        return first
+    where = named(ranks) if len(ranks) > 1 else f"{first.where} and {len(group) - 1:,} more"
+    times = [one.at for one in group if one.at is not None]
+    node = first.node if all(one.node == first.node for one in group) else ""
+    return replace(first, where=where, count=sum(one.count for one in group), at=min(times, default=None), node=node)
 
 
 def _piece(attempt: Attempt, one: dict[str, Any]) -> Piece:

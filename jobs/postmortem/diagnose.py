@@ -258,7 +258,7 @@ def _name_of(number: int) -> str:
 
 
 def _place(sign: Sign) -> str:
-    return f"line {sign.line:,} of {sign.file}"
+    return f"line {sign.line:,} of {sign.file}" if sign.line else f"the word of the {sign.file}"
 
 
 def _evidence(root: Sign | None, case: Case) -> list[Evidence]:

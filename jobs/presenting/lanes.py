@@ -11,8 +11,9 @@ from portal import formatting
 
 LEFT = 13.0  # per cent of the width for the names of lanes
 HEIGHT, TOP = 30, 26  # of a lane, and above the first
-WIDTH_PX, LETTER_PX = 1040, 6.4  # what labels are measured by
+WIDTH_PX, LETTER_PX = 720, 6.4  # what labels are measured by: no narrower than on paper
 MOST_NODES = 8
+ACT = 1.7  # per cent that a number takes
 BEFORE, AFTER = timedelta(minutes=3), timedelta(minutes=1)  # around what happened
 LONGEST_AFTER = timedelta(minutes=30)  # that the usual view waits for the next attempt
 HOUR = timedelta(hours=1)
@@ -137,9 +138,12 @@ class Lanes:
 
     @property
     def again_side(self) -> str:
-        if self.again_x is None or self.again_x > 92:
-            return "end"
-        return "start" if self.first_x is not None and self.again_x - self.first_x < 22 else "mid"
+        """ "": there is no room for it."""
+        if self.again_x is None:
+            return ""
+        if self.first_x is not None and self.again_x - self.first_x < 22:
+            return "start" if self.again_x < 80 else ""
+        return "end" if self.again_x > 92 else "mid"
 
 
 def draw(facts: Facts, span: str = "near") -> Lanes:
@@ -217,11 +221,17 @@ def _scheduler(facts: Facts, scale: _Scale) -> Lane:
 
 def _vigil(facts: Facts, scale: _Scale) -> Lane:
     """What was done within one number's width of another stands beside it."""
-    lane, taken = Lane("Vigil", 0), 0.0
-    for i, at in enumerate(facts.acts, 1):
-        if scale.has(at):
-            taken = max(scale(at), taken + 1.7)
-            lane.marks.append(Mark(round(taken, 3), "act", "running", str(i)))
+    lane = Lane("Vigil", 0)
+    seen = [(i, scale(at)) for i, at in enumerate(facts.acts, 1) if scale.has(at)]
+    taken, places = 0.0, []
+    for _, x in seen:
+        taken = max(x, taken + ACT)
+        places.append(taken)
+    limit = 100 - ACT / 2
+    for place in reversed(range(len(places))):
+        places[place] = limit = min(places[place], limit)
+        limit -= ACT
+    lane.marks = [Mark(round(x, 3), "act", "running", str(i)) for (i, _), x in zip(seen, places, strict=True)]
     return lane
 
 
@@ -318,7 +328,10 @@ def _place_labels(lane: Lane) -> None:
         if i and placed[-1].side == "right":
             before = following  # that side is taken
         right, left = _letters(following - mark.x), _letters(mark.x - before)
-        side, room = ("right", right) if right >= min(len(mark.label), 24) or right >= left else ("left", left)
+        wanted = min(len(mark.label), 24)
+        # What begins here has its bar at the right.
+        is_right = left < wanted if mark.state == "running" else right >= wanted or right >= left
+        side, room = ("right", right) if is_right else ("left", left)
         label = mark.label if len(mark.label) <= room else f"{mark.label[: max(0, room - 1)].rstrip()}…"
         if room < 8:
             label, side = "", ""

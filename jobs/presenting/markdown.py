@@ -83,7 +83,7 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
         yield "Cause", f"{incident.cause}, by {incident.overruled_by or 'somebody'}: {incident.overruled_why}"
         yield "Before that", f"{document.machine_cause}, by the evidence"
     else:
-        sure = f", {formatting.percent(incident.confidence)} sure" if incident.confidence is not None else ""
+        sure = f", {formatting.share(incident.confidence)} sure" if incident.confidence is not None else ""
         yield "Cause", f"{document.cause.code}{sure if document.cause.code != 'unknown' else ''}"
     yield "Owner", _WORDS.get(document.cause.owner, document.cause.owner)
     for name, seconds in (
@@ -104,9 +104,9 @@ def _facts(document: Document) -> Iterator[tuple[str, str]]:
 
 def _evidence(document: Document) -> Iterator[str]:
     told = document.told
-    if document.pieces:
+    if document.evidence:
         yield "## Evidence"
-    for piece in document.pieces:
+    for piece in document.evidence:
         when = f", {formatting.exact(piece.at)}" if piece.at else ""
         many = f", {formatting.count(piece.count)} times" if piece.count > 1 else ""
         yield f"**{plain(piece.role)}**, {plain(piece.where)}{when}{many}\n\n{fenced(piece.text)}"

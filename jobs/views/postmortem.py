@@ -45,8 +45,8 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         "cost": document.cost,
         "timeline": document.timeline(span if span in lanes.SPANS else "near"),
         "spans": SPANS,
-        "pieces": document.pieces if is_whole else document.pieces[:PIECES],
-        "more_pieces": 0 if is_whole else max(0, len(document.pieces) - PIECES),
+        "pieces": document.evidence if is_whole else document.evidence[:PIECES],
+        "more_pieces": 0 if is_whole else max(0, len(document.evidence) - PIECES),
         "alike": document.like_this(user),
         "may_write": may_write,
         **(_form(document) if may_write else {}),
@@ -138,6 +138,7 @@ def _form(document: Document) -> dict[str, object]:
     return {
         "members": list(members.values_list("username", flat=True)[:500]),
         "causes": list(CAUSES.values()),
+        "factors_text": "\n".join(document.written.factors) if document.written else "",
         "blank": [f"new{i}" for i in range(NEW_ACTIONS)],
         "limits": {"narrative": people.NARRATIVE, "action": people.ACTION, "why": people.WHY},
     }

@@ -118,5 +118,6 @@ def say(counts: Counts, span: str) -> tuple[str, str]:
         return lead, "Their logs are being read."
     code, most = known[0]
     own = sum(many for one, many in known if CAUSES[one].owner == "researcher")
-    rest = f"Most often {CAUSES[code].title}: {formatting.count(most)}."
-    return lead, f"{rest} {formatting.percent(own / counts.total)} were for researchers to mend."
+    is_first = most > 1 and all(most > many for _, many in known[1:2])
+    rest = f"Most often {CAUSES[code].title}: {formatting.count(most)} times. " if is_first else ""
+    return lead, f"{rest}{formatting.share(own / counts.total)} for researchers to mend."

@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
-from portal.demo import cluster, telemetry
+from portal.demo import cluster, ends, telemetry
 from portal.demo.reports import tell
 from portal.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.models import Membership, Project, User
@@ -35,7 +35,9 @@ def make() -> list[str]:
         if story.name not in known:
             _tell_job(story, people.get(story.owner) or sysadmin or next(iter(people.values())))
             made.append(story.name)
-    telemetry.make(Attempt.objects.filter(job__tags__name=TAG).exclude(ended_at=None).select_related("job__owner"))
+    told = Attempt.objects.filter(job__tags__name=TAG).exclude(ended_at=None).select_related("job__owner")
+    telemetry.make(told)
+    ends.make([story for story in STORIES if story.name in made], told)
     if sysadmin is not None:
         made += [name for text in LIVE if (name := _start_job(sysadmin, text, known))]
     return made
@@ -109,14 +111,15 @@ def _write_logs(job: Job, story: Story) -> None:
     try:
         (directory / "portal").mkdir(parents=True, exist_ok=True)
         (directory / "portal" / "spec.toml").write_text(job.spec_toml)
+        ended = dict(job.attempts.values_list("number", "ended_at"))
         for number, chapter in enumerate(story.tries, 1):
             logs = directory / "job" / f"attempt-{number}" / "logs"
             logs.mkdir(parents=True, exist_ok=True)
             for incarnation, (first, last) in enumerate(chapter.steps):
                 for rank in range(story.world):
                     text = _log(story, chapter, rank, first, last)
-                    if chapter.failure.get("rank") == rank and chapter.log:
-                        text += f"Traceback (most recent call last):\n{chapter.log}\n"
+                    if incarnation == len(chapter.steps) - 1:
+                        text += _last_words(chapter, rank, ended[number])
                     (logs / f"{incarnation}.{rank}.log").write_text(text)
     finally:
         os.umask(old)
@@ -129,6 +132,16 @@ def _log(story: Story, chapter: Try, rank: int, first: int, last: int) -> str:
         lines.append(f"restored step-{first}")
     lines += [f"step {step} of {story.steps}" for step in range(first + 100, last + 1, 100)]
     return "\n".join(lines) + "\n"
+
+
+def _last_words(chapter: Try, rank: int, ended: datetime) -> str:
+    """What the rank that failed printed last, and after it the others."""
+    is_first = chapter.failure.get("rank") == rank
+    if not (text := chapter.log if is_first else chapter.echo):
+        return ""
+    at = timezone.localtime(ended - timedelta(seconds=40 if is_first else 18 - rank * 0.02))
+    what = "Traceback (most recent call last):\n" if is_first else ""
+    return f"{at:%Y-%m-%d %H:%M:%S},{at.microsecond // 1000:03d} ERROR rank {rank}: the step failed\n{what}{text}\n"
 
 
 def _start_job(user: User, text: str, known: set[str]) -> str:

@@ -111,7 +111,8 @@ class _Incarnation:
             launcher = _Stream(-1, 0, self.chapter.nodes[0])
             streams.append(launcher.part([self.now], end=True))
             failure = self.chapter.failure or {"rank": 1, "exit_code": None, "signal": 9, "kind": "signal", "error": ""}
-            ended = {**failure, "failure": failure["kind"], "incarnation": self.number}
+            restarting = self.number + 1 < len(self.chapter.steps)
+            ended = {**failure, "failure": failure["kind"], "incarnation": self.number, "restarting": restarting}
             events.append({"stream": 1, "batch": 0, **ended, "kind": "incarnation.ended", "time": self.now})
         return {"version": 1, "streams": streams, "series": {}, "events": events}
 

@@ -22,10 +22,20 @@ class Try:
     failure: dict[str, Any] = field(default_factory=dict)
     decision: str = ""
     log: str = ""  # last lines of the failing rank
+    echo: str = ""  # and of the others
 
     @property
     def last_step(self) -> int:
         return self.steps[-1][1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What people wrote of a job's bad end. Actions: what, who, in how many days, whether it is done."""
+
+    narrative: str
+    factors: tuple[str, ...] = ()
+    actions: tuple[tuple[str, str, int, bool], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +115,7 @@ class Story:
     tags: tuple[str, ...] = ()
     notes: str = ""
     time_limit: str = "12:00:00"
+    written: Written | None = None
 
     @property
     def world(self) -> int:
@@ -138,13 +149,30 @@ STORIES = (
         tags=("gpt", "context"), straggler=5, checkpoint_every=250, floor=1.72, time_limit="16:00:00",
         bound=COMMUNICATION,
         notes="As the baseline, with a context of 4,096.",
+        written=Written(
+            narrative="Same slot as the riser that was reseated in October. We should swap the tray this time.",
+            factors=("The node took jobs again without a burn-in.", "Nobody was told of the first replay errors."),
+            actions=(
+                ("Replace the GPU tray of dgx-03, ticket with the vendor", "ada.lindqvist", 3, False),
+                ("Burn in for 12 h before dgx-03 returns", "jonas.weber", 5, False),
+                ("Save every 250 steps instead of every 1,000", "ada.lindqvist", -1, True),
+            ),
+        ),
         tries=(
             Try(
                 hours_ago=15.2, steps=((0, 3180),), state="node_fail", cause="node_fail", exit_code=None,
                 nodes=("dgx-03",), queued_minutes=41, reason="Node dgx-03 stopped responding",
+                failure={
+                    "rank": 5, "incarnation": 0, "exit_code": 1, "kind": "exception",
+                    "error": "torch.AcceleratorError: CUDA error: unknown error",
+                },
+                log="  File \"training/trainer.py\", line 214, in _step\n    loss.backward()\n"
+                "torch.AcceleratorError: CUDA error: unknown error",
+                echo="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, remote process"
+                " exited or there was a network error, NCCL version 2.27.3",
                 decision="A node was lost. Started anew from step 3,000 as attempt 2. Restart 1 of 3.",
             ),
-            Try(hours_ago=10.4, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=4),
+            Try(hours_ago=10.0, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=2.5),
         ),
     ),
     Story(

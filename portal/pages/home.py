@@ -217,7 +217,8 @@ def say(news: list[News], running: int, waiting: int, notices: int, now: datetim
         verb = {"out_of_memory": "ran out of memory", "timeout": "reached its time limit", "node_fail": "lost a node"}
         what = f"{first.job.name} {verb.get(first.attempt.state, 'failed')} {_at(first.attempt.ended_at, now)}"
         others = f" So did {formatting.plural(len(stuck) - 1, 'other')}." if len(stuck) > 1 else ""
-        return f"{what} and waits for you.{others}", going, ""
+        why = f"{first.why} " if first.has_postmortem else ""
+        return f"{what} and waits for you.{others}", f"{why}{going}", ""
     if recovered:
         first = recovered[0]
         after = first.after[:1].lower() + first.after[1:]
