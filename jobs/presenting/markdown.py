@@ -11,7 +11,8 @@ from portal import formatting
 if TYPE_CHECKING:
     from jobs.gathering.postmortem import Document
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-!|~>$@:])")
+_SPECIAL = re.compile(r"([\\`*_\[\]!|~$]|:(?=//))")
+_FIRST = re.compile(r"^(?=[-+#>=:])|^(\d{1,9})(?=[.)])")  # what would make a line a list, a heading, a quotation
 _WORDS = {"both": "researcher or sysadmin", "nobody": "nobody has to act"}
 
 
@@ -19,7 +20,7 @@ def plain(text: object) -> str:
     """Text on one line that is nothing but text: no markup, no link, no HTML."""
     words = " ".join(str(text).split())
     words = words.replace("&", "&amp;").replace("<", "&lt;")
-    return _SPECIAL.sub(r"\\\1", words)
+    return _FIRST.sub(r"\1\\", _SPECIAL.sub(r"\\\1", words))
 
 
 def quoted(text: str) -> str:

@@ -117,7 +117,7 @@ def named(ranks: list[int]) -> str:
             runs.append([rank, rank])
     if len(runs) > FEW:
         return formatting.plural(len(ranks), "rank")
-    said = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    said = [part for a, b in runs for part in ([f"{a}–{b}"] if b > a + 1 else [str(n) for n in range(a, b + 1)])]
     return f"ranks {formatting.listed(said)}"
 
 
@@ -131,4 +131,5 @@ def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: in
     least = min(steps.values())
     last = [rank for rank in behind if steps[rank] == least]
     others = f"; {named(last)} {'was' if len(last) == 1 else 'were'} last, at {formatting.count(least)}"
-    return f"{where} on {formatting.plural(len(steps) - len(behind), 'rank')} or later{others}."
+    later = " or later" if max(steps.values()) > usual else ""
+    return f"{where}{later} on {formatting.plural(len(steps) - len(behind), 'rank')}{others}."

@@ -109,7 +109,7 @@ def incidents(answer: dict[str, Any]) -> list[str]:
         [
             f"{one['job']}.{one['attempt']}",
             one["cause"] or "not yet",
-            "a person" if one["is_overruled"] else f"{one['confidence']:.0%}" if one["confidence"] is not None else "",
+            _sure(one),
             one["node"],
             one["says"][:100],
             local(one["at"]),
@@ -117,6 +117,12 @@ def incidents(answer: dict[str, Any]) -> list[str]:
         for one in answer["items"]
     ]
     return table(head, rows, "Nothing that you can see went wrong.")
+
+
+def _sure(one: dict[str, Any]) -> str:
+    if one["is_overruled"]:
+        return "a person"
+    return "" if one["confidence"] is None or one["cause"] == "unknown" else f"{one['confidence']:.0%}"
 
 
 def _value(job: dict[str, Any], path: str) -> str:

@@ -1,0 +1,100 @@
+"""Restarts in place: each is an incident of its own, once, bounded, with a verdict and no post-mortem."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs import restarts
+from jobs.intake import reports
+from jobs.models import Attempt, Incident
+from jobs.postmortem import incidents
+from portal.models import User
+from tests.jobs.pages.reading import text
+from tests.jobs.postmortem.dying import RAISED, running, write
+from tests.jobs.reporting import Spooled, post
+from tests.lab import signed_in
+
+pytestmark = pytest.mark.django_db
+ENDED = {
+    "rank": 1,
+    "exit_code": 1,
+    "signal": None,
+    "failure": "exception",
+    "error": "KeyError: 'label'",
+    "why": "exception",
+}
+
+
+@pytest.fixture
+def attempt(mira: User, runs: Path) -> Attempt:
+    return running(mira, runs)
+
+
+def tell(attempt: Attempt, *told: dict[str, Any], uid: str = "") -> None:
+    launcher = Spooled(rank=-1, uid=uid)
+    for one in told:
+        launcher.tell(restarts.ENDED, time=timezone.now().timestamp(), **{**ENDED, **one})
+    reports.take(attempt.pk, post(launcher))
+
+
+def test_one_that_began_again_is_an_incident(attempt: Attempt, runs: Path, mira: User) -> None:
+    write(attempt, runs, "0.1.log", RAISED)
+    write(attempt, runs, "1.0.log", "step 200 loss 1.0\n")
+    tell(attempt, {"incarnation": 0, "restarting": True})
+    incident = Incident.objects.get()
+    assert (incident.incarnation, incident.project, incident.due_at is not None) == (0, attempt.job.project, True)
+    assert incidents.diagnose(incident.pk)
+    incident.refresh_from_db()
+    assert (incident.cause, incident.rank, incident.is_final) == ("program.exception", 1, False)
+    # The attempt goes on for days: it is looked at once more, not each minute.
+    assert incident.due_at is not None
+    assert incident.due_at - incident.at > timedelta(minutes=10)
+    client = signed_in(mira)
+    assert client.get(f"/jobs/{attempt.job_id}/postmortem").status_code == 404
+    assert "KeyError" in text(client.get(f"/jobs/{attempt.job_id}/attempts"))
+    assert "restarted in place" in text(client.get("/postmortems"))
+    Incident.objects.update(at=timezone.now() - timedelta(minutes=12), due_at=timezone.now())
+    assert incidents.diagnose(incident.pk)
+    incident.refresh_from_db()
+    assert (incident.is_final, incident.due_at) == (True, None)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"incarnation": 0, "restarting": False},
+        {"incarnation": 0},
+        {"incarnation": 0, "restarting": True, "why": "joined"},
+        {"restarting": True},
+        {"incarnation": "0", "restarting": True},
+        {"incarnation": -1, "restarting": True},
+        {"incarnation": 2**40, "restarting": True},
+    ],
+)
+def test_what_is_none(attempt: Attempt, told: dict[str, Any]) -> None:
+    tell(attempt, told)
+    assert not Incident.objects.exists()
+
+
+def test_is_told_once_however_often_and_not_without_end(attempt: Attempt) -> None:
+    for uid in ("a" * 16, "b" * 16):  # two launchers may say the same
+        tell(attempt, {"incarnation": 0, "restarting": True}, uid=uid)
+    assert Incident.objects.count() == 1
+    tell(attempt, *({"incarnation": n, "restarting": True} for n in range(90)), uid="c" * 16)
+    assert Incident.objects.count() == restarts.MOST
+
+
+def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:
+    launcher = Spooled(rank=-1).tell(restarts.ENDED, time=4e9, **{**ENDED, "incarnation": 0, "restarting": True})
+    reports.take(attempt.pk, post(launcher))
+    launcher = Spooled(rank=-1, uid="d" * 16).tell(
+        restarts.ENDED, time=5.0, **{**ENDED, "incarnation": 1, "restarting": True}
+    )
+    reports.take(attempt.pk, post(launcher))
+    now = timezone.now()
+    assert all(attempt.created_at <= one.at <= now for one in Incident.objects.all())
