@@ -13,7 +13,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from jobs.models import Event, Job
+from jobs.models import Diagnosis, Event, Incident, Job
+from jobs.postmortem.verdict import Verdict
 from portal.models import Channel, Token
 from portal.notify import raise_notice
 from tests import lab
@@ -50,6 +51,11 @@ def secret(tmp_path, settings, one_connection):
     job = lab.a_job(mira, project, state="running", attempt={"step": 5, "steps": 10, "latest": {"loss": "NaN"}})
     Event.objects.create(attempt=job.latest, time=job.created_at, kind="phase", data={"phase": "step"})
     Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
+    said = Verdict("unknown", 0.3, "It failed, and nothing says why.", "Look again.").told()
+    incident = Incident.objects.create(
+        attempt=job.latest, project=project, at=job.created_at, version=1, cause="unknown", confidence=0.3
+    )
+    Diagnosis.objects.create(incident=incident, version=1, cause="unknown", confidence=0.3, verdict=said)
     raise_notice("gpu.idle:1", kind="gpu.idle", to=mira, title="A GPU is idle.", link=f"/jobs/{job.pk}")
     return Token.issue(mira, "test")[1]
 

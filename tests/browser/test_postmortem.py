@@ -1,0 +1,74 @@
+"""A post-mortem in a real browser: on the screen, on a phone, on paper, and the verdict that comes to an open page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Watched
+from tests.browser.test_pages import TRIPS
+from tests.stack import Stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+Browse = Callable[..., Watched]
+
+
+@pytest.fixture(scope="module")
+def address(lab_up: Stack) -> str:
+    """The lab's richest: it has been restarted, and people have written of it."""
+    with lab_up.client() as client:
+        items = client.get("/api/v1/postmortems?cause=gpu.off_bus").json()["items"]
+    return str(items[0]["url"]).removeprefix(lab_up.url)
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (390, "light")])
+def test_nobody_trips(lab_up: Stack, address: str, browse: Browse, width: int, theme: str) -> None:
+    watched = browse(lab_up, width=width, theme=theme)
+    for path in (address, f"{address}&span=attempt", "/postmortems", "/postmortems?cause=gpu.off_bus"):
+        assert watched.open(path) == 200, path
+        watched.page.wait_for_load_state("networkidle")
+        assert watched.page.evaluate(TRIPS) == [], path
+
+
+def test_goes_on_two_sheets(lab_up: Stack, address: str, browse: Browse) -> None:
+    watched = browse(lab_up, theme="dark")
+    watched.open(address)
+    printed = watched.page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", printed)) <= 2
+    watched.page.emulate_media(media="print")
+    assert not watched.page.locator(".nav").is_visible()
+    assert not watched.page.locator("details.write").first.is_visible()
+    assert watched.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+
+
+def test_one_click_from_a_line_to_its_log(lab_up: Stack, address: str, browse: Browse) -> None:
+    watched = browse(lab_up)
+    watched.open(address)
+    watched.page.get_by_role("link", name="torch.AcceleratorError").click()
+    expect(watched.page.locator(".log.whole")).to_contain_text("CUDA error: unknown error")
+
+
+def test_is_written_and_filtered_without_script(lab_up: Stack, address: str, browse: Browse) -> None:
+    watched = browse(lab_up, java_script_enabled=False)
+    watched.open(address)
+    page = watched.page
+    page.get_by_text("Edit…", exact=True).click()
+    page.get_by_label("Narrative", exact=True).fill("Seen by nobody until the morning.")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".prose")).to_contain_text("Seen by nobody until the morning.")
+    watched.open("/postmortems")
+    page.get_by_label("Cause").select_option("gpu.off_bus")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator(".incidents tbody tr")).to_have_count(1)
+
+
+def test_the_list_filters_where_it_stands(lab_up: Stack, browse: Browse) -> None:
+    watched = browse(lab_up)
+    watched.open("/postmortems")
+    watched.page.get_by_label("Who must act").select_option("sysadmin")
+    expect(watched.page.locator(".incidents tbody")).to_contain_text("gpu.off_bus")
+    expect(watched.page.locator(".incidents tbody")).not_to_contain_text("numerics.nan")
+    assert "owner=sysadmin" in watched.page.url
