@@ -152,7 +152,7 @@ def _job(like: Any, ranks: int) -> int:
     _series(second.pk, 1, kept.step + 1, STEPS + 500, ended.timestamp() + 180)
     incident = Incident.objects.create(
         attempt=first, project=job.project, at=ended, version=2, is_final=True, cause="gpu.off_bus", confidence=0.97,
-        says="A GPU was lost from the bus (rank 21 on dgx-002).", rank=21, node=nodes[21 // 8], fingerprint=f"{7:016x}",
+        says="A GPU was lost from the bus (rank 21 on dgx-002).", rank=21, node=nodes[-1], fingerprint=f"{7:016x}",
     )  # fmt: skip
     for version in (1, 2):
         Diagnosis.objects.create(
@@ -187,14 +187,14 @@ def _verdict(nodes: list[str], ended: float) -> dict[str, Any]:
     evidence = [
         {
             "file": f"0.{n}.log", "line": 1_000 + n, "text": f"NCCL WARN call {n} failed: {'x' * 200} {n}", "rank": n,
-            "role": "root" if not n else "echo", "cause": "gpu.off_bus", "at": ended - 40 + n, "node": nodes[n // 8],
+            "role": "root" if not n else "echo", "cause": "gpu.off_bus", "at": ended - 40 + n, "node": nodes[n // 8 % len(nodes)],
         }
         for n in range(40)
     ]  # fmt: skip
     return {
         "cause": "gpu.off_bus", "title": "a GPU was lost from the bus", "confidence": 0.97, "owner": "sysadmin",
         "says": "A GPU was lost from the bus (rank 21 on dgx-002).", "advice": "Drain the node.", "evidence": evidence,
-        "runner_up": None, "ruled_out": [], "not_seen": [], "rank": 21, "node": nodes[2], "exception": "", "frame": "",
+        "runner_up": None, "ruled_out": [], "not_seen": [], "rank": 21, "node": nodes[-1], "exception": "", "frame": "",
         "doing": "", "entry": "",
     }  # fmt: skip
 

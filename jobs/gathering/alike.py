@@ -21,7 +21,7 @@ class Like:
 def of(incident: Incident, user: User) -> list[Like]:
     """The same fingerprint first, then the same node; newest first. Another project's failures are never among them."""
     found: dict[int, Like] = {}
-    others = Incident.objects.visible_to(user).exclude(pk=incident.pk).with_people().order_by("-at")
+    others = Incident.objects.visible_to(user).exclude(pk=incident.pk).with_people().order_by("-at", "-id")
     for what, same in (("same failure", {"fingerprint": incident.fingerprint}), ("same node", {"node": incident.node})):
         if not next(iter(same.values())):
             continue

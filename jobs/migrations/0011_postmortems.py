@@ -47,6 +47,18 @@ class Migration(migrations.Migration):
             model_name='incident',
             name='incidents_by_time',
         ),
+        migrations.RemoveIndex(
+            model_name='incident',
+            name='incidents_due',
+        ),
+        migrations.RemoveIndex(
+            model_name='incident',
+            name='incidents_by_fingerprint',
+        ),
+        migrations.RemoveIndex(
+            model_name='incident',
+            name='incidents_by_node',
+        ),
         migrations.AddField(
             model_name='incident',
             name='project',
@@ -82,7 +94,19 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='incident',
-            index=models.Index(condition=models.Q(('published_at', None), _negated=True), fields=['-at', '-id'], name='incidents_published'),
+            index=models.Index(condition=models.Q(('published_at__isnull', False)), fields=['-at', '-id'], name='incidents_published'),
+        ),
+        migrations.AddIndex(
+            model_name='incident',
+            index=models.Index(condition=models.Q(('due_at__isnull', False)), fields=['due_at'], name='incidents_due'),
+        ),
+        migrations.AddIndex(
+            model_name='incident',
+            index=models.Index(fields=['fingerprint', '-at', '-id', 'project'], name='incidents_by_fingerprint'),
+        ),
+        migrations.AddIndex(
+            model_name='incident',
+            index=models.Index(fields=['node', '-at', '-id', 'project', 'cause'], name='incidents_by_node'),
         ),
         migrations.AddField(
             model_name='followup',

@@ -82,14 +82,15 @@ class Incident(models.Model):
             models.UniqueConstraint(fields=["attempt", "incarnation"], name="one_incident_an_incarnation"),
         )
         indexes = (
-            models.Index(fields=["due_at"], condition=~Q(due_at=None), name="incidents_due"),
+            # SQLite takes a partial index only where the query says its condition in the same words, constants and all.
+            models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="incidents_due"),
             # Each alone answers which incidents a page of the list has (jobs.listing.incidents).
             models.Index(fields=["-at", "-id", "cause", "project"], name="incidents_by_time"),
             models.Index(fields=["project", "-at", "-id", "cause"], name="incidents_by_project"),
             models.Index(fields=["cause", "-at", "-id", "project"], name="incidents_by_cause"),
-            models.Index(fields=["-at", "-id"], condition=~Q(published_at=None), name="incidents_published"),
-            models.Index(fields=["fingerprint", "-at"], condition=~Q(fingerprint=""), name="incidents_by_fingerprint"),
-            models.Index(fields=["node", "-at"], condition=~Q(node=""), name="incidents_by_node"),
+            models.Index(fields=["-at", "-id"], condition=Q(published_at__isnull=False), name="incidents_published"),
+            models.Index(fields=["fingerprint", "-at", "-id", "project"], name="incidents_by_fingerprint"),
+            models.Index(fields=["node", "-at", "-id", "project", "cause"], name="incidents_by_node"),
             models.Index(fields=["-id"], condition=~Q(overruled_cause=""), name="incidents_judged"),
         )
 

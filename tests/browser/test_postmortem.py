@@ -56,11 +56,11 @@ def test_is_written_and_filtered_without_script(lab_up: Stack, address: str, bro
     watched.open(address)
     page = watched.page
     page.get_by_text("Edit…", exact=True).click()
-    page.get_by_label("Narrative", exact=True).fill("Seen by nobody until the morning.")
+    page.get_by_role("textbox", name="Narrative").fill("Seen by nobody until the morning.")
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".prose")).to_contain_text("Seen by nobody until the morning.")
     watched.open("/postmortems")
-    page.get_by_label("Cause").select_option("gpu.off_bus")
+    page.get_by_label("Cause", exact=True).select_option("gpu.off_bus")
     page.get_by_role("button", name="Filter").click()
     expect(page.locator(".incidents tbody tr")).to_have_count(1)
 
