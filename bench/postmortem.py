@@ -177,7 +177,8 @@ def _series(attempt_id: int, ranks: int, first: int, last: int, began: float) ->
     rows = []
     for start in range(first, last + 1, POINTS):
         step = np.arange(start, min(last + 1, start + POINTS), dtype=np.int64)
-        points = Points(step, began + 0.86 * (step - first), 2.0 + 0.01 * np.sin(step))
+        taken, values = began + 0.86 * (step - first), 2.0 + 0.01 * np.sin(step)
+        points = Points(step, taken.astype(np.float64), values.astype(np.float64))
         for name in names:
             rows += [store.merged_row(ids[name], 0, rank, points) for rank in range(ranks if name != "loss" else 1)]
     store.insert(rows)
@@ -187,7 +188,8 @@ def _verdict(nodes: list[str], ended: float) -> dict[str, Any]:
     evidence = [
         {
             "file": f"0.{n}.log", "line": 1_000 + n, "text": f"NCCL WARN call {n} failed: {'x' * 200} {n}", "rank": n,
-            "role": "root" if not n else "echo", "cause": "gpu.off_bus", "at": ended - 40 + n, "node": nodes[n // 8 % len(nodes)],
+            "role": "root" if not n else "echo", "cause": "gpu.off_bus", "at": ended - 40 + n,
+            "node": nodes[n // 8 % len(nodes)],
         }
         for n in range(40)
     ]  # fmt: skip

@@ -119,7 +119,7 @@ def _write_logs(job: Job, story: Story) -> None:
                 for rank in range(story.world):
                     text = _log(story, chapter, rank, first, last)
                     if incarnation == len(chapter.steps) - 1:
-                        text += _last_words(chapter, rank, ended[number])
+                        text += _last_words(chapter, rank, ended[number] or timezone.now())
                     (logs / f"{incarnation}.{rank}.log").write_text(text)
     finally:
         os.umask(old)

@@ -396,17 +396,3 @@ def test_help_comes_at_once_and_imports_nothing_heavy():
     code = "import sys, portal.cli.main; print(*sorted({m.split('.')[0] for m in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"django", "celery", "channels", "torch", "pydantic", "httpx", "numpy"} & set(loaded)
-
-
-def test_postmortem_says_what_the_portal_found(portal):
-    portal.answers["GET", "jobs/7/postmortem"] = {
-        "job": 7, "attempt": 1, "cause": "gpu.off_bus", "title": "lost", "confidence": 0.96, "owner": "sysadmin",
-        "says": "A GPU was lost from the bus (rank 21 on dgx-03).", "advice": "Drain it.", "rank": 21, "node": "dgx-03",
-        "evidence": [{"file": "kernel of dgx-03", "line": 0, "text": "Xid 79", "role": "root", "cause": "gpu.off_bus"}],
-        "runner_up": None, "ruled_out": [], "not_seen": [], "exception": "", "frame": "", "version": 1,
-        "is_final": True, "made_at": "2026-11-21T03:01:13Z",
-    }  # fmt: skip
-    made = CliRunner().invoke(main, ["postmortem", "7"])
-    assert made.exit_code == 0
-    assert "gpu.off_bus · 96% sure · sysadmin" in made.output
-    assert "kernel of dgx-03\n    Xid 79" in made.output
