@@ -12,11 +12,11 @@ from ninja import Query, Router, Schema
 from pydantic import Field, StringConstraints
 
 from jobs.api.request import NOT_YOURS, job_of
+from jobs.causes import CAUSES
 from jobs.gathering import postmortem as documents
 from jobs.gathering.postmortem import Document
 from jobs.models import FollowUp, Job
 from jobs.postmortem import people
-from jobs.causes import CAUSES
 from jobs.postmortem.people import Action
 from jobs.presenting import markdown
 from portal.http.api import ApiRequest, among, bad_field

@@ -10,10 +10,10 @@ from django.http import HttpResponse
 from ninja import Query, Router, Schema
 from pydantic import Field, field_validator
 
+from jobs.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import Search
 from jobs.models import Incident
-from jobs.causes import CAUSES
 from portal.http.api import ApiRequest, Text, WantedPage, among, answer
 
 router = Router(tags=["post-mortems"])

@@ -11,10 +11,10 @@ from typing import Any
 
 from django.conf import settings
 
+from jobs.causes import CAUSES, UNKNOWN, Cause
 from jobs.gathering import alike, rank_steps, restart_curve, verdicts
 from jobs.gathering.verdicts import Piece
 from jobs.models import Attempt, Checkpoint, Diagnosis, FollowUp, Incident, Job, PostMortem
-from jobs.causes import CAUSES, UNKNOWN, Cause
 from jobs.presenting import cost, headline, lanes, rejoin
 from jobs.presenting import rank_steps as strips
 from jobs.presenting.cost import Again, Cost

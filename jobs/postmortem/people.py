@@ -14,9 +14,9 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from jobs import live
+from jobs.causes import CAUSES
 from jobs.errors import Conflict, Problem, Refused, SpecError
 from jobs.models import Diagnosis, FollowUp, Incident, PostMortem
-from jobs.causes import CAUSES
 from portal.access import can, note_if_sysadmin
 from portal.models import User
 

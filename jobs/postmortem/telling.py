@@ -67,7 +67,7 @@ def _tell(incident_id: int) -> None:
         to=job.owner,
         title=title,
         detail=cause.advice,
-        link=reverse("sweep", args=[job.sweep_id]) if alike > 1 else reverse("job", args=[job.pk]),
+        link=reverse("sweep", args=[job.sweep_id]) if alike > 1 else _page(incident),
         tone="warn",
         facts=_facts(incident, cause),
         project=job.project,
@@ -137,6 +137,12 @@ def _sign(incident: Incident) -> str:
     return masked(root[: notify.MOST_FACT])
 
 
+def _page(incident: Incident) -> str:
+    """Its post-mortem."""
+    attempt = incident.attempt
+    return f"{reverse('job_postmortem', args=[attempt.job_id])}?attempt={attempt.number}"
+
+
 def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
     """That they must act: once a cause, node and day."""
     day = incident.at.date()
@@ -152,7 +158,7 @@ def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
         to=SYSADMINS,
         title=masked(f"{_sentence(cause)[:-1]}{where}: {which}."),
         detail=cause.advice,
-        link=reverse("node", args=[incident.node]) if incident.node else reverse("job", args=[job.pk]),
+        link=reverse("node", args=[incident.node]) if incident.node else _page(incident),
         tone="warn",
         facts=_facts(incident, cause),
         settle=TOGETHER,

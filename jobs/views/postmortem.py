@@ -11,14 +11,15 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
+from jobs.causes import CAUSES
 from jobs.errors import JobError, SpecError
 from jobs.gathering import postmortem as documents
 from jobs.gathering.postmortem import Document
 from jobs.models import Job
 from jobs.postmortem import people
-from jobs.causes import CAUSES
 from jobs.postmortem.people import Action
 from jobs.presenting import lanes, markdown
+from portal import markdown as readable
 from portal.access import can, user_of
 from portal.models import User
 from portal.untrusted import plain, whole
@@ -48,6 +49,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         "pieces": document.evidence if is_whole else document.evidence[:PIECES],
         "more_pieces": 0 if is_whole else max(0, len(document.evidence) - PIECES),
         "alike": document.like_this(user),
+        "narrative": readable.render(document.written.narrative, deeper=2) if document.written else "",
         "may_write": may_write,
         **(_form(document) if may_write else {}),
     }

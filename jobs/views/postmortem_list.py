@@ -12,10 +12,10 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from jobs.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import OWNERS, Counts, Search
 from jobs.models import Incident
-from jobs.causes import CAUSES
 from portal import formatting
 from portal.access import user_of
 from portal.http.paging import BadCursor

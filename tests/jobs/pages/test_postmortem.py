@@ -140,7 +140,7 @@ class TestWriting:
         new = {"text-new0": "Write a test", "owner-new0": "oskar", "due-new0": "2026-12-01"}
         told = {"narrative": "It <b>fell</b> over.\r\nTwice.", "factors": "no test\n\nhaste", "row": ["new0", "new1"]}
         html = send(client, incident, "write", revision=0, **told, **new)
-        assert "It &lt;b&gt;fell&lt;/b&gt; over.<br>Twice." in html
+        assert "It &lt;b&gt;fell&lt;/b&gt; over. Twice." in html
         assert "last by mira" in html
         written = PostMortem.objects.get()
         assert (written.factors, written.revision) == (["no test", "haste"], 1)

@@ -134,7 +134,13 @@ class TestEnds:
         left.write("logs/1.0.log", ALONE)
         incident, told = left.diagnosed()
         assert "SIGSEGV" not in str(told)
-        mine = Incident.objects.create(attempt=left.attempt, incarnation=0, at=timezone.now(), due_at=timezone.now())
+        mine = Incident.objects.create(
+            attempt=left.attempt,
+            incarnation=0,
+            at=timezone.now(),
+            due_at=timezone.now(),
+            project=left.attempt.job.project,
+        )
         assert incidents.diagnose(mine.pk)
         verdict = mine.diagnoses.get().verdict
         assert [text for text in texts(verdict, "root") if "rank 0 ended by SIGSEGV" in text]
@@ -370,10 +376,16 @@ class TestHistory:
             job = job_of("eve", f"secret-{number}")
             other = attempt_of(job, nodes=["dgx-09"], scheduler_id=f"9{number}")
             Incident.objects.create(
-                attempt=other, at=timezone.now(), cause="storage.io" if number else "unknown", node="dgx-02"
+                attempt=other,
+                project=job.project,
+                at=timezone.now(),
+                cause="storage.io" if number else "unknown",
+                node="dgx-02",
             )
         far = attempt_of(job_of("eve", "far"), scheduler_id="99")
-        Incident.objects.create(attempt=far, at=timezone.now() - timedelta(minutes=3), cause="storage.io")
+        Incident.objects.create(
+            attempt=far, project=far.job.project, at=timezone.now() - timedelta(minutes=3), cause="storage.io"
+        )
         incident, told = left.diagnosed()
         assert incident.cause == "storage.io"
         said = "4 other jobs failed within two minutes, 3 of them because a file system failed"

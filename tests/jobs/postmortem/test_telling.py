@@ -37,7 +37,8 @@ def die(mira: User) -> Die:
         attempt = {"decision": decision, "nodes": ["dgx-03"], "step": 120}
         job = a_job(mira, a_project(), state="failed", name="wren", sweep=sweep, attempt=attempt)
         given = {"version": 1, "confidence": 0.91, "says": "KeyError: 'label' (rank 1).", "fingerprint": "f" * 16}
-        incident = Incident.objects.create(attempt=job.latest, cause=cause, **{"at": timezone.now(), **given, **fields})
+        fields = {"at": timezone.now(), **given, **fields}
+        incident = Incident.objects.create(attempt=job.latest, project=job.project, cause=cause, **fields)
         evidence = [
             {"role": "root", "text": "KeyError: 'label' token=hf_abcdefghijklmnop", "file": "0.1.log", "line": 5}
         ]
@@ -59,7 +60,7 @@ def test_says_what_happened_and_what_vigil_did(die: Die, mira: User) -> None:
     assert telling.tell() == 1
     notice = Notice.objects.get()
     assert (notice.user, notice.title) == (mira, f"wren (#{incident.attempt.job_id}) died: KeyError: 'label' (rank 1).")
-    assert notice.link == f"/jobs/{incident.attempt.job_id}"
+    assert notice.link == f"/jobs/{incident.attempt.job_id}/postmortem?attempt=1"
     facts = dict(notice.facts)
     assert facts["Cause"] == "program.exception, 91% sure"
     assert facts["What Vigil did"] == "Not started again: the same would happen."
