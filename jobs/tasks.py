@@ -119,6 +119,14 @@ def waste() -> None:
     telling.tell()
 
 
+@shared_task(name="jobs.tasks.reliability", expires=60)
+def reliability() -> None:
+    """Count failures and the time that nodes were held, for a few seconds at most."""
+    from jobs.failures import counting
+
+    counting.count()
+
+
 @shared_task(name="jobs.tasks.measure", expires=60)
 def measure() -> None:
     """Measure run directories that may have changed, for a few seconds at most."""

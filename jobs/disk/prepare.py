@@ -14,11 +14,12 @@ from typing import Any
 import tomlkit
 from django.utils import timezone
 
-from jobs import checkpoints, reliability, suspects
+from jobs import checkpoints, suspects
 from jobs.disk import environments, pins, rundir, sharing, trust, upload
 from jobs.disk.batch import array_text
 from jobs.errors import Refused
-from jobs.models import Attempt, Job, Sweep
+from jobs.models import Attempt, CadenceOrder, Job, Sweep
+from jobs.reliability import mttf
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes.cluster import sync
 from nodes.schedulers.base import Submission
@@ -34,7 +35,7 @@ def prepare(attempt: Attempt) -> Path:
     trust.check(job.owner, asked)
     root = _directory_of(job)
     sharing.share(root, sync.unix_user(attempt.scheduler_user))
-    spec = _rewound(suspects.without(asked, attempt), attempt.rewinds)
+    spec = _rewound(suspects.without(_saving(asked, job), attempt), attempt.rewinds)
     texts = {
         "spec.toml": job.spec_toml,
         **_environment_texts(attempt, spec, root),
@@ -55,7 +56,7 @@ def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str,
     run = run_toml(
         spec,
         environments.variables(environment),
-        mtbf_hours=reliability.hours_between_failures(spec.resources.max_nodes),
+        mtbf_hours=mttf.hours_between_failures(spec.resources.max_nodes, partition=spec.resources.partition),
         data_roots=trust.roots_of(attempt.job.owner),
     )
     batch = environments.batch(spec, environment, root, lead=grace_of(attempt))
@@ -66,6 +67,14 @@ def _chosen_start(attempt: Attempt) -> str | None:
     """The checkpoint that it has to start from; None: the newest that its launchers find."""
     is_chosen = attempt.origin == Attempt.Origin.RESUMED or attempt.starts_back
     return attempt.resume_from.name if is_chosen and attempt.resume_from is not None else None
+
+
+def _saving(spec: JobSpec, job: Job) -> JobSpec:
+    """Saves as often as somebody has asked for since it was submitted."""
+    every = CadenceOrder.objects.filter(job=job).values_list("every", flat=True).first()
+    if every is None or spec.run is None:
+        return spec
+    return spec.model_copy(update={"run": spec.run.model_copy(update={"checkpoint_every": every})})
 
 
 def _rewound(spec: JobSpec, rewinds: int) -> JobSpec:

@@ -8,27 +8,34 @@ from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.postmortem import FollowUp, PostMortem
 from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
+from jobs.models.reliability import CadenceOrder, Failure, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
 from jobs.models.waste import GpuHours, JobHours
 
 __all__ = [
     "Attempt",
+    "CadenceOrder",
     "Checkpoint",
     "Diagnosis",
     "DiskSum",
     "Event",
     "FollowUp",
+    "Failure",
     "GpuHours",
     "Incident",
     "Job",
     "JobHours",
+    "JobTime",
     "Listing",
     "PostMortem",
     "Predecessor",
     "Replay",
     "SiteCatalogue",
     "SiteEntry",
+    "NodeHeld",
+    "ProjectHeld",
+    "ProjectNodeHeld",
     "Stray",
     "Stream",
     "Sweep",

@@ -117,6 +117,7 @@ class Attempt(models.Model):
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     closed_at = models.DateTimeField(null=True, blank=True, help_text="No report is taken any more; its token is dead.")
+    is_counted = models.BooleanField(default=False, help_text="The sums of held time have it.")
 
     # Cancelling is a state that the follower advances: asked → signalled → killed.
     cancel_asked_at = models.DateTimeField(null=True, blank=True)
@@ -176,6 +177,7 @@ class Attempt(models.Model):
             models.Index(fields=["ended_at"], condition=models.Q(slurm_steps_at=None), name="attempts_without_steps"),
             models.Index(fields=["started_at"], name="attempts_by_start"),
             models.Index(fields=["closed_at"], name="attempts_by_close"),
+            models.Index(fields=["id"], condition=models.Q(is_counted=False), name="attempts_to_count"),
             models.Index(fields=["spools_removed_at"], name="attempts_by_removal"),
             models.Index(fields=["closed_at"], condition=models.Q(spools_removed_at=None), name="attempts_with_spools"),
         )

@@ -67,6 +67,7 @@ class Incident(models.Model):
     overruled_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
     overruled_at = models.DateTimeField(null=True, blank=True)
     overruled_why = models.TextField(blank=True)
+    is_counted = models.BooleanField(default=False, help_text="Its failure (jobs.models.Failure) has it as it is.")
 
     published_at = models.DateTimeField(null=True, blank=True, help_text="Null: a draft.")
     published_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
@@ -92,6 +93,7 @@ class Incident(models.Model):
             models.Index(fields=["fingerprint", "-at", "-id", "project"], name="incidents_by_fingerprint"),
             models.Index(fields=["node", "-at", "-id", "project", "cause"], name="incidents_by_node"),
             models.Index(fields=["-id"], condition=~Q(overruled_cause=""), name="incidents_judged"),
+            models.Index(fields=["id"], condition=Q(is_counted=False), name="incidents_to_count"),
         )
 
     def __str__(self) -> str:

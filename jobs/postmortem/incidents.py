@@ -117,6 +117,7 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
         "rank": verdict.rank,
         "node": _node_of(incident.attempt, verdict),
         "fingerprint": fingerprint(verdict),
+        "is_counted": False,
     }
     try:
         with transaction.atomic():

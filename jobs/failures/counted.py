@@ -1,0 +1,17 @@
+"""What counts as a failure, and of whom. No Django."""
+
+from __future__ import annotations
+
+from jobs.postmortem.causes import CAUSES, NONE, UNKNOWN
+
+NOT_FAILURES = frozenset({NONE, "scheduler.cancelled", "scheduler.preempted"})
+MACHINES = tuple(code for code, cause in CAUSES.items() if cause.owner == "sysadmin")
+"""Hardware, network, storage and what the scheduler does: they strike whatever runs."""
+PROGRAMS = tuple(code for code, cause in CAUSES.items() if cause.owner == "researcher")
+UNDIAGNOSED = ("", UNKNOWN)
+KINDS = ("all", "machines", "programs")
+
+
+def causes_of(kind: str) -> tuple[str, ...] | None:
+    """The codes that are counted; None: all."""
+    return {"machines": MACHINES, "programs": PROGRAMS}.get(kind)

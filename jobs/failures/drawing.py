@@ -1,0 +1,143 @@
+"""Drawings of reliability: the rate week by week, and what is kept by how often a run saves. Per cent and pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jobs.failures.reading import Row
+from jobs.reliability.forecast import Forecast
+from jobs.reliability.published import PUBLISHED
+from portal import formatting
+
+HEIGHT, TOP = 150.0, 8.0
+MOST_LABELS = 8
+LEAST_APART = 13.0  # pixels between two labels that are written below each other
+_Place = Callable[[float], float]
+_PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 10 * 86400)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A week: its rate, and from where to where it may be; `y` in pixels from above."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    title: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """Somebody's published rate. `text_y`: where its name stands, moved away from its neighbours'."""
+
+    y: float
+    text_y: float
+    name: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Weeks:
+    marks: list[Mark]
+    lines: list[Line]
+    scale: list[tuple[float, str]]
+    alternative: str
+
+
+def weeks(rows: Sequence[Row]) -> Weeks | None:
+    """None where no node was held."""
+    held = [(place, row) for place, row in enumerate(rows) if row.rate.node_days]
+    if not held:
+        return None
+    rates = [row.rate.per_thousand or 0.0 for _, row in held]
+    most = 1.25 * max(*rates, *(one.per_thousand for one in PUBLISHED[1:]), 1.0)
+
+    def y(value: float) -> float:
+        return round(TOP + HEIGHT * (1 - min(1.0, value / most)), 1)
+
+    each = max(1, math.ceil(len(rows) / MOST_LABELS))
+    marks = []
+    for place, row in held:
+        low, high = row.rate.per_thousand_interval or (0.0, 0.0)
+        day = f"{row.since.day}{formatting.NBSP}{row.since:%b}" if row.since else row.name
+        title = (
+            f"Week of {day}: {formatting.plural(row.rate.failures, 'failure')} in"
+            f" {formatting.measure(row.rate.node_days)} node-days"
+        )
+        label = day if (len(rows) - 1 - place) % each == 0 else ""
+        x = round(100 * (place + 0.5) / len(rows), 3)
+        marks.append(Mark(x, y(row.rate.per_thousand or 0.0), y(low), y(high), title, label))
+    told = ", ".join(f"{formatting.measure(rate)}" for rate in rates[-12:])
+    return Weeks(marks, _lines(y, most), _scale(y, most), f"Failures per 1,000 node-days by week, the last: {told}.")
+
+
+def _lines(y: _Place, most: float) -> list[Line]:
+    lines: list[Line] = []
+    for one in sorted(PUBLISHED, key=lambda one: -one.per_thousand):
+        if one.per_thousand > most:
+            continue
+        at = y(one.per_thousand)
+        text = max(at - 4, lines[-1].text_y + LEAST_APART) if lines else at - 4
+        title = f"{one.name}, {formatting.measure(one.per_thousand)} per 1,000 node-days: {one.how} ({one.source})"
+        lines.append(Line(at, text, f"{one.name} {formatting.measure(one.per_thousand)}", title))
+    return lines
+
+
+def _scale(y: _Place, most: float) -> list[tuple[float, str]]:
+    step = 10 ** math.floor(math.log10(most))
+    step = step / 2 if most / step < 2.5 else step * 2 if most / step > 6 else step
+    return [(y(n * step), formatting.measure(n * step)) for n in range(int(most / step) + 1)]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is kept by the period between saves. `line`: points of 100 × 100; the rest in per cent of the width."""
+
+    line: str
+    best_x: float
+    best_y: float
+    young_x: float
+    ticks: list[tuple[float, str]]
+    scale: list[tuple[float, str]]
+    alternative: str
+
+
+def curve(found: Forecast) -> Curve | None:
+    """None where nothing would be kept, whatever one does."""
+    points = [(period, kept) for period, kept in found.curve() if kept > 0]
+    if len(points) < 2:
+        return None
+    first, last = math.log(points[0][0]), math.log(points[-1][0])
+    top = max(kept for _, kept in points)
+    low = min(min(kept for _, kept in points), top * 0.9)
+    low = max(low, 2 * top - 1.6, 0.0) if top > 0.8 else 0.0
+    high = min(1.0, top + 0.08 * (top - low) + 1e-6)
+
+    def x(period: float) -> float:
+        return round(100 * (math.log(period) - first) / (last - first), 3)
+
+    def y(kept: float) -> float:
+        return round(100 * (1 - (max(kept, low) - low) / (high - low)), 3)
+
+    line = " ".join(f"{x(period)},{y(kept)}" for period, kept in points)
+    ticks = [(x(p), formatting.rough(p)) for p in _PERIODS if points[0][0] <= p <= points[-1][0]]
+    scale = [
+        (y(low + part * (high - low)), formatting.share(low + part * (high - low))) for part in (0.0, 0.25, 0.5, 0.75)
+    ]
+    young = min(max(found.young_seconds, points[0][0]), points[-1][0])
+    best = formatting.duration(found.best_seconds)
+    alternative = f"What is kept by how often it saves: at most {formatting.percent(found.best)}, every {best}."
+    return Curve(line, x(found.best_seconds), y(found.best), x(young), _apart(ticks), scale, alternative)
+
+
+def _apart(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Those whose labels have room; the ends would hang over."""
+    kept: list[tuple[float, str]] = []
+    for at, label in ticks:
+        if 3 <= at <= 95 and (not kept or at - kept[-1][0] >= 9):
+            kept.append((at, label))
+    return kept

@@ -1,0 +1,41 @@
+"""A forecast by what was seen here, or by what others have seen where that is too little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jobs.failures.reading import Found
+from jobs.reliability.forecast import Forecast, Plan, forecast
+from jobs.reliability.published import TYPICAL
+from jobs.reliability.rate import THOUSAND, Assumed, Rate
+from portal import untrusted
+
+MOST_NODES, MOST_DAYS, MOST_SECONDS = 100_000, 366, 86_400
+NODES, DAYS = 8, 14
+SAVE_S, RESTART_S = 30.0, 300.0
+
+
+def by_what_was_seen(plan: Plan, seen: Rate) -> Forecast:
+    is_enough = not seen.is_few and seen.node_days
+    return forecast(plan, seen if is_enough else Assumed(TYPICAL / THOUSAND))
+
+
+def plan_of(nodes: int, days: float, save: float | None, restart: float | None, recover: float | None) -> Plan:
+    """What is not said is assumed: a restart takes what it took here."""
+    restart = restart if restart is not None else recover or RESTART_S
+    return Plan(nodes, days, save if save is not None else SAVE_S, restart)
+
+
+def of_page(params: Mapping[str, str], found: Found) -> Forecast:
+    """By a form's fields; what is not understood is as if it had been left empty."""
+    nodes, days = untrusted.whole(params.get("nodes"), MOST_NODES + 1), _number(params.get("for"), MOST_DAYS)
+    save, restart = (_number(params.get(name), MOST_SECONDS) for name in ("save", "restart"))
+    plan = plan_of(nodes or NODES, days or DAYS, save or None, restart, found.total.recover_s)
+    return by_what_was_seen(plan, found.interruptions)
+
+
+def _number(text: str | None, most: float) -> float | None:
+    try:
+        return untrusted.number(float(text or ""), most)
+    except ValueError:
+        return None

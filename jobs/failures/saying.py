@@ -1,0 +1,77 @@
+"""Reliability in words: rates with their intervals, times between failures, and who stands out."""
+
+from __future__ import annotations
+
+from jobs.failures.reading import Found, Wanted
+from jobs.reliability.forecast import Forecast
+from jobs.reliability.offenders import Offender
+from jobs.reliability.published import TYPICAL
+from jobs.reliability.rate import Assumed, Rate
+from portal import formatting
+from portal.formatting import MISSING
+
+DAY_S = 86_400.0
+TOO_FEW = "too few"
+KINDS = {"all": "failure", "machines": "failure of machines", "programs": "failure of programs"}
+
+
+def say(found: Found, wanted: Wanted) -> tuple[str, str]:
+    """What failed in these days and how often that is; and who stands out."""
+    rate = found.total.rate
+    when = f"In {formatting.plural(wanted.days, 'day')}"
+    if not rate.node_days:
+        return f"{when} no job held a node.", "Rates appear minutes after the first one has ended."
+    one = KINDS[wanted.kind]
+    many = one.replace("failure", "failures", 1)
+    held = f"{formatting.measure(rate.node_days)} node-days"
+    if not rate.failures:
+        which = "nothing" if wanted.kind == "all" else f"nothing of {wanted.kind}"
+        return f"{when} {which} failed, in {held}.", ""
+    told = f"{when} {formatting.plural(rate.failures, one, many)} in {held}: {per_thousand(rate)} per 1,000."
+    days = mttf(rate)
+    also = f"A node runs for {days} until it fails." if not rate.is_few else "Too few to say how long a node lasts."
+    return told, " ".join([also, *(_stands_out(one) for one in found.offenders[:1])])
+
+
+def _stands_out(one: Offender) -> str:
+    how = "under different programs" if one.is_node else "mostly under one program"
+    return f"{one.seen.node} fails {formatting.measure(one.times)} times as often as the others let expect, {how}."
+
+
+def per_thousand(rate: Rate) -> str:
+    """ "6.2 (4.1 to 9)"."""
+    ends = rate.per_thousand_interval
+    if ends is None:
+        return MISSING
+    return f"{formatting.measure(rate.per_thousand)} ({_between(*ends)})"
+
+
+def mttf(rate: Rate) -> str:
+    """ "160 d (110 to 241 d)", or that there are too few."""
+    days, ends = rate.mttf_days, rate.mttf_days_interval
+    if not rate.node_days:
+        return MISSING
+    if days is None or ends is None:
+        return TOO_FEW
+    low, high = (formatting.rough(day * DAY_S) if day * DAY_S >= 60 else "seconds" for day in ends)
+    return f"{formatting.duration(days * DAY_S)} ({low} to {high})"
+
+
+def _between(low: float, high: float) -> str:
+    return f"{formatting.measure(low)} to {formatting.measure(high)}"
+
+
+def expect(found: Forecast) -> tuple[str, str]:
+    """A forecast in two sentences: how many failures, and how often to save."""
+    plan = found.plan
+    held = f"{formatting.plural(plan.nodes, 'node')} for {formatting.measure(plan.days)} days"
+    if isinstance(found.rate, Assumed):
+        basis = f"Too few failures were seen here, so {TYPICAL} per 1,000 node-days are assumed, as Meta measured them."
+        many = formatting.measure(found.failures)
+    else:
+        basis = ""
+        many = f"{formatting.measure(found.failures)} ({_between(found.failures_low, found.failures_high)})"
+    fails = f"{held}: expect {many} {'failure' if many == '1' else 'failures'}, one each"
+    lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; with {formatting.percent(found.none)} chance none."
+    best = f"Saving every {formatting.duration(found.best_seconds)} keeps most: {formatting.percent(found.best)}"
+    return lead, f"{best} of the time is training that counts. {basis}".strip()

@@ -1,0 +1,128 @@
+"""What reliability is told from: failures, the time that nodes were held, and what of it was training that is kept.
+
+All of them outlive the job that they were counted of: a rate must not change because somebody tidies up.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+from jobs.models.incident import Incident
+from jobs.models.job import Job
+from portal.models import Project
+
+
+class Failure(models.Model):
+    """An incident as it is counted: a person's word on its cause before the machine's."""
+
+    incident = models.OneToOneField(Incident, models.SET_NULL, null=True, related_name="failure")
+    at = models.DateTimeField()
+    day = models.DateField(help_text="Of UTC.")
+    project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
+    partition = models.CharField(max_length=255, blank=True)
+    node = models.CharField(max_length=255, blank=True, help_text="Empty: it is not known on which.")
+    cause = models.CharField(max_length=32, blank=True, help_text="Empty: it is not diagnosed yet.")
+    program = models.CharField(max_length=64, help_text="Equal for failures of the same program.")
+    is_interruption = models.BooleanField(help_text="It may strike any run, or the run went on after it.")
+    lost_node_s = models.FloatField(help_text="Since the checkpoint that was kept, and held until it trained again.")
+    lost_gpu_s = models.FloatField()
+    detect_s = models.FloatField(null=True, help_text="From the last step to the end that was noticed.")
+    recover_s = models.FloatField(null=True, help_text="From there until it trained again.")
+    is_settled = models.BooleanField(default=False, help_text="Nothing of it can change but by a person's word.")
+
+    class Meta:
+        indexes = (
+            models.Index(fields=["day", "cause", "lost_gpu_s", "lost_node_s"], name="failures_by_day"),
+            models.Index(fields=["project", "day"], name="failures_of_a_project"),
+            models.Index(fields=["node", "day"], condition=~Q(node=""), name="failures_of_a_node"),
+            models.Index(fields=["day"], condition=Q(is_interruption=True), name="interruptions_by_day"),
+            models.Index(fields=["at"], condition=Q(is_settled=False), name="failures_to_settle"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.cause or 'not diagnosed'} on {self.day}"
+
+
+class Held(models.Model):
+    """Seconds in which nodes were held by attempts that have closed, times GPUs in `gpu_s`."""
+
+    day = models.DateField()
+    node_s = models.FloatField()
+    gpu_s = models.FloatField()
+
+    class Meta:
+        abstract = True
+
+
+class NodeHeld(Held):
+    """One node on one day, by whomever."""
+
+    node = models.CharField(max_length=255)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["day", "node"], name="one_held_a_node_and_day"),)
+
+    def __str__(self) -> str:
+        return f"{self.node} on {self.day}"
+
+
+class ProjectNodeHeld(Held):
+    """One node on one day, by one project: for those who see their projects alone."""
+
+    project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
+    node = models.CharField(max_length=255)
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(fields=["project", "day", "node"], name="one_held_a_project_node_and_day"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.node} by {self.project_id} on {self.day}"
+
+
+class ProjectHeld(Held):
+    """All nodes of one partition together, by one project, on one day."""
+
+    project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
+    partition = models.CharField(max_length=255, blank=True)
+
+    class Meta:
+        constraints = (
+            models.UniqueConstraint(fields=["day", "project", "partition"], name="one_held_a_project_and_day"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.project_id} in {self.partition} on {self.day}"
+
+
+class JobTime(models.Model):
+    """What became of the time of a job that has ended, over all its attempts: node-seconds, so that jobs add up."""
+
+    job = models.BigIntegerField(unique=True)
+    project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
+    partition = models.CharField(max_length=255, blank=True)
+    day = models.DateField(help_text="Of its end.")
+    queued_node_s = models.FloatField()
+    held_node_s = models.FloatField()
+    kept_node_s = models.FloatField(help_text="Of steps whose work is still there.")
+
+    class Meta:
+        indexes = (models.Index(fields=["day"], name="job_times_by_day"),)
+
+    def __str__(self) -> str:
+        return f"#{self.job}"
+
+
+class CadenceOrder(models.Model):
+    """Somebody's word that a job saves every so many steps from its next attempt on, whatever its spec says."""
+
+    job = models.OneToOneField(Job, models.CASCADE, related_name="cadence_order")
+    every = models.PositiveIntegerField()
+    asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    asked_at = models.DateTimeField(auto_now=True)
+
+    def __str__(self) -> str:
+        return f"#{self.job_id} every {self.every} steps"

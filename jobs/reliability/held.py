@@ -1,0 +1,75 @@
+"""Which attempt held which nodes on which days, before the sums have it: of those that run, or have just ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+from django.db.models import F
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
+
+from jobs.models import Attempt
+from nodes.models import Partition
+
+MOST = 5_000
+"""Attempts that are looked at one by one; after an update with a long history there may be more for some minutes."""
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one attempt held, and whose it is."""
+
+    attempt: int
+    job: int
+    project: int
+    partition: str
+    nodes: list[str]
+    gpus_per_node: int
+    since: datetime
+    until: datetime
+
+    def days(self) -> Iterator[tuple[date, float]]:
+        """(day of UTC, seconds of it)."""
+        at = self.since.astimezone(UTC)
+        end = self.until.astimezone(UTC)
+        while at < end:
+            midnight = datetime.combine(at.date() + _DAY, time(), UTC)
+            yield at.date(), (min(midnight, end) - at).total_seconds()
+            at = midnight
+
+
+def uncounted(now: datetime, *, most: int = MOST) -> list[Holding]:
+    """What the sums lack, the newest first."""
+    rows = Attempt.objects.confirmed().filter(is_counted=False).exclude(started_at=None)
+    return holdings(rows.order_by("-pk")[:most], now)
+
+
+def holdings(attempts: Any, now: datetime) -> list[Holding]:
+    """Of a query of attempts."""
+    default, resources = default_partition(), KeyTransform("resources", "job__spec")
+    rows = attempts.annotate(
+        gpus=KeyTextTransform("gpus_per_node", resources),
+        partition=KeyTextTransform("partition", resources),
+        project=F("job__project"),
+    ).values_list("pk", "job", "project", "partition", "nodes", "gpus", "started_at", "ended_at")
+    return [
+        Holding(pk, job, project, partition or default, nodes or [], whole(gpus), since, until or now)
+        for pk, job, project, partition, nodes, gpus, since, until in rows
+        if since is not None
+    ]
+
+
+def default_partition() -> str:
+    """Where a job runs that names none; "" where the scheduler has none."""
+    return Partition.objects.filter(is_default=True).values_list("name", flat=True).first() or ""
+
+
+def whole(value: object) -> int:
+    """A number out of JSON, which databases give as a number or as text."""
+    try:
+        return max(0, int(value))  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError):
+        return 0

@@ -1,0 +1,51 @@
+"""What others have published of their clusters' failures, in our unit: per 1,000 node-days of 8 GPUs. No Django."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    name: str
+    per_thousand: float
+    how: str
+    """What was counted over what, as it was published."""
+    source: str
+
+
+PUBLISHED = (
+    Published(
+        "OPT-175B",
+        1000 * (35 + 70) / (124 * 60),
+        "35 restarts by hand and some 70 by itself in two months on 992 A100 (124 nodes), by hardware",
+        "arXiv 2205.01068",
+    ),
+    Published(
+        "Meta RSC-1",
+        6.50,
+        "measured over 11 months on 16,000 A100; it lets 16,384 GPUs expect a failure each 1.8 hours",
+        "arXiv 2410.21680",
+    ),
+    Published(
+        "BLOOM",
+        1000 * 1.5 / (48 * 7),
+        "one to two GPUs a week on 384 A100 (48 nodes)",
+        "arXiv 2211.05100",
+    ),
+    Published(
+        "Llama 3 405B",
+        1000 * 419 / (2048 * 54),
+        "419 unexpected interruptions in 54 days on 16,384 H100 (2,048 nodes)",
+        "arXiv 2407.21783",
+    ),
+    Published(
+        "Meta RSC-2",
+        2.34,
+        "measured over 11 months on 8,000 A100",
+        "arXiv 2410.21680",
+    ),
+)
+
+TYPICAL = 6.5
+"""Per 1,000 node-days: what is assumed where too few failures were seen here, as Meta measured it."""

@@ -1,0 +1,68 @@
+"""Failures over node-days: a rate, the mean time to a failure, and how sure either is. No Django."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.reliability import poisson
+
+FEW = 3
+"""Fewer failures than this say too little to name a mean time by."""
+THOUSAND = 1_000
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of one node, by what was counted; with a 95 % interval."""
+
+    failures: int
+    node_days: float
+
+    @property
+    def is_few(self) -> bool:
+        return self.failures < FEW
+
+    @property
+    def per_day(self) -> float:
+        return self.failures / self.node_days if self.node_days else 0.0
+
+    @property
+    def low_per_day(self) -> float:
+        return poisson.interval(self.failures)[0] / self.node_days if self.node_days else 0.0
+
+    @property
+    def high_per_day(self) -> float:
+        return poisson.interval(self.failures)[1] / self.node_days if self.node_days else 0.0
+
+    @property
+    def per_thousand(self) -> float | None:
+        """Failures per 1,000 node-days; None where nothing was held."""
+        return THOUSAND * self.per_day if self.node_days else None
+
+    @property
+    def per_thousand_interval(self) -> tuple[float, float] | None:
+        return (THOUSAND * self.low_per_day, THOUSAND * self.high_per_day) if self.node_days else None
+
+    @property
+    def mttf_days(self) -> float | None:
+        """Days that one node runs until it fails; None where too few failures were seen to say."""
+        return None if self.is_few or not self.node_days else 1 / self.per_day
+
+    @property
+    def mttf_days_interval(self) -> tuple[float, float] | None:
+        return None if self.is_few or not self.node_days else (1 / self.high_per_day, 1 / self.low_per_day)
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """A rate that nobody has counted here."""
+
+    per_day: float
+
+    @property
+    def low_per_day(self) -> float:
+        return self.per_day
+
+    @property
+    def high_per_day(self) -> float:
+        return self.per_day

@@ -1,0 +1,45 @@
+"""How often to save, and what part of the time is left for training: failures at random, saves and restarts. No Django.
+
+A period of T seconds is a save of C and T − C of training. Failures come at random, on average one in M seconds of
+held time, also during saves and restarts; each takes the run back to its last save, and R seconds until it trains
+again. Then a period takes M·exp(R/M)·(exp(T/M) − 1) seconds on average, which is exact (Daly, 2006,
+doi 10.1016/j.future.2004.11.016).
+"""
+
+from __future__ import annotations
+
+import math
+
+_MOST = 700.0  # of an exponent
+
+
+def effective(period: float, *, cost: float, mtbf: float, restart: float = 0.0) -> float:
+    """The part of held time that is training which is kept, saving every `period` seconds."""
+    if period <= cost or (period + restart) / mtbf > _MOST:
+        return 0.0
+    return (period - cost) / (mtbf * math.exp(restart / mtbf) * math.expm1(period / mtbf))
+
+
+def best_period(cost: float, mtbf: float) -> float:
+    """The period of which most is kept, exactly: T/M − C/M = 1 − exp(−T/M). Restarts cost the same with any other.
+
+    By Newton from above, where the function is convex: it comes down to the root without passing it.
+    """
+    c = cost / mtbf
+    x = c + math.sqrt(2 * c)
+    for _ in range(50):
+        step = (x - c - 1 + math.exp(-x)) / -math.expm1(-x)
+        x -= step
+        if step < 1e-12 * x:
+            break
+    return x * mtbf
+
+
+def young(cost: float, mtbf: float) -> float:
+    """√(2CM): what the best period comes to where C is small (Young, 1974, doi 10.1145/361147.361115)."""
+    return math.sqrt(2 * cost * mtbf)
+
+
+def first_order(cost: float, mtbf: float, restart: float = 0.0) -> float:
+    """C + √(2(M + R)C + C²) (arXiv 2410.18124), which lets nothing fail twice: somewhat long where C is not small."""
+    return cost + math.sqrt(2 * (mtbf + restart) * cost + cost * cost)

@@ -1,0 +1,212 @@
+"""What is counted: held time once, however late; failures as they stand, a person's word first; what they cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db.models import Sum
+from django.utils import timezone
+
+from jobs import lease
+from jobs.failures import counting
+from jobs.models import Attempt, Failure, Incident, Job, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
+from nodes.models import Partition
+from tests.jobs.reliability.lab import count, failed, ran, trains
+from tests.lab import a_checkpoint, a_job, a_project, person
+from tests.portal.series import write
+
+pytestmark = pytest.mark.django_db
+
+
+def held_hours(model: type[NodeHeld] | type[ProjectNodeHeld] | type[ProjectHeld]) -> float:
+    return float(model.objects.aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600
+
+
+def steps(attempt: Attempt, first: int, last: int, seconds: float) -> None:
+    """What rank 0 told of how long its steps took."""
+    told = [(step, seconds) for step in range(first, last + 1)]
+    write("step_seconds", (0, told), owner=("attempt", attempt.pk))
+
+
+class TestHeldTime:
+    def test_each_node_and_day_gets_its_own(self) -> None:
+        attempt = ran(30.0, nodes=["a", "b"], gpus=4)
+        began = datetime(2026, 3, 1, 20, tzinfo=UTC)
+        Attempt.objects.filter(pk=attempt.pk).update(started_at=began, ended_at=began + timedelta(hours=30))
+        count()
+        hours = {
+            (one.node, one.day.day): (one.node_s / 3600, one.gpu_s / 3600) for one in NodeHeld.objects.filter(node="a")
+        }
+        assert hours == {("a", 1): (4, 16), ("a", 2): (24, 96), ("a", 3): (2, 8)}
+        assert held_hours(NodeHeld) == held_hours(ProjectNodeHeld) == held_hours(ProjectHeld) == 60
+
+    def test_once_however_often_it_is_looked_at(self) -> None:
+        ran(5.0)
+        for _ in range(3):
+            counting.count()
+        ran(2.0)
+        count()
+        assert held_hours(NodeHeld) == held_hours(ProjectHeld) == 7
+
+    def test_one_that_has_not_closed_is_not_counted_yet(self) -> None:
+        attempt = ran(5.0)
+        Attempt.objects.filter(pk=attempt.pk).update(closed_at=None)
+        count()
+        assert held_hours(NodeHeld) == 0
+
+    def test_one_that_never_ran_and_one_that_is_only_said_to_be_somebodys(self) -> None:
+        never, strange = ran(5.0), ran(5.0, cause="gpu.ecc")
+        Attempt.objects.filter(pk=never.pk).update(started_at=None)
+        Job.objects.filter(pk=strange.job_id).update(kind=Job.ATTACHED)
+        Attempt.objects.filter(pk=strange.pk).update(submitted_at=None)
+        count()
+        assert held_hours(NodeHeld) == 0
+        assert not Failure.objects.exists()
+        assert not Attempt.objects.filter(is_counted=False).exists()
+        assert not Incident.objects.filter(is_counted=False).exists()
+
+    def test_one_process_counts_at_a_time(self) -> None:
+        ran(5.0)
+        other = lease.take("reliability")
+        assert other is not None
+        assert counting.count() == 0
+        other.release()
+        assert counting.count() == 1
+
+    def test_more_than_a_transaction_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(counting, "ROWS", 3)
+        for number in range(8):
+            ran(1.0, nodes=[f"n{number}", "shared"])
+        count()
+        assert held_hours(NodeHeld) == 16
+        assert NodeHeld.objects.filter(node="shared").aggregate(s=Sum("node_s"))["s"] == 8 * 3600
+
+    def test_it_outlives_its_job(self) -> None:
+        attempt = ran(5.0, cause="gpu.ecc")
+        count()
+        attempt.job.delete()
+        assert held_hours(NodeHeld) == 5
+        assert Failure.objects.get().incident is None
+        assert counting.count() == 0
+
+    def test_a_partition_that_nobody_named_is_the_default(self) -> None:
+        Partition.objects.create(name="batch", is_default=True)
+        ran(5.0, cause="gpu.ecc")
+        ran(1.0, partition="debug")
+        count()
+        assert set(ProjectHeld.objects.values_list("partition", flat=True)) == {"batch", "debug"}
+        assert Failure.objects.get().partition == "batch"
+
+
+class TestFailures:
+    def test_a_revision_and_a_persons_word_are_counted_instead(self) -> None:
+        attempt = ran(5.0)
+        incident = failed(attempt, "", version=0, is_final=False)
+        count()
+        assert Failure.objects.get().cause == ""
+        Incident.objects.filter(pk=incident.pk).update(cause="program.exception", version=1, is_counted=False)
+        count()
+        assert Failure.objects.get().cause == "program.exception"
+        Incident.objects.filter(pk=incident.pk).update(overruled_cause="gpu.ecc", is_counted=False)
+        count()
+        assert Failure.objects.get().cause == "gpu.ecc"
+        assert Failure.objects.get().is_interruption
+        Incident.objects.filter(pk=incident.pk).update(overruled_cause="none", is_counted=False)
+        count()
+        assert not Failure.objects.exists()
+
+    @pytest.mark.parametrize("cause", ["none", "scheduler.preempted", "scheduler.cancelled"])
+    def test_what_is_no_failure_is_none(self, cause: str) -> None:
+        ran(5.0, cause=cause)
+        count()
+        assert not Failure.objects.exists()
+
+    def test_what_it_cost_and_how_long_it_took(self) -> None:
+        """Saved an hour before the end, the next attempt held its nodes for ten minutes before it trained."""
+        first = ran(5.0, nodes=["a", "b"], cause="scheduler.node_fail", node="a")
+        assert first.ended_at is not None
+        saved = a_checkpoint(first.job, 100, attempt=first, created_at=first.ended_at - timedelta(hours=1))
+        count()
+        before = Failure.objects.get()
+        assert (before.lost_node_s, before.recover_s) == (2 * 3600, None)
+        assert (before.node, before.is_settled) == ("a", True)
+        Failure.objects.update(is_settled=False)
+        second = ran(4.0, nodes=["c", "b"], ago=42.0, job=first.job)
+        Attempt.objects.filter(pk=second.pk).update(resume_from=saved)
+        trains(second, 600)
+        count()
+        after = Failure.objects.get()
+        assert after.lost_node_s == pytest.approx(2 * (3600 + 600))
+        assert after.lost_gpu_s == pytest.approx(16 * (3600 + 600))
+        assert after.recover_s == pytest.approx(3600 + 600)
+
+    def test_it_is_looked_at_again_until_the_next_attempt_trains(self) -> None:
+        first = ran(5.0, ago=6, cause="scheduler.node_fail")
+        second = ran(0.5, ago=0.9, job=first.job)
+        Attempt.objects.filter(pk=second.pk).update(ended_at=None, closed_at=None)
+        count()
+        assert not Failure.objects.get().is_settled
+        trains(second, 60)
+        count()
+        assert Failure.objects.get().is_settled
+        assert Failure.objects.get().recover_s == pytest.approx(0.1 * 3600 + 60)
+
+    def test_a_restart_in_place_lost_what_came_after_the_checkpoint(self) -> None:
+        attempt = ran(5.0)
+        assert attempt.started_at is not None
+        trains(attempt, 30)
+        at = attempt.started_at + timedelta(hours=2)
+        failed(attempt, "gpu.ecc", at=at, incarnation=0)
+        a_checkpoint(attempt.job, 100, attempt=attempt, created_at=at - timedelta(minutes=10))
+        trains(attempt, 2 * 3600 + 20, incarnation=1)
+        count()
+        found = Failure.objects.get()
+        assert (found.lost_node_s, found.recover_s) == (pytest.approx(620), pytest.approx(20))
+        assert found.is_interruption
+
+    def test_from_the_last_step_to_the_end_that_was_noticed(self) -> None:
+        attempt = ran(5.0)
+        assert attempt.ended_at is not None
+        end = attempt.ended_at.timestamp()
+        for step in range(1, 51):
+            write("step_seconds", (0, [(step, 6.0)]), owner=("attempt", attempt.pk), time=end - 400 + 6 * step)
+        failed(attempt, "collective.timeout")
+        count()
+        assert Failure.objects.get().detect_s == pytest.approx(100, abs=1e-3)
+
+    def test_one_program_by_its_fingerprint_and_machines_by_the_job(self) -> None:
+        for _ in range(2):
+            ran(1.0, cause="program.exception", fingerprint="abc")
+            ran(1.0, cause="gpu.off_bus", fingerprint="def")
+        count()
+        programs = list(Failure.objects.values_list("cause", "program"))
+        assert len({name for cause, name in programs if cause == "program.exception"}) == 1
+        assert len({name for cause, name in programs if cause == "gpu.off_bus"}) == 2
+
+
+class TestTimeOfJobs:
+    def test_what_is_kept_of_what_was_queued_and_held(self) -> None:
+        attempt = ran(10.0, nodes=["a", "b"])
+        Attempt.objects.filter(pk=attempt.pk).update(state="completed", cause="completed")
+        steps(attempt, 1, 100, 288.0)
+        count()
+        found = JobTime.objects.get()
+        assert (found.queued_node_s, found.held_node_s) == (3600, 20 * 3600)
+        assert found.kept_node_s == pytest.approx(2 * 28_800)
+
+    def test_a_job_that_goes_on_is_told_anew(self) -> None:
+        attempt = ran(10.0)
+        steps(attempt, 1, 10, 100.0)
+        count()
+        second = ran(1.0, ago=20, job=attempt.job)
+        steps(second, 11, 20, 100.0)
+        count()
+        assert JobTime.objects.get().held_node_s == 11 * 3600
+
+    def test_of_what_reports_no_steps_nothing_is_said(self) -> None:
+        ran(1.0)
+        alive = a_job(person("ada"), a_project(), state="running")
+        count()
+        assert not JobTime.objects.exists()
+        assert timezone.now() >= alive.created_at
