@@ -23,6 +23,7 @@ from jobs.api import postmortem as postmortem_api
 from jobs.api import postmortems as postmortems_api
 from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
+from jobs.api import reliability as reliability_api
 from jobs.api import reports as reports_api
 from jobs.api import request as request_api
 from jobs.api import runbooks as runbooks_api
@@ -73,6 +74,7 @@ api.add_router("/v1", nodes_api.cluster)
 api.add_router("/v1", postmortems_api.router)
 api.add_router("/v1", queue_api.router)
 api.add_router("/v1", waste_api.router)
+api.add_router("/v1", reliability_api.router)
 api.add_router("/v1/scheduler", wake_api.router)
 
 

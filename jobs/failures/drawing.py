@@ -95,11 +95,13 @@ def _scale(y: _Place, most: float) -> list[tuple[float, str]]:
 
 @dataclass(frozen=True)
 class Curve:
-    """What is kept by the period between saves. `line`: points of 100 × 100; the rest in per cent of the width."""
+    """What is kept by the period between saves. `line`: points of 100 × 100; x in per cent, y in pixels."""
 
     line: str
     best_x: float
     best_y: float
+    is_right: bool
+    """Whether there is room for words left of the best alone."""
     young_x: float
     ticks: list[tuple[float, str]]
     scale: list[tuple[float, str]]
@@ -125,13 +127,17 @@ def curve(found: Forecast) -> Curve | None:
 
     line = " ".join(f"{x(period)},{y(kept)}" for period, kept in points)
     ticks = [(x(p), formatting.rough(p)) for p in _PERIODS if points[0][0] <= p <= points[-1][0]]
-    scale = [
-        (y(low + part * (high - low)), formatting.share(low + part * (high - low))) for part in (0.0, 0.25, 0.5, 0.75)
-    ]
+    parts = [low + part * (high - low) for part in (0.25, 0.5, 0.75)]
+    scale = [(_pixels(y(part)), formatting.percent(round(part, 3))) for part in parts]
     young = min(max(found.young_seconds, points[0][0]), points[-1][0])
     best = formatting.duration(found.best_seconds)
     alternative = f"What is kept by how often it saves: at most {formatting.percent(found.best)}, every {best}."
-    return Curve(line, x(found.best_seconds), y(found.best), x(young), _apart(ticks), scale, alternative)
+    top_x, top_y = x(found.best_seconds), _pixels(y(found.best))
+    return Curve(line, top_x, top_y, top_x > 60, x(young), _apart(ticks), scale, alternative)
+
+
+def _pixels(y: float) -> float:
+    return round(TOP + HEIGHT * y / 100, 1)
 
 
 def _apart(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:

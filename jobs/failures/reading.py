@@ -6,7 +6,7 @@ stand. Where the site shows everybody's jobs, numbers are everybody's; else they
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -241,7 +241,7 @@ class _Asked:
 
     def _read_held(self, name: str) -> dict[Any, float]:
         rows = self._mine(ProjectHeld.objects.filter(day__gte=self.since))
-        found = Counter(dict(rows.order_by().values_list(name).annotate(Sum("node_s"))))
+        found: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         keys: dict[str, Callable[[Holding, date], Any]] = {
             "day": lambda one, day: day,
             "partition": lambda one, day: one.partition,
@@ -251,19 +251,19 @@ class _Asked:
             for day, seconds in one.days():
                 if day >= self.since:
                     found[keys[name](one, day)] += seconds * max(1, len(one.nodes))
-        return dict(found)
+        return found
 
     def _held_by_node(self) -> dict[str, float]:
         if self.projects is None:
             rows: Any = NodeHeld.objects.filter(day__gte=self.since)
         else:
             rows = ProjectNodeHeld.objects.filter(day__gte=self.since, project__in=self.projects)
-        found = Counter(dict(rows.order_by().values_list("node").annotate(Sum("node_s"))))
+        found: dict[str, float] = defaultdict(float, rows.order_by().values_list("node").annotate(Sum("node_s")))
         for one in self.live:
             seconds = sum(seconds for day, seconds in one.days() if day >= self.since)
             for node in one.nodes:
                 found[node] += seconds
-        return dict(found)
+        return found
 
     @staticmethod
     def _with_held(counted: dict[Any, _Counts], held: dict[Any, float]) -> dict[Any, _Counts]:

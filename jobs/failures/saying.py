@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.conf import settings
+
 from jobs.failures.reading import Found, Wanted
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.offenders import Offender
@@ -27,9 +29,14 @@ def say(found: Found, wanted: Wanted) -> tuple[str, str]:
     if not rate.failures:
         which = "nothing" if wanted.kind == "all" else f"nothing of {wanted.kind}"
         return f"{when} {which} failed, in {held}.", ""
-    told = f"{when} {formatting.plural(rate.failures, one, many)} in {held}: {per_thousand(rate)} per 1,000."
-    days = mttf(rate)
-    also = f"A node runs for {days} until it fails." if not rate.is_few else "Too few to say how long a node lasts."
+    often, ends = per_thousand(rate)
+    told = f"{when} {formatting.plural(rate.failures, one, many)} in {held}: {often} per 1,000 ({ends})."
+    days, between = mttf(rate)
+    also = (
+        f"A node runs for {days} until it fails ({between})."
+        if not rate.is_few
+        else "Too few to say how long a node lasts."
+    )
     return told, " ".join([also, *(_stands_out(one) for one in found.offenders[:1])])
 
 
@@ -38,23 +45,35 @@ def _stands_out(one: Offender) -> str:
     return f"{one.seen.node} fails {formatting.measure(one.times)} times as often as the others let expect, {how}."
 
 
-def per_thousand(rate: Rate) -> str:
-    """ "6.2 (4.1 to 9)"."""
+def per_thousand(rate: Rate) -> tuple[str, str]:
+    """ "6.2" and "4.1 to 9"."""
     ends = rate.per_thousand_interval
     if ends is None:
-        return MISSING
-    return f"{formatting.measure(rate.per_thousand)} ({_between(*ends)})"
+        return MISSING, ""
+    return formatting.measure(rate.per_thousand), _between(*ends)
 
 
-def mttf(rate: Rate) -> str:
-    """ "160 d (110 to 241 d)", or that there are too few."""
+def mttf(rate: Rate) -> tuple[str, str]:
+    """ "160 d" and "110 d to 241 d", or that there are too few."""
     days, ends = rate.mttf_days, rate.mttf_days_interval
-    if not rate.node_days:
-        return MISSING
     if days is None or ends is None:
-        return TOO_FEW
-    low, high = (formatting.rough(day * DAY_S) if day * DAY_S >= 60 else "seconds" for day in ends)
-    return f"{formatting.duration(days * DAY_S)} ({low} to {high})"
+        return (TOO_FEW if rate.node_days else MISSING), ""
+    low, high = (formatting.rough(day * DAY_S) for day in ends)
+    return formatting.duration(days * DAY_S), f"{low} to {high}"
+
+
+def lost(gpu_hours: float) -> tuple[str, str]:
+    """GPU-hours, and what they cost, where the site names a price."""
+    hours = formatting.count(round(gpu_hours)) if gpu_hours >= 9.95 else f"{gpu_hours:.1f}".removesuffix(".0")
+    return hours, money(gpu_hours)
+
+
+def money(gpu_hours: float) -> str:
+    """ "" where the site names no price."""
+    if not settings.GPU_HOUR_PRICE:
+        return ""
+    price = gpu_hours * settings.GPU_HOUR_PRICE
+    return f"{formatting.measure(price) if price >= 100 else f'{price:.2f}'}{formatting.NBSP}{settings.CURRENCY}"
 
 
 def _between(low: float, high: float) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 _MOST = 700.0  # of an exponent
+_TINY = 1e-12  # below which nothing but the root of 2c is left of the equation in floating point
 
 
 def effective(period: float, *, cost: float, mtbf: float, restart: float = 0.0) -> float:
@@ -26,9 +27,11 @@ def best_period(cost: float, mtbf: float) -> float:
     By Newton from above, where the function is convex: it comes down to the root without passing it.
     """
     c = cost / mtbf
+    if c < _TINY:
+        return young(cost, mtbf)
     x = c + math.sqrt(2 * c)
     for _ in range(50):
-        step = (x - c - 1 + math.exp(-x)) / -math.expm1(-x)
+        step = (x - c + math.expm1(-x)) / -math.expm1(-x)
         x -= step
         if step < 1e-12 * x:
             break

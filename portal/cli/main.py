@@ -22,6 +22,7 @@ from portal.cli import (
     notices,
     profiles,
     runbooks,
+    reliability,
     sweeps,
     tables,
     telemetry,
@@ -396,6 +397,7 @@ OTHERS = (
     *telemetry.ALL,
     *waste.ALL,
     *runbooks.ALL,
+    *reliability.ALL,
 )
 for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)

@@ -2,7 +2,19 @@
 
 from django.urls import path
 
-from portal.pages import agents, cluster_map, context, home, node, nodes, queue, racks, runbooks, waste
+from portal.pages import (
+    agents,
+    cluster_map,
+    context,
+    home,
+    node,
+    nodes,
+    queue,
+    racks,
+    reliability,
+    runbooks,
+    waste,
+)
 
 urlpatterns = [
     path("", home.home, name="home"),
@@ -28,4 +40,5 @@ urlpatterns = [
     path("runbooks/<str:code>", runbooks.one, name="runbook"),
     path("runbooks/<str:code>/edit", runbooks.edit, name="runbook_edit"),
     path("runbooks/<str:code>/own", runbooks.forget, name="runbook_forget"),
+    path("reliability", reliability.page, name="reliability"),
 ]

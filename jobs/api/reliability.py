@@ -1,0 +1,272 @@
+"""REST: how often nodes and programs fail, what it costs, and what to expect."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from datetime import date
+from typing import Annotated, Any
+
+from django.http import StreamingHttpResponse
+from django.utils import timezone
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from jobs.failures import forecasting, reading, saying
+from jobs.failures.counted import KINDS
+from jobs.failures.forecasting import MOST_DAYS, MOST_NODES, MOST_SECONDS
+from jobs.failures.reading import BY, Row, Wanted
+from jobs.reliability.offenders import Offender
+from jobs.reliability.published import PUBLISHED, Published
+from jobs.reliability.rate import Assumed, Rate
+from portal import formatting
+from portal.http.api import ApiRequest, Cursor, Text, among, bad_field, stream
+from portal.http.openapi import described
+from portal.models import User
+from portal.untrusted import whole
+
+router = Router(tags=["cluster"])
+CSV_HEADER = (
+    *("by", "name", "failures", "node_days", "per_1000_node_days", "per_1000_low", "per_1000_high"),
+    *("mttf_days", "mttf_days_low", "mttf_days_high", "lost_gpu_hours", "detect_seconds", "recover_seconds"),
+)
+CSV_ROWS = 20_000  # at most
+MOST_WINDOW = 366
+
+
+class WantedReliability(Schema):
+    """Over which days, by what, of whom."""
+
+    days: int = Field(
+        30, ge=1, le=MOST_WINDOW, description="Days of UTC; the last one is today, as far as it has come."
+    )
+    by: Annotated[str, among(BY, "what it can be told by")] = Field("cause", description=", ".join(BY))
+    kind: Annotated[str, among(KINDS, "a kind of failure")] = Field(
+        "all", description="all; or of machines, which strike whatever runs; or of programs."
+    )
+    project: Text = Field("", description="Its short name: its jobs alone.")
+
+
+class WantedReliabilityPage(WantedReliability):
+    limit: int = Field(50, ge=1, le=200, description="Items a page.")
+    cursor: Cursor
+
+
+class WantedForecast(Schema):
+    """The run to come."""
+
+    nodes: int = Field(ge=1, le=MOST_NODES)
+    days: float = Field(gt=0, le=MOST_DAYS)
+    save_seconds: float = Field(
+        forecasting.SAVE_S, gt=0, le=MOST_SECONDS, description="That a save costs, all its consequences counted."
+    )
+    restart_seconds: float | None = Field(
+        None, ge=0, le=MOST_SECONDS, description="From a failure until it trains again; left out: as it was here."
+    )
+    window: int = Field(30, ge=1, le=MOST_WINDOW, description="Days of which the rate is.")
+
+
+class RateShape(Schema):
+    """Failures over node-days, with a 95 % interval that is exact for counts."""
+
+    failures: int
+    node_days: float = Field(description="In which jobs held nodes.")
+    per_1000_node_days: float | None
+    per_1000_interval: list[float] | None
+    mttf_days: float | None = Field(description="Of one node. Null: fewer than three failures are too few.")
+    mttf_days_interval: list[float] | None
+
+
+class FailuresShape(RateShape):
+    """Of one cause, node, rack, partition, project or week."""
+
+    name: str = Field(description="Of a week its Monday.")
+    lost_gpu_hours: float = Field(
+        description="Since the checkpoint that was kept, and while nodes were held until they trained again."
+    )
+    detect_seconds: float | None = Field(description="Median, from the last step to the end that was noticed.")
+    recover_seconds: float | None = Field(description="Median, from there until it trained again.")
+
+
+class OffenderShape(Schema):
+    """A node on which more fails than its node-days explain."""
+
+    node: str
+    failures: int
+    expected: float = Field(description="By the rate of the other nodes.")
+    programs: int = Field(description="How many different ones failed.")
+    chance: float = Field(description="That any of the nodes fails so often by chance.")
+    score: float = Field(description="Minus the logarithm of the chance, by ten.")
+    blame: str = Field(description="node: different programs fail on it; program: few do, over and over.")
+
+
+class PublishedShape(Schema):
+    name: str
+    per_1000_node_days: float
+    how: str = Field(description="What was counted over what.")
+    source: str
+
+
+class Reliability(Schema):
+    items: list[FailuresShape]
+    next: str | None
+    days: int
+    since: date = Field(description="The first of the days.")
+    by: str
+    kind: str
+    text: str = Field(description="All of it in a few sentences.")
+    total: FailuresShape
+    effective_time: float | None = Field(
+        description="Of jobs that have ended: time of steps that are kept, of that which they were queued and held."
+    )
+    offenders: list[OffenderShape] = Field(description="The worst first.")
+    published: list[PublishedShape] = Field(description="What others have published of their hardware.")
+
+
+class CurvePoint(Schema):
+    interval_seconds: float
+    effective_time: float
+
+
+class ForecastShape(Schema):
+    """What so many nodes must expect in so many days."""
+
+    nodes: int
+    days: float
+    save_seconds: float
+    restart_seconds: float
+    is_assumed: bool = Field(description="Too few failures were seen here: the rate is one that others published.")
+    per_1000_node_days: float
+    expected_failures: float
+    expected_failures_interval: list[float]
+    chance_of_none: float
+    chance_of_none_interval: list[float]
+    mtbf_seconds: float = Field(description="Between failures of all its nodes together.")
+    best_interval_seconds: float = Field(description="From one save to the next: what keeps most.")
+    young_interval_seconds: float = Field(description="√(2·C·MTTF), which is the same where saves are cheap.")
+    effective_time: float = Field(description="Saving at the best interval.")
+    curve: list[CurvePoint]
+    text: str
+
+
+@router.get("/reliability", response=Reliability, summary="How often nodes and programs fail, and what it costs")
+def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> dict[str, Any]:
+    """Failures are incidents, by their newest verdict or a person's word. Whose are counted is what the site lets you
+    see: everybody's, or those of your projects."""
+    skip = whole(wanted.cursor or "0", 2**31)
+    if skip is None:
+        raise bad_field("cursor", "The cursor is not one of ours. Begin without one.")
+    now, asked = timezone.now(), _asked(wanted)
+    found = reading.find(request.auth, asked, now)
+    page = found.rows[skip : skip + wanted.limit]
+    return {
+        "items": [_row(row) for row in page],
+        "next": str(skip + wanted.limit) if len(found.rows) > skip + wanted.limit else None,
+        "days": asked.days,
+        "since": asked.since(now),
+        "by": asked.by,
+        "kind": asked.kind,
+        "text": " ".join(saying.say(found, asked)).strip().replace(formatting.NBSP, " "),
+        "total": _row(found.total),
+        "effective_time": found.effective,
+        "offenders": [_offender(one) for one in found.offenders[:200]],
+        "published": [_published(one) for one in PUBLISHED],
+    }
+
+
+@router.get(
+    "/reliability.csv",
+    summary="The same as CSV",
+    openapi_extra=described(
+        {
+            "responses": {
+                200: {
+                    "description": f"{','.join(CSV_HEADER)}: {CSV_ROWS:,} rows at most.",
+                    "content": {"text/csv": {"schema": {"type": "string"}}},
+                }
+            }
+        }
+    ),
+)
+def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> StreamingHttpResponse:
+    """A name that a spreadsheet would take for a formula has an apostrophe before it."""
+    asked = _asked(wanted)
+    answer = stream(request, _lines(request.auth, asked), "text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="reliability-{asked.by}-{asked.days}d.csv"'
+    return answer
+
+
+@router.get("/reliability/forecast", response=ForecastShape, summary="What so many nodes must expect in so many days")
+def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> dict[str, Any]:
+    """By the interruptions of the last days: what may strike any run, and what one went on after. Failures come at
+    random; each takes a run back to its last save."""
+    seen, recover = reading.interruptions(request.auth, Wanted(days=wanted.window), timezone.now())
+    plan = forecasting.plan_of(wanted.nodes, wanted.days, wanted.save_seconds, wanted.restart_seconds, recover)
+    found = forecasting.by_what_was_seen(plan, seen)
+    return {
+        "nodes": plan.nodes,
+        "days": plan.days,
+        "save_seconds": plan.save_seconds,
+        "restart_seconds": plan.restart_seconds,
+        "is_assumed": isinstance(found.rate, Assumed),
+        "per_1000_node_days": 1000 * found.rate.per_day,
+        "expected_failures": found.failures,
+        "expected_failures_interval": [found.failures_low, found.failures_high],
+        "chance_of_none": found.none,
+        "chance_of_none_interval": [found.none_low, found.none_high],
+        "mtbf_seconds": found.mtbf_seconds,
+        "best_interval_seconds": found.best_seconds,
+        "young_interval_seconds": found.young_seconds,
+        "effective_time": found.best,
+        "curve": [{"interval_seconds": period, "effective_time": kept} for period, kept in found.curve()],
+        "text": " ".join(saying.expect(found)).replace(formatting.NBSP, " "),
+    }
+
+
+def _asked(wanted: WantedReliability) -> Wanted:
+    return Wanted(days=wanted.days, by=wanted.by, kind=wanted.kind, project=wanted.project)
+
+
+def _rate(rate: Rate) -> dict[str, Any]:
+    often, until = rate.per_thousand_interval, rate.mttf_days_interval
+    return {
+        "failures": rate.failures,
+        "node_days": round(rate.node_days, 4),
+        "per_1000_node_days": rate.per_thousand,
+        "per_1000_interval": list(often) if often else None,
+        "mttf_days": rate.mttf_days,
+        "mttf_days_interval": list(until) if until else None,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    told = {"detect_seconds": row.detect_s, "recover_seconds": row.recover_s}
+    return {"name": row.name, **_rate(row.rate), "lost_gpu_hours": round(row.lost_gpu_hours, 4), **told}
+
+
+def _offender(one: Offender) -> dict[str, Any]:
+    seen = one.seen
+    told = {"node": seen.node, "failures": seen.failures, "expected": one.expected, "programs": seen.programs}
+    return {**told, "chance": one.chance, "score": one.score, "blame": "node" if one.is_node else "program"}
+
+
+def _published(one: Published) -> dict[str, Any]:
+    return {"name": one.name, "per_1000_node_days": one.per_thousand, "how": one.how, "source": one.source}
+
+
+def _lines(user: User, asked: Wanted) -> Iterator[str]:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for row in reading.find(user, asked, timezone.now()).rows[:CSV_ROWS]:
+        rate = row.rate
+        often, until = rate.per_thousand_interval or ("", ""), rate.mttf_days_interval or ("", "")
+        told = (rate.per_thousand, *often, rate.mttf_days, *until, row.lost_gpu_hours, row.detect_s, row.recover_s)
+        numbers = (f"{one:.4f}" if isinstance(one, float) else "" for one in told)
+        writer.writerow([asked.by, _plain(row.name), rate.failures, f"{rate.node_days:.4f}", *numbers])
+    yield text.getvalue()
+
+
+def _plain(text: str) -> str:
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t"} else text

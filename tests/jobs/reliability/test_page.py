@@ -1,0 +1,221 @@
+"""Reliability told to people: on the page, over REST, as CSV and by `vigil`; and to whom whose."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from jobs.models import Job
+from nodes.models import RackPlace
+from portal.models import Membership, Project, User
+from tests.jobs.pages.reading import text
+from tests.jobs.reliability.lab import count, ran
+from tests.lab import bearer, person, signed_in, sysadmin
+from tests.portal.series import write
+from tests.portal.test_cli import nowhere, portal, vigil  # noqa: F401
+
+pytestmark = pytest.mark.django_db
+
+
+def asked(user: User, query: str = "") -> dict[str, Any]:
+    answer = bearer(user, "read").get(f"/api/v1/reliability?{query}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def failures(found: dict[str, Any]) -> dict[str, tuple[int, float]]:
+    return {one["name"]: (one["failures"], round(one["node_days"], 3)) for one in found["items"]}
+
+
+@pytest.fixture
+def lab() -> dict[str, User]:
+    """Two projects: siskin's job ran on a and b and failed on a; wren's on c, where it failed by itself."""
+    RackPlace.objects.create(node="a", rack="R1")
+    RackPlace.objects.create(node="b", rack="R1")
+    ran(24.0, nodes=["a", "b"], ago=48, project="siskin", partition="batch", cause="gpu.ecc", node="a")
+    ran(48.0, nodes=["c"], ago=96, project="wren", partition="debug", cause="program.exception")
+    ran(12.0, nodes=["c"], ago=24, project="wren", partition="debug")
+    count()
+    mira = person("mira", Project.objects.get(slug="siskin"))
+    return {"mira": mira, "sam": sysadmin()}
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        ("by", "expected"),
+        [
+            ("cause", {"gpu.ecc": (1, 4.5), "program.exception": (1, 4.5)}),
+            ("node", {"a": (1, 1.0), "b": (0, 1.0), "c": (1, 2.5)}),
+            ("rack", {"R1": (1, 2.0), "in no rack": (1, 2.5)}),
+            ("partition", {"batch": (1, 2.0), "debug": (1, 2.5)}),
+            ("project", {"siskin": (1, 2.0), "wren": (1, 2.5)}),
+        ],
+    )
+    def test_by_each(self, lab: dict[str, User], by: str, expected: dict[str, tuple[int, float]]) -> None:
+        assert failures(asked(lab["sam"], f"by={by}")) == expected
+
+    def test_weeks_add_up(self, lab: dict[str, User]) -> None:
+        found = failures(asked(lab["sam"], "by=week&days=30"))
+        assert 5 <= len(found) <= 6
+        assert sum(number for number, _ in found.values()) == 2
+        assert sum(days for _, days in found.values()) == pytest.approx(4.5, abs=0.01)
+
+    def test_the_total_with_its_interval_and_too_few(self, lab: dict[str, User]) -> None:
+        found = asked(lab["sam"])
+        total = found["total"]
+        assert total["per_1000_node_days"] == pytest.approx(2 / 4.5 * 1000)
+        assert total["per_1000_interval"] == pytest.approx([0.242209 / 4.5 * 1000, 7.224688 / 4.5 * 1000], rel=1e-5)
+        assert total["mttf_days"] is None
+        assert "too few" in found["text"].lower()
+        ran(1.0, cause="gpu.off_bus")
+        count()
+        assert asked(lab["sam"])["total"]["mttf_days"] == pytest.approx((4.5 + 1 / 24) / 3, rel=1e-3)
+
+    def test_of_machines_and_of_programs(self, lab: dict[str, User]) -> None:
+        assert list(failures(asked(lab["sam"], "kind=machines"))) == ["gpu.ecc"]
+        assert list(failures(asked(lab["sam"], "kind=programs"))) == ["program.exception"]
+
+    def test_what_was_before_the_window_is_left_out(self, lab: dict[str, User]) -> None:
+        ran(24.0, ago=24 * 60, nodes=["z"], cause="gpu.ecc")
+        count()
+        assert "z" not in failures(asked(lab["sam"], "by=node&days=30"))
+        assert failures(asked(lab["sam"], "by=node&days=90"))["z"] == (1, 1.0)
+
+    def test_effective_time(self, lab: dict[str, User]) -> None:
+        attempt = ran(9.5, ago=20, project="siskin")
+        told = [(step, 342.0) for step in range(1, 101)]
+        write("step_seconds", (0, told), owner=("attempt", attempt.pk))
+        Job.objects.get(pk=attempt.job_id).attempts.update(state="completed")
+        count()
+        assert asked(lab["sam"])["effective_time"] == pytest.approx(0.95)
+
+    def test_a_node_that_fails_under_all_programs_stands_out(self, lab: dict[str, User]) -> None:
+        for number in range(30):
+            ran(24.0, ago=100, nodes=[f"n{number:02}"])
+        for _ in range(5):
+            ran(1.0, ago=50, nodes=["bad"], cause="gpu.off_bus", fingerprint="same")
+            ran(1.0, ago=50, nodes=["used"], cause="program.exception", fingerprint="one")
+        count()
+        found = asked(lab["sam"])["offenders"]
+        assert {one["node"]: one["blame"] for one in found} == {"bad": "node", "used": "program"}
+        page = text(signed_in(lab["sam"]).get("/reliability"))
+        assert "bad fails" in page
+        assert "under different programs" in page
+
+
+class TestForecast:
+    def test_by_what_was_seen_and_by_others_where_that_is_little(self, lab: dict[str, User]) -> None:
+        client = bearer(lab["sam"], "read")
+        few = client.get("/api/v1/reliability/forecast?nodes=64&days=14&save_seconds=20").json()
+        assert few["is_assumed"]
+        assert few["expected_failures"] == pytest.approx(6.5 * 64 * 14 / 1000)
+        for _ in range(4):
+            ran(24.0, cause="gpu.ecc")
+        count()
+        seen = client.get("/api/v1/reliability/forecast?nodes=64&days=14&save_seconds=20").json()
+        assert not seen["is_assumed"]
+        assert seen["expected_failures"] == pytest.approx(5 / 8.5 * 64 * 14)
+        low, high = seen["expected_failures_interval"]
+        assert low < seen["expected_failures"] < high
+        assert max(one["effective_time"] for one in seen["curve"]) == pytest.approx(seen["effective_time"])
+
+    @pytest.mark.parametrize(
+        "query",
+        ["", "nodes=0&days=1", "nodes=1&days=0", "nodes=1&days=nan", "nodes=1&days=1&save_seconds=-1",
+         "nodes=1&days=1&restart_seconds=inf", "nodes=1e9&days=1"],
+    )  # fmt: skip
+    def test_what_it_does_not_take(self, query: str) -> None:
+        answer = bearer(sysadmin(), "read").get(f"/api/v1/reliability/forecast?{query}")
+        assert answer.status_code == 422
+
+    @pytest.mark.parametrize(
+        "query",
+        ["nodes=100000&days=366&save_seconds=86400&restart_seconds=86400", "nodes=1&days=1e-300&save_seconds=1e-300"],
+    )
+    def test_the_ends_of_what_it_takes(self, query: str) -> None:
+        found = bearer(sysadmin(), "read").get(f"/api/v1/reliability/forecast?{query}").json()
+        assert 0 <= found["effective_time"] <= 1
+        assert found["best_interval_seconds"] > 0
+
+
+class TestPage:
+    def test_a_new_site_says_what_to_expect(self) -> None:
+        page = text(signed_in(sysadmin()).get("/reliability"))
+        assert "In 30 days no job held a node." in page
+        assert "as Meta measured them" in page
+
+    @pytest.mark.parametrize("by", ["cause", "node", "rack", "partition", "project", "week", "<script>"])
+    @pytest.mark.parametrize("days", ["7", "365", "-1"])
+    def test_every_window_and_grouping(self, lab: dict[str, User], by: str, days: str) -> None:
+        answer = signed_in(lab["sam"]).get("/reliability", {"by": by, "days": days, "nodes": "x", "for": "1e400"})
+        assert answer.status_code == 200
+        assert b"<script>" not in answer.content
+
+    def test_its_form(self, lab: dict[str, User]) -> None:
+        page = text(signed_in(lab["sam"]).get("/reliability?nodes=1&for=3.5&save=12&restart=60"))
+        assert "1 node for 3.5 days: expect 0.0227 failures" in page
+
+    def test_money_where_the_site_names_a_price(self, lab: dict[str, User], settings: Any) -> None:
+        settings.GPU_HOUR_PRICE, settings.CURRENCY = 2.5, "CHF"
+        page = text(signed_in(lab["sam"]).get("/reliability"))
+        # 24 hours of 16 GPUs, and 48 of 8.
+        assert "<dd>768 <small>GPU-hours, 1,920 CHF</small></dd>" in page
+
+    def test_csv(self, lab: dict[str, User]) -> None:
+        answer = bearer(lab["sam"], "read").get("/api/v1/reliability.csv?by=node")
+        rows = list(csv.DictReader(io.StringIO(b"".join(answer).decode())))
+        assert {row["name"]: row["failures"] for row in rows} == {"a": "1", "b": "0", "c": "1"}
+        assert rows[0]["mttf_days"] == ""
+
+    def test_vigil(self, lab: dict[str, User], portal: Any) -> None:  # noqa: F811
+        sam = lab["sam"]
+        portal.answers["GET", "reliability"] = asked(sam, "by=node")
+        lines = vigil("reliability", "--by", "node").stdout.splitlines()
+        assert lines[0].startswith("In 30 days 2 failures in 4.5 node-days: 444 per 1,000")
+        assert lines[-1].split() == ["b", "0", "1", "0", "0", "to", "3,689", "too", "few", "0.0"]
+        assert portal.asked[0].url.params["by"] == "node"
+        assert json.loads(vigil("reliability", "--json").stdout)["by"] == "node"
+        vigil("reliability", "--by", "weather", status=2)
+        answer = bearer(sam, "read").get("/api/v1/reliability/forecast?nodes=8&days=3").json()
+        portal.answers["GET", "reliability/forecast"] = answer
+        assert vigil("forecast", "--nodes", "8", "--days", "3").stdout.startswith("8 nodes for 3 days: expect 0.156")
+
+
+class TestWhoSeesWhat:
+    def test_where_everybody_sees_the_queue_everybody_sees_numbers(self, lab: dict[str, User]) -> None:
+        assert set(failures(asked(lab["mira"], "by=project"))) == {"siskin", "wren"}
+        page = signed_in(lab["mira"]).get("/reliability?by=project").content.decode()
+        assert "project=siskin" in page
+        assert "project=wren" not in page
+
+    def test_elsewhere_of_ones_own_projects_alone(self, lab: dict[str, User], settings: Any) -> None:
+        settings.VIGIL_QUEUE_VISIBLE = "own"
+        mira = lab["mira"]
+        assert failures(asked(mira, "by=project")) == {"siskin": (1, 2.0)}
+        assert failures(asked(mira, "by=node")) == {"a": (1, 1.0), "b": (0, 1.0)}
+        assert failures(asked(mira, "by=cause")) == {"gpu.ecc": (1, 2.0)}
+        assert failures(asked(mira, "by=project&project=wren")) == {}
+        for by in ("cause", "node", "rack", "partition", "project", "week"):
+            for address in (
+                f"/reliability?by={by}",
+                f"/api/v1/reliability?by={by}",
+                f"/api/v1/reliability.csv?by={by}",
+            ):
+                answer = signed_in(mira).get(address)
+                body = b"".join(answer) if answer.streaming else answer.content
+                assert b"wren" not in body
+                assert b"debug" not in body
+        assert set(failures(asked(lab["sam"], "by=project"))) == {"siskin", "wren"}
+        Membership.objects.create(user=mira, project=Project.objects.get(slug="wren"))
+        assert set(failures(asked(mira, "by=project"))) == {"siskin", "wren"}
+
+    def test_nobody_without_a_session(self) -> None:
+        from django.test import Client
+
+        assert Client().get("/reliability").status_code == 302
+        assert Client().get("/api/v1/reliability").status_code == 401
