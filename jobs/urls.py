@@ -4,6 +4,7 @@ from django.urls import path
 
 from jobs.views import (
     actions,
+    cadence,
     catalogue,
     disk,
     gpus,
@@ -37,6 +38,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/resume", actions.resume, name="job_resume"),
     path("jobs/<int:job_id>/profile", performance.profile, name="job_profile"),
     path("jobs/<int:job_id>/profiles/<int:number>/<str:name>", performance.download, name="job_profile_download"),
+    path("jobs/<int:job_id>/cadence", cadence.order, name="job_cadence"),
     path("jobs/<int:job_id>/edit", actions.edit, name="job_edit"),
     path("jobs/<int:job_id>/delete", actions.delete, name="job_delete"),
     path("jobs/<int:job_id>/postmortem", postmortem.page, name="job_postmortem"),

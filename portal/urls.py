@@ -13,6 +13,7 @@ import nodes.admin  # noqa: F401
 from jobs.api import all_gpus as all_gpus_api
 from jobs.api import attach as attach_api
 from jobs.api import catalogue as catalogue_api
+from jobs.api import cadence as cadence_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import gpus as gpus_api
@@ -52,6 +53,7 @@ api.add_router("/v1/notices", notices_api.router)
 api.add_router("/v1/outbox", outbox_api.router)
 api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", attach_api.router)
+api.add_router("/v1/jobs", cadence_api.router)
 api.add_router("/v1/jobs", environment_api.router)
 api.add_router("/v1/jobs", gpus_api.router)
 api.add_router("/v1/jobs", logs_api.router)

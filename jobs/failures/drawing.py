@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jobs.failures.reading import Row
 from jobs.reliability.forecast import Forecast
-from jobs.reliability.published import PUBLISHED
+from jobs.reliability.published import PUBLISHED, Published
 from portal import formatting
 
 HEIGHT, TOP = 150.0, 8.0
@@ -76,15 +76,20 @@ def weeks(rows: Sequence[Row]) -> Weeks | None:
 
 
 def _lines(y: _Place, most: float) -> list[Line]:
-    lines: list[Line] = []
-    for one in sorted(PUBLISHED, key=lambda one: -one.per_thousand):
-        if one.per_thousand > most:
-            continue
-        at = y(one.per_thousand)
-        text = max(at - 4, lines[-1].text_y + LEAST_APART) if lines else at - 4
-        title = f"{one.name}, {formatting.measure(one.per_thousand)} per 1,000 node-days: {one.how} ({one.source})"
-        lines.append(Line(at, text, f"{one.name} {formatting.measure(one.per_thousand)}", title))
-    return lines
+    """The published rates that the drawing has room for, the highest first; no name lies on another's or below all."""
+    shown = sorted((one for one in PUBLISHED if one.per_thousand <= most), key=lambda one: -one.per_thousand)
+    texts = [y(one.per_thousand) + 4 for one in shown]
+    for place in range(1, len(texts)):
+        texts[place] = max(texts[place], texts[place - 1] + LEAST_APART)
+    for place in range(len(texts) - 1, -1, -1):
+        lowest = texts[place + 1] - LEAST_APART if place + 1 < len(texts) else TOP + HEIGHT
+        texts[place] = round(min(texts[place], lowest), 1)
+    return [_line(one, y(one.per_thousand), text) for one, text in zip(shown, texts, strict=True)]
+
+
+def _line(one: Published, at: float, text: float) -> Line:
+    title = f"{one.name}, {formatting.measure(one.per_thousand)} per 1,000 node-days: {one.how} ({one.source})"
+    return Line(at, text, f"{one.name} {formatting.measure(one.per_thousand)}", title)
 
 
 def _scale(y: _Place, most: float) -> list[tuple[float, str]]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
@@ -198,7 +199,8 @@ class _Asked:
             week.failures += counts.failures
             week.node_s += counts.node_s
             week.lost_gpu_s += counts.lost_gpu_s
-        return [counts.row(day.isoformat(), since=day) for day, counts in sorted(by_week.items())]
+        rows = [counts.row(day.isoformat(), since=day) for day, counts in sorted(by_week.items())]
+        return list(dropwhile(lambda row: not (row.rate.failures or row.rate.node_days), rows))
 
     def effective(self) -> float | None:
         times = self._mine(JobTime.objects.filter(day__gte=self.since))

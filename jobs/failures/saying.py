@@ -76,6 +76,10 @@ def money(gpu_hours: float) -> str:
     return f"{formatting.measure(price) if price >= 100 else f'{price:.2f}'}{formatting.NBSP}{settings.CURRENCY}"
 
 
+def _days(days: float) -> str:
+    return formatting.plural(int(days), "day") if days == int(days) else f"{formatting.measure(days)} days"
+
+
 def _between(low: float, high: float) -> str:
     return f"{formatting.measure(low)} to {formatting.measure(high)}"
 
@@ -83,7 +87,7 @@ def _between(low: float, high: float) -> str:
 def expect(found: Forecast) -> tuple[str, str]:
     """A forecast in two sentences: how many failures, and how often to save."""
     plan = found.plan
-    held = f"{formatting.plural(plan.nodes, 'node')} for {formatting.measure(plan.days)} days"
+    held = f"{formatting.plural(plan.nodes, 'node')} for {_days(plan.days)}"
     if isinstance(found.rate, Assumed):
         basis = f"Too few failures were seen here, so {TYPICAL} per 1,000 node-days are assumed, as Meta measured them."
         many = formatting.measure(found.failures)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 
+LEAST_GAIN = 0.001
+"""Of the time: for less nobody need be bothered."""
 _MOST = 700.0  # of an exponent
 _TINY = 1e-12  # below which nothing but the root of 2c is left of the equation in floating point
 

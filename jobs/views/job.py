@@ -25,7 +25,7 @@ from jobs.presenting.header import Life
 from jobs.presenting.layouts import Layout
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone
-from jobs.views import performance
+from jobs.views import cadence, performance
 from jobs.why import pending
 from jobs.why.reasons import reason_of
 from portal.access import can, user_of
@@ -125,7 +125,8 @@ def checkpoints(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
     pruned = page.job.checkpoints.filter(state=Checkpoint.State.PRUNED).count()
     held = sum(checkpoint.bytes for checkpoint in page.life.checkpoints)
-    context = page.context("checkpoints", pruned=pruned, held=held, exports=_exports(page.job, page.life.resumable))
+    exports, saves = _exports(page.job, page.life.resumable), cadence.shown(page.life)
+    context = page.context("checkpoints", pruned=pruned, held=held, exports=exports, saves=saves)
     return render(request, "jobs/checkpoints.html", context)
 
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
-from portal.demo import cluster, ends, telemetry
+from portal.demo import cluster, ends, failures, telemetry
 from portal.demo.reports import tell
 from portal.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, Story, Try
 from portal.models import Membership, Project, User
@@ -38,6 +38,7 @@ def make() -> list[str]:
     told = Attempt.objects.filter(job__tags__name=TAG).exclude(ended_at=None).select_related("job__owner")
     telemetry.make(told)
     ends.make([story for story in STORIES if story.name in made], told)
+    failures.make()
     if sysadmin is not None:
         made += [name for text in LIVE if (name := _start_job(sysadmin, text, known))]
     return made

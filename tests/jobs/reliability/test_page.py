@@ -61,7 +61,7 @@ class TestNumbers:
 
     def test_weeks_add_up(self, lab: dict[str, User]) -> None:
         found = failures(asked(lab["sam"], "by=week&days=30"))
-        assert 5 <= len(found) <= 6
+        assert 1 <= len(found) <= 3, "none before the first in which a node was held"
         assert sum(number for number, _ in found.values()) == 2
         assert sum(days for _, days in found.values()) == pytest.approx(4.5, abs=0.01)
 

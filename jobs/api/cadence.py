@@ -1,0 +1,106 @@
+"""REST: how often a job saves, and how often it should."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from ninja import Router, Schema, Status
+from pydantic import Field
+
+from jobs.api.request import NOT_YOURS, job_of
+from jobs.gathering import cadence as gathering
+from jobs.gathering import life as lives
+from jobs.gathering.cadence import Cadence
+from jobs.models import CadenceOrder
+from jobs.presenting import cadence as words
+from jobs.submitting import cadence as ordering
+from portal import formatting
+from portal.http.api import ApiRequest
+from portal.http.openapi import described
+from portal.http.problems import Problem
+
+router = Router(tags=["jobs"])
+
+
+class CadenceOrderShape(Schema):
+    """What the next attempt does, whatever the specification says."""
+
+    every: int = Field(description="Steps from one save to the next.")
+    asked_by: str | None
+    asked_at: datetime
+
+
+class CadenceShape(Schema):
+    """Seconds are from the beginning of one save to that of the next."""
+
+    is_automatic: bool = Field(description="checkpoint_every = auto: it goes to the best interval by itself.")
+    cost_seconds: float = Field(description="That a save costs, as measured, all its consequences counted.")
+    interval_seconds: float | None = Field(description="Null: it saves at its end alone.")
+    best_interval_seconds: float
+    best_every: int | None = Field(description="The same in steps; null: nobody knows how long one takes.")
+    mtbf_seconds: float = Field(description="Between failures of its nodes together.")
+    mtbf_source: str = Field(description="config, seen or assumed.")
+    gain: float = Field(description="The part of the time that the best interval would leave for training.")
+    gpu_hours_a_day: float = Field(description="That the difference costs.")
+    gpu_hours_left: float | None = Field(description="The same, for what it still has to do.")
+    order: CadenceOrderShape | None
+    text: str
+
+
+class CadenceAsked(Schema):
+    model_config = {"extra": "forbid", "strict": True}
+    every: Annotated[int, Field(ge=1, le=ordering.MOST)] | None = Field(
+        description="Steps from one save to the next, from the next attempt on; null: as the specification says."
+    )
+
+
+@router.get(
+    "/{int:job_id}/cadence",
+    response=CadenceShape,
+    summary="How often it saves, and how often it should",
+    openapi_extra=described(errors={404: "There is no such job that you can see, or it has not measured a save yet."}),
+)
+def cadence(request: ApiRequest, job_id: int) -> dict[str, Any]:
+    """By what its trainer measured of its saves, and how often its nodes are interrupted, as seen here."""
+    job = job_of(request, job_id)
+    found = gathering.of(lives.tell(job))
+    if found is None:
+        raise Problem(404, f"#{job.pk} has not measured a save yet. Its trainer tells after the first ones.")
+    return _told(found)
+
+
+@router.put(
+    "/{int:job_id}/cadence",
+    response={204: None},
+    summary="Save more or less often from the next attempt on",
+    openapi_extra=described(errors={403: NOT_YOURS, 409: "It runs a program of its own, which saves when it likes."}),
+)
+def order_cadence(request: ApiRequest, job_id: int, asked: CadenceAsked) -> Status[None]:
+    """What runs now goes on as it does."""
+    ordering.order(request.auth, job_of(request, job_id), asked.every)
+    return Status(204, None)
+
+
+def _told(found: Cadence) -> dict[str, Any]:
+    return {
+        "is_automatic": found.is_automatic,
+        "cost_seconds": found.cost_s,
+        "interval_seconds": found.present_s,
+        "best_interval_seconds": found.best_s,
+        "best_every": found.best_every,
+        "mtbf_seconds": found.mtbf_s,
+        "mtbf_source": found.source,
+        "gain": found.gain,
+        "gpu_hours_a_day": found.gpu_hours_a_day,
+        "gpu_hours_left": found.gpu_hours_left,
+        "order": _order(found.order),
+        "text": " ".join(words.say(found)).replace(formatting.NBSP, " "),
+    }
+
+
+def _order(order: CadenceOrder | None) -> dict[str, Any] | None:
+    if order is None:
+        return None
+    asked_by = order.asked_by.username if order.asked_by else None
+    return {"every": order.every, "asked_by": asked_by, "asked_at": order.asked_at}

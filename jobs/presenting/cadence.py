@@ -1,0 +1,69 @@
+"""How often a job saves, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+
+from jobs.reliability.saving import LEAST_GAIN
+from portal import formatting
+
+if TYPE_CHECKING:
+    from jobs.gathering.cadence import Cadence
+
+_SOURCES = {"config": "as configured", "seen": "by what is seen of its nodes", "assumed": "assumed"}
+
+
+def say(cadence: Cadence) -> tuple[str, str]:
+    """Whether it saves as often as it should, and what the difference costs."""
+    best = formatting.duration(cadence.best_s)
+    if cadence.is_automatic:
+        return "It decides by itself how often to save.", f"Best is every {best}, and it goes there save by save."
+    if cadence.present_s is None:
+        return "It saves at its end alone.", f"A failure would lose all of it. Best is every {best}."
+    every = f"It saves every {formatting.duration(cadence.present_s)}"
+    if not cadence.is_worth_it:
+        least = formatting.percent(LEAST_GAIN)
+        return f"{every}, which is as good as the best.", f"Every {best} would gain less than {least} of its time."
+    gain = formatting.percent(cadence.gain)
+    return f"{every}; every {best} would leave {gain} more of its time for training.", _cost(cadence)
+
+
+def facts(cadence: Cadence) -> list[tuple[str, str]]:
+    found = [
+        ("A save costs", formatting.duration(cadence.cost_s)),
+        ("Between failures", f"{formatting.duration(cadence.mtbf_s)}, {_SOURCES[cadence.source]}"),
+        ("Best", f"every {formatting.duration(cadence.best_s)}{_steps(cadence.best_every)}"),
+        ("Saves and lost work", f"{formatting.percent(1 - cadence.best_kept)} of the time at best"),
+    ]
+    if cadence.present_s is not None and cadence.kept is not None:
+        found.insert(2, ("Now", f"every {formatting.duration(cadence.present_s)}"))
+        found[-1] = (
+            found[-1][0],
+            f"{formatting.percent(1 - cadence.kept)} of the time, {found[-1][1].split(' of')[0]} at best",
+        )
+    return found
+
+
+def _steps(every: int | None) -> str:
+    return f", {formatting.plural(every, 'step')}" if every else ""
+
+
+def _cost(cadence: Cadence) -> str:
+    if not cadence.gpus:
+        return ""
+    told = f"That is {_hours(cadence.gpu_hours_a_day)} a day"
+    if (left := cadence.gpu_hours_left) is not None:
+        told += f", {_hours(left)} for what is left"
+    return f"{told}."
+
+
+def _hours(gpu_hours: float) -> str:
+    """GPU-hours, and money where the site names a price."""
+    told = f"{formatting.measure(gpu_hours)}{formatting.NBSP}GPU-hours"
+    if not settings.GPU_HOUR_PRICE:
+        return told
+    price = gpu_hours * settings.GPU_HOUR_PRICE
+    money = formatting.measure(price) if price >= 100 else f"{price:.2f}"
+    return f"{told} ({money}{formatting.NBSP}{settings.CURRENCY})"

@@ -1,0 +1,59 @@
+"""How often a job saves: what its page tells of it, and the button that changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.views.decorators.http import require_POST
+
+from jobs.errors import JobError
+from jobs.gathering import cadence as gathering
+from jobs.gathering.cadence import Cadence
+from jobs.models import Attempt, Job
+from jobs.presenting import cadence as words
+from jobs.presenting.header import Life
+from jobs.submitting import cadence as ordering
+from portal import formatting
+from portal.access import user_of
+from portal.untrusted import whole
+
+
+@dataclass(frozen=True)
+class Saves:
+    """The section. `offer`: steps that the button asks for; None: there is nothing to gain."""
+
+    cadence: Cadence
+    say: tuple[str, str]
+    facts: list[tuple[str, str]]
+    offer: int | None
+
+
+def shown(life: Life) -> Saves | None:
+    found = gathering.of(life)
+    if found is None:
+        return None
+    is_over = life.latest.state == Attempt.State.COMPLETED
+    offer = found.best_every if (found.is_worth_it or found.present_s is None) and not is_over else None
+    return Saves(found, words.say(found), words.facts(found), offer)
+
+
+@login_required
+@require_POST
+def order(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Save every so many steps from the next attempt on; an empty field is as the specification says."""
+    user = user_of(request)
+    job = get_object_or_404(Job.objects.visible_to(user).with_latest_attempt(), pk=job_id)
+    text = request.POST.get("every", "")
+    every = whole(text) if text else None
+    try:
+        ordering.order(user, job, 0 if text and every is None else every)
+    except JobError as error:
+        messages.error(request, str(error))
+    else:
+        how = "as its specification says" if every is None else f"every {formatting.plural(every, 'step')}"
+        messages.success(request, f"From the next attempt on it saves {how}.")
+    return redirect("job_checkpoints", job_id=job.pk)

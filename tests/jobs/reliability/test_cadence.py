@@ -1,0 +1,168 @@
+"""How often a job saves, and how often it should: on its page, over REST, and from its next attempt on."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs.disk import rundir
+from jobs.disk.prepare import prepare
+from jobs.models import Attempt, CadenceOrder, Event, Job
+from jobs.reliability import mttf
+from portal.models import AuditEntry, Project, User
+from tests.jobs.pages.reading import text
+from tests.jobs.reliability.lab import count, ran
+from tests.lab import a_job, a_project, bearer, person, send, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+TOLD: dict[str, Any] = {
+    "automatic": False, "cost_seconds": 20.0, "stall_seconds": 1.1, "write_seconds": 14.0, "mtbf_seconds": 1e5,
+    "source": "portal", "interval_seconds": 120.0, "best_interval_seconds": 2000.0, "overhead_fraction": 0.17,
+    "best_overhead_fraction": 0.02,
+}  # fmt: skip
+
+
+@pytest.fixture
+def ada() -> User:
+    return person("ada", a_project())
+
+
+@pytest.fixture
+def job(ada: User) -> Job:
+    job = a_job(ada, a_project(), state="running")
+    pace = {"pace_seconds": 200.0, "pace_steps": 100.0, "step": 50, "steps": 7250, "last_report_at": timezone.now()}
+    job.attempts.update(nodes=["a", "b"], **pace)
+    job.spec["resources"]["gpus_per_node"] = 8
+    job.save(update_fields=["spec"])
+    return job
+
+
+def tell(job: Job, **changes: Any) -> None:
+    data = {**TOLD, **changes}
+    Event.objects.create(
+        attempt=job.latest, time=timezone.now(), kind="checkpoint.cadence", rank=0, incarnation=0, data=data
+    )
+
+
+def asked(user: User, job: Job) -> dict[str, Any]:
+    answer = bearer(user, "read").get(f"/api/v1/jobs/{job.pk}/cadence")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def page(user: User, job: Job) -> str:
+    return text(signed_in(user).get(f"/jobs/{job.pk}/checkpoints"))
+
+
+class TestTelling:
+    def test_nothing_before_a_save_is_measured(self, ada: User, job: Job) -> None:
+        assert bearer(ada, "read").get(f"/api/v1/jobs/{job.pk}/cadence").status_code == 404
+        assert "How often it saves" not in page(ada, job)
+
+    def test_the_best_and_what_the_difference_costs(self, ada: User, job: Job, settings: Any) -> None:
+        settings.GPU_HOUR_PRICE, settings.CURRENCY = 2.0, "€"
+        tell(job)
+        found = asked(ada, job)
+        assert found["mtbf_source"] == "assumed"  # nothing is seen of its nodes yet
+        assert found["best_interval_seconds"] == pytest.approx(math.sqrt(2 * 20 * 1e5), rel=0.01)
+        assert found["best_every"] == round(found["best_interval_seconds"] / 2.0)
+        assert found["gain"] == pytest.approx(20 / 120 - 20 / 2000, abs=0.012)
+        assert found["gpu_hours_a_day"] == pytest.approx(24 * 16 * found["gain"])
+        assert found["gpu_hours_left"] == pytest.approx(4 * 16 * found["gain"], rel=0.01)
+        shown = page(ada, job)
+        assert "It saves every 2 min; every 33 min" in shown
+        assert "GPU-hours (" in shown
+        assert f"Save every {found['best_every']:,} steps from the next attempt on" in shown
+
+    def test_by_what_is_seen_of_its_nodes(self, ada: User, job: Job) -> None:
+        tell(job)
+        for cause in ("gpu.ecc", "gpu.off_bus", None):
+            ran(20.0, nodes=["a", "b"], cause=cause, node="a")
+        count()
+        found = asked(ada, job)
+        assert found["mtbf_source"] == "seen"
+        seen = mttf.hours_between_failures(2, names=["a", "b"])
+        assert seen is not None
+        assert found["mtbf_seconds"] == pytest.approx(seen * 3600, rel=1e-4)
+        tell(job, source="config", mtbf_seconds=5e5)
+        assert asked(ada, job)["mtbf_seconds"] == 5e5
+
+    def test_auto_does_it_by_itself_and_says_so(self, ada: User, job: Job) -> None:
+        tell(job, automatic=True)
+        shown = page(ada, job)
+        assert "It decides by itself how often to save." in shown
+        assert "from the next attempt on" not in shown
+
+    def test_as_good_as_the_best(self, ada: User, job: Job) -> None:
+        tell(job, interval_seconds=1900.0)
+        assert "which is as good as the best" in page(ada, job)
+        assert "from the next attempt on" not in page(ada, job)
+
+    def test_never_more_often_than_a_write_takes(self, ada: User, job: Job) -> None:
+        tell(job, write_seconds=3000.0)
+        assert asked(ada, job)["best_interval_seconds"] == 6000
+
+    @pytest.mark.parametrize("bad", [None, "x", -1, float("nan"), True, [], 1e300])
+    def test_what_programs_may_tell(self, ada: User, job: Job, bad: Any) -> None:
+        bad = "NaN" if bad != bad else bad
+        for name in TOLD:
+            tell(job, **{name: bad})
+            answer = bearer(ada, "read").get(f"/api/v1/jobs/{job.pk}/cadence")
+            assert answer.status_code in {200, 404}
+        tell(job, **dict.fromkeys(TOLD, bad))
+        assert signed_in(ada).get(f"/jobs/{job.pk}/checkpoints").status_code == 200
+
+
+class TestAsking:
+    def test_the_button_and_the_way_back(self, ada: User, job: Job) -> None:
+        tell(job)
+        client = signed_in(ada)
+        assert client.post(f"/jobs/{job.pk}/cadence", {"every": "240"}).status_code == 302
+        assert CadenceOrder.objects.get().every == 240
+        assert "From the next attempt on it saves every 240 steps, as ada asked" in page(ada, job)
+        client.post(f"/jobs/{job.pk}/cadence", {"every": ""})
+        assert not CadenceOrder.objects.exists()
+
+    def test_the_next_attempts_run_file_has_it(self, ada: User, job: Job) -> None:
+        attempt = Attempt.objects.select_related("job__project", "job__owner").get(job=job)
+        assert send(bearer(ada), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 240}).status_code == 204
+        root = prepare(attempt)
+        assert tomllib.loads((root / "portal" / "run.toml").read_text())["run"]["checkpoint_every"] == 240
+        assert send(bearer(ada), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": None}).status_code == 204
+        prepare(attempt)
+        again = tomllib.loads((root / "portal" / "run.toml").read_text())["run"]["checkpoint_every"]
+        assert again == job.spec["run"]["checkpoint_every"]
+        assert rundir.path_of(Job.objects.get(pk=job.pk).directory) == root
+
+    def test_who_may(self, ada: User, job: Job) -> None:
+        other = person("mira", Project.objects.get(slug="default"))
+        stranger = person("oskar", a_project("elsewhere"))
+        assert send(bearer(other), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 5}).status_code == 403
+        assert send(bearer(stranger), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 5}).status_code == 404
+        assert signed_in(stranger).post(f"/jobs/{job.pk}/cadence", {"every": "5"}).status_code == 404
+        signed_in(other).post(f"/jobs/{job.pk}/cadence", {"every": "5"})
+        assert not CadenceOrder.objects.exists()
+        tell(job)
+        assert "from the next attempt on" not in page(other, job)
+        send(bearer(sysadmin()), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 5})
+        assert CadenceOrder.objects.get().asked_by.username == "sam"  # type: ignore[union-attr]
+        assert AuditEntry.objects.filter(action="job.cadence").exists()
+
+    @pytest.mark.parametrize("every", ["0", "-3", "x", "1e3", "99999999999"])
+    def test_what_no_interval_is(self, ada: User, job: Job, every: str) -> None:
+        signed_in(ada).post(f"/jobs/{job.pk}/cadence", {"every": every})
+        assert not CadenceOrder.objects.exists()
+
+    @pytest.mark.parametrize("body", [{"every": 0}, {"every": "5"}, {"every": 2.5}, {}, {"every": 5, "x": 1}])
+    def test_bodies_that_are_not_taken(self, ada: User, job: Job, body: dict[str, Any]) -> None:
+        assert send(bearer(ada), "put", f"/api/v1/jobs/{job.pk}/cadence", body).status_code == 422
+
+    def test_a_program_of_ones_own_saves_when_it_likes(self, ada: User) -> None:
+        job = a_job(ada, a_project(), state="running", kind="script")
+        answer = send(bearer(ada), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 5})
+        assert answer.status_code == 409
