@@ -9,18 +9,19 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from django.db.models import Q
 from django.utils import timezone
 
 from jobs import lease
 from jobs.failures.incidents import fields_of
-from jobs.goodput import goodput
+from jobs.goodput import SERIES, goodput
+from jobs.intake.reports import owner_of
 from jobs.lease import Held
-from jobs.models import Attempt, Failure, Incident, Job, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
+from jobs.models import Attempt, Failure, Incident, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
 from jobs.reliability.held import Holding, default_partition, holdings
+from portal.series import read
 
 BUDGET_S = 10.0
 ROWS = 200  # of a transaction: reports wait for it on SQLite
@@ -104,7 +105,7 @@ def _count_attempts(held: Held, several: Any, now: datetime) -> int:
     for some in several:
         known = {one.pk for one in some if not one.is_unconfirmed and one.started_at is not None}
         found = holdings(Attempt.objects.filter(pk__in=known), now)
-        times = [one for job in {one.job_id for one in some} if (one := _time_of(job, found, now)) is not None]
+        times = _times({one.job_id for one in some}, now)
         with held.writing():
             _add(found)
             for one in times:
@@ -165,35 +166,38 @@ def _there(model: type[Model], names: tuple[str, ...], alike: dict[str, set[Any]
     return columns
 
 
-def _time_of(job_id: int, found: Sequence[Holding], now: datetime) -> JobTime | None:
-    """What became of a job's time, once it has ended; None of one that goes on, has not run or reports no steps."""
-    job = Job.objects.filter(pk=job_id).first()
-    attempts = list(Attempt.objects.filter(job=job_id).select_related("job", "resume_from").order_by("number"))
-    if job is None or not attempts or attempts[-1].ended_at is None or attempts[-1].closed_at is None:
+def _times(jobs: set[int], now: datetime) -> list[JobTime]:
+    """What became of the time of these jobs, of those that have ended and report steps."""
+    attempts: dict[int, list[Attempt]] = defaultdict(list)
+    rows = Attempt.objects.filter(job__in=jobs).select_related("job", "resume_from").order_by("job", "number")
+    for one in rows:
+        attempts[one.job_id].append(one)
+    owners = [owner_of(one.pk) for several in attempts.values() for one in several]
+    told = {owners[place][1] for place in read.ids_of(owners, SERIES).values()}
+    default = default_partition()
+    found = [_time_of(several, default, now) for several in attempts.values() if told & {one.pk for one in several}]
+    return [one for one in found if one is not None]
+
+
+def _time_of(attempts: list[Attempt], default_partition: str, now: datetime) -> JobTime | None:
+    last, job = attempts[-1], attempts[-1].job
+    if last.ended_at is None or last.closed_at is None:
         return None
     told = goodput(attempts, now)
     if told is None:
         return None
-    queued = held = held_s = 0.0
+    queued = held = 0.0
     for one in attempts:
         nodes = max(1, len(one.nodes))
-        if one.submitted_at is not None:
-            left = one.started_at or one.ended_at or now
-            queued += max(0.0, (left - one.submitted_at).total_seconds()) * nodes
-        if one.started_at is not None:
-            span = max(0.0, ((one.ended_at or now) - one.started_at).total_seconds())
-            held, held_s = held + span * nodes, held_s + span
-    if not held_s:
-        return None
-    own = next((one for one in found if one.job == job_id), None)
-    day: date = attempts[-1].ended_at.astimezone(UTC).date()
+        queued += nodes * _seconds(one.submitted_at, one.started_at or one.ended_at)
+        held += nodes * _seconds(one.started_at, one.ended_at)
+    kept = min(1.0, told.useful_seconds / told.wall_seconds) * held
     return JobTime(
-        job=job_id, project_id=job.project_id, partition=own.partition if own else "", day=day, queued_node_s=queued,
-        held_node_s=held, kept_node_s=min(told.useful_seconds, held_s) * held / held_s,
+        job=job.pk, project_id=job.project_id, day=last.ended_at.astimezone(UTC).date(), queued_node_s=queued,
+        partition=(job.spec.get("resources") or {}).get("partition") or default_partition, held_node_s=held,
+        kept_node_s=kept,
     )  # fmt: skip
 
 
-def waiting() -> int:
-    """How many attempts the sums still lack that have closed, as after an update with a long history; at most 1,000."""
-    rows = Attempt.objects.filter(Q(is_counted=False)).exclude(closed_at=None)
-    return len(rows.order_by().values_list("pk", flat=True)[:1_000])
+def _seconds(since: datetime | None, until: datetime | None) -> float:
+    return max(0.0, (until - since).total_seconds()) if since and until else 0.0
