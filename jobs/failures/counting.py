@@ -25,6 +25,7 @@ from portal.series import read
 
 BUDGET_S = 10.0
 ROWS = 200  # of a transaction: reports wait for it on SQLite
+FEW = 25  # incidents or jobs between two looks at the lease, as each may take a while
 AGAIN = 200  # failures that are looked at once more, by chance, until what follows them is known
 
 Sums = dict[tuple[Any, ...], tuple[float, float]]
@@ -47,19 +48,19 @@ def count(budget_s: float = BUDGET_S) -> int:
         return 0
     try:
         until = time.monotonic() + budget_s
-        done = _count_incidents(held, _each(incidents, until), now)
+        done = _count_incidents(held, _each(incidents, until, FEW), now)
         again = unsettled.exclude(incident=None).order_by("?").values_list("incident", flat=True)[:AGAIN]
-        _count_incidents(held, [list(Incident.objects.filter(pk__in=list(again)))], now)
-        return done + _count_attempts(held, _each(closed, until), now)
+        _count_incidents(held, _each(Incident.objects.filter(pk__in=list(again)), until, FEW), now)
+        return done + _count_attempts(held, _each(closed, until, ROWS), now)
     finally:
         held.release()
 
 
-def _each(rows: Any, until: float) -> Any:
+def _each(rows: Any, until: float, most: int) -> Any:
     """Some rows after the other, by number, until there are none or it is time."""
     last = 0
     while time.monotonic() < until:
-        some = list(rows.filter(pk__gt=last).order_by("pk").select_related(*_JOINED[rows.model])[:ROWS])
+        some = list(rows.filter(pk__gt=last).order_by("pk").select_related(*_JOINED[rows.model])[:most])
         if not some:
             return
         yield some
@@ -105,7 +106,7 @@ def _count_attempts(held: Held, several: Any, now: datetime) -> int:
     for some in several:
         known = {one.pk for one in some if not one.is_unconfirmed and one.started_at is not None}
         found = holdings(Attempt.objects.filter(pk__in=known), now)
-        times = _times({one.job_id for one in some}, now)
+        times = _times(held, {one.job_id for one in some}, now)
         with held.writing():
             _add(found)
             for one in times:
@@ -166,7 +167,7 @@ def _there(model: type[Model], names: tuple[str, ...], alike: dict[str, set[Any]
     return columns
 
 
-def _times(jobs: set[int], now: datetime) -> list[JobTime]:
+def _times(held: Held, jobs: set[int], now: datetime) -> list[JobTime]:
     """What became of the time of these jobs, of those that have ended and report steps."""
     attempts: dict[int, list[Attempt]] = defaultdict(list)
     rows = Attempt.objects.filter(job__in=jobs).select_related("job", "resume_from").order_by("job", "number")
@@ -175,8 +176,13 @@ def _times(jobs: set[int], now: datetime) -> list[JobTime]:
     owners = [owner_of(one.pk) for several in attempts.values() for one in several]
     told = {owners[place][1] for place in read.ids_of(owners, SERIES).values()}
     default = default_partition()
-    found = [_time_of(several, default, now) for several in attempts.values() if told & {one.pk for one in several}]
-    return [one for one in found if one is not None]
+    found = []
+    for number, several in enumerate(attempts.values()):
+        if number % FEW == 0:
+            held.check()
+        if told & {one.pk for one in several} and (one := _time_of(several, default, now)) is not None:
+            found.append(one)
+    return found
 
 
 def _time_of(attempts: list[Attempt], default_partition: str, now: datetime) -> JobTime | None:

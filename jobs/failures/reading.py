@@ -295,4 +295,4 @@ def _median(values: list[float]) -> float | None:
 
 
 def _of_node(name: str) -> str:
-    return reverse("node", args=[name]) if name else ""
+    return reverse("node", args=[name]) if name and "/" not in name else ""

@@ -10,7 +10,17 @@ from tests.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
-CLUSTER = ["/cluster", "/nodes", "/nodes/dgx-02", "/queue", "/waste", "/waste?by=job&days=30", "/agents", "/racks"]
+CLUSTER = [
+    "/cluster",
+    "/nodes",
+    "/nodes/dgx-02",
+    "/queue",
+    "/waste",
+    "/waste?by=job&days=30",
+    "/reliability?by=node",
+    "/agents",
+    "/racks",
+]
 PAGES = ["/", "/jobs", "/jobs?state=bad", "/jobs?q=nothing-like-it&since=7d", "/submit", "/me/", *CLUSTER]
 TABS = ["", "/logs", "/checkpoints", "/gpus", "/attempts", "/spec"]
 

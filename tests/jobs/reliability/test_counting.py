@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db.models import Sum
+from django.db.models import F, Sum
 from django.utils import timezone
 
 from jobs import lease
 from jobs.failures import counting
 from jobs.models import Attempt, Failure, Incident, Job, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
 from nodes.models import Partition
+from portal.models import Lease
 from tests.jobs.reliability.lab import count, failed, ran, trains
 from tests.lab import a_checkpoint, a_job, a_project, person
 from tests.portal.series import write
@@ -73,6 +74,23 @@ class TestHeldTime:
         assert counting.count() == 0
         other.release()
         assert counting.count() == 1
+
+    def test_one_that_lost_its_lease_writes_nothing_and_the_next_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ran(5.0, cause="gpu.ecc")
+
+        def stopped_meanwhile(*arguments: object) -> dict[str, object]:
+            Lease.objects.filter(name="reliability").update(fence=F("fence") + 1)
+            return {}
+
+        with monkeypatch.context() as patched:
+            patched.setattr(counting, "fields_of", stopped_meanwhile)
+            with pytest.raises(lease.LeaseLost):
+                counting.count()
+        assert not Failure.objects.exists()
+        Lease.objects.all().delete()
+        count()
+        assert Failure.objects.count() == 1
+        assert held_hours(NodeHeld) == 5
 
     def test_more_than_a_transaction_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counting, "ROWS", 3)

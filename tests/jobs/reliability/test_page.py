@@ -166,6 +166,16 @@ class TestPage:
         # 24 hours of 16 GPUs, and 48 of 8.
         assert "<dd>768 <small>GPU-hours, 1,920 CHF</small></dd>" in page
 
+    def test_odd_names_are_shown_and_break_nothing(self, lab: dict[str, User]) -> None:
+        for number in range(9):
+            ran(24.0, ago=200, nodes=[f"n{number}"])
+        for _ in range(6):
+            ran(0.1, nodes=["<b>/x"], cause="gpu.ecc", project="siskin")
+        count()
+        page = signed_in(lab["sam"]).get("/reliability?by=node").content.decode()
+        assert "&lt;b&gt;/x" in page
+        assert "<b>/x" not in page
+
     def test_csv(self, lab: dict[str, User]) -> None:
         answer = bearer(lab["sam"], "read").get("/api/v1/reliability.csv?by=node")
         rows = list(csv.DictReader(io.StringIO(b"".join(answer).decode())))
