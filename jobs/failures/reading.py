@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import dropwhile
 from typing import Any
@@ -19,9 +19,10 @@ from django.urls import reverse
 
 from jobs.failures.counted import causes_of
 from jobs.listing.sight import sees_all
-from jobs.models import Failure, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
+from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
 from jobs.postmortem.causes import CAUSES
-from jobs.reliability.held import Holding, uncounted
+from jobs.reliability.held import Holding, monday, uncounted
+from jobs.reliability.held import since as held_since
 from jobs.reliability.offenders import Offender, Seen, offenders
 from jobs.reliability.rate import Rate
 from nodes.models import RackPlace
@@ -30,7 +31,8 @@ from portal.models import Project, User
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 WINDOWS = (7, 30, 90, 365)
 BY = ("cause", "node", "rack", "partition", "project", "week")
-MOST_TIMES = 20_000  # of the newest failures, whose medians are taken
+MOST_TIMES = 3_000  # of the newest failures, whose medians are taken
+SOME_S = 1.0  # sums of what is added and taken out again are not quite 0
 NO_NODE, NO_RACK, NO_PARTITION = "on several nodes", "in no rack", "none named"
 NOT_DIAGNOSED = "not diagnosed"
 
@@ -89,15 +91,13 @@ class _Counts:
 def find(user: User, wanted: Wanted, now: datetime) -> Found:
     asked = _Asked(user, wanted, now)
     total, medians = asked.total(), asked.medians()
-    rows = asked.rows(total, medians)
     detect, recover = medians.get(None, (None, None))
-    seen = asked.nodes() if wanted.by != "node" else rows
     return Found(
-        rows,
+        asked.rows(total, medians),
         total.row("all", detect_s=detect, recover_s=recover),
         asked.effective(),
-        asked.offenders(seen),
-        rows if wanted.by == "week" else asked.weeks(),
+        asked.offenders(),
+        asked.weeks(),
         asked.interruptions(total),
     )
 
@@ -123,14 +123,17 @@ class _Asked:
         causes = causes_of(wanted.kind)
         failures = Failure.objects.filter(day__gte=self.since, **({} if causes is None else {"cause__in": causes}))
         self.failures = self._mine(failures)
-        self._kept: dict[str, dict[Any, float]] = {}
+        self._kept: dict[tuple[str, str], Any] = {}
 
     def _mine(self, rows: Any) -> Any:
         return rows if self.projects is None else rows.filter(project__in=self.projects)
 
     def total(self) -> _Counts:
-        told = self.failures.aggregate(n=Count("pk"), lost=Sum("lost_gpu_s"))
-        return _Counts(told["n"], sum(self._held("day").values()), told["lost"] or 0.0)
+        found = _Counts(0, sum(self._held("day").values()))
+        for one in self._counted("cause").values():
+            found.failures += one.failures
+            found.lost_gpu_s += one.lost_gpu_s
+        return found
 
     def interruptions(self, total: _Counts) -> Rate:
         rows = self._mine(Failure.objects.filter(day__gte=self.since, is_interruption=True))
@@ -149,7 +152,7 @@ class _Asked:
     def _causes(self, total: _Counts, medians: Medians) -> list[Row]:
         rows = []
         for cause, counts in self._counted("cause").items():
-            counts.node_s = total.node_s
+            counts = replace(counts, node_s=total.node_s)
             known = CAUSES.get(cause)
             detect, recover = medians.get(cause, (None, None))
             title = known.title if known else ""
@@ -157,15 +160,13 @@ class _Asked:
         return sorted(rows, key=lambda row: (-row.rate.failures, row.name))
 
     def nodes(self) -> list[Row]:
-        held = self._held_by_node()
-        counted = self._with_held(self._counted("node"), held)
-        rows = [counts.row(name or NO_NODE, link=_of_node(name)) for name, counts in counted.items()]
+        rows = [counts.row(name or NO_NODE, link=_of_node(name)) for name, counts in self._by_node().items()]
         return _worst_first(rows)
 
     def _racks(self) -> list[Row]:
         racks = dict(RackPlace.objects.values_list("node", "rack"))
         found: dict[str, _Counts] = defaultdict(_Counts)
-        for node, counts in self._with_held(self._counted("node"), self._held_by_node()).items():
+        for node, counts in self._by_node().items():
             name = racks.get(node, NO_RACK) if node else NO_NODE
             found[name].failures += counts.failures
             found[name].node_s += counts.node_s
@@ -173,11 +174,11 @@ class _Asked:
         return _worst_first([counts.row(name) for name, counts in found.items()])
 
     def _partitions(self) -> list[Row]:
-        found = self._with_held(self._counted("partition"), self._held("partition"))
+        found = self._together("partition")
         return _worst_first([counts.row(name or NO_PARTITION) for name, counts in found.items()])
 
     def _by_project(self) -> list[Row]:
-        found = self._with_held(self._counted("project"), self._held("project"))
+        found = self._together("project")
         names = dict(Project.objects.filter(pk__in=list(found)).values_list("pk", "slug"))
         own = set(Project.objects.visible_to(self.user).values_list("pk", flat=True))
         rows = [
@@ -188,14 +189,14 @@ class _Asked:
         return _worst_first(rows)
 
     def weeks(self) -> list[Row]:
-        found = self._with_held(self._counted("day"), self._held("day"))
+        found = self._together("day")
         by_week: dict[date, _Counts] = defaultdict(_Counts)
-        monday = _monday(self.since)
-        while monday <= self.now.astimezone(UTC).date():
-            by_week[monday] = _Counts()
-            monday += timedelta(days=7)
+        week_of = monday(self.since)
+        while week_of <= self.now.astimezone(UTC).date():
+            by_week[week_of] = _Counts()
+            week_of += timedelta(days=7)
         for day, counts in found.items():
-            week = by_week[_monday(day)]
+            week = by_week[monday(day)]
             week.failures += counts.failures
             week.node_s += counts.node_s
             week.lost_gpu_s += counts.lost_gpu_s
@@ -203,21 +204,29 @@ class _Asked:
         return list(dropwhile(lambda row: not (row.rate.failures or row.rate.node_days), rows))
 
     def effective(self) -> float | None:
-        times = self._mine(JobTime.objects.filter(day__gte=self.since))
-        told = times.aggregate(kept=Sum("kept_node_s"), held=Sum("held_node_s"), queued=Sum("queued_node_s"))
-        return told["kept"] / whole if (whole := (told["held"] or 0.0) + (told["queued"] or 0.0)) else None
+        rows = self._mine(ProjectHeld.objects.filter(held_since(self.since)))
+        told = rows.aggregate(kept=Sum("jobs_kept_s"), held=Sum("jobs_held_s"), queued=Sum("jobs_queued_s"))
+        whole = (told["held"] or 0.0) + (told["queued"] or 0.0)
+        return min(1.0, max(0.0, told["kept"] / whole)) if whole > SOME_S else None
 
-    def offenders(self, nodes: list[Row]) -> list[Offender]:
-        named = [row for row in nodes if row.name != NO_NODE]
-        suspects = [row.name for row in named if row.rate.failures >= 3]
-        programs: dict[str, int] = {}
-        for at in range(0, len(suspects), 500):
-            rows = self.failures.filter(node__in=suspects[at : at + 500]).order_by().values_list("node")
-            programs |= dict(rows.annotate(Count("program", distinct=True)))
+    def offenders(self) -> list[Offender]:
+        """Who fails too often is asked after twice: how many programs it were is known of few."""
+        nodes = {name: counts for name, counts in self._by_node().items() if name}
+        programs = self._programs([one.seen.node for one in self._judged(nodes, {})])
+        return self._judged(nodes, programs)
+
+    def _judged(self, nodes: dict[str, _Counts], programs: dict[str, int]) -> list[Offender]:
         return offenders(
-            Seen(row.name, row.rate.failures, programs.get(row.name, row.rate.failures), row.rate.node_days)
-            for row in named
+            Seen(name, one.failures, programs.get(name, one.failures), one.node_s / DAY_S)
+            for name, one in nodes.items()
         )
+
+    def _programs(self, nodes: list[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for at in range(0, len(nodes), 500):
+            rows = self.failures.filter(node__in=nodes[at : at + 500]).order_by().values_list("node")
+            found |= dict(rows.annotate(Count("program", distinct=True)))
+        return found
 
     def medians(self) -> Medians:
         """By cause, and of all under None: seconds to detect and to recover."""
@@ -233,16 +242,31 @@ class _Asked:
         return {key: (_median(detect[key]), _median(recover[key])) for key in {*detect, *recover}}
 
     def _counted(self, name: str) -> dict[Any, _Counts]:
+        found: dict[Any, _Counts] = self._once("failures", name, self._count)
+        return found
+
+    def _held(self, name: str) -> dict[Any, float]:
+        found: dict[Any, float] = self._once("held", name, self._read_held)
+        return found
+
+    def _by_node(self) -> dict[str, _Counts]:
+        return _with_held(self._counted("node"), self._once("held", "node", self._held_by_node))
+
+    def _together(self, name: str) -> dict[Any, _Counts]:
+        return _with_held(self._counted(name), self._held(name))
+
+    def _once(self, what: str, name: str, ask: Callable[[str], Any]) -> Any:
+        if (what, name) not in self._kept:
+            self._kept[what, name] = ask(name)
+        return self._kept[what, name]
+
+    def _count(self, name: str) -> dict[Any, _Counts]:
         rows = self.failures.order_by().values_list(name).annotate(Count("pk"), Sum("lost_gpu_s"))
         return {key: _Counts(number, 0.0, lost or 0.0) for key, number, lost in rows}
 
-    def _held(self, name: str) -> dict[Any, float]:
-        if name not in self._kept:
-            self._kept[name] = self._read_held(name)
-        return self._kept[name]
-
     def _read_held(self, name: str) -> dict[Any, float]:
-        rows = self._mine(ProjectHeld.objects.filter(day__gte=self.since))
+        """By the Monday of a week, where it is asked for by the day."""
+        rows = self._mine(ProjectHeld.objects.filter(held_since(self.since)))
         found: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         keys: dict[str, Callable[[Holding, date], Any]] = {
             "day": lambda one, day: day,
@@ -255,23 +279,20 @@ class _Asked:
                     found[keys[name](one, day)] += seconds * max(1, len(one.nodes))
         return found
 
-    def _held_by_node(self) -> dict[str, float]:
-        if self.projects is None:
-            rows: Any = NodeHeld.objects.filter(day__gte=self.since)
-        else:
-            rows = ProjectNodeHeld.objects.filter(day__gte=self.since, project__in=self.projects)
-        found: dict[str, float] = defaultdict(float, rows.order_by().values_list("node").annotate(Sum("node_s")))
+    def _held_by_node(self, name: str) -> dict[str, float]:
+        model = NodeHeld if self.projects is None else ProjectNodeHeld
+        rows = self._mine(model.objects.filter(held_since(self.since)))
+        found: dict[str, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         for one in self.live:
             seconds = sum(seconds for day, seconds in one.days() if day >= self.since)
             for node in one.nodes:
                 found[node] += seconds
         return found
 
-    @staticmethod
-    def _with_held(counted: dict[Any, _Counts], held: dict[Any, float]) -> dict[Any, _Counts]:
-        for key, node_s in held.items():
-            counted.setdefault(key, _Counts()).node_s = node_s
-        return counted
+
+def _with_held(counted: dict[Any, _Counts], held: dict[Any, float]) -> dict[Any, _Counts]:
+    found = {key: replace(counts, node_s=held.get(key, 0.0)) for key, counts in counted.items()}
+    return found | {key: _Counts(0, node_s) for key, node_s in held.items() if key not in counted}
 
 
 def _projects(user: User, slug: str) -> set[int] | None:
@@ -284,10 +305,6 @@ def _projects(user: User, slug: str) -> set[int] | None:
 
 def _worst_first(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (-row.rate.failures, -row.rate.per_day, row.name))
-
-
-def _monday(day: date) -> date:
-    return day - timedelta(days=day.weekday())
 
 
 def _median(values: list[float]) -> float | None:

@@ -34,7 +34,7 @@ class Failure(models.Model):
 
     class Meta:
         indexes = (
-            models.Index(fields=["day", "cause", "lost_gpu_s", "lost_node_s"], name="failures_by_day"),
+            models.Index(fields=["day", "cause", "node", "lost_gpu_s"], name="failures_by_day"),
             models.Index(fields=["project", "day"], name="failures_of_a_project"),
             models.Index(fields=["node", "day"], condition=~Q(node=""), name="failures_of_a_node"),
             models.Index(fields=["day"], condition=Q(is_interruption=True), name="interruptions_by_day"),
@@ -46,37 +46,41 @@ class Failure(models.Model):
 
 
 class Held(models.Model):
-    """Seconds in which nodes were held by attempts that have closed, times GPUs in `gpu_s`."""
+    """Seconds in which nodes were held by attempts that have closed, times GPUs in `gpu_s`.
 
-    day = models.DateField()
-    node_s = models.FloatField()
-    gpu_s = models.FloatField()
+    Each is in the row of its day and in that of its week, so that a year is read from few.
+    """
+
+    days = models.PositiveSmallIntegerField(help_text="1; or 7: the whole week from this day on, a Monday.")
+    day = models.DateField(help_text="Of UTC.")
+    node_s = models.FloatField(default=0.0)
+    gpu_s = models.FloatField(default=0.0)
 
     class Meta:
         abstract = True
 
 
 class NodeHeld(Held):
-    """One node on one day, by whomever."""
+    """One node, by whomever."""
 
     node = models.CharField(max_length=255)
 
     class Meta:
-        constraints = (models.UniqueConstraint(fields=["day", "node"], name="one_held_a_node_and_day"),)
+        constraints = (models.UniqueConstraint(fields=["days", "day", "node"], name="one_held_a_node"),)
 
     def __str__(self) -> str:
         return f"{self.node} on {self.day}"
 
 
 class ProjectNodeHeld(Held):
-    """One node on one day, by one project: for those who see their projects alone."""
+    """One node, by one project: for those who see their projects alone."""
 
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     node = models.CharField(max_length=255)
 
     class Meta:
         constraints = (
-            models.UniqueConstraint(fields=["project", "day", "node"], name="one_held_a_project_node_and_day"),
+            models.UniqueConstraint(fields=["project", "days", "day", "node"], name="one_held_a_project_and_node"),
         )
 
     def __str__(self) -> str:
@@ -84,14 +88,17 @@ class ProjectNodeHeld(Held):
 
 
 class ProjectHeld(Held):
-    """All nodes of one partition together, by one project, on one day."""
+    """All nodes of one partition together, by one project; and what became of the time of jobs that ended then."""
 
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     partition = models.CharField(max_length=255, blank=True)
+    jobs_queued_s = models.FloatField(default=0.0, help_text="Sums of `JobTime`.")
+    jobs_held_s = models.FloatField(default=0.0)
+    jobs_kept_s = models.FloatField(default=0.0)
 
     class Meta:
         constraints = (
-            models.UniqueConstraint(fields=["day", "project", "partition"], name="one_held_a_project_and_day"),
+            models.UniqueConstraint(fields=["days", "day", "project", "partition"], name="one_held_a_project"),
         )
 
     def __str__(self) -> str:
@@ -99,7 +106,10 @@ class ProjectHeld(Held):
 
 
 class JobTime(models.Model):
-    """What became of the time of a job that has ended, over all its attempts: node-seconds, so that jobs add up."""
+    """What became of the time of a job that has ended, over all its attempts: node-seconds, so that jobs add up.
+
+    The sums have it as it is here; where the job goes on, they lose this and get the new.
+    """
 
     job = models.BigIntegerField(unique=True)
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
@@ -108,9 +118,6 @@ class JobTime(models.Model):
     queued_node_s = models.FloatField()
     held_node_s = models.FloatField()
     kept_node_s = models.FloatField(help_text="Of steps whose work is still there.")
-
-    class Meta:
-        indexes = (models.Index(fields=["day"], name="job_times_by_day"),)
 
     def __str__(self) -> str:
         return f"#{self.job}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-from django.db.models import F
+from django.db.models import F, Q
 from django.db.models.fields.json import KeyTextTransform, KeyTransform
 
 from jobs.models import Attempt
@@ -15,6 +15,7 @@ from nodes.models import Partition
 
 MOST = 5_000
 """Attempts that are looked at one by one; after an update with a long history there may be more for some minutes."""
+WEEK = 7
 _DAY = timedelta(days=1)
 
 
@@ -60,6 +61,17 @@ def holdings(attempts: Any, now: datetime) -> list[Holding]:
         for pk, job, project, partition, nodes, gpus, since, until in rows
         if since is not None
     ]
+
+
+def monday(day: date) -> date:
+    """Of its week."""
+    return day - timedelta(days=day.weekday())
+
+
+def since(first: date) -> Q:
+    """Rows of sums that make up the days from this one on: the days up to a Monday, and whole weeks from there."""
+    week = monday(first + timedelta(days=6))
+    return Q(days=WEEK, day__gte=week) | Q(days=1, day__gte=first, day__lt=week)
 
 
 def default_partition() -> str:

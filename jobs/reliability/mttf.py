@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from jobs.models import Failure, NodeHeld, ProjectHeld
 from jobs.reliability.held import Holding, uncounted
+from jobs.reliability.held import since as held_since
 
 DAYS = 30
 PRIOR_HOURS = 24.0
@@ -57,7 +58,7 @@ def hours_between_failures(nodes: int, *, partition: str = "", names: Collection
 def interruptions(since: date, live: list[Holding], partition: str = "") -> Interruptions:
     """Those of all nodes together, or of one partition."""
     only = Q(partition=partition) if partition else Q()
-    hours = (ProjectHeld.objects.filter(only, day__gte=since).aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600
+    hours = (ProjectHeld.objects.filter(only, held_since(since)).aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600
     hours += sum(_hours(one, since) * max(1, len(one.nodes)) for one in live if partition in ("", one.partition))
     failures = Failure.objects.filter(only, day__gte=since, is_interruption=True)
     counts = failures.aggregate(named=Count("pk", filter=~Q(node="")), unnamed=Count("pk", filter=Q(node="")))
@@ -73,7 +74,7 @@ def _of_partition(everywhere: Interruptions, partition: str, since: date, live: 
 
 def _of_nodes(everywhere: Interruptions, names: Collection[str], since: date, live: list[Holding]) -> float:
     """Of one of these nodes: their own failures, and their part of those of which nobody knows the node."""
-    held = NodeHeld.objects.filter(day__gte=since, node__in=names).aggregate(s=Sum("node_s"))["s"] or 0.0
+    held = NodeHeld.objects.filter(held_since(since), node__in=names).aggregate(s=Sum("node_s"))["s"] or 0.0
     hours = held / 3600 + sum(_hours(one, since) * len(set(one.nodes) & set(names)) for one in live)
     own = Failure.objects.filter(day__gte=since, node__in=names, is_interruption=True).count()
     known = everywhere.node_hours + PRIOR_HOURS

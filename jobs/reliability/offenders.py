@@ -63,6 +63,8 @@ def _judge(one: Seen, failures: int, days: float, nodes: int) -> Offender | None
         return None
     # One more than was seen: of others that have not failed at all nobody knows that they never will.
     expected = (others_failures + 1) / others_days * one.node_days
+    if one.failures <= expected:
+        return None
     chance = min(1.0, nodes * poisson.at_least(one.failures, expected))
     if chance >= SURE:
         return None

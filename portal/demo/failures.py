@@ -7,7 +7,11 @@ from datetime import UTC, date, datetime, time, timedelta
 import numpy as np
 from django.utils import timezone
 
-from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
+from jobs import lease
+from jobs.failures import sums
+from jobs.lease import Held
+from jobs.models import Failure
+from jobs.reliability.held import Holding
 from portal.demo.scenarios import NODES, PROJECTS
 from portal.models import Project
 
@@ -25,32 +29,36 @@ PROGRAMS = (
 
 
 def make() -> None:
-    """Once; what the demonstration's own jobs did is counted as any job's."""
+    """Once; what the demonstration's own jobs did is counted as any job's. Where somebody counts, the next start does."""
     if Failure.objects.filter(program__startswith=PROGRAM).exists():
         return
+    lent = lease.take("reliability")
+    if lent is None:
+        return
+    try:
+        _make(lent)
+    finally:
+        lent.release()
+
+
+def _make(lent: Held) -> None:
     chance = np.random.default_rng(1450)
     projects = list(Project.objects.filter(slug__in=PROJECTS).order_by("slug"))
     today = timezone.now().astimezone(UTC).date()
-    nodes, by_project, sums, failures = [], [], [], []
+    held, failures = [], []
     for back in range(DAYS, 3, -1):  # the last days are its jobs'
         day = today - timedelta(days=back)
-        held = dict.fromkeys([one.pk for one in projects], 0.0)
         for number, (node, *_) in enumerate(NODES):
-            busy = DAY_S * float(chance.beta(8, 2))
             whose = projects[number % len(projects)]
-            held[whose.pk] += busy
-            nodes.append(NodeHeld(day=day, node=node, node_s=busy, gpu_s=GPUS * busy))
-            by_project.append(ProjectNodeHeld(day=day, node=node, project=whose, node_s=busy, gpu_s=GPUS * busy))
+            begin = datetime.combine(day, time(), UTC)
+            until = begin + timedelta(seconds=DAY_S * float(chance.beta(8, 2)))
+            held.append(Holding(0, 0, whose.pk, PARTITION, [node], GPUS, begin, until))
             rate = 0.34 if node == BAD_NODE and back < BAD_SINCE else 0.007
             failures += [_failure(chance, day, node, whose, MACHINES) for _ in range(chance.poisson(rate))]
             failures += [_failure(chance, day, node, whose, PROGRAMS) for _ in range(chance.poisson(0.03))]
-        sums += [
-            ProjectHeld(day=day, project_id=pk, partition=PARTITION, node_s=s, gpu_s=GPUS * s) for pk, s in held.items()
-        ]
-    NodeHeld.objects.bulk_create(nodes, ignore_conflicts=True)
-    ProjectNodeHeld.objects.bulk_create(by_project, ignore_conflicts=True)
-    ProjectHeld.objects.bulk_create(sums, ignore_conflicts=True)
-    Failure.objects.bulk_create(failures)
+    with lent.writing():
+        sums.add(held, [])
+        Failure.objects.bulk_create(failures)
 
 
 def _failure(

@@ -9,8 +9,9 @@ from django.db.models import F, Sum
 from django.utils import timezone
 
 from jobs import lease
-from jobs.failures import counting
+from jobs.failures import counting, sums
 from jobs.models import Attempt, Failure, Incident, Job, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
+from jobs.reliability.held import WEEK, Holding, monday, since
 from nodes.models import Partition
 from portal.models import Lease
 from tests.jobs.reliability.lab import count, failed, ran, trains
@@ -21,7 +22,12 @@ pytestmark = pytest.mark.django_db
 
 
 def held_hours(model: type[NodeHeld] | type[ProjectNodeHeld] | type[ProjectHeld]) -> float:
-    return float(model.objects.aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600
+    """By days; and by weeks the same."""
+    hours = {
+        days: float(model.objects.filter(days=days).aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600 for days in (1, WEEK)
+    }
+    assert hours[1] == pytest.approx(hours[WEEK])
+    return hours[1]
 
 
 def steps(attempt: Attempt, first: int, last: int, seconds: float) -> None:
@@ -37,10 +43,24 @@ class TestHeldTime:
         Attempt.objects.filter(pk=attempt.pk).update(started_at=began, ended_at=began + timedelta(hours=30))
         count()
         hours = {
-            (one.node, one.day.day): (one.node_s / 3600, one.gpu_s / 3600) for one in NodeHeld.objects.filter(node="a")
+            (one.node, one.day.day): (one.node_s / 3600, one.gpu_s / 3600)
+            for one in NodeHeld.objects.filter(node="a", days=1)
         }
         assert hours == {("a", 1): (4, 16), ("a", 2): (24, 96), ("a", 3): (2, 8)}
         assert held_hours(NodeHeld) == held_hours(ProjectNodeHeld) == held_hours(ProjectHeld) == 60
+
+    @pytest.mark.parametrize("back", [0, 1, 3, 6, 7, 29, 89, 364])
+    def test_days_and_weeks_make_up_any_window(self, back: int) -> None:
+        """A second of each day: what is read has so many seconds as days."""
+        today = timezone.now().date()
+        begins = [datetime(*(today - timedelta(days=n)).timetuple()[:3], tzinfo=UTC) for n in range(400)]
+        found = [Holding(0, 0, a_project().pk, "", ["a"], 1, at, at + timedelta(seconds=1)) for at in begins]
+        sums.add(found, [])
+        first = today - timedelta(days=back)
+        rows = NodeHeld.objects.filter(since(first))
+        assert rows.aggregate(s=Sum("node_s"))["s"] == back + 1
+        assert rows.count() <= 6 + back // 7 + 1
+        assert all(one.day == monday(one.day) for one in rows if one.days == WEEK)
 
     def test_once_however_often_it_is_looked_at(self) -> None:
         ran(5.0)
@@ -94,11 +114,12 @@ class TestHeldTime:
 
     def test_more_than_a_transaction_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counting, "ROWS", 3)
+        monkeypatch.setattr(sums, "AT_ONCE", 2)
         for number in range(8):
             ran(1.0, nodes=[f"n{number}", "shared"])
         count()
         assert held_hours(NodeHeld) == 16
-        assert NodeHeld.objects.filter(node="shared").aggregate(s=Sum("node_s"))["s"] == 8 * 3600
+        assert NodeHeld.objects.filter(node="shared", days=1).aggregate(s=Sum("node_s"))["s"] == 8 * 3600
 
     def test_it_outlives_its_job(self) -> None:
         attempt = ran(5.0, cause="gpu.ecc")
@@ -221,6 +242,9 @@ class TestTimeOfJobs:
         steps(second, 11, 20, 100.0)
         count()
         assert JobTime.objects.get().held_node_s == 11 * 3600
+        for days in (1, WEEK):
+            told = ProjectHeld.objects.filter(days=days).aggregate(s=Sum("jobs_held_s"))["s"]
+            assert told == pytest.approx(11 * 3600)
 
     def test_of_what_reports_no_steps_nothing_is_said(self) -> None:
         ran(1.0)

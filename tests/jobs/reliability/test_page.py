@@ -221,6 +221,9 @@ class TestWhoSeesWhat:
                 assert b"wren" not in body
                 assert b"debug" not in body
         assert set(failures(asked(lab["sam"], "by=project"))) == {"siskin", "wren"}
+        nobodys = person("nobody")
+        assert asked(nobodys, "by=node")["total"]["node_days"] == 0
+        assert signed_in(nobodys).get("/reliability").status_code == 200
         Membership.objects.create(user=mira, project=Project.objects.get(slug="wren"))
         assert set(failures(asked(mira, "by=project"))) == {"siskin", "wren"}
 
