@@ -76,6 +76,10 @@ def money(gpu_hours: float) -> str:
     return f"{formatting.measure(price) if price >= 100 else f'{price:.2f}'}{formatting.NBSP}{settings.CURRENCY}"
 
 
+def _chance(chance: float) -> str:
+    return formatting.percent(chance) if chance >= 0.001 else f"less than 0.1{formatting.NBSP}%"
+
+
 def _days(days: float) -> str:
     return formatting.plural(int(days), "day") if days == int(days) else f"{formatting.measure(days)} days"
 
@@ -95,6 +99,6 @@ def expect(found: Forecast) -> tuple[str, str]:
         basis = ""
         many = f"{formatting.measure(found.failures)} ({_between(found.failures_low, found.failures_high)})"
     fails = f"{held}: expect {many} {'failure' if many == '1' else 'failures'}, one each"
-    lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; with {formatting.percent(found.none)} chance none."
+    lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; with {_chance(found.none)} chance none."
     best = f"Saving every {formatting.duration(found.best_seconds)} keeps most: {formatting.percent(found.best)}"
     return lead, f"{best} of the time is training that counts. {basis}".strip()

@@ -29,7 +29,7 @@ PROGRAMS = (
 
 
 def make() -> None:
-    """Once; what the demonstration's own jobs did is counted as any job's. Where somebody counts, the next start does."""
+    """Once; what the demonstration's own jobs did is counted as any job's. While somebody counts, nothing is made."""
     if Failure.objects.filter(program__startswith=PROGRAM).exists():
         return
     lent = lease.take("reliability")
