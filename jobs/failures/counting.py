@@ -32,9 +32,9 @@ def count(budget_s: float = BUDGET_S) -> int:
     One process does it at a time: of two that read and write sums, one's would be lost.
     """
     now = timezone.now()
-    closed = Attempt.objects.filter(is_counted=False).exclude(closed_at=None)
-    incidents = Incident.objects.filter(is_counted=False)
-    unsettled = Failure.objects.filter(is_settled=False)
+    closed = Attempt.objects.filter(is_counted=False).exclude(closed_at=None).select_related("job")
+    incidents = Incident.objects.filter(is_counted=False).select_related("attempt__job")
+    unsettled = Failure.objects.filter(is_settled=False).exclude(incident=None)
     if not (closed.exists() or incidents.exists() or unsettled.exists()):
         return 0
     held = lease.take("reliability")
@@ -43,8 +43,9 @@ def count(budget_s: float = BUDGET_S) -> int:
     try:
         until = time.monotonic() + budget_s
         done = _count_incidents(held, _each(incidents, until, FEW), now)
-        again = unsettled.exclude(incident=None).order_by("?").values_list("incident", flat=True)[:AGAIN]
-        _count_incidents(held, _each(Incident.objects.filter(pk__in=list(again)), until, FEW), now)
+        again = list(unsettled.order_by("?").values_list("incident", flat=True)[:AGAIN])
+        followed = Incident.objects.filter(pk__in=again).select_related("attempt__job")
+        _count_incidents(held, _each(followed, until, FEW), now)
         return done + _count_attempts(held, _each(closed, until, ROWS), now)
     finally:
         held.release()
@@ -54,21 +55,17 @@ def _each(rows: Any, until: float, most: int) -> Any:
     """Some rows after the other, by number, until there are none or it is time."""
     last = 0
     while time.monotonic() < until:
-        some = list(rows.filter(pk__gt=last).order_by("pk").select_related(*_JOINED[rows.model])[:most])
+        some = list(rows.filter(pk__gt=last).order_by("pk")[:most])
         if not some:
             return
         yield some
         last = some[-1].pk
 
 
-_JOINED: dict[Any, tuple[str, ...]] = {Attempt: ("job",), Incident: ()}
-
-
 def _count_incidents(held: Held, several: Any, now: datetime) -> int:
     done, default = 0, default_partition()
     for some in several:
-        joined = Incident.objects.filter(pk__in=[one.pk for one in some]).select_related("attempt__job")
-        told = [(one, fields_of(one, default, now)) for one in joined if not one.attempt.is_unconfirmed]
+        told = [(one, fields_of(one, default, now)) for one in some if not one.attempt.is_unconfirmed]
         with held.writing():
             for incident, fields in told:
                 _write(incident, fields)
