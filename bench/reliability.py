@@ -118,7 +118,8 @@ def _make_attempts(owner: Any, projects: list[Any], attempts: int) -> None:
         failed = [one for one in Attempt.objects.bulk_create(made) if chance.random() < 0.2]
         Incident.objects.bulk_create(
             Incident(
-                attempt=one, at=one.ended_at or now, version=1, is_final=True, cause=chance.choice(CAUSES),
+                attempt=one, project_id=one.job.project_id, at=one.ended_at or now, version=1, is_final=True,
+                cause=chance.choice(CAUSES),
                 node=one.nodes[0], fingerprint=f"{chance.randrange(3_000):x}",
             )
             for one in failed

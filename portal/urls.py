@@ -12,8 +12,8 @@ import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
 from jobs.api import all_gpus as all_gpus_api
 from jobs.api import attach as attach_api
-from jobs.api import catalogue as catalogue_api
 from jobs.api import cadence as cadence_api
+from jobs.api import catalogue as catalogue_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
 from jobs.api import gpus as gpus_api

@@ -17,10 +17,10 @@ import numpy as np
 from django.db.models import Count, Sum
 from django.urls import reverse
 
+from jobs.causes import CAUSES
 from jobs.failures.counted import causes_of
 from jobs.listing.sight import sees_all
 from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.postmortem.causes import CAUSES
 from jobs.reliability.held import Holding, monday, uncounted
 from jobs.reliability.held import since as held_since
 from jobs.reliability.offenders import Offender, Seen, offenders

@@ -70,10 +70,8 @@ def lost(gpu_hours: float) -> tuple[str, str]:
 
 def money(gpu_hours: float) -> str:
     """ "" where the site names no price."""
-    if not settings.GPU_HOUR_PRICE:
-        return ""
-    price = gpu_hours * settings.GPU_HOUR_PRICE
-    return f"{formatting.measure(price) if price >= 100 else f'{price:.2f}'}{formatting.NBSP}{settings.CURRENCY}"
+    price = settings.VIGIL_GPU_HOUR_PRICE
+    return formatting.money(gpu_hours * price, settings.VIGIL_CURRENCY) if price else ""
 
 
 def _chance(chance: float) -> str:

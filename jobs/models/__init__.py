@@ -7,8 +7,8 @@ from jobs.models.incident import Diagnosis, Incident
 from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
 from jobs.models.postmortem import FollowUp, PostMortem
-from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
 from jobs.models.reliability import CadenceOrder, Failure, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
+from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
 from jobs.models.waste import GpuHours, JobHours

@@ -90,7 +90,9 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
     now = timezone.now()
     told = {"overruled_cause": cause, "overruled_by": user, "overruled_at": now, "overruled_why": why.strip()}
     with transaction.atomic():
-        Incident.objects.filter(pk=incident.pk).update(**told, cause=cause, is_final=True, due_at=None)
+        Incident.objects.filter(pk=incident.pk).update(
+            **told, cause=cause, is_final=True, due_at=None, is_counted=False
+        )
         note_if_sysadmin(user, "postmortem.overruled", incident.attempt.job, f"{incident.cause} → {cause}")
         live.announce(incident.attempt_id)
     incident.refresh_from_db(fields=[*told, "cause", "is_final", "due_at"])
@@ -103,7 +105,9 @@ def withdraw(user: User, incident: Incident) -> None:
     told = {"overruled_cause": "", "overruled_by": None, "overruled_at": None, "overruled_why": ""}
     more = {} if newest else {"is_final": False, "due_at": timezone.now()}  # nobody had looked yet
     with transaction.atomic():
-        if Incident.objects.filter(~Q(overruled_at=None), pk=incident.pk).update(**told, cause=newest or "", **more):
+        if Incident.objects.filter(~Q(overruled_at=None), pk=incident.pk).update(
+            **told, **more, cause=newest or "", is_counted=False
+        ):
             note_if_sysadmin(user, "postmortem.overrule_withdrawn", incident.attempt.job)
             live.announce(incident.attempt_id)
     incident.refresh_from_db(fields=[*told, "cause", "is_final", "due_at"])

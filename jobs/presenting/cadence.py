@@ -62,8 +62,5 @@ def _cost(cadence: Cadence) -> str:
 def _hours(gpu_hours: float) -> str:
     """GPU-hours, and money where the site names a price."""
     told = f"{formatting.measure(gpu_hours)}{formatting.NBSP}GPU-hours"
-    if not settings.GPU_HOUR_PRICE:
-        return told
-    price = gpu_hours * settings.GPU_HOUR_PRICE
-    money = formatting.measure(price) if price >= 100 else f"{price:.2f}"
-    return f"{told} ({money}{formatting.NBSP}{settings.CURRENCY})"
+    price = settings.VIGIL_GPU_HOUR_PRICE
+    return f"{told} ({formatting.money(gpu_hours * price, settings.VIGIL_CURRENCY)})" if price else told

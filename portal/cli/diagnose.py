@@ -57,7 +57,7 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, more: tuple[str,
 @click.option("--markdown", is_flag=True, help="Print the whole document as Markdown.")
 @as_json
 def postmortem(job_id: int, attempt: int | None, markdown: bool, as_json: bool) -> None:
-    """Say why a job ended badly, as the portal found it, and what it cost."""
+    """Say why a job ended badly, and what it cost."""
     if markdown and as_json:
         raise click.UsageError("Ask for --markdown or --json, not both.")
     portal, wanted = find_portal(), {"attempt": attempt} if attempt is not None else {}

@@ -38,7 +38,7 @@ def reliability(days: int, by: str, kind: str, project: str, limit: int, as_json
 @click.option("--restart-seconds", type=click.FloatRange(0, 86_400), help="Left out: as it was here.")
 @as_json
 def forecast(nodes: int, days: float, save_seconds: float, restart_seconds: float | None, as_json: bool) -> None:
-    """Say what so many nodes must expect in so many days, and how often to save."""
+    """Say what so many nodes must expect in that time."""
     wanted: dict[str, Any] = {"nodes": nodes, "days": days, "save_seconds": save_seconds}
     if restart_seconds is not None:
         wanted["restart_seconds"] = restart_seconds

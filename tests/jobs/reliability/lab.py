@@ -50,7 +50,8 @@ def ran(
 
 def failed(attempt: Attempt, cause: str, *, at: datetime | None = None, **fields: Any) -> Incident:
     given = {"version": 1, "is_final": True, "confidence": 0.9, "at": at or attempt.ended_at or timezone.now()}
-    return Incident.objects.create(attempt=attempt, cause=cause, **{**given, **fields})
+    project = attempt.job.project
+    return Incident.objects.create(attempt=attempt, project=project, cause=cause, **{**given, **fields})
 
 
 def trains(attempt: Attempt, after_s: float, *, incarnation: int = 0) -> Event:

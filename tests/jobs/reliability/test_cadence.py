@@ -65,7 +65,7 @@ class TestTelling:
         assert "How often it saves" not in page(ada, job)
 
     def test_the_best_and_what_the_difference_costs(self, ada: User, job: Job, settings: Any) -> None:
-        settings.GPU_HOUR_PRICE, settings.CURRENCY = 2.0, "€"
+        settings.VIGIL_GPU_HOUR_PRICE, settings.VIGIL_CURRENCY = 2.0, "€"
         tell(job)
         found = asked(ada, job)
         assert found["mtbf_source"] == "assumed"  # nothing is seen of its nodes yet

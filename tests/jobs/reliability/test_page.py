@@ -161,10 +161,10 @@ class TestPage:
         assert "1 node for 3.5 days: expect 0.0227 failures" in page
 
     def test_money_where_the_site_names_a_price(self, lab: dict[str, User], settings: Any) -> None:
-        settings.GPU_HOUR_PRICE, settings.CURRENCY = 2.5, "CHF"
+        settings.VIGIL_GPU_HOUR_PRICE, settings.VIGIL_CURRENCY = 2.5, "CHF"
         page = text(signed_in(lab["sam"]).get("/reliability"))
         # 24 hours of 16 GPUs, and 48 of 8.
-        assert "<dd>768 <small>GPU-hours, 1,920 CHF</small></dd>" in page
+        assert "<dd>768 <small>GPU-hours, 1,920.00 CHF</small></dd>" in page
 
     def test_odd_names_are_shown_and_break_nothing(self, lab: dict[str, User]) -> None:
         for number in range(9):

@@ -292,7 +292,7 @@ def test_the_kind_of_a_failure(tmp_path: Path, error: str, kind: str) -> None:
     path.write_text(TRACEBACK.format(error=error))
     failure = failure_of(0, 1, None, path, order=0.0)
     assert failure.kind == kind
-    assert failure.in_place == (kind != "exception")
+    assert failure.in_place(spares=False) == (kind != "exception")
     assert failure_of(0, None, 9, path, order=0.0).kind == "signal"
 
 
@@ -328,7 +328,7 @@ def test_nccl_s_watchdog_ends_a_rank_for_its_peers_or_for_itself(
     what = f"Process group watchdog thread terminated with exception: {error}{explained}"
     path.write_text(NCCL_WATCHDOG.format(what=what))
     failure = failure_of(9, None, signal.SIGABRT, path, order=0.0)
-    assert (failure.kind, failure.error, failure.in_place) == (kind, error, True)
+    assert (failure.kind, failure.error, failure.in_place(spares=False)) == (kind, error, True)
     assert failure_of(9, None, signal.SIGKILL, path, order=0.0).kind == "signal"
 
 
