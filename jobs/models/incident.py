@@ -52,6 +52,9 @@ class Incident(models.Model):
     at = models.DateTimeField(help_text="When it was noticed: the end of the attempt, or of the incarnation.")
     opened_at = models.DateTimeField(default=timezone.now)
     due_at = models.DateTimeField(null=True, blank=True, help_text="When it is to be diagnosed; null: nothing to do.")
+    tries = models.PositiveSmallIntegerField(
+        default=0, help_text="To diagnose it since the newest verdict, with the one that is at it."
+    )
     version = models.PositiveIntegerField(default=0, help_text="Of the newest verdict; 0: there is none yet.")
     is_final = models.BooleanField(default=False, help_text="No evidence can come any more.")
 

@@ -1,7 +1,7 @@
 """Incidents: opened with the end that they are of, diagnosed soon after, and again when evidence has come.
 
     open_end    in the transaction that ends the attempt; due at once (jobs.restarts opens those of restarts in place)
-    diagnose    reads everything, writes one more version; a second worker's is nothing
+    diagnose    reads everything, writes one more version; a second worker's is nothing; after five tries it gives up
     revise      once no report can come any more, a last time; then the verdict is final
 What is due stands in the row: a lost message, a killed worker or Redis without its data delay, and lose nothing.
 """
@@ -16,13 +16,16 @@ from datetime import datetime, timedelta
 from hashlib import blake2b
 
 from django.db import IntegrityError, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from jobs import live
+from jobs.causes import UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident
 from jobs.postmortem import site
 from jobs.postmortem.diagnose import diagnose as find_cause
 from jobs.postmortem.evidence.gather import gather, records_of
+from jobs.postmortem.masking import masked
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict
 
@@ -36,6 +39,8 @@ AGAIN_AFTER = timedelta(seconds=60)  # for what comes late: the kernel's word, t
 AGAIN_IN_PLACE = timedelta(minutes=11)  # and once more where the attempt goes on: machines have told by then
 FINAL_AFTER = timedelta(minutes=30)
 KEEP_AWAY = timedelta(minutes=2)  # from an incident that a worker died of
+MOST_TRIES = 5  # that end without a verdict; then nobody tries again
+READ_BY_HAND = "Vigil is at fault, not the job. logs/diagnose.log says more; `vigil diagnose` reads its logs by hand."
 
 
 def open_end(attempt: Attempt, at: datetime) -> Incident | None:
@@ -77,12 +82,34 @@ def diagnose(incident_id: int) -> bool:
     """
     now = timezone.now()
     due = Incident.objects.filter(pk=incident_id, due_at__lte=now)
-    if due.update(due_at=now + KEEP_AWAY) != 1:
+    if due.update(due_at=now + KEEP_AWAY, tries=F("tries") + 1) != 1:
         return False
     incident = Incident.objects.select_related("attempt__job").get(pk=incident_id)
+    if incident.tries > MOST_TRIES:
+        return _give_up(incident, f"its worker was killed each of the {MOST_TRIES} times that it read what was left")
     began = time.monotonic()
-    verdict = verdict_on(incident)
+    try:
+        verdict = verdict_on(incident)
+    except Exception as error:  # one that nobody can read must not keep the others waiting
+        logger.exception("attempt %s: not diagnosed at try %d", incident.attempt_id, incident.tries)
+        if incident.tries < MOST_TRIES:
+            return False
+        return _give_up(incident, f"reading what was left failed {MOST_TRIES} times, with {_in_a_line(error)}")
     return _keep(incident, verdict, time.monotonic() - began)
+
+
+def _give_up(incident: Incident, why: str) -> bool:
+    """The last word on what cannot be diagnosed: the verdict that there is, else one that says so."""
+    logger.error("attempt %s: not diagnosed: %s", incident.attempt_id, why)
+    if incident.version:
+        Incident.objects.filter(pk=incident.pk, version=incident.version).update(due_at=None, is_final=True)
+        return False
+    return _keep(incident, Verdict(UNKNOWN, 0.0, f"It could not be diagnosed: {why}.", READ_BY_HAND), 0.0, is_last=True)
+
+
+def _in_a_line(error: Exception) -> str:
+    """An error as no database refuses it."""
+    return masked(" ".join(f"{type(error).__name__}: {error}".replace("\0", "").split()))[:160].rstrip(".: ")
 
 
 def verdict_on(incident: Incident) -> Verdict:
@@ -99,10 +126,10 @@ def judged(incident: Incident, known: Catalogue) -> tuple[Verdict, bool]:
     return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen]), bool(found.read.scanned)
 
 
-def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
+def _keep(incident: Incident, verdict: Verdict, seconds: float, *, is_last: bool = False) -> bool:
     """Write the version after the one that was read, with what is next; False where somebody else has."""
     told, now = verdict.told(), timezone.now()
-    is_final = _is_final(incident, now)
+    is_final = is_last or _is_final(incident, now)
     last = incident.diagnoses.first()
     is_new = last is None or last.verdict != told
     version = incident.version + is_new
@@ -110,6 +137,7 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float) -> bool:
         "version": version,
         "due_at": None if is_final else _again_at(incident, now),
         "is_final": is_final,
+        "tries": 0,
         "cause": verdict.cause,
         "confidence": verdict.confidence,
         "says": verdict.says[:300],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,82 @@ def test_one_that_a_worker_dies_of_is_left_alone_for_a_while(attempt: Attempt, m
     assert not Incident.objects.due().exists()
     Incident.objects.update(due_at=timezone.now() - timedelta(seconds=1))
     assert list(Incident.objects.due()) == [incident]
+
+
+class TestWhatCannotBeDiagnosed:
+    """Is tried five times, then said to be so; by then what follows has long been decided."""
+
+    @pytest.fixture
+    def incident(self, attempt: Attempt) -> Incident:
+        return fail(attempt)
+
+    def again(self, times: int) -> None:
+        for _ in range(times):
+            Incident.objects.exclude(due_at=None).update(due_at=timezone.now())
+            incidents.diagnose_due(time.monotonic() + 5)
+
+    def test_ends_as_unknown_and_says_why(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
+        failed = ValueError("no\0t\nwhat it seems, password=hunter2hunter2")
+        monkeypatch.setattr(incidents, "verdict_on", raises(failed))
+        self.again(4)
+        incident.refresh_from_db()
+        assert (incident.version, incident.tries) == (0, 4)
+        self.again(3)
+        incident.refresh_from_db()
+        assert (incident.cause, incident.version, incident.is_final, incident.due_at) == ("unknown", 1, True, None)
+        assert incident.says.startswith(
+            "It could not be diagnosed: reading what was left failed 5 times, with ValueError: not what it seems"
+        )
+        assert "hunter2" not in incident.says
+
+    def test_so_does_one_that_each_worker_dies_of(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(incidents, "verdict_on", raises(KeyboardInterrupt()))
+        for _ in range(5):
+            with pytest.raises(KeyboardInterrupt):
+                self.again(1)
+        self.again(1)
+        incident.refresh_from_db()
+        assert "its worker was killed each of the 5 times" in incident.says
+        assert incident.is_final
+
+    def test_the_verdict_that_there_is_stays(
+        self, attempt: Attempt, runs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(runs, "0.0.log", RAISED)
+        incident = fail(attempt)
+        incidents.diagnose(incident.pk)
+        monkeypatch.setattr(incidents, "verdict_on", raises(ValueError("x")))
+        self.again(6)
+        incident.refresh_from_db()
+        assert (incident.cause, incident.version, incident.is_final) == ("program.exception", 1, True)
+        assert incident.due_at is None
+
+    def test_the_others_do_not_wait_for_it(
+        self, incident: Incident, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = fail(attempt_of(job_of(), scheduler_id="8"))
+        verdict_on = incidents.verdict_on
+        monkeypatch.setattr(
+            incidents, "verdict_on", lambda one: raises(ValueError())() if one.pk == incident.pk else verdict_on(one)
+        )
+        assert incidents.diagnose_due(time.monotonic() + 5) == 1
+        other.refresh_from_db()
+        assert other.version == 1
+
+    def test_one_that_goes_well_begins_to_count_anew(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(incidents, "verdict_on", raises(ValueError()))
+            self.again(4)
+        self.again(1)
+        incident.refresh_from_db()
+        assert (incident.version, incident.tries) == (1, 0)
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def act(*about: Any) -> Any:
+        raise error
+
+    return act
 
 
 def test_evidence_that_comes_late_is_one_more_version_and_the_last_is_final(attempt: Attempt, runs: Path) -> None:
