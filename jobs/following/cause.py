@@ -73,6 +73,8 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
         return "cancelled", failure
     if ended.forgotten:
         return "forgotten", failure
+    if ended.state == "failed" and _ran_out_of_time(ended.exit_code, result):
+        return "timeout", failure
     if ended.exit_code == STOPPED or result.get("cause") == "stopped":
         return "stopped", failure
     if ended.state in {"preempted", "requeued"}:
@@ -84,6 +86,15 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
     if ended.state == "out_of_memory":
         return "out_of_memory", failure
     return _cause_of_failure(ended, failure), failure
+
+
+def _ran_out_of_time(exit_code: int | None, result: Mapping[str, Any]) -> bool:
+    """Whether it was warned of its time limit and ended by that warning, or for not heeding it, with nothing saved."""
+    return (
+        result.get("asked") == "time_limit"
+        and result.get("cause") in {"stopped", "stop_timeout"}
+        and exit_code not in {None, 0, STOPPED}
+    )
 
 
 def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ class Outcome:
     """How the attempt ends. `cause`: completed, stopped, unsaved, failed, hang, stop_timeout, fenced, node.
 
     `node`: fewer nodes are left than the job can do with. With exit code 75 it is worth being queued again at once.
+    `asked`: to stop, by what: time_limit, cancel, signal.
     """
 
     exit_code: int
@@ -30,6 +31,7 @@ class Outcome:
     first_failure: Failure | None = None
     incarnation: int = 0
     error: str = ""
+    asked: str = ""
 
     def told(self) -> dict[str, Any]:
         """result.json."""
@@ -37,6 +39,7 @@ class Outcome:
         return {
             "exit_code": self.exit_code,
             "cause": self.cause,
+            "asked": self.asked,
             "error": self.error or (first.error if first else ""),
             "first_failure": {**first.told(), "incarnation": self.incarnation} if first else None,
         }
@@ -91,7 +94,8 @@ def judge(
     if stop.reason and stop.saved and not (left and left.is_done and not failures):
         return Outcome(STOPPED, "stopped")  # whatever became of a rank after that: nothing is lost
     if reason == "grace":
-        return Outcome(137, "stop_timeout", error="the ranks did not stop within the grace time and were killed")
+        error = "the ranks did not stop within the grace time and were killed"
+        return Outcome(137, "stop_timeout", error=error, asked=stop.reason)
     if not failures and left and left.is_undone:
         return Outcome(STOPPED, "stopped") if left.has_saved else Outcome(1, "unsaved", error=left.told)
     if not failures:
@@ -103,7 +107,7 @@ def judge(
         return None  # one rank left before another had hung up
     if stop.reason and first.signal == signal.SIGTERM:
         # A script that knows no better way to stop. What it committed on its way is worth going on from.
-        return Outcome(STOPPED if newest != started_from else first.code, "stopped")
+        return Outcome(STOPPED if newest != started_from else first.code, "stopped", asked=stop.reason)
     # That it could not save as it was asked to is no reason to end what would have gone on without being asked.
     may_help = first.in_place(spares=spares) or start_is_damaged or (regroups and first.error.startswith(SAVE_FAILED))
     if stop.reason or not may_help or not budget.take(first, newest):
