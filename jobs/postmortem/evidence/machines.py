@@ -46,7 +46,7 @@ def events_of_machines(incident: Incident, catalogue: Catalogue, found: Evidence
 
 
 def _of_others(attempt: Attempt, events: Sequence[NodeEvent]) -> set[int]:
-    """The events of GPUs that another job held on the same machine."""
+    """The events of GPUs that another job held on the same machine; all of GPUs where it had none."""
     with_gpu = [event for event in events if event.gpu_id is not None]
     if not with_gpu:
         return set()
@@ -56,6 +56,8 @@ def _of_others(attempt: Attempt, events: Sequence[NodeEvent]) -> set[int]:
     for holding in held:
         whose.setdefault(holding.gpu_id, []).append(holding)
     mine = {one.gpu_id for one in allocations.held_by([attempt]).get(attempt.pk, [])}
+    if not mine and not attempt.job.is_attached and not attempt.job.spec.get("resources", {}).get("gpus_per_node"):
+        return {event.pk for event in with_gpu}
     found = set()
     for event in with_gpu:
         theirs = [one for one in whose.get(event.gpu_id or 0, ()) if one.scheduler_id != attempt.scheduler_id]

@@ -27,6 +27,12 @@ _STATES = {
     "out_of_memory": "memory.host_oom",
 }
 
+_ENDS = {
+    "launch": "scheduler.launch",
+    "permission": "storage.permission",
+    "timeout": "scheduler.time_limit",  # warned of its limit, it ended before that
+}
+
 
 def word_of_scheduler(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
     """Its state, exit code and signal, and who asked for the cancel; of steps, whom memory took."""
@@ -56,7 +62,7 @@ def _cause_of(attempt: Attempt) -> str:
         return cause
     if attempt.cancel_asked_at is not None or attempt.state == "cancelled":
         return "scheduler.cancelled"
-    return {"launch": "scheduler.launch", "permission": "storage.permission"}.get(attempt.cause, "")
+    return _ENDS.get(attempt.cause, "")
 
 
 def _lost(incident: Incident) -> str:

@@ -207,7 +207,8 @@ def test_evidence_that_comes_late_is_one_more_version_and_the_last_is_final(atte
     incident = fail(attempt)
     agent = Agent.objects.create(node="dgx-02", heard_at=timezone.now())
     gpu = Gpu.objects.create(uuid="GPU-1", agent=agent, index=3, bus=BUS)
-    Holding.objects.create(gpu=gpu, agent=agent, scheduler_id="7", source="scheduler", since=timezone.now())
+    since = incident.at - timedelta(hours=1)
+    Holding.objects.create(gpu=gpu, agent=agent, scheduler_id="7", source="scheduler", since=since)
     incidents.diagnose(incident.pk)
     NodeEvent.objects.create(
         agent=agent, gpu=gpu, kind="xid", code=79, text="pid=41833, name=python, GPU has fallen off the bus.",
@@ -238,6 +239,24 @@ def test_an_xid_of_somebody_elses_gpu_on_the_same_machine_is_none_of_it(attempt:
     )  # fmt: skip
     incidents.diagnose(incident.pk)
     assert Incident.objects.get().cause == "program.exception"
+
+
+@pytest.mark.parametrize(("gpus", "cause"), [(0, "program.exception"), (8, "gpu.off_bus")])
+def test_a_gpu_that_was_lost_is_nothing_to_a_job_without_any(
+    attempt: Attempt, runs: Path, gpus: int, cause: str
+) -> None:
+    """On one machine jobs with GPUs and without run side by side; who held this one nobody has said yet."""
+    spec = attempt.job.spec
+    spec["resources"] = {**spec.get("resources", {}), "gpus_per_node": gpus}
+    attempt.job.save()
+    write(runs, "0.0.log", RAISED)
+    incident = fail(attempt)
+    agent = Agent.objects.create(node="dgx-02", heard_at=timezone.now())
+    gpu = Gpu.objects.create(uuid="GPU-2", agent=agent, index=2, bus=BUS)
+    text = "pid=1, name=python, GPU has fallen off the bus."
+    NodeEvent.objects.create(agent=agent, gpu=gpu, kind="xid", code=79, text=text, at=incident.at, last_at=incident.at)
+    incidents.diagnose(incident.pk)
+    assert Incident.objects.get().cause == cause
 
 
 def test_what_the_scheduler_says_where_no_log_is_left(attempt: Attempt) -> None:
