@@ -56,6 +56,7 @@ def diagnose(incident_id: int = 0) -> None:
         incidents.diagnose(incident_id)
     incidents.diagnose_due(time.monotonic() + 30.0)
     telling.tell()
+    incidents.get_ready()
 
 
 @shared_task(name="jobs.tasks.replay", expires=60)

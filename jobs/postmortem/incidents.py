@@ -8,11 +8,13 @@ What is due stands in the row: a lost message, a killed worker or Redis without 
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache
 from hashlib import blake2b
 
 from django.db import IntegrityError, transaction
@@ -22,10 +24,11 @@ from django.utils import timezone
 from jobs import live
 from jobs.causes import UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident
-from jobs.postmortem import site
+from jobs.postmortem import offline, site
 from jobs.postmortem.diagnose import diagnose as find_cause
 from jobs.postmortem.evidence.gather import gather, records_of
 from jobs.postmortem.masking import masked
+from jobs.postmortem.reading import Log
 from jobs.postmortem.signatures import Catalogue
 from jobs.postmortem.verdict import Verdict
 
@@ -62,6 +65,18 @@ def hurry(incident_id: int = 0) -> None:
     from jobs.tasks import diagnose
 
     queue(diagnose, incident_id)
+
+
+@cache
+def get_ready() -> None:
+    """Load what the first diagnosis needs before that comes, and somebody waits for it.
+
+    It takes half a second of processor time, which may be seconds where jobs have the machine.
+    """
+    known = site.catalogue()
+    read = offline.read([Log("nothing", io.BytesIO(b"RuntimeError: nothing\n"), None)], known)
+    find_cause(read.scanned, known)
+    logger.info("ready to diagnose by %d entries", len(known.entries))
 
 
 def diagnose_due(until: float) -> int:
