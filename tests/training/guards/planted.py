@@ -21,10 +21,9 @@ import os
 import time
 from typing import Annotated
 
-import torch
 from training.data import Prepared, Task
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))  # a portal reads the options of build, without torch
 
 
 def prepare(cache, identity=None):
@@ -47,6 +46,8 @@ def build(
     flip_rank: Annotated[int, "Rank in whose weights a bit is flipped."] = -1,
     flip_call: Annotated[int, "At which of its losses, those of checks included."] = 0,
 ):
+    import torch
+
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1))
     calls = 0
     bad = None

@@ -1,0 +1,112 @@
+"""How the attempts of a portal ended, as its database has it: what was found out and decided, and when.
+
+python -m tests.endings      prints all of them as JSON, for a portal of another process (VIGIL_HOME)
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from tests.stack import REPOSITORY, Stack
+
+
+@dataclass(frozen=True)
+class Verdict:
+    version: int
+    cause: str
+    made_at: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Oldest verdict first; cause, rank and node by the newest."""
+
+    incarnation: int | None
+    cause: str
+    says: str
+    rank: int | None
+    node: str
+    is_final: bool
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Of one attempt. `excluded_nodes`: what the next one is kept from."""
+
+    job: int
+    number: int
+    state: str
+    cause: str
+    ended_at: str
+    decided_at: str
+    decision: str
+    decided_version: int
+    nodes: tuple[str, ...]
+    incidents: tuple[Incident, ...]
+
+
+Endings = dict[tuple[int, int], Ending]
+
+
+def endings_of(stack: Stack) -> Endings:
+    """By job and number of the attempt; read by a process of its own with that portal's settings."""
+    environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+    done = subprocess.run(
+        stack.command("-m", "tests.endings"), cwd=REPOSITORY, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = [_ending(one) for one in json.loads(done.stdout)]
+    return {(one.job, one.number): one for one in found}
+
+
+def _ending(told: dict[str, Any]) -> Ending:
+    incidents = tuple(
+        Incident(**{**one, "verdicts": tuple(Verdict(**verdict) for verdict in one["verdicts"])})
+        for one in told.pop("incidents")
+    )
+    return Ending(**{**told, "nodes": tuple(told["nodes"])}, incidents=incidents)
+
+
+def _print() -> None:
+    import django
+
+    django.setup()
+    from jobs.models import Attempt
+
+    rows = Attempt.objects.exclude(ended_at=None).prefetch_related("incidents__diagnoses").order_by("job_id", "number")
+    print(json.dumps([_told(attempt) for attempt in rows]))
+
+
+def _told(attempt: Any) -> dict[str, Any]:
+    names = ("number", "state", "cause", "decision", "decided_version", "nodes")
+    return {
+        "job": attempt.job_id,
+        **{name: getattr(attempt, name) for name in names},
+        **{name: _stamp(getattr(attempt, name)) for name in ("ended_at", "decided_at")},
+        "incidents": [_told_incident(one) for one in attempt.incidents.all()],
+    }
+
+
+def _told_incident(incident: Any) -> dict[str, Any]:
+    verdicts = sorted(incident.diagnoses.all(), key=lambda one: one.version)
+    return {
+        **{name: getattr(incident, name) for name in ("incarnation", "cause", "says", "rank", "node", "is_final")},
+        "verdicts": [
+            {"version": one.version, "cause": one.cause, "made_at": _stamp(one.made_at), "seconds": one.seconds}
+            for one in verdicts
+        ],
+    }
+
+
+def _stamp(moment: Any) -> str:
+    return moment.isoformat() if moment is not None else ""
+
+
+if __name__ == "__main__":
+    _print()

@@ -1,0 +1,274 @@
+"""Failures to plant in a whole Vigil: one small program that goes wrong as it is told, and what is to be found out.
+
+Where a message is the evidence it is written as the software writes it; whatever needs no GPU really happens.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tests.archives import folder as packed
+from tests.endings import Ending
+
+PROGRAM = r'''
+import argparse, errno, os, signal, socket, sys, time, vigil_report
+from pathlib import Path
+
+WHAT, *WORDS = sys.argv[1:]
+RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RUN_ID"].partition(".")[0])
+FOLDER = Path(os.environ["VIGIL_ATTEMPT_DIR"])
+
+
+def steps(first, last, seconds=0.01):
+    for step in range(first, last + 1):
+        time.sleep(seconds)
+        vigil_report.log(step, loss=1 + 1 / step)
+        if RANK == 0:
+            print(f"step {step} loss {1 + 1 / step:.4f}", flush=True)
+
+
+def save(step, data=b"weights"):
+    path = FOLDER / "model.pt"
+    if RANK == 0:
+        path.write_bytes(data)
+        vigil_report.checkpoint(path, step)
+
+
+def for_ever():
+    steps(1, 10)
+    while not vigil_report.stopping():
+        time.sleep(0.1)
+    save(10)
+    sys.exit()
+
+
+def endless():
+    steps(1, 10)
+    while True:
+        time.sleep(1)
+
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    endless()
+
+
+def lose_a_peer(rank):
+    """The others see it go before anybody hears why."""
+    if RANK != rank:
+        while not (FOLDER / "gone").exists():
+            time.sleep(0.01)
+        raise RuntimeError(
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:50312"
+        )
+    (FOLDER / "gone").touch()
+    time.sleep(0.2)
+
+
+def exception():
+    steps(1, 10)
+    lose_a_peer(2)
+    batch = {"image": 1}
+    return batch["label"]
+
+
+def host_memory(group):
+    steps(1, 10)
+    save(10)
+    if RANK == 1:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+    held = []
+    while RANK == 1 or time.sleep(1) is None:
+        held.append(b"x" * (8 << 20))
+
+
+def device_memory():
+    steps(1, 10)
+    save(10)
+    lose_a_peer(1)
+    error = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
+    raise error(
+        "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.28 GiB is "
+        "free. Process 41833 has 77.82 GiB memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch, "
+        "and 5.00 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    )
+
+
+def killed():
+    steps(1, 10)
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for_ever()
+
+
+def killed_once():
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        killed()
+    steps(11, 20)
+
+
+def mismatch():
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    steps(1, 10)
+    part = torch.ones(4)
+    if RANK == 0:
+        torch.distributed.all_reduce(part)
+    else:
+        torch.distributed.broadcast(part, src=0)
+
+
+def full_disk(disk):
+    steps(1, 10)
+    with open(f"{disk}/tokens.bin", "wb", buffering=0) as cache:
+        while True:
+            cache.write(b"x" * 4096)
+
+
+def checkpoint():
+    """Its first attempt saves well, then half of a file; its second is to go on from that, its third from the other."""
+    if ATTEMPT == 1:
+        steps(1, 10)
+        save(10)
+        steps(11, 20)
+        save(20, b"PK\x03\x04" + bytes(500))
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/data/shard-0007.bin")
+    if ATTEMPT == 2:
+        import torch
+
+        torch.load(vigil_report.resume_path())
+
+
+def missing():
+    with open("/nowhere/imagenet/train-00001.parquet", "rb") as data:
+        return data.read()
+
+
+def package():
+    import flash_attn_interface
+
+    return flash_attn_interface
+
+
+def argument():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--learning-rate", type=float)
+    parser.parse_args(["--learning-rat", "3e-4", "--wd", "0.1"])
+
+
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        return socket.create_server(other.getsockname())
+
+
+def gpu_lost(word):
+    """Its kernel log tells of it a moment before."""
+    steps(1, 10)
+    while not Path(word).exists():
+        time.sleep(0.02)
+    raise RuntimeError(
+        "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported at some other API "
+        "call, so the stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+    )
+
+
+def success():
+    """With every warning that frightens people."""
+    steps(1, 10)
+    print("dgx-03:41833:41902 [0] NCCL WARN NET/IB : Got async event : port error")
+    print("[rank0]:[W1121 03:01:31.123456789 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been "
+          "destroyed before we destruct ProcessGroupNCCL.")
+    print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB. Skipping this batch.")
+    try:
+        exception() if RANK == 2 else missing()
+    except (OSError, LookupError):
+        import traceback
+        traceback.print_exc()
+        print("Cannot read the cache, making it anew.", flush=True)
+    steps(11, 20)
+    print("Training completed. Final loss 1.0500", flush=True)
+
+
+if ATTEMPT == 1 or WHAT == "checkpoint":
+    globals()[WHAT](*WORDS)
+if ATTEMPT > 1:
+    steps(11, 20)
+vigil_report.finished()
+'''
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One failure.
+
+    `what`: a function of PROGRAM. `cause`: what is to be found out; "": nothing went wrong. `follows`: how Vigil's
+    decision reads. `rank`: whose fault it is, where that can be told.
+    """
+
+    what: str
+    cause: str
+    follows: str
+    rank: int | None = None
+    ranks: int = 2
+    in_place: int = 0
+    words: tuple[str, ...] = ()
+
+    def spec(self, **resources: Any) -> dict[str, Any]:
+        asked = {"ranks_per_node": self.ranks, "time_limit": "00:05:00", **resources}
+        return {
+            "name": self.what,
+            "kind": "script",
+            "script": {"directory": ".", "args": [self.what, *self.words]},
+            "restart": {"in_place": self.in_place},
+            "resources": {name: value for name, value in asked.items() if value is not None},
+        }
+
+    def check(self, ended: Ending) -> None:
+        """The cause, the rank and the decision are right, each was there in time, and there is one of each."""
+        of_attempt = [one for one in ended.incidents if one.incarnation is None]
+        assert len(of_attempt) == (1 if self.cause else 0), ended
+        assert re.search(self.follows, ended.decision), ended
+        assert seconds(ended.ended_at, ended.decided_at) <= IN_TIME_S, ended
+        for incident in of_attempt:
+            assert incident.cause == self.cause, ended
+            assert self.rank is None or incident.rank == self.rank, ended
+            assert [one.version for one in incident.verdicts] == [*range(1, len(incident.verdicts) + 1)]
+            assert incident.verdicts[0].cause == self.cause, "it was another at first, by which it was decided"
+            assert seconds(ended.ended_at, incident.verdicts[0].made_at) <= IN_TIME_S, ended
+
+
+IN_TIME_S = 10.0 if os.getloadavg()[0] < (os.cpu_count() or 1) else 25.0
+"""From the end to the verdict, and to the decision; more where this machine is busy with something else."""
+
+EXCEPTION = Planted("exception", "program.exception", r"That would happen again.* Your move\.$", rank=2, ranks=4)
+DEVICE_MEMORY = Planted("device_memory", "memory.gpu_oom", r"Started anew from step 10 as attempt 2", rank=1)
+KILLED = Planted("killed", "unknown", r"Started anew from the beginning as attempt 2", rank=1)
+ONCE = Planted("killed_once", "", r"^$", in_place=1)
+MISMATCH = Planted("mismatch", "collective.mismatch", r"It had not saved anything .* Your move\.$")
+BROKEN_DISK = Planted("checkpoint", "storage.io", r"Started anew from step 20 as attempt 2", ranks=1)
+MISSING = Planted("missing", "data.missing", r"That would happen again.* Your move\.$", ranks=1)
+PACKAGE = Planted("package", "environment.package", r"That would happen again.* Your move\.$", ranks=1)
+ARGUMENT = Planted("argument", "program.config", r"That would happen again.* Your move\.$", ranks=1)
+PORT = Planted("port", "rendezvous.failed", r"Started anew from the beginning as attempt 2", ranks=1)
+SUCCESS = Planted("success", "", r"^$")
+CANCELLED = Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew")
+
+
+def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What httpx posts to submit it."""
+    from jobs.spec import JobSpec, write_toml
+
+    code = ("code.tar.gz", packed(train_py=PROGRAM), "application/gzip")
+    return {"data": {"spec_toml": write_toml(JobSpec.parse(dict(spec)))}, "files": {"code": code}}
+
+
+def seconds(since: str, until: str) -> float:
+    return (datetime.fromisoformat(until) - datetime.fromisoformat(since)).total_seconds()

@@ -1,0 +1,297 @@
+"""Failures planted in a whole `vigil up`, all at once: each is found out and decided on within ten seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import planted
+from tests.endings import Ending, Endings, endings_of
+from tests.nvml import StandIn, bus
+from tests.planted import Planted
+from tests.stack import REPOSITORY, Stack, wait_for
+from tests.training.guards.planted import PLANTED as RECIPE
+from tests.training.guards.planted import sample_at
+
+pytestmark = pytest.mark.slow
+
+HOST = os.uname().nodename.split(".")[0]
+ROOT = os.geteuid() == 0
+AT_ONCE = 12  # ranks that run at a time: the jobs take turns, as what is measured is the portal
+PATIENCE_S = 240.0
+
+
+@dataclass(frozen=True)
+class Trained(Planted):
+    """One of our own trainer, on a recipe whose numbers go wrong as told."""
+
+    goes_wrong: Mapping[str, int] = field(default_factory=dict)
+    steps: int = 600
+
+    def spec(self, **resources: Any) -> dict[str, Any]:
+        run = {
+            "recipe": "planted", "global_batch": 16, "learning_rate": 3e-3, "warmup_steps": 5, "validate_every": 0,
+            "checkpoint_every": 50, "keep_checkpoints": 20, "flush_steps": 7, "steps": self.steps,
+            "planted": dict(self.goes_wrong),
+        }  # fmt: skip
+        kept = {name: part for name, part in super().spec(**resources).items() if name != "script"}
+        return {**kept, "kind": "distributed", "run": run}
+
+
+TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
+ENDLESS = {
+    "deaf to its time limit": Planted("deaf", *TOO_LATE),
+    "node lost": Planted("endless", "scheduler.node_fail", r"Started anew from the beginning as attempt 2"),
+    "cancelled": planted.CANCELLED,
+    "hung": Trained("hung", "collective.timeout", r"Started anew from .* as attempt 2", rank=1, steps=10**6),
+}
+PLANTED = {
+    "ended by the warning": Planted("endless", *TOO_LATE),
+    "exception": planted.EXCEPTION,
+    "device memory": planted.DEVICE_MEMORY,
+    "killed": planted.KILLED,
+    "killed once": planted.ONCE,
+    "mismatch": planted.MISMATCH,
+    "checkpoint": planted.BROKEN_DISK,
+    "missing": planted.MISSING,
+    "package": planted.PACKAGE,
+    "argument": planted.ARGUMENT,
+    "port": planted.PORT,
+    "success": planted.SUCCESS,
+    "nan": Trained(
+        "nan", "numerics.nan", r"That would happen again.* Its folder numerics/ .* Your move\.$",
+        goes_wrong={"nan": sample_at(30, 11)},
+    ),
+    "diverged": Trained(
+        "diverged", "numerics.divergence", r"Started anew from step \d+ with half the learning rate as attempt 2",
+        goes_wrong={"worse": 300},
+    ),
+}  # fmt: skip
+GPU_LOST = ("gpu.off_bus", r"without it there are too few nodes\. Your move\.$")
+FULL_DISK = ("storage.full", r"That would happen again.* Your move\.$")
+HOST_MEMORY = ("memory.host_oom", r"Started anew from step 10 as attempt 2")
+ONE_GPU = {"gpus_per_node": 1, "ranks_per_node": None}
+# Where control groups of memory are made, and what sets their limit: by the first version, and by the second.
+LIMITS = {
+    Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
+    Path("/sys/fs/cgroup"): "memory.max",
+}
+SHORT = {"time_limit": "00:00:36"}
+ASKED = {"deaf to its time limit": SHORT, "ended by the warning": SHORT, "hung": {"begin": "+4s"}}
+
+
+@dataclass
+class Site:
+    """The portal, its jobs by the name of what was planted in them, and what its machine is told."""
+
+    stack: Stack
+    kernel_log: Path
+    folder: Path
+    jobs: dict[str, int] = field(default_factory=dict)
+    planted: dict[str, Planted] = field(default_factory=dict)
+    endings: Endings = field(default_factory=dict)
+
+    def submit(self, name: str, what: Planted, **resources: Any) -> None:
+        asked = what.spec(**resources)
+        body = {"json": {"spec": asked}} if isinstance(what, Trained) else planted.upload(asked)
+        with self.stack.client() as client:
+            answer = client.post("/api/v1/jobs", **body)
+        assert answer.status_code == 201, answer.text
+        self.jobs[name], self.planted[name] = int(answer.json()["id"]), what
+
+    def attempts(self, name: str) -> list[dict[str, Any]]:
+        with self.stack.client() as client:
+            return list(client.get(f"/api/v1/jobs/{self.jobs[name]}/attempts").json()["items"])
+
+    def wait(self, name: str, look: str, number: int = 1) -> dict[str, Any]:
+        """An attempt, once it has that."""
+
+        def found() -> dict[str, Any] | None:
+            return next((one for one in self.attempts(name) if one["number"] == number and one[look]), None)
+
+        attempt = wait_for(found, f"{look} of attempt {number} of {name}", PATIENCE_S)
+        assert attempt is not None
+        return attempt
+
+    def running(self, name: str) -> None:
+        """Until it has done a few steps."""
+        wait_for(lambda: (self.attempts(name)[0]["step"] or 0) >= 8, f"steps of {name}", PATIENCE_S)
+
+    def ending(self, name: str, number: int = 1) -> Ending:
+        return self.endings[self.jobs[name], number]
+
+    def run_directory(self, name: str) -> Path:
+        (found,) = wait_for(lambda: list((self.stack.home / "runs").glob(f"*/{self.jobs[name]}-*")), "its folder")
+        return Path(found)
+
+
+@pytest.fixture(scope="module")
+def site(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """All of them planted, ended and decided on."""
+    folder = tmp_path_factory.mktemp("planted")
+    gpus, log = StandIn(folder), folder / "kmsg"
+    log.touch()
+    stack = Stack(
+        prepared_home,
+        **gpus.environment,
+        PYTHONPATH=with_recipe(folder),
+        VIGIL_LOCAL_ENVIRONMENT="NVML_STATE,PYTHONPATH",
+        VIGIL_LOCAL_CPUS=str(AT_ONCE),
+        VIGIL_AGENT_KMSG=str(log),
+        VIGIL_AGENT_MOUNTS="none",
+    )
+    made = Site(stack, log, folder)
+    try:
+        stack.start()
+        with ExitStack() as places:
+            plant(made, places)
+        made.endings = endings_of(stack)
+        yield made
+    finally:
+        stack.close()
+
+
+def with_recipe(folder: Path) -> str:
+    """A PYTHONPATH by which every Python of the portal and its jobs knows the recipe, too."""
+    recipes = folder / "recipes"
+    recipes.mkdir()
+    (recipes / "planted.py").write_text(RECIPE)
+    told = f"import training.recipes\ntraining.recipes.__path__.append({str(recipes)!r})\n"
+    (folder / "sitecustomize.py").write_text(told)
+    return f"{REPOSITORY}:{folder}"
+
+
+def plant(site: Site, places: ExitStack) -> None:
+    for name, what in ENDLESS.items():
+        site.submit(name, what, **ASKED.get(name, {}))
+    patience(site, "hung", step=2.0)
+    wait_for(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there")
+    for name, what in PLANTED.items():
+        site.submit(name, what, **ASKED.get(name, {}))
+    site.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(site.folder / "lost"),)), **ONE_GPU)
+    if ROOT:
+        disk = places.enter_context(small_disk(site.folder / "disk"))
+        site.submit("full disk", Planted("full_disk", *FULL_DISK, words=(str(disk),)))
+    site.running("node lost")
+    os.kill(watcher_of(site, "node lost"), signal.SIGKILL)
+    site.running("cancelled")
+    with site.stack.client() as client:
+        assert client.post(f"/api/v1/jobs/{site.jobs['cancelled']}/cancel").status_code == 202
+    site.running("hung")
+    rank_of(site, "hung", 1).send_signal(signal.SIGSTOP)
+    site.running("gpu lost")
+    lose_gpu(site)
+    for name in ("killed", "killed once", "hung"):  # the kernel counts by machine whom it kills for memory
+        site.wait(name, "decided_at")
+    if (group := places.enter_context(small_memory())) is not None:
+        site.submit("host memory", Planted("host_memory", *HOST_MEMORY, words=(str(group),)))
+    for name in site.jobs:
+        site.wait(name, "decided_at")
+    site.wait("checkpoint", "decided_at", number=2)
+
+
+def patience(site: Site, name: str, **limits: float) -> None:
+    """How long its launcher is to wait for a rank, written into its own run.toml before it begins."""
+    told = "".join(f"{phase} = {seconds}\n" for phase, seconds in limits.items())
+    path = site.run_directory(name) / "portal" / "run.toml"
+    wait_for(path.exists, "its run.toml")
+    with path.open("a") as file:
+        file.write(f"\n[launch.watchdog]\n{told}")
+
+
+def watcher_of(site: Site, name: str) -> int:
+    """The process id of what stands for its node: the local scheduler's watcher."""
+    scheduler_id = site.attempts(name)[0]["scheduler_id"]
+    told = site.stack.home / "local-scheduler" / "jobs" / scheduler_id / "shim.json"
+    return int(json.loads(told.read_text())["pid"])
+
+
+def rank_of(site: Site, name: str, rank: int) -> psutil.Process:
+    mine = {"RANK": str(rank), "VIGIL_RUN_DIR": str(site.run_directory(name))}
+    for process in site.stack.job_processes():
+        with suppress(psutil.Error):
+            environment = process.environ()
+            if all(environment.get(key) == value for key, value in mine.items()):
+                return process
+    raise AssertionError(f"no rank {rank} of {name}")
+
+
+def lose_gpu(site: Site) -> None:
+    """The kernel says so, and at once the program notices."""
+    now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
+    address = bus(0).removeprefix("0000").lower().rpartition(".")[0]
+    with site.kernel_log.open("a") as log:
+        log.write(f"3,7,{now},-;NVRM: Xid (PCI:{address}): 79, pid=41833, name=python, GPU has fallen off the bus.\n")
+    (site.folder / "lost").touch()
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=1777", "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def small_memory() -> Iterator[Path | None]:
+    """A control group of 64 MiB; None where none can be made here."""
+    made = next((made for root, limit in LIMITS.items() if (made := _limited(root, limit))), None)
+    try:
+        yield made
+    finally:
+        if made is not None:
+            wait_for(lambda: not (made / "cgroup.procs").read_text(), "the control group to be empty")
+            made.rmdir()
+
+
+def _limited(root: Path, limit: str) -> Path | None:
+    made = root / f"vigil-planted-{os.getpid()}"
+    if not ROOT or not (root / "cgroup.procs").exists():
+        return None
+    with suppress(OSError):
+        made.mkdir()
+        try:
+            (made / limit).write_text(str(64 << 20))
+        except OSError:
+            made.rmdir()
+            raise
+        return made
+    return None
+
+
+ALL = [*ENDLESS, *PLANTED, "gpu lost", "full disk", "host memory"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_is_found_out_and_decided_on_in_time(site: Site, name: str) -> None:
+    if name not in site.jobs:
+        pytest.skip("it takes root, and control groups that root may make")
+    site.planted[name].check(site.ending(name))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_gone_back_behind(site: Site) -> None:
+    corrupt = Planted("checkpoint", "checkpoint.corrupt", r"Started anew from step 10 as attempt 3", rank=0)
+    corrupt.check(site.ending("checkpoint", 2))
+
+
+def test_the_machine_that_lost_a_gpu_is_named(site: Site) -> None:
+    (incident,) = site.ending("gpu lost").incidents
+    assert incident.node == HOST
+
+
+def test_a_rank_that_was_killed_once_was_started_again_in_place(site: Site) -> None:
+    (attempt,) = site.attempts("killed once")
+    assert (attempt["state"], attempt["incarnation"]) == ("completed", 1)
