@@ -73,9 +73,9 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
         return "cancelled", failure
     if ended.forgotten:
         return "forgotten", failure
-    if ended.state == "failed" and _ran_out_of_time(ended.exit_code, result):
+    if ended.state == "failed" and _ran_out_of_time(result):
         return "timeout", failure
-    if ended.exit_code == STOPPED or result.get("cause") == "stopped":
+    if ended.exit_code == STOPPED or (result.get("cause") == "stopped" and not _is_told(ended)):
         return "stopped", failure
     if ended.state in {"preempted", "requeued"}:
         return ended.state, failure
@@ -88,13 +88,16 @@ def cause_of(ended: Ended) -> tuple[str, dict[str, Any]]:
     return _cause_of_failure(ended, failure), failure
 
 
-def _ran_out_of_time(exit_code: int | None, result: Mapping[str, Any]) -> bool:
-    """Whether it was warned of its time limit and ended by that warning, or for not heeding it, with nothing saved."""
-    return (
-        result.get("asked") == "time_limit"
-        and result.get("cause") in {"stopped", "stop_timeout"}
-        and exit_code not in {None, 0, STOPPED}
-    )
+def _ran_out_of_time(result: Mapping[str, Any]) -> bool:
+    """Whether the warning of its time limit ended it, or not heeding that, before it had saved anything."""
+    is_unsaved = result.get("cause") in {"stopped", "stop_timeout"} and result.get("exit_code") != STOPPED
+    return is_unsaved and result.get("asked") == "time_limit"
+
+
+def _is_told(ended: Ended) -> bool:
+    """Whether the scheduler says why it was asked to stop, and its launcher that it could not save."""
+    code = (ended.result or {}).get("exit_code")
+    return ended.state not in {"failed", "timeout", "deadline"} and code not in {None, STOPPED}
 
 
 def _cause_of_failure(ended: Ended, failure: Mapping[str, Any]) -> str:

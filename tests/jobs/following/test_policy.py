@@ -28,6 +28,11 @@ def failed(kind: str, **more: Any) -> dict[str, Any]:
     return {"cause": "failed", "first_failure": {"rank": 0, "kind": kind, **more}}
 
 
+def stopped(code: int, asked: str, cause: str = "stopped") -> dict[str, Any]:
+    """The launcher's word; 75: it had saved."""
+    return {"cause": cause, "exit_code": code, "asked": asked, "first_failure": None}
+
+
 @pytest.mark.parametrize(
     ("ended", "cause"),
     [
@@ -55,13 +60,17 @@ def failed(kind: str, **more: Any) -> dict[str, Any]:
         (Ended("failed", 1, result=failed("lost_peer")), "lost"),
         (Ended("failed", 137, result={"cause": "hang", "first_failure": {"rank": 1, "kind": "hang"}}), "hang"),
         (Ended("failed", 137, result={"cause": "stop_timeout", "first_failure": None}), "hang"),
-        (Ended("failed", 137, result={"cause": "stop_timeout", "asked": "time_limit"}), "timeout"),
-        (Ended("failed", 137, result={"cause": "stop_timeout", "asked": "signal"}), "hang"),
-        (Ended("failed", 143, result={"cause": "stopped", "asked": "time_limit"}), "timeout"),
-        (Ended("failed", 143, result={"cause": "stopped", "asked": "time_limit"}, cancelled=True), "cancelled"),
-        (Ended("failed", 143, result={"cause": "stopped", "asked": "signal"}), "stopped"),
-        (Ended("failed", 75, result={"cause": "stopped", "asked": "time_limit"}), "stopped"),
-        (Ended("requeued", 143, result={"cause": "stopped", "asked": "time_limit"}), "stopped"),
+        (Ended("failed", 137, result=stopped(137, "time_limit", "stop_timeout")), "timeout"),
+        (Ended("failed", 137, result=stopped(137, "signal", "stop_timeout")), "hang"),
+        (Ended("failed", 143, result=stopped(143, "time_limit")), "timeout"),
+        (Ended("failed", 143, result=stopped(143, "time_limit"), cancelled=True), "cancelled"),
+        (Ended("failed", 143, result=stopped(143, "signal")), "stopped"),
+        (Ended("failed", 75, result=stopped(75, "time_limit")), "stopped"),
+        (Ended("requeued", None, result=stopped(75, "signal")), "stopped"),
+        (Ended("preempted", None, 15, result=stopped(75, "signal")), "stopped"),
+        (Ended("preempted", None, 15, result=stopped(143, "signal")), "preempted"),
+        (Ended("node_fail", None, 15, result=stopped(75, "signal")), "stopped"),
+        (Ended("node_fail", None, 15, result=stopped(143, "signal")), "node_fail"),
         (Ended("failed", 1, result={"cause": "node", "first_failure": None}), "node_fail"),
         (Ended("failed", 1, result={"cause": "unsaved", "first_failure": None}), "unsaved"),
         (Ended("failed", 1, result={"cause": "unsaved", "first_failure": None}, cancelled=True), "cancelled"),

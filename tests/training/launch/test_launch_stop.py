@@ -113,7 +113,7 @@ def test_ranks_that_do_not_stop_are_killed_after_grace_with_their_stacks(run: Ru
     until(lambda: len(run.started()) == 2 and '"step":10' in (run.attempt() / "heartbeat" / "0.1").read_text())
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(PATIENCE_S) == 137
-    assert run.result()["cause"] == "stop_timeout"
+    assert (run.result()["cause"], run.result()["asked"]) == ("stop_timeout", "signal")
     assert "in do" in (run.attempt() / "stacks" / "0.1.txt").read_text()
     assert "in meet" in (run.attempt() / "stacks" / "0.0.txt").read_text()
     run.assert_nothing_left()
