@@ -10,10 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from tests.archives import folder as packed
 from tests.endings import Ending
+from tests.nvml import bus
 
 PROGRAM = r'''
 import argparse, errno, os, signal, socket, sys, time, vigil_report
@@ -210,7 +212,8 @@ class Planted:
     """One failure.
 
     `what`: a function of PROGRAM. `cause`: what is to be found out; "": nothing went wrong. `follows`: how Vigil's
-    decision reads. `rank`: whose fault it is, where that can be told.
+    decision reads. `rank`: whose fault it is, where that can be told. `lingers_s`: from what the scheduler calls its
+    end until the last process has gone.
     """
 
     what: str
@@ -220,6 +223,7 @@ class Planted:
     ranks: int = 2
     in_place: int = 0
     words: tuple[str, ...] = ()
+    lingers_s: float = 0.0
 
     def spec(self, **resources: Any) -> dict[str, Any]:
         asked = {"ranks_per_node": self.ranks, "time_limit": "00:05:00", **resources}
@@ -236,13 +240,14 @@ class Planted:
         of_attempt = [one for one in ended.incidents if one.incarnation is None]
         assert len(of_attempt) == (1 if self.cause else 0), ended
         assert re.search(self.follows, ended.decision), ended
-        assert seconds(ended.ended_at, ended.decided_at) <= IN_TIME_S, ended
+        in_time = IN_TIME_S + self.lingers_s
+        assert seconds(ended.ended_at, ended.decided_at) <= in_time, ended
         for incident in of_attempt:
             assert incident.cause == self.cause, ended
             assert self.rank is None or incident.rank == self.rank, ended
             assert [one.version for one in incident.verdicts] == [*range(1, len(incident.verdicts) + 1)]
             assert incident.verdicts[0].cause == self.cause, "it was another at first, by which it was decided"
-            assert seconds(ended.ended_at, incident.verdicts[0].made_at) <= IN_TIME_S, ended
+            assert seconds(ended.ended_at, incident.verdicts[0].made_at) <= in_time, ended
 
 
 IN_TIME_S = 10.0 if os.getloadavg()[0] < (os.cpu_count() or 1) else 25.0
@@ -268,6 +273,14 @@ def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     code = ("code.tar.gz", packed(train_py=PROGRAM), "application/gzip")
     return {"data": {"spec_toml": write_toml(JobSpec.parse(dict(spec)))}, "files": {"code": code}}
+
+
+def tell_xid(kernel_log: Path) -> None:
+    """The kernel's record of the stand-in's first GPU having gone."""
+    now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
+    address = bus(0).removeprefix("0000").lower().rpartition(".")[0]
+    with kernel_log.open("a") as log:
+        log.write(f"3,7,{now},-;NVRM: Xid (PCI:{address}): 79, pid=41833, name=python, GPU has fallen off the bus.\n")
 
 
 def seconds(since: str, until: str) -> float:

@@ -17,7 +17,7 @@ import pytest
 
 from tests import planted
 from tests.endings import Ending, Endings, endings_of
-from tests.nvml import StandIn, bus
+from tests.nvml import StandIn
 from tests.planted import Planted
 from tests.stack import REPOSITORY, Stack, wait_for
 from tests.training.guards.planted import PLANTED as RECIPE
@@ -190,7 +190,8 @@ def plant(site: Site, places: ExitStack) -> None:
     site.running("hung")
     rank_of(site, "hung", 1).send_signal(signal.SIGSTOP)
     site.running("gpu lost")
-    lose_gpu(site)
+    planted.tell_xid(site.kernel_log)
+    (site.folder / "lost").touch()
     for name in ("killed", "killed once", "hung"):  # the kernel counts by machine whom it kills for memory
         site.wait(name, "decided_at")
     if (group := places.enter_context(small_memory())) is not None:
@@ -224,15 +225,6 @@ def rank_of(site: Site, name: str, rank: int) -> psutil.Process:
             if all(environment.get(key) == value for key, value in mine.items()):
                 return process
     raise AssertionError(f"no rank {rank} of {name}")
-
-
-def lose_gpu(site: Site) -> None:
-    """The kernel says so, and at once the program notices."""
-    now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
-    address = bus(0).removeprefix("0000").lower().rpartition(".")[0]
-    with site.kernel_log.open("a") as log:
-        log.write(f"3,7,{now},-;NVRM: Xid (PCI:{address}): 79, pid=41833, name=python, GPU has fallen off the bus.\n")
-    (site.folder / "lost").touch()
 
 
 @contextmanager

@@ -19,7 +19,10 @@ from tests.slurm.release import RELEASES
 CHOSEN = os.environ.get("TEST_SLURM", "")
 NAMES = [CHOSEN] if CHOSEN not in ("", "1") else [release.name for release in RELEASES]
 
-SHARES = {"end to end": re.compile(r"/test_end_to_end\.py::"), "lives": re.compile(r"/test_(attach|push)\.py::")}
+SHARES = {
+    "end to end": re.compile(r"/test_end_to_end\.py::"),
+    "lives": re.compile(r"/test_(attach|planted|push)\.py::"),
+}
 
 collect_ignore_glob = [] if CHOSEN else ["test_*.py"]
 

@@ -6,10 +6,8 @@ environment; that control groups tell it is tested in tests/nodes/agent/test_pro
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,78 +18,14 @@ import httpx
 import psutil
 import pytest
 
-from portal.run.child import die_with
-from tests.nvml import StandIn
 from tests.slurm.cluster import Cluster
+from tests.slurm.machine import Machine
 from tests.slurm.people import ALICE, BOB
 from tests.slurm.portal import Person, Portal, portal_on, script
 from tests.stack import REPOSITORY, wait_for
 
 SHARED, CROSSED = "dgx01", "dgx02"
 GPUS = 8
-
-
-class Machine:
-    """One of Slurm's nodes with GPUs: number i of NVML's is used 10 × (i + 1) %, and has /dev/nvidia<minors[i]>."""
-
-    def __init__(self, portal: Portal, folder: Path, node: str, minors: range) -> None:
-        self.portal, self.folder, self.node, self.minors = portal, folder / node, node, minors
-        self.folder.mkdir()
-        self.folder.chmod(0o755)
-        self.gpus = StandIn(self.folder)
-        shutil.copy(self.gpus.library, self.folder)  # from where jobs may not go
-        self.say()
-        self.agent: subprocess.Popen[bytes] | None = None
-
-    def uuid(self, minor: int) -> str:
-        return f"GPU-{self.node}-{minor}"
-
-    def percent(self, minor: int) -> int:
-        return 10 * (self.minors.index(minor) + 1)
-
-    def say(self, *lines: str) -> None:
-        each = [f"{i} uuid {self.uuid(m)}\n{i} minor {m}\n{i} gpu_percent {self.percent(m)}" for i, m in
-                enumerate(self.minors)]  # fmt: skip
-        self.gpus.say(*each, *lines)
-
-    @property
-    def of_nvml(self) -> dict[str, str]:
-        return {**self.gpus.environment, "LD_LIBRARY_PATH": str(self.folder)}
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            **self.of_nvml,
-            "VIGIL_AGENT_URL": self.portal.url,
-            "VIGIL_AGENT_TOKEN_FILE": str(self.folder / "token"),
-            "VIGIL_AGENT_NODE": self.node,
-            "VIGIL_AGENT_STATE": str(self.folder / "state"),
-            "VIGIL_AGENT_KMSG": str(self.folder / "kmsg"),
-            "VIGIL_AGENT_MOUNTS": "none",
-        }
-
-    def python(self) -> str:
-        """One whose programs find this machine's GPUs: what people say for their jobs is for ranks, not launchers."""
-        path, known = self.folder / "python", " ".join(f"{name}={value}" for name, value in self.of_nvml.items())
-        path.write_text(f'#!/bin/sh\nexec env {known} {sys.executable} "$@"\n')
-        path.chmod(0o755)
-        return str(path)
-
-    def start(self, token: str) -> None:
-        (self.folder / "token").write_text(token)
-        (self.folder / "token").chmod(0o600)
-        (self.folder / "kmsg").touch()
-        parent = os.getpid()
-        with (self.folder / "log").open("wb") as log:
-            self.agent = subprocess.Popen(
-                [sys.executable, "-P", "-m", "nodes.agent"], cwd=REPOSITORY, stderr=log,
-                env={**os.environ, **self.environment}, preexec_fn=lambda: die_with(parent),
-            )  # fmt: skip
-
-    def close(self) -> None:
-        if self.agent:
-            self.agent.terminate()
-            self.agent.wait(30)
 
 
 class Cellar:

@@ -1,0 +1,162 @@
+"""Failures planted on a real Slurm, all at once: what the scheduler has to say is found out and decided on in time.
+
+Slurm makes no control groups here, so it takes nobody's memory: tests/portal/test_up_planted.py does that.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import planted
+from tests.endings import Ending, Endings, endings_of
+from tests.planted import Planted
+from tests.slurm.cluster import Cluster
+from tests.slurm.machine import Machine
+from tests.slurm.people import ALICE
+from tests.slurm.portal import Person, Portal
+from tests.stack import wait_for
+
+PATIENCE_S = 240.0
+TO_LOSE, TO_PREEMPT, ELSEWHERE = "dgx03", "dgx04", "dgx01|dgx02"  # as features: nodes by name take root's scontrol here
+REQUEUED = r"^Requeued; it goes on as attempt 2\.$"
+KILL_WAIT_S = 5.0  # of this cluster's
+TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
+GPU_LOST = ("gpu.off_bus", r"Started anew from the beginning without dgx\d\d as attempt 2")
+PLANTED = {
+    "time limit": Planted("deaf", *TOO_LATE, lingers_s=KILL_WAIT_S),
+    "ended by the warning": Planted("endless", *TOO_LATE),
+    "exception": replace(planted.EXCEPTION, ranks=2),
+    "killed": planted.KILLED,
+    "scancel": Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew"),
+    "preempted": Planted("for_ever", "", REQUEUED),
+    "node lost": Planted("endless", "scheduler.node_fail", REQUEUED),
+    "launch": Planted("success", "scheduler.launch", r"Started anew from the beginning without dgx\d\d as attempt 2"),
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "ended by the warning": {"time_limit": "00:01:00"},
+    "exception": {"nodes": 2},
+    "preempted": {"exclusive": True, "constraint": TO_PREEMPT},
+    "node lost": {"constraint": TO_LOSE},
+    "launch": {"begin": "+4s"},
+    "gpu lost": {"gpus_per_node": 1, "ranks_per_node": None},
+}
+
+
+@dataclass
+class Lab:
+    """Alice's jobs by the name of what was planted in them."""
+
+    portal: Portal
+    slurm: Cluster
+    alice: Person
+    jobs: dict[str, int] = field(default_factory=dict)
+    planted: dict[str, Planted] = field(default_factory=dict)
+    endings: Endings = field(default_factory=dict)
+
+    def submit(self, name: str, what: Planted) -> None:
+        asked = {"constraint": ELSEWHERE, **ASKED.get(name, {})}
+        answer = self.alice.client.post("/jobs", **planted.upload({**what.spec(**asked), "project": "vision"}))
+        assert answer.status_code == 201, answer.text
+        self.jobs[name], self.planted[name] = int(answer.json()["id"]), what
+
+    def scheduler_id(self, name: str) -> str:
+        return str(self.alice.attempts(self.jobs[name])[0]["scheduler_id"])
+
+    def running(self, name: str) -> None:
+        """Until it has done a few steps."""
+        self.alice.wait_for_step(self.jobs[name], 8, PATIENCE_S)
+
+    def decided(self, name: str) -> None:
+        wait_for(lambda: self.alice.attempts(self.jobs[name])[0]["decided_at"], f"the decision on {name}", PATIENCE_S)
+
+    def nodes(self, name: str) -> list[str]:
+        return list(self.alice.attempts(self.jobs[name])[0]["nodes"])
+
+    def ending(self, name: str) -> Ending:
+        return self.endings[self.jobs[name], 1]
+
+
+@pytest.fixture(scope="module")
+def lab(portal: Portal, slurm: Cluster) -> Iterator[Lab]:
+    """All of them planted, ended and decided on."""
+    made = Lab(portal, slurm, portal.as_person("alice"))
+    folder = Path(tempfile.mkdtemp(prefix="vigil-planted-", dir=slurm.layout.scratch))
+    folder.chmod(0o755)
+    try:
+        with ExitStack() as machines:
+            plant(made, folder, machines)
+        made.endings = endings_of(portal)
+        yield made
+    finally:
+        made.alice.client.close()
+        slurm.run("scancel", f"--user={ALICE}")
+        slurm.wait_for(lambda: slurm.idle() == len(slurm.layout.names), "every node to be idle")
+        shutil.rmtree(folder)
+
+
+def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
+    for name, what in PLANTED.items():
+        lab.submit(name, what)
+    lost = folder / "lost"
+    lab.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(lost),)))
+    block_output(lab, "launch")
+    lab.running("scancel")
+    lab.slurm.run("scancel", lab.scheduler_id("scancel"))
+    lab.running("preempted")
+    urgent = ("--partition=urgent", f"--nodelist={TO_PREEMPT}", "--exclusive", "--time=1", "--wrap=sleep 1")
+    lab.slurm.run("sbatch", *urgent, user=ALICE)
+    lab.running("time limit")
+    lab.slurm.run("scontrol", "update", f"JobId={lab.scheduler_id('time limit')}", "EndTime=now")
+    lab.running("gpu lost")
+    machine = agent_on(lab, lab.nodes("gpu lost")[0], folder)
+    machines.callback(machine.close)
+    planted.tell_xid(machine.folder / "kmsg")
+    lost.touch()
+    lab.running("node lost")
+    with lab.slurm.without(TO_LOSE):
+        lab.slurm.run("scontrol", "update", f"NodeName={TO_LOSE}", "State=DOWN", "Reason=planted")
+        lab.decided("node lost")
+    for name in lab.jobs:
+        lab.decided(name)
+
+
+def agent_on(lab: Lab, node: str, folder: Path) -> Machine:
+    """One that has told the portal of the node's GPUs, and the portal of the job that holds one."""
+    machine = Machine(lab.portal, folder, node, range(8))
+    with lab.portal.client() as sysadmin:
+        machine.start(sysadmin.post(f"/api/v1/nodes/{node}/token").json()["token"])
+        wait_for(lambda: is_held(sysadmin.get(f"/api/v1/nodes/{node}/gpus")), f"whose the GPUs of {node} are", 60)
+    return machine
+
+
+def is_held(answer: httpx.Response) -> bool:
+    return answer.status_code == 200 and any(gpu["holders"] for gpu in answer.json()["items"])
+
+
+def block_output(lab: Lab, name: str) -> None:
+    """What slurmd is to open for its output is a folder: it cannot start the batch script."""
+    found = wait_for(lambda: list((lab.portal.runs / "vision").glob(f"{lab.jobs[name]}-*/job")), "its folder")
+    (found[0] / "batch.1.log").mkdir()
+
+
+@pytest.mark.parametrize("name", [*PLANTED, "gpu lost"])
+def test_is_found_out_and_decided_on_in_time(lab: Lab, name: str) -> None:
+    lab.planted[name].check(lab.ending(name))
+
+
+def test_nodes_are_named(lab: Lab) -> None:
+    """And left out of what follows, where Vigil and not Slurm starts that."""
+    for name in ("node lost", "gpu lost", "launch"):
+        (incident,), nodes = lab.ending(name).incidents, lab.ending(name).nodes
+        assert (incident.node,) == nodes
+    for name in ("gpu lost", "launch"):
+        assert f"without {lab.ending(name).nodes[0]}" in lab.ending(name).decision
