@@ -149,6 +149,13 @@ def checkpoint():
         torch.load(vigil_report.resume_path())
 
 
+def long_log():
+    """A quarter of a gigabyte that takes no room on the disk: to read it takes seconds."""
+    steps(1, 10)
+    os.ftruncate(1, 256 << 20)
+    raise RuntimeError("at the end of a long log")
+
+
 def missing():
     with open("/nowhere/imagenet/train-00001.parquet", "rb") as data:
         return data.read()
@@ -263,6 +270,7 @@ MISSING = Planted("missing", "data.missing", r"That would happen again.* Your mo
 PACKAGE = Planted("package", "environment.package", r"That would happen again.* Your move\.$", ranks=1)
 ARGUMENT = Planted("argument", "program.config", r"That would happen again.* Your move\.$", ranks=1)
 PORT = Planted("port", "rendezvous.failed", r"Started anew from the beginning as attempt 2", ranks=1)
+LONG_LOG = Planted("long_log", "program.exception", r"Your move\.$", ranks=1)
 SUCCESS = Planted("success", "", r"^$")
 CANCELLED = Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew")
 

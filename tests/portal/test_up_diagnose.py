@@ -1,0 +1,120 @@
+"""A verdict comes once, whatever happens to who finds it: kill -9 in its midst, several at it at once, Redis gone."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import planted
+from tests.endings import Ending, endings_of
+from tests.planted import Planted
+from tests.stack import REPOSITORY, Stack, wait_for
+
+pytestmark = pytest.mark.slow
+
+# Does as a worker does, again and again; answers how many it diagnosed in so many seconds.
+TOGETHER_S = 6
+WORKER = f"""
+import django, sys, time
+django.setup()
+from jobs.postmortem import incidents
+incidents.get_ready()
+print("ready", flush=True)
+sys.stdin.readline()
+done, until = 0, time.monotonic() + {TOGETHER_S}
+while time.monotonic() < until:
+    done += incidents.diagnose_due(until)
+print(done)
+"""
+MAKE_DUE = """
+import django
+django.setup()
+from django.utils import timezone
+from jobs.models import Incident
+print(Incident.objects.exclude(due_at=None).update(due_at=timezone.now()))
+"""
+
+
+@pytest.fixture(scope="module")
+def stack(prepared_home: Path) -> Iterator[Stack]:
+    made = Stack(prepared_home, VIGIL_LOCAL_CPUS="4")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def submit(stack: Stack, what: Planted) -> int:
+    with stack.client() as client:
+        answer = client.post("/api/v1/jobs", **planted.upload(what.spec()))
+    assert answer.status_code == 201, answer.text
+    return int(answer.json()["id"])
+
+
+def ending(stack: Stack, job: int) -> Ending:
+    wait_for(lambda: attempt_of(stack, job)["decided_at"], f"what follows the end of #{job}", 120)
+    return endings_of(stack)[job, 1]
+
+
+def attempt_of(stack: Stack, job: int) -> dict[str, Any]:
+    with stack.client() as client:
+        return dict(client.get(f"/api/v1/jobs/{job}").json()["attempt"])
+
+
+def process(stack: Stack, program: str) -> subprocess.Popen[str]:
+    """One of our own with that portal's settings."""
+    environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
+    return subprocess.Popen(
+        stack.command("-c", program), cwd=REPOSITORY, env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def is_reading(pid: int) -> bool:
+    """Whether the process has a rank's log open."""
+    with suppress(psutil.NoSuchProcess):
+        return any(file.path.endswith("/0.0.log") for file in psutil.Process(pid).open_files())
+    return False
+
+
+def test_killed_in_its_midst_and_several_at_it_afterwards(stack: Stack) -> None:
+    """What follows does not wait for it; the one that is found later is the only one, by whichever worker."""
+    job = submit(stack, planted.LONG_LOG)
+    wait_for(lambda: is_reading(stack.pid("diagnose")), "it to read the log", 120)
+    stack.wait_for_new("diagnose", stack.kill("diagnose"))
+    ended = ending(stack, job)
+    (incident,) = ended.incidents
+    assert (incident.verdicts, ended.decided_version) == ((), 0)
+    assert ended.decision.endswith("Your move.")
+    workers = [process(stack, WORKER) for _ in range(3)]
+    for worker in workers:
+        assert worker.stdout
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    due = process(stack, MAKE_DUE).communicate()
+    assert int(due[0]) == 1, due
+    done = [worker.communicate() for worker in workers]
+    assert sum(int(found) for found, _ in done) <= 1, f"none where the portal's own was quicker: {done}"
+    (incident,) = endings_of(stack)[job, 1].incidents
+    assert [(one.version, one.cause) for one in incident.verdicts] == [(1, "program.exception")]
+    assert endings_of(stack)[job, 1].decision == ended.decision
+
+
+def test_without_redis_the_next_tick_finds_it(stack: Stack) -> None:
+    """The word that it is due is lost with it; the row is not."""
+    job = submit(stack, planted.MISSING)
+    wait_for(lambda: attempt_of(stack, job)["started_at"], "it to start", 60)
+    stack.wait_for_new("redis", stack.kill("redis"))
+    ended = ending(stack, job)
+    planted.MISSING.check(ended)
+    assert ended.decided_version == 1
