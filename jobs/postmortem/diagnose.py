@@ -149,12 +149,15 @@ def _frame_of(chosen: Sign, case: Case) -> str:
 
 
 def _rank_of(chosen: Sign, case: Case) -> int | None:
-    """Whose fault it is: of a time-out not of who noticed it, but of the one rank that was behind."""
+    """Whose fault it is: of a time-out not of who noticed it, but of the one rank that was behind, or that is named."""
     if chosen.cause != "collective.timeout":
         return chosen.rank
     told = [sign for sign in case.confirmations if sign.cause == chosen.cause and sign.rank is not None]
     behind = {sign.rank for sign in told if sign.of in {"flight", "collectives"} or "behind" in sign.groups}
-    return behind.pop() if len(behind) == 1 else chosen.rank
+    if len(behind) == 1:
+        return behind.pop()
+    named = (sign.rank for sign in case.echoes if sign.cause == chosen.cause and sign.of == "trainer")
+    return chosen.rank if chosen.rank is not None else next((rank for rank in named if rank is not None), None)
 
 
 # Without one.
