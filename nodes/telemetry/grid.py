@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nodes.models import Agent, Frame
 from nodes.telemetry import frames
 from nodes.telemetry.fields import LONGEST_S, PLACE, gpu_owner
 from nodes.telemetry.thin import LEVELS, thinned
-from nodes.telemetry.wire import MISSING
-from portal.models import Chunk, Series
-from portal.series.codec import Floats, Integers, Points, decode_merged
+from nodes.telemetry.wire import MISSING, Values
+from portal.models import Series
+from portal.series.codec import Floats, Integers, joined
 from portal.series.read import ids_of
-from portal.series.rows import data_of
+from portal.series.rows import LAST_STEP, merged_of
 
 Stretch = tuple[float, float]  # Unix seconds
 
@@ -63,19 +65,19 @@ class _Gathering:
         self.most = np.full((rows, columns), -np.inf)
         self.within: dict[int, list[Stretch]] | None = None
 
-    def inside(self, row: int, step: Integers, value: Floats, seconds: int) -> tuple[Integers, Floats]:
-        """What counts of one GPU's points: those of which the middle is within its stretches."""
-        if self.within is None:
-            return step, value
-        middle, mine = step + seconds / 2, np.zeros(len(step), np.bool_)
-        for since, until in self.within.get(row, ()):
-            mine |= (middle >= since) & (middle < until)
-        return step[mine], value[mine]
-
-    def add(self, row: int, step: Integers, value: Floats, weight: int) -> None:
-        """Points of one GPU, steps rising."""
+    def add(self, row: int, step: Integers, value: Floats, seconds: int) -> None:
+        """Points of one GPU in any order, each of which stands for so many seconds."""
+        if not (step[1:] >= step[:-1]).all():  # what came late lies within what was there
+            order = np.argsort(step, kind="stable")
+            step, value = step[order], value[order]
+        if self.within is not None:
+            mine = _inside(step, seconds, self.within.get(row, ()))
+            step, value = _picked(step, mine), _picked(value, mine)
         if not (finite := np.isfinite(value)).all():
             step, value = step[finite], value[finite]
+        self._add(row, *_spread(step, value, seconds, self.width))
+
+    def _add(self, row: int, step: Integers, value: Floats, weight: int) -> None:
         edges = np.searchsorted(step, self.start + self.width * np.arange(self.columns + 1))
         where = np.flatnonzero(edges[1:] > edges[:-1])
         if not len(where):
@@ -92,29 +94,30 @@ class _Gathering:
         return Grid(self.start, self.width, mean, np.where(self.count > 0, self.most, np.nan))
 
 
-def _add_chunks(gathering: _Gathering, place: dict[int, int], name: str, weight: int, start: int, end: int) -> None:
+def _inside(step: Integers, seconds: int, stretches: Sequence[Stretch]) -> list[slice]:
+    """Where the points are of which the middle is within a stretch."""
+    first_steps = np.ceil(np.array(stretches, np.float64).reshape(-1, 2) - seconds / 2)
+    edges = np.searchsorted(step, np.clip(first_steps, 0, LAST_STEP).astype(np.int64))
+    found: list[slice] = []
+    for first, end in sorted(edges.tolist()):
+        if found and first <= found[-1].stop:
+            found[-1] = slice(found[-1].start, max(end, found[-1].stop))
+        else:
+            found.append(slice(first, end))
+    return found
+
+
+def _picked(column: NDArray[Any], which: Sequence[slice]) -> NDArray[Any]:
+    if len(which) == 1:
+        return column[which[0]]  # nothing copied: as it is of most
+    return np.concatenate([column[:0], *(column[one] for one in which)])
+
+
+def _add_chunks(gathering: _Gathering, place: dict[int, int], name: str, seconds: int, start: int, end: int) -> None:
     owners = [gpu_owner(gpu_id) for gpu_id in place]
     rows = {series_id: place[owners[i][1]] for series_id, i in ids_of(owners, name, Series.Column.VALUE).items()}
-    if not rows:
-        return
-    there = Chunk.objects.filter(
-        series__in=list(rows), kind=Chunk.Kind.MERGED, rank=0, last_step__gte=start, first_step__lt=end
-    )
-    of = {
-        chunk_id: rows[series_id] for chunk_id, series_id in there.order_by("first_step").values_list("id", "series_id")
-    }
-    # A row at once: a numpy call on each of thousands of chunks would cost more than what it does.
-    opened: dict[int, list[Points]] = defaultdict(list)
-    data = {chunk_id: data for chunk_id, _, data in data_of(list(of))}
-    for chunk_id, row in of.items():
-        opened[row].append(decode_merged(data.pop(chunk_id), times=False))
-    for row, parts in opened.items():
-        step, value = np.concatenate([one.step for one in parts]), np.concatenate([one.value for one in parts])
-        if not (step[1:] >= step[:-1]).all():  # what came late lies within what was there
-            order = np.argsort(step, kind="stable")
-            step, value = step[order], value[order]
-        step, value = gathering.inside(row, step, value, weight)
-        gathering.add(row, *_spread(step, value, weight, gathering.width))
+    for series_id, step, value in joined(merged_of(list(rows), 0, start, end - 1)):
+        gathering.add(rows[series_id], step, value, seconds)
 
 
 def _spread(step: Integers, value: Floats, seconds: int, width: int) -> tuple[Integers, Floats, int]:
@@ -130,12 +133,13 @@ def _add_frames(gathering: _Gathering, place: dict[int, int], name: str, start: 
     """What is not merged yet."""
     agents = Agent.objects.filter(gpus__in=list(place)).distinct().values_list("pk", flat=True)
     fresh = Frame.objects.filter(agent__in=list(agents), at__gt=start - LONGEST_S, at__lt=end, until__gt=start)
-    for data in fresh.values_list("data", flat=True):
+    parts: dict[int, list[tuple[Integers, Values]]] = defaultdict(list)
+    for data in fresh.order_by("at").values_list("data", flat=True):
         one = frames.decode(bytes(data))
-        step = one.seconds
-        for at, gpu_id in enumerate(one.gpus):
+        step, values = one.seconds, one.values[PLACE[name]]
+        for gpu_id, value in zip(one.gpus, values, strict=True):
             if gpu_id in place:
-                value = one.values[PLACE[name], at].astype(np.float64)
-                told = value != MISSING
-                row = place[gpu_id]
-                gathering.add(row, *gathering.inside(row, step[told], value[told], 1), 1)
+                parts[gpu_id].append((step, value))
+    for gpu_id, mine in parts.items():
+        step, value = np.concatenate([step for step, _ in mine]), np.concatenate([value for _, value in mine])
+        gathering.add(place[gpu_id], step, np.where(value == MISSING, np.nan, value), 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,16 +153,42 @@ def encode_merged(points: Points) -> bytes:
 
 def decode_merged(data: bytes, *, times: bool = True) -> Points:
     """The points of a merged chunk; without times (left NaN) it is quicker."""
-    kind, n, first, stride, *sizes = _MERGED.unpack_from(data)
+    n, first, stride, at_times, at_values = _open_merged(data)
+    time = _times(data[at_times:at_values]) if times else np.full(n, np.nan)
+    return Points(_steps(data, n, first, stride, at_times), time, _inflate(data[at_values:], "<f8"))
+
+
+def joined(series: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int, Integers, Floats]]:
+    """Each one's number, with the steps and values of all its merged chunks, one chunk after the other.
+
+    What it yields is written over by the next: new memory for each would cost as much as opening them.
+    """
+    step, value = np.empty(0, np.int64), np.empty(0)
+    for number, chunks in series:
+        heads = [_open_merged(data) for data in chunks]
+        total = sum(head[0] for head in heads)
+        if total > len(step):
+            step, value = np.empty(total, np.int64), np.empty(total)
+        end = 0
+        for data, (n, first, stride, at_times, at_values) in zip(chunks, heads, strict=True):
+            begin, end = end, end + n
+            step[begin:end] = _steps(data, n, first, stride, at_times)
+            value[begin:end].view(np.uint8).reshape(n, -1)[:] = _planes(zlib.decompress(data[at_values:]), 8)
+        yield number, step[:total], value[:total]
+
+
+def _open_merged(data: bytes) -> tuple[int, int, int, int, int]:
+    """How many points, their first step and stride; and where their times and their values begin."""
+    kind, n, first, stride, steps, times, _ = _MERGED.unpack_from(data)
     if kind != MERGED:
         raise ValueError(f"a chunk of kind {kind} where a merged one was expected")
-    at = np.cumsum([_MERGED.size, *sizes])
+    return n, first, stride, _MERGED.size + steps, _MERGED.size + steps + times
+
+
+def _steps(data: bytes, n: int, first: int, stride: int, at_times: int) -> Integers:
     if stride:
-        step = np.arange(first, first + n * stride, stride, dtype=np.int64)
-    else:
-        step = first + np.cumsum(_inflate(data[at[0] : at[1]], "<i8"))
-    time = _times(data[at[1] : at[2]]) if times else np.full(n, np.nan)
-    return Points(step, time, _inflate(data[at[2] : at[3]], "<f8"))
+        return np.arange(first, first + n * stride, stride, dtype=np.int64)
+    return first + np.cumsum(_inflate(data[_MERGED.size : at_times], "<i8"))
 
 
 def _times(data: bytes) -> Floats:
@@ -181,5 +208,9 @@ def _inflate(data: bytes, dtype: str) -> NDArray[Any]:
 
 
 def _unshuffle(data: bytes, dtype: str) -> NDArray[Any]:
-    size = np.dtype(dtype).itemsize
-    return np.ascontiguousarray(np.frombuffer(data, np.uint8).reshape(size, -1).T).view(dtype).reshape(-1)
+    return np.ascontiguousarray(_planes(data, np.dtype(dtype).itemsize)).view(dtype).reshape(-1)
+
+
+def _planes(data: bytes, size: int) -> NDArray[np.uint8]:
+    """The bytes of each value, a value a row."""
+    return np.frombuffer(data, np.uint8).reshape(size, -1).T

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from portal.models import Chunk
 from portal.series.codec import EMPTY, Points, decode_merged, decode_rank
 
 LAST_STEP = 2**53
+_AT_ONCE = 32  # series of which all data is in memory together
 
 _FIELDS = (
     "id", "series_id", "incarnation", "kind", "first_step", "last_step", "n", "stride",
@@ -23,6 +25,10 @@ _DTYPE = np.dtype(
 )
 _MERGED = (
     f"SELECT {', '.join(_FIELDS)} FROM portal_chunk WHERE series_id IN ({{}}) AND kind = 2 AND rank = %s"
+    " AND first_step <= %s AND last_step >= %s"
+)
+_DATA = (
+    "SELECT series_id, first_step, data FROM portal_chunk WHERE series_id IN ({}) AND kind = 2 AND rank = %s"
     " AND first_step <= %s AND last_step >= %s"
 )
 # Loose rows hold several ranks; their numbers are of all of them together.
@@ -78,6 +84,19 @@ def data_of(ids: Sequence[int]) -> list[tuple[int, int, bytes]]:
     if len(found) < len(ids):
         raise Moved
     return found
+
+
+def merged_of(series_ids: Sequence[int], rank: int, start: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Each series with its merged chunks that have points of this rank in start..end, in order of their first step."""
+    for at in range(0, len(series_ids), _AT_ONCE):
+        part = series_ids[at : at + _AT_ONCE]
+        found: dict[int, list[bytes]] = {}
+        with connection.cursor() as cursor:
+            cursor.execute(_DATA.format(", ".join(["%s"] * len(part))), [*part, rank, end, start])
+            # In order here: a database would carry the data through its sorting.
+            for series_id, _, data in sorted(cursor.fetchall(), key=itemgetter(1)):
+                found.setdefault(series_id, []).append(bytes(data))
+        yield from found.items()
 
 
 def merge(parts: Sequence[tuple[Points, int]]) -> tuple[Points, NDArray[np.int64]]:

@@ -49,6 +49,21 @@ def test_the_bytes_of_a_chunk_come_back(points: list[tuple[int, float, float]], 
         np.testing.assert_array_equal(getattr(merged, name), getattr(mine, name))
 
 
+@given(st.lists(st.lists(st.lists(st.tuples(st.integers(0, 2**53 - 1), value), min_size=1, max_size=9), max_size=4)))
+def test_chunks_are_joined_as_each_is_opened_alone(series: list[list[list[tuple[int, float]]]]) -> None:
+    chunks = []
+    for one in series:
+        parts = [tuple(np.array(column) for column in zip(*sorted(points), strict=True)) for points in one]
+        chunks.append([codec.encode_merged(Points(step, np.zeros(len(step)), told)) for step, told in parts])
+    numbers = []
+    for number, step, told in codec.joined(enumerate(chunks)):
+        numbers.append(number)
+        alone = [codec.decode_merged(data) for data in chunks[number]]
+        np.testing.assert_array_equal(step, [s for part in alone for s in part.step.tolist()])
+        np.testing.assert_array_equal(told, [v for part in alone for v in part.value.tolist()])
+    assert numbers == list(range(len(series)))
+
+
 def test_evenly_spaced_steps_cost_nothing_and_smooth_values_little() -> None:
     rng = np.random.default_rng(0)
     values = np.float64(np.float32(2 + rng.normal(0, 0.1, 1024)))

@@ -190,3 +190,40 @@ def test_minutes_fill_the_columns_that_they_last() -> None:
     coarse = grid([gpu_id(machine)], "watts", start=ALIGNED, end=ALIGNED + 2 * block, columns=16)
     assert set(coarse.mean[0].round(6)) == {29.5}
     assert set(coarse.most[0]) == {29.5, 59.0}
+
+
+def test_a_grid_is_of_chunks_and_frames_in_whatever_order_they_came() -> None:
+    machine = Machine(gpus=UUIDS[:2])
+    end = ALIGNED + 2 * WINDOW_S
+    machine.fill(ALIGNED, ALIGNED + 400, watts=1)
+    machine.fill(ALIGNED + 600, end, watts=1)
+    merge.merge(now=end)
+    machine.fill(ALIGNED + 400, ALIGNED + 600, watts=4)
+    merge.merge(now=end)
+    assert Frame.objects.exists(), "of the second window nothing is merged yet"
+    ids = sorted(gpu.pk for gpu in machine.agent.gpus.all())
+    found = grid(ids, "watts", start=ALIGNED, end=end, columns=WINDOW_S // 50)
+    assert (found.width, found.mean.shape) == (103, (2, 20))
+    assert found.most.tolist() == [[1.0] * 3 + [4.0] * 3 + [1.0] * 14] * 2
+    assert found.mean[0, 3:6].round(3).tolist() == [round((91 + 12 * 4) / 103, 3), 4.0, round((85 * 4 + 18) / 103, 3)]
+
+
+def test_a_grid_counts_a_gpu_in_its_stretches_alone() -> None:
+    machine = one_gpu()
+    values = fill_window(machine, ALIGNED)
+    ids, end = [gpu_id(machine)], ALIGNED + WINDOW_S
+    stretches = [(700.0, math.inf), (20.5, 100.25), (90.0, 110.0), (400.0, 400.0), (950.0, 960.0), (500.0, 300.0)]
+    mine = [values[i] for i in (*range(20, 110), *range(700, WINDOW_S))]
+
+    def read_within(*stretches: tuple[float, float]) -> Any:
+        moments = [(ALIGNED + since, ALIGNED + until) for since, until in stretches]
+        return grid(ids, "watts", start=ALIGNED, end=end, columns=1, within={ids[0]: moments})
+
+    for _ in range(2):  # first of frames, then of chunks
+        found = read_within(*stretches)
+        assert (found.mean[0, 0].round(6), found.most[0, 0]) == (round(sum(mine) / len(mine), 6), max(mine))
+        found = read_within((20.5, 100.25))
+        assert (found.mean[0, 0].round(6), found.most[0, 0]) == (round(sum(mine[:80]) / 80, 6), max(mine[:80]))
+        assert np.isnan(read_within().mean).all()
+        merge.merge(now=end + merge.SILENT_S + 1)
+    assert not Frame.objects.exists()
