@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +29,7 @@ _XID = re.compile(r"\bS?Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\)")
 _KILLED_FOR_MEMORY = re.compile(
     r"oom-kill:|Killed process \d|[Mm]emory cgroup out of memory|invoked oom-killer|oom_reaper"
 )
+_KILL = re.compile(r"^oom-kill:.*\btask_memcg=(?P<group>[^,]{1,400}),.*\bpid=(?P<pid>\d{1,10})\b")
 _PIDS = re.compile(r"\b(?:pid=|Killed process |reaped process )(\d{1,10})\b")
 _NODE = re.compile(r"[A-Za-z][\w-]*(?:\.[\w-]+)*")
 
@@ -39,6 +40,8 @@ class Look:
 
     node: str
     at: float
+    group: str = ""
+    """The launcher's control group, as the kernel names it."""
     oom_kills: int | None = None
     """Processes of the launcher's control group that were killed for memory since the ranks were started."""
     peak_mib: int | None = None
@@ -73,6 +76,7 @@ def parse(told: dict[str, Any], *, node: str) -> Look | None:
     return Look(
         node=node,
         at=at,
+        group=untrusted.line(memory.get("path"), 400),
         oom_kills=untrusted.count(memory.get("oom_kills")),
         peak_mib=untrusted.count(memory.get("peak_mib"), 1 << 40),
         limit_mib=untrusted.count(memory.get("limit_mib"), 1 << 40),
@@ -169,10 +173,11 @@ def _name(look: Look) -> str:
 def logs_of(look: Look, ends: Sequence[End]) -> Iterator[Log]:
     """What is read like any log: the kernel's, and what `nvidia-smi -q` said."""
     node = look.node if _NODE.fullmatch(look.node) else "node"
+    elsewhere = _is_elsewhere(look, ends)
     lines = [
         f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}+0000 {node} kernel: {text}\n"
         for at, text in look.kernel
-        if _is_ours(text, look, {end.pid for end in ends if end.pid})
+        if not elsewhere(at, text)
     ]
     for name, text in (("kernel", "".join(lines)), ("nvidia-smi", _own_gpus(look))):
         if text:
@@ -189,10 +194,33 @@ def _own_gpus(look: Look) -> str:
     return "".join((head, *own))
 
 
-def _is_ours(text: str, look: Look, pids: Collection[int]) -> bool:
-    """Whether a line of the kernel may be of this job: not of another's GPU, or of a process killed elsewhere."""
-    if (found := _XID.search(text)) and look.buses:
-        return _bus(found["bus"]) in look.buses
-    if _KILLED_FOR_MEMORY.search(text) and look.oom_kills == 0:
-        return any(int(pid) in pids for pid in _PIDS.findall(text))
-    return True
+def _is_elsewhere(look: Look, ends: Sequence[End]) -> Callable[[float, str], bool]:
+    """Whether a line of the kernel is not of this job: of another's GPU, or of a process that was killed for memory
+    before the ranks started or in a control group that they are not in.
+    """
+    pids = {str(end.pid) for end in ends if end.pid}
+    began = min((end.at - end.seconds for end in ends if end.at and end.seconds is not None), default=0.0)
+    own = {
+        kill["pid"]
+        for at, text in look.kernel
+        if at >= began and (kill := _KILL.search(text)) and (kill["pid"] in pids or _is_within(kill["group"], look))
+    }
+    told = {kill["pid"] for _, text in look.kernel if (kill := _KILL.search(text))}
+
+    def is_elsewhere(at: float, text: str) -> bool:
+        if (found := _XID.search(text)) and look.buses:
+            return _bus(found["bus"]) not in look.buses
+        if not _KILLED_FOR_MEMORY.search(text):
+            return False
+        if at < began:
+            return True
+        if named := set(_PIDS.findall(text)):
+            return not named & (pids | own) and (look.oom_kills == 0 or named <= told)
+        return bool(told) and not own
+
+    return is_elsewhere
+
+
+def _is_within(group: str, look: Look) -> bool:
+    """Whether a control group is the launcher's own or below it; below the root are all, so there it is that alone."""
+    return group == look.group or (look.group not in {"", "/"} and group.startswith(f"{look.group}/"))

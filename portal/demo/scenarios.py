@@ -170,8 +170,8 @@ STORIES = (
                 "torch.AcceleratorError: CUDA error: unknown error",
                 echo="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, remote process"
                 " exited or there was a network error, NCCL version 2.27.3",
-                decision="A GPU was lost from the bus on dgx-03 (84 % sure). Started anew from step 3,000 without dgx-03"
-                " as attempt 2. Restart 1 of 3.",
+                decision="A GPU was lost from the bus on dgx-03 (84 % sure). Started anew from step 3,000 without"
+                " dgx-03 as attempt 2. Restart 1 of 3.",
             ),
             Try(hours_ago=10.0, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=2.5),
         ),

@@ -80,6 +80,7 @@ def test_a_newcomer_sees_their_own_machine_live(machine: Machine) -> None:
     told = machine.get(f"/api/v1/nodes/{HOST}/telemetry")
     assert told["facts"]["driver"]
     assert told["host"]["cpu_percent"] >= 0
+    wait_for(lambda: HOST in [node["name"] for node in machine.get("/api/v1/nodes")["items"]], "the first reading")
     assert machine.get(f"/api/v1/nodes/{HOST}")["gpus"] == 8, "the local scheduler has them, too"
 
 

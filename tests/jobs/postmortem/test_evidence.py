@@ -236,6 +236,20 @@ class TestLook:
         left.look(1, kernel=[[timezone.now().timestamp() - 4, OOM]])
         assert left.diagnosed()[0].cause == "memory.host_oom"
 
+    @pytest.mark.parametrize(
+        ("ago", "group", "cause"),
+        [(4, "/job_7/step_0", "memory.host_oom"), (4, "/job_8/step_0", "unknown"), (300, "/job_7/step_0", "unknown")],
+        ids=["in its group", "in another's", "before it began"],
+    )
+    def test_where_and_when_it_killed_tells_whose_it_was(self, left: Left, ago: int, group: str, cause: str) -> None:
+        """Of a kernel that keeps no count, or of what the ranks had started themselves."""
+        kill = f"oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg={group},task_memcg={group},task=python,pid=4242,uid=0"
+        at = timezone.now().timestamp() - ago
+        left.ends(1, r1=(None, 9, 0.5))
+        said = ("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0", kill, OOM)
+        left.look(1, kernel=[[at, line] for line in said], memory={"path": "/job_7", "oom_kills": None})
+        assert left.diagnosed()[0].cause == cause
+
     def test_of_many_restarts_the_one_that_failed(self, left: Left) -> None:
         """In the order of names, 10.0 comes before 2.0."""
         for number in range(11):
