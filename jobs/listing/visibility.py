@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import StrIndex, Substr
 
@@ -15,14 +15,18 @@ from jobs.listing.sight import sees_all
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
+from nodes.models.json_text import json_text
 from nodes.schedulers.cluster import HOLDING
 from portal.models import User
 
+_names = msgspec.json.Decoder(list[str]).decode
+_indices = msgspec.json.Decoder(dict[str, list[int]]).decode
 _KEY = re.compile(r"\.([0-9a-f]{16})\Z")  # what Vigil adds to the name that a person gave
+MOST_NAMED = 200  # ids that a statement names: of more, the database looks up itself which they are
 
 
 class _Running(NamedTuple):
-    """What is asked of a job that runs: of thousands, whole rows would cost three times as much."""
+    """What is asked of a job that runs: of thousands, whole rows would cost five times as much."""
 
     scheduler_id: str
     name: str
@@ -33,14 +37,22 @@ class _Running(NamedTuple):
     ends_at: datetime | None
 
 
-@dataclass(frozen=True)
-class Held:
+class _Ours(NamedTuple):
+    """A job of Vigil's, as far as nodes tell of it."""
+
+    pk: int
+    name: str
+    owner_id: int
+    owner: str
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
     """What one job holds on one node, as one person may see it."""
 
     scheduler_id: str
     name: str  # "": the site hides other people's
     user: str
-    job: Job | None  # Vigil's, where it is one that the person may see
+    job: int | None  # Vigil's number, where it is a job that the person may see
     is_mine: bool
     gpus: tuple[int, ...]  # indices on the node; empty where the scheduler does not tell
     ends_at: datetime | None
@@ -51,8 +63,7 @@ def visible_queue(user: User) -> QuerySet[QueuedJob]:
     """Everybody's jobs, unless the site says that each sees their own and their projects' alone."""
     if sees_all(user):
         return QueuedJob.objects.all()
-    known = _alive().filter(job__in=Job.objects.visible_to(user))
-    return QueuedJob.objects.filter(_of_person(user) | _of_attempts(known))
+    return QueuedJob.objects.filter(_of_person(user) | _of_attempts(_seen(user)))
 
 
 def mine(user: User) -> Q:
@@ -62,7 +73,7 @@ def mine(user: User) -> Q:
 
 def jobs_of(user: User, scheduler_ids: Iterable[str]) -> dict[str, Job]:
     """Vigil's jobs by the scheduler's id, of those that the person may see."""
-    attempts = _alive().filter(scheduler_id__in=set(scheduler_ids), job__in=Job.objects.visible_to(user))
+    attempts = _seen(user).filter(scheduler_id__in=set(scheduler_ids))
     rows = attempts.with_job().select_related("job__owner", "job__project").order_by("id")
     return {attempt.scheduler_id: attempt.job for attempt in rows}
 
@@ -78,47 +89,69 @@ def sweeps_of(user: User, rows: Iterable[QueuedJob]) -> dict[str, Sweep]:
 
 def names_of(rows: Iterable[QueuedJob | _Running]) -> dict[str, str]:
     """The names as people gave them, by the scheduler's id. Past Vigil a name may end like one of its keys."""
-    rows = list(rows)
-    keys = {found[1] for row in rows if (found := _KEY.search(row.name))}
-    own = {
-        key
-        for kind in (Attempt, Sweep, Stray)
-        for key in kind.objects.filter(key__in=keys).values_list("key", flat=True)
-    }
-    named = {}
-    for row in rows:
-        found = _KEY.search(row.name)
-        named[row.scheduler_id] = (found and found[1] in own and row.name[: found.start()]) or row.name
+    named = {row.scheduler_id: row.name for row in rows}
+    keyed = {scheduler_id: found for scheduler_id, name in named.items() if (found := _KEY.search(name))}
+    if keyed:
+        keys = {found[1] for found in keyed.values()}
+        own = {
+            key
+            for kind in (Attempt, Sweep, Stray)
+            for key in kind.objects.filter(key__in=keys).values_list("key", flat=True)
+        }
+        named |= {
+            scheduler_id: found.string[: found.start()] or found.string
+            for scheduler_id, found in keyed.items()
+            if found[1] in own
+        }
     return named
 
 
 def held_on(user: User, names: Iterable[str]) -> dict[str, list[Held]]:
     """What runs on each of these nodes: the person's own first."""
     wanted = set(names)
-    rows = QueuedJob.objects.filter(state__in=HOLDING).values_list(*_Running._fields)
-    running = [row for row in map(_Running._make, rows) if not wanted.isdisjoint(row.nodes)]
-    known = jobs_of(user, (row.scheduler_id for row in running))
-    given = names_of(running)
+    running = [row for row in _running() if not wanted.isdisjoint(row.nodes)]
+    known = _ours(user, [row.scheduler_id for row in running])
+    given = names_of(row for row in running if row.scheduler_id not in known)
     shown = sees_all(user)
     found: dict[str, list[Held]] = {name: [] for name in wanted}
     for row in running:
         job = known.get(row.scheduler_id)
         for node in wanted.intersection(row.nodes):
-            found[node].append(_held(row, node, user, job, shown, given[row.scheduler_id]))
+            found[node].append(_held(row, node, user, job, shown, given.get(row.scheduler_id, "")))
     for held in found.values():
-        held.sort(key=lambda one: (not one.is_mine, one.gpus, one.scheduler_id))
+        if len(held) > 1:
+            held.sort(key=lambda one: (not one.is_mine, one.gpus, one.scheduler_id))
     return found
 
 
-def _held(row: _Running, node: str, user: User, job: Job | None, shown: bool, given: str) -> Held:
+def _running() -> Iterator[_Running]:
+    rows = (
+        QueuedJob.objects.filter(state__in=HOLDING)
+        .order_by()
+        .values_list("scheduler_id", "name", "user", json_text("nodes"), "gpus", json_text("gpu_indices"), "ends_at")
+    )
+    for scheduler_id, name, user, nodes, gpus, gpu_indices, ends_at in rows:
+        yield _Running(scheduler_id, name, user, _names(nodes), gpus, _indices(gpu_indices), ends_at)
+
+
+def _ours(user: User, running: Sequence[str]) -> dict[str, _Ours]:
+    """As `jobs_of`, of what runs on nodes, without whole rows."""
+    few = len(running) <= MOST_NAMED
+    ids = running if few else QueuedJob.objects.filter(state__in=HOLDING).values("scheduler_id")
+    rows = _seen(user).filter(scheduler_id__in=ids).order_by("id")
+    jobs = rows.values_list("scheduler_id", "job_id", "job__name", "job__owner_id", "job__owner__username")
+    return {scheduler_id: _Ours(pk, name, owner_id, owner) for scheduler_id, pk, name, owner_id, owner in jobs}
+
+
+def _held(row: _Running, node: str, user: User, job: _Ours | None, shown: bool, given: str) -> Held:
     own = bool(row.user) and row.user == user.slurm_user or (job is not None and job.owner_id == user.pk)
     known = shown or own or job is not None
     gpus = tuple(row.gpu_indices.get(node, ()))
     return Held(
         scheduler_id=row.scheduler_id,
         name=(job.name if job else given) if known else "",
-        user=(job.owner.username if job else row.user) if known else "",
-        job=job,
+        user=(job.owner if job else row.user) if known else "",
+        job=job.pk if job else None,
         is_mine=own,
         gpus=gpus,
         ends_at=row.ends_at,
@@ -128,6 +161,10 @@ def _held(row: _Running, node: str, user: User, job: Job | None, shown: bool, gi
 
 def _alive() -> AttemptQuerySet:
     return Attempt.objects.alive().confirmed().exclude(scheduler_id="")
+
+
+def _seen(user: User) -> AttemptQuerySet:
+    return _alive().filter(job__in=Job.objects.visible_to(user))
 
 
 def _of_attempts(attempts: AttemptQuerySet) -> Q:

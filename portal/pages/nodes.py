@@ -68,7 +68,7 @@ class NodeRow:
         holder = next((held for held in self.held if index in held.gpus), None)
         place = f"GPU {index}"
         if holder is not None:
-            url = reverse("job", args=[holder.job.pk]) if holder.job else ""
+            url = reverse("job", args=[holder.job]) if holder.job else ""
             whose = f"{holder.name}, {holder.user}" if holder.user else "in use"
             return Cell(index, "mine" if holder.is_mine else "busy", letters(holder.user), f"{place}: {whose}", url)
         if self._is_taken(index):
