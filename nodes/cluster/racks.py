@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from django.db import transaction
 
@@ -156,6 +157,7 @@ def take_out(user: User, node: str) -> bool:
     return bool(gone)
 
 
+@lru_cache(maxsize=16_384)
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     """Sorts rack 2 before rack 10."""
     parts = [part for part in _UNITS.split(name.lower()) if part]

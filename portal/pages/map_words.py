@@ -36,16 +36,16 @@ def say(drawn: RackMap, slow: Sequence[SlowFileSystem], waiting: Waiting, now: d
 def facts(drawn: RackMap, waiting: Waiting) -> list[tuple[str, str, str, str]]:
     """(title, value, what it is of, the page where it leads: by its name)."""
     rows = [row for column in drawn.columns for row in column.rows]
-    cells = [cell for row in rows for cell in row.cells]
-    if not cells:
+    devices = [device for column in drawn.columns for device in column.devices]
+    if not devices:
         return _of_cpus(rows, waiting)
-    told = [cell.device.percent for cell in cells if cell.device.percent is not None]
+    told = [device.percent for device in devices if device.percent is not None]
     together = max((row.free for row in rows), default=0)
     free = sum(row.free for row in rows)
     out = sum(not row.machine.takes_jobs for row in rows)
-    watts = kilowatts(cell.device for cell in cells)
-    cap = sum(cell.device.cap_watts or 0 for cell in cells) / 1000
-    in_all = formatting.plural(len(cells), "GPU")
+    watts = kilowatts(devices)
+    cap = sum([device.cap_watts or 0 for device in devices]) / 1000
+    in_all = formatting.plural(len(devices), "GPU")
     return [
         ("In use", formatting.count(sum(row.held for row in rows)), f"of {in_all}", "running"),
         ("Working", formatting.measure(sum(told) / 100) if told else "–", "by utilisation", ""),
@@ -86,7 +86,7 @@ def _out(rows: Sequence[Row]) -> list[str]:
 
 
 def _lost(rows: Sequence[Row]) -> list[str]:
-    lost = [(row.name, cell.device.index) for row in rows for cell in row.cells if cell.state == "lost"]
+    lost = [(row.name, device.index) for row in rows if "lost" in row.states for device in row.in_state("lost")]
     if len(lost) == 1:
         return [f"GPU {lost[0][1]} of {lost[0][0]} is lost"]
     nodes = list(dict.fromkeys(name for name, _ in lost))
@@ -96,8 +96,8 @@ def _lost(rows: Sequence[Row]) -> list[str]:
 
 def _silent(rows: Sequence[Row]) -> list[str]:
     silent = [row.machine for row in rows if row.machine.is_silent and row.machine.is_in_service]
-    if len(silent) == 1 and (heard := silent[0].heard_at):
-        return [f"the agent of {silent[0].name} is silent since {formatting.clock(heard)}"]
+    if len(silent) == 1 and (since := silent[0].silent_since):
+        return [f"the agent of {silent[0].name} is silent since {formatting.clock(since)}"]
     return [f"{formatting.plural(len(silent), 'agent')} are silent"] if silent else []
 
 
@@ -108,7 +108,7 @@ def _all_well(rows: Sequence[Row]) -> str:
 
 
 def _idle(rows: Sequence[Row]) -> str:
-    idle = [cell.device for row in rows for cell in row.cells if cell.state == "wasted"]
+    idle = [device for row in rows if "wasted" in row.states for device in row.in_state("wasted")]
     if not idle:
         return ""
     lead = f"{formatting.plural(len(idle), 'GPU is', 'GPUs are')} held and idle"

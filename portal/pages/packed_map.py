@@ -10,7 +10,7 @@ LETTERS = {"busy": "b", "wasted": "w", "idle": "i", "drained": "d", "lost": "l",
 MOST_OWNERS = 255
 NOTHING = "--"
 HEX: dict[int | None, str] = {value: f"{value:02x}" for value in range(256)} | {None: NOTHING}
-MOST = 255
+FULL = HEX[255]  # what is beyond the scale, too
 
 
 def packed(drawn: RackMap) -> dict[str, Any]:
@@ -39,13 +39,12 @@ def _column(column: Column, places: dict[str, int]) -> dict[str, Any]:
 
 
 def _node(row: Row, places: dict[str, int]) -> list[Any]:
-    cells = row.cells
-    devices = [cell.device for cell in cells]
-    states = "".join([LETTERS[cell.state] for cell in cells])
-    uses = "".join([HEX.get(device.percent, HEX[MOST]) for device in devices])
-    heats = "".join([HEX.get(device.temperature_c, HEX[MOST]) for device in devices])
+    devices = row.machine.devices
+    states = "".join([LETTERS[state] for state in row.states])
+    uses = "".join([HEX.get(device.percent, FULL) for device in devices])
+    heats = "".join([HEX.get(device.temperature_c, FULL) for device in devices])
     owners = "".join([HEX[places.get(device.holder.user)] if device.holder else NOTHING for device in devices])
     indices = [device.index for device in devices]
-    counted = indices == list(range(len(cells)))
+    counted = indices == list(range(len(devices)))
     told: list[Any] = [row.name, row.limit_c, states, uses, heats, owners, row.trouble, None if counted else indices]
-    return told if cells else [*told, row.machine.cpus_used, row.machine.cpus]
+    return told if devices else [*told, row.machine.cpus_used, row.machine.cpus]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import fmean
 from zlib import crc32
+
+from django.utils.functional import cached_property  # before Python 3.12, functools' takes a lock each time
 
 from nodes.cluster.racks import natural
 from portal import formatting
@@ -35,7 +36,6 @@ class Cell:
 
     device: Device
     state: str
-    heats_at: int
 
     @property
     def mark(self) -> str:
@@ -84,7 +84,6 @@ class Row:
     """A node as the map draws it."""
 
     machine: Machine
-    cells: list[Cell]
 
     @cached_property
     def name(self) -> str:
@@ -97,21 +96,30 @@ class Row:
         return "warn" if machine.is_in_service and self.is_unwell else family(machine.state, machine.is_in_service)
 
     @cached_property
+    def states(self) -> list[str]:
+        """Of its GPUs: all that a painted map needs of their cells, of which there would be thousands."""
+        return [_state(device, self.machine) for device in self.machine.devices]
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        return [Cell(device, state) for device, state in zip(self.machine.devices, self.states, strict=True)]
+
+    @cached_property
     def is_unwell(self) -> bool:
-        return self.machine.is_silent or any(cell.state in {"lost", "hot"} for cell in self.cells)
+        return self.machine.is_silent or "lost" in self.states or "hot" in self.states
 
     @cached_property
     def held(self) -> int:
-        return sum(cell.device.is_held for cell in self.cells)
+        return sum([device.is_held for device in self.machine.devices])
 
     @cached_property
     def free(self) -> int:
-        return sum(cell.state == "idle" for cell in self.cells)
+        return self.states.count("idle")
 
     @cached_property
     def limit_c(self) -> int:
         """From where on a script draws its GPUs as hot."""
-        return min((cell.heats_at for cell in self.cells), default=HOT_C)
+        return min([_heats_at(device) for device in self.machine.devices], default=HOT_C)
 
     @cached_property
     def why(self) -> str:
@@ -125,23 +133,28 @@ class Row:
             word = formatting.word(machine.state)
             return f"{word}, {machine.reason}" if machine.reason else word
         for state, word in (("lost", "lost"), ("hot", "hot")):
-            if indices := [str(cell.device.index) for cell in self.cells if cell.state == state]:
+            if state in self.states:
+                indices = [str(device.index) for device in self.in_state(state)]
                 return f"{'GPU' if len(indices) == 1 else 'GPUs'} {', '.join(indices)} {word}"
-        if machine.is_silent and machine.heard_at:
-            return f"agent silent since {formatting.clock(machine.heard_at)}"
+        if machine.silent_since:
+            return f"agent silent since {formatting.clock(machine.silent_since)}"
         return ""
 
     @cached_property
     def people(self) -> str:
         """Which jobs are there, and what is free: "plover, 2 free"."""
         named = list(dict.fromkeys([held.name for held in self.machine.held if held.name]))
-        named = named or list(dict.fromkeys(cell.device.holder.name for cell in self.cells if cell.device.holder))
+        devices = self.machine.devices
+        named = named or list(dict.fromkeys(device.holder.name for device in devices if device.holder))
         said = [*named[:2], *([f"{len(named) - 2} more"] if len(named) > 2 else [])]
-        if self.cells:
-            hidden = any(cell.device.is_held and cell.device.holder is None for cell in self.cells)
+        if devices:
+            hidden = any(device.is_held and device.holder is None for device in devices)
             said += ["in use"] if hidden and not named else []
-            said += [f"{self.free} free" if self.free < len(self.cells) else "free"] if self.free else []
+            said += [f"{self.free} free" if self.free < len(devices) else "free"] if self.free else []
         return ", ".join(part for part in said if part) or formatting.word(self.machine.state)
+
+    def in_state(self, state: str) -> list[Device]:
+        return [device for device, one in zip(self.machine.devices, self.states, strict=True) if one == state]
 
 
 _BROKEN = frozenset({"down", "not_responding", "fail", "failing"})
@@ -161,12 +174,12 @@ class Column:
     off_c: float | None = None  # warmer than its neighbours by so much
 
     @cached_property
-    def cells(self) -> list[Cell]:
-        return [cell for row in self.rows for cell in row.cells]
+    def devices(self) -> list[Device]:
+        return [device for row in self.rows for device in row.machine.devices]
 
     @cached_property
     def gpus(self) -> int:
-        return sum(len(row.cells) for row in self.rows)
+        return sum(len(row.machine.devices) for row in self.rows)
 
     @cached_property
     def held(self) -> int:
@@ -174,7 +187,7 @@ class Column:
 
     @cached_property
     def wasted(self) -> int:
-        return sum(cell.state == "wasted" for cell in self.cells)
+        return sum(row.states.count("wasted") for row in self.rows)
 
     @cached_property
     def cpus(self) -> int:
@@ -186,25 +199,25 @@ class Column:
 
     @cached_property
     def kilowatts(self) -> float | None:
-        return kilowatts(cell.device for cell in self.cells)
+        return kilowatts(self.devices)
 
     @cached_property
     def percent(self) -> float | None:
-        told = [cell.device.percent for cell in self.cells if cell.device.percent is not None]
+        told = [device.percent for device in self.devices if device.percent is not None]
         return fmean(told) if told else None
 
     @cached_property
     def mean_c(self) -> float | None:
-        told = [cell.device.temperature_c for cell in self.cells if cell.device.temperature_c is not None]
+        told = [device.temperature_c for device in self.devices if device.temperature_c is not None]
         return fmean(told) if told else None
 
     @cached_property
     def working_c(self) -> float | None:
         """The mean temperature of its GPUs that work."""
         told = [
-            cell.device.temperature_c
-            for cell in self.cells
-            if cell.device.temperature_c is not None and (cell.device.percent or 0) >= BUSY_PERCENT
+            device.temperature_c
+            for device in self.devices
+            if device.temperature_c is not None and (device.percent or 0) >= BUSY_PERCENT
         ]
         return fmean(told) if told else None
 
@@ -234,7 +247,7 @@ class RackMap:
 
 def drawn(machines: Sequence[Machine], partitions: Sequence[str]) -> RackMap:
     """The map of these machines; partitions in the order in which they stand."""
-    rows = [Row(machine, [cell_of(device, machine) for device in machine.devices]) for machine in machines]
+    rows = [Row(machine) for machine in machines]
     size = _size(len(rows))
     racks = _racks([row for row in rows if row.machine.rack])
     _compare(racks)
@@ -249,18 +262,21 @@ def of_rack(drawn: RackMap, name: str) -> RackMap:
 
 
 def cell_of(device: Device, machine: Machine) -> Cell:
-    heats_at = device.slowdown_c - NEAR_LIMIT_C if device.slowdown_c else HOT_C
-    return Cell(device, _state(device, machine, heats_at), heats_at)
+    return Cell(device, _state(device, machine))
 
 
 def _size(nodes: int) -> str:
     return "full" if nodes <= FOLDS_AT else "folded" if nodes <= CANVAS_AT else "canvas"
 
 
-def _state(device: Device, machine: Machine, heats_at: int) -> str:
+def _heats_at(device: Device) -> int:
+    return device.slowdown_c - NEAR_LIMIT_C if device.slowdown_c else HOT_C
+
+
+def _state(device: Device, machine: Machine) -> str:
     if device.is_lost:
         return "lost"
-    if device.throttle & THERMAL or (device.temperature_c or 0) >= heats_at:
+    if device.throttle & THERMAL or (device.temperature_c or 0) >= _heats_at(device):
         return "hot"
     if device.is_held:
         return "wasted" if device.is_wasted else "busy"
@@ -335,5 +351,5 @@ def _compare(racks: Sequence[Column]) -> None:
 
 def _owners(rows: Iterable[Row]) -> list[tuple[str, str, int, int]]:
     """Who holds most, and how many GPUs."""
-    held = Counter(cell.device.holder.user for row in rows for cell in row.cells if cell.device.holder)
+    held = Counter([device.holder.user for row in rows for device in row.machine.devices if device.holder])
     return [(letters(user), user, colour(user), gpus) for user, gpus in held.most_common() if user]

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from django.conf import LazySettings
 from django.utils import timezone
+from msgspec import structs
 
 from bench import many_machines
+from jobs.listing import visibility
 from jobs.listing.visibility import Held
 from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace, Reading
 from nodes.telemetry.mounts import SlowFileSystem
@@ -96,7 +98,7 @@ def test_buckets_and_letters_at_their_ends() -> None:
 # What a row says, in one line.
 def test_a_row_says_what_matters_most() -> None:
     def why(of: Machine) -> str:
-        return rack_map.Row(of, cells(of)).why.replace(NBSP, " ")
+        return rack_map.Row(of).why.replace(NBSP, " ")
 
     held = [Held("7", name, "mira", None, False, (), None, 0) for name in ("wren", "plover", "heron")]
     assert why(machine("n", busy(0), Device(1), held=held[:1])) == "wren, 1 free"
@@ -107,10 +109,10 @@ def test_a_row_says_what_matters_most() -> None:
     assert why(machine("n", busy(2, celsius=90), busy(4, celsius=91))) == "GPUs 2, 4 hot"
     out = {"state": "drained", "is_in_service": False, "takes_jobs": False}
     assert why(machine("n", busy(3, is_lost=True), reason="XID 79", **out)) == "drained, XID 79"
-    assert why(machine("n", Device(0), is_silent=True, heard_at=NOON)).startswith("agent silent since ")
+    assert why(machine("n", Device(0), silent_since=NOON)).startswith("agent silent since ")
     assert why(machine("n", cpus=8, state="idle")) == "idle"
     families = [
-        rack_map.Row(of, cells(of)).family
+        rack_map.Row(of).family
         for of in (machine("n", busy(0)), machine("n", busy(0, is_lost=True)), machine("n", **out))
     ]
     assert families == ["running", "warn", "cancelled"]
@@ -195,7 +197,7 @@ def test_the_sentence_says_what_is_broken_first() -> None:
     lost = [busy(i, is_lost=True) for i in range(2)]
     assert said(machine("a", *lost)).startswith("2 GPUs are lost on a.")
     assert said(machine("a", lost[0]), machine("b", lost[1])).startswith("2 GPUs are lost on 2 nodes.")
-    silent = machine("a", is_silent=True, heard_at=NOON)
+    silent = machine("a", silent_since=NOON)
     assert re.match(r"The agent of a is silent since .*\d\d:\d\d\. ", said(silent))
     assert said(silent, replace(silent, name="b")).startswith("2 agents are silent.")
 
@@ -203,7 +205,7 @@ def test_the_sentence_says_what_is_broken_first() -> None:
 def test_the_sentence_says_what_is_idle_and_held_and_what_hangs() -> None:
     wasted = [busy(i, 0, is_wasted=True) for i in range(3)]
     assert "3 GPUs are held and idle, by mira." in said(machine("a", *wasted))
-    noor = replace(wasted[2], holder=Holder("noor", "x"))
+    noor = structs.replace(wasted[2], holder=Holder("noor", "x"))
     assert "3 GPUs are held and idle, 2 of them by mira." in said(machine("a", *wasted[:2], noor))
     open_one = SlowFileSystem("nfs01:/x", ["/x"], ["a", "b"], NOON - timedelta(minutes=11), NOON, None)
     assert said(machine("a"), slow=(open_one,)).startswith("nfs01 has been slow for 11 min on 2 nodes.")
@@ -286,6 +288,16 @@ def test_the_page_with_all_four_answers(mira: User) -> None:
         assert attribute in cell[0]
     assert 'aria-label="GPU 1: in use by oskar9, slurm-12, 7 %, 61 °C"' in html
     assert 'id="by-state" checked' in text(mira, "/cluster?by=nonsense").replace('value="state" ', "")
+
+
+def test_who_holds_what_where_more_runs_than_a_statement_names(mira: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_dgx(timezone.now())
+    few, stranger = text(mira, "/cluster"), person("stranger")
+    monkeypatch.setattr(visibility, "MOST_NAMED", 0)
+    labels = re.findall(r'aria-label="(GPU [^"]+)"', text(mira, "/cluster"))
+    assert labels == ["GPU 0: in use by mira, wren, 93 %, 61 °C", "GPU 1: in use by oskar9, slurm-12, 7 %, 61 °C"]
+    assert labels == re.findall(r'aria-label="(GPU [^"]+)"', few)
+    assert "in use by mira1, slurm-11" in text(stranger, "/cluster"), "Vigil's name is for those who may see the job"
 
 
 def test_the_card_of_a_gpu(mira: User) -> None:
