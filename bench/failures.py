@@ -186,7 +186,7 @@ def _what_came_of(running: list[Any]) -> tuple[list[float], list[float], float, 
     from jobs.models import Diagnosis
 
     rows = Diagnosis.objects.filter(incident__attempt__in=[one.pk for one in running], version=1)
-    found = list(rows.select_related("incident__attempt"))
+    found: list[Any] = list(rows.select_related("incident__attempt"))
     decided = [_seconds(one.incident.attempt.ended_at, one.incident.attempt.decided_at) for one in found]
     found_out = [_seconds(one.incident.attempt.ended_at, one.made_at) for one in found]
     all_s = _seconds(min(one.incident.attempt.ended_at for one in found), max(one.made_at for one in found))
