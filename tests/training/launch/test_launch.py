@@ -28,7 +28,7 @@ def server() -> Iterator[Server]:
 
 def test_a_run_completes_and_leaves_its_last_word(run: Run) -> None:
     assert run.fake(steps=20).wait(PATIENCE_S) == 0
-    assert run.result() == {"exit_code": 0, "cause": "completed", "error": "", "first_failure": None}
+    assert run.result() == {"exit_code": 0, "cause": "completed", "asked": "", "error": "", "first_failure": None}
     assert json.loads((run.attempt() / "owner.json").read_text()) == {"scheduler_id": "100", "restart_count": 0}
     (started,) = run.events("incarnation.started")
     assert (started["incarnation"], started["world_size"]) == (0, 2)
