@@ -27,7 +27,7 @@ FULL = 0.95  # of /dev/shm, as it is seen only now and then
 LEAST_FREE_MIB = 1
 _XID = re.compile(r"\bS?Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\)")
 _KILLED_FOR_MEMORY = re.compile(
-    r"oom-kill:|Killed process \d|[Mm]emory cgroup out of memory|invoked oom-killer|oom_reaper|"
+    r"oom-kill:|Killed process \d|[Mm]emory cgroup out of memory|invoked oom-killer|oom_reaper|out_of_memory|"
     r"^(?:memory|memory\+swap|swap|kmem): usage \d"
 )
 _KILL = re.compile(r"^oom-kill:.*\btask_memcg=(?P<group>[^,]{1,400}),.*\bpid=(?P<pid>\d{1,10})\b")

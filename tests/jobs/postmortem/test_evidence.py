@@ -246,8 +246,8 @@ class TestLook:
         kill = f"oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg={group},task_memcg={group},task=python,pid=4242,uid=0"
         at = timezone.now().timestamp() - ago
         left.ends(1, r1=(None, 9, 0.5))
-        usage = "memory: usage 65536kB, limit 65536kB, failcnt 19"
-        said = ("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0", usage, kill, OOM)
+        block = ("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0", " out_of_memory+0x214/0x500")
+        said = (*block, "memory: usage 65536kB, limit 65536kB, failcnt 19", kill, OOM)
         left.look(1, kernel=[[at, line] for line in said], memory={"path": "/job_7", "oom_kills": None})
         assert left.diagnosed()[0].cause == cause
 
