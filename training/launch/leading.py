@@ -268,7 +268,8 @@ class Leading:
         """The end of an attempt that was asked to stop while no rank runs."""
         resumable = bool(self._attempt.resume or newest_on_lineage(self._plan.job_dir))
         code = STOPPED if resumable else 143
-        return _ending(Outcome(code, "stopped", incarnation=last.number + 1 if last else 0))
+        number = last.number + 1 if last else 0
+        return _ending(Outcome(code, "stopped", incarnation=number, asked=self._stop.reason))
 
     def _too_few(self, last: Incarnation, live: int, failures: list[Failure]) -> Outcome:
         """What was committed is worth another turn at once; where nothing was, starts are counted (protocols.md §1)."""

@@ -77,9 +77,9 @@ def test_a_stop_before_anything_started_starts_nothing(run: Run) -> None:
     run.describe('kind = "distributed"\n[launch]\nnodes = 2\n')
     waiting = run.launch(json.dumps({"steps": 5}), nodes=2)  # its other node never comes
     until(lambda: list((run.attempt() / "members").glob("node-0.*")))
-    waiting.send_signal(signal.SIGTERM)
+    waiting.send_signal(signal.SIGUSR1)
     assert waiting.wait(PATIENCE_S) == 143
-    assert run.result()["cause"] == "stopped"
+    assert (run.result()["cause"], run.result()["asked"]) == ("stopped", "time_limit")
     assert run.events("incarnation.started") == []
     run.assert_nothing_left()
 
