@@ -219,21 +219,10 @@ def _times(people: dict[str, Any], job_id: int) -> tuple[Figures, Figures]:
         client = Client(headers={"host": "127.0.0.1"})
         client.force_login(user, backend="allauth.account.auth_backends.AuthenticationBackend")
         addresses = lists if who == "few" else [*documents, *lists]
-        both = {address: _timed(client, address) for address in addresses}
+        both = {address: stage.asked(client, address, TIMES) for address in addresses}
         wall[who] = {address: taken[0] for address, taken in both.items()}
         cpu[who] = {address: taken[1] for address, taken in both.items()}
     return wall, cpu
-
-
-def _timed(client: Any, address: str) -> tuple[float, float]:
-    wall, cpu = [], []
-    for _ in range(TIMES + 2):
-        began, began_cpu = time.perf_counter(), time.process_time()
-        answer = client.get(address)
-        assert answer.status_code == 200, (address, answer.status_code)
-        wall.append((time.perf_counter() - began) * 1000)
-        cpu.append((time.process_time() - began_cpu) * 1000)
-    return stage.percentile(wall[2:], 0.95), stage.percentile(cpu[2:], 0.5)
 
 
 if __name__ == "__main__":

@@ -198,31 +198,10 @@ def _p95(user: Any) -> tuple[dict[str, float], float]:
     for by in ("cause", "node", "rack", "partition", "project", "week"):
         for days in (7, 30, 90, 365):
             for address in (f"/reliability?by={by}&days={days}", f"/api/v1/reliability?by={by}&days={days}&limit=200"):
-                found[address] = _timed(client, address)
-    found["/api/v1/reliability/forecast?nodes=64&days=14"] = _timed(
-        client, "/api/v1/reliability/forecast?nodes=64&days=14"
-    )
-    return found, _cpu(client, max(found, key=lambda address: found[address]))
-
-
-def _timed(client: Any, address: str) -> float:
-    taken = []
-    for _ in range(TIMES + 2):
-        began = time.perf_counter()
-        answer = client.get(address)
-        assert answer.status_code == 200, (address, answer.status_code)
-        taken.append((time.perf_counter() - began) * 1000)
-    return stage.percentile(taken[2:], 0.95)
-
-
-def _cpu(client: Any, address: str) -> float:
-    """Milliseconds of this process alone, the least of some: SQLite's are in them."""
-    taken = []
-    for _ in range(5):
-        began = time.process_time()
-        client.get(address)
-        taken.append((time.process_time() - began) * 1000)
-    return min(taken)
+                found[address] = stage.asked(client, address, TIMES)[0]
+    forecast = "/api/v1/reliability/forecast?nodes=64&days=14"
+    found[forecast] = stage.asked(client, forecast, TIMES)[0]
+    return found, stage.asked(client, max(found, key=lambda address: found[address]), 5)[1]
 
 
 if __name__ == "__main__":

@@ -140,18 +140,8 @@ def _p95(user: Any) -> dict[str, float]:
     for by in ("project", "person", "job"):
         for days in (1, 7, 30, 90):
             for address in (f"/waste?by={by}&days={days}", f"/api/v1/waste?by={by}&days={days}&limit=200"):
-                found[address] = _timed(client, address)
+                found[address] = stage.asked(client, address, TIMES)[0]
     return found
-
-
-def _timed(client: Any, address: str) -> float:
-    taken = []
-    for _ in range(TIMES + 2):
-        began = time.perf_counter()
-        answer = client.get(address)
-        assert answer.status_code == 200, (address, answer.status_code)
-        taken.append((time.perf_counter() - began) * 1000)
-    return stage.percentile(taken[2:], 0.95)
 
 
 def _add() -> float:

@@ -1,13 +1,12 @@
 """REST: jobs. Thin: authorise, call one function, answer."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from django.db.models import QuerySet
 from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints
 
 from jobs.api.request import (
     BODY,
@@ -45,7 +44,7 @@ from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone
 from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
-from portal.http.api import ApiRequest, Cursor, Limit, Text, WantedPage, among, answer, bad_field
+from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, among, answer, bad_field
 from portal.http.openapi import described
 from portal.http.paging import Order, Row, page
 from portal.http.problems import Problem
@@ -69,8 +68,8 @@ class WantedJobs(Schema):
     owner: Text = ""
     kind: Text = ""
     tag: list[Text] = Field([], description="All of these.")
-    created_after: datetime | None = None
-    created_before: datetime | None = None
+    created_after: Moment | None = None
+    created_before: Moment | None = None
     parent: int | None = Field(None, ge=1, lt=2**63)
     sweep: int | None = Field(None, ge=1, lt=2**63, description="Jobs of this sweep.")
     sort: Annotated[str, among(SORTS, "an order")] = Field(
@@ -78,18 +77,6 @@ class WantedJobs(Schema):
     )
     limit: Limit
     cursor: Cursor
-
-    @field_validator("created_after", "created_before")
-    @classmethod
-    def _with_zone(cls, time: datetime | None) -> datetime | None:
-        if time is None:
-            return None
-        if time.tzinfo is None:
-            raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
-        try:
-            return time.astimezone(UTC)
-        except OverflowError:
-            raise ValueError("That is before the first of all days, or after the last. Leave it out.") from None
 
     def search(self) -> Search:
         return Search(

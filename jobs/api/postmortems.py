@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.conf import settings
 from django.http import HttpResponse
 from ninja import Query, Router, Schema
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from jobs.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import Search
 from jobs.models import Incident
-from portal.http.api import ApiRequest, Text, WantedPage, among, answer
+from portal.http.api import ApiRequest, Moment, Text, WantedPage, among, answer
 
 router = Router(tags=["post-mortems"])
 Owner = Literal["", "researcher", "sysadmin", "both", "nobody"]
@@ -54,19 +54,7 @@ class WantedIncidents(WantedPage):
     owner: Owner = Field("", description="Who must act, by the cause.")
     node: Text = ""
     published: bool | None = None
-    since: datetime | None = None
-
-    @field_validator("since")
-    @classmethod
-    def _with_zone(cls, time: datetime | None) -> datetime | None:
-        if time is None:
-            return None
-        if time.tzinfo is None:
-            raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
-        try:
-            return time.astimezone(UTC)
-        except OverflowError:
-            raise ValueError("That is before the first of all days, or after the last. Leave it out.") from None
+    since: Moment | None = None
 
 
 @router.get("/postmortems", response=Incidents, summary="What went wrong, newest first")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Annotated, Any
 
@@ -21,7 +19,8 @@ from jobs.reliability.offenders import Offender
 from jobs.reliability.published import PUBLISHED, Published
 from jobs.reliability.rate import Assumed, Rate
 from portal import formatting
-from portal.http.api import ApiRequest, Cursor, Text, among, bad_field, stream
+from portal.http import csv_file
+from portal.http.api import ApiRequest, Cursor, Text, among, bad_field
 from portal.http.openapi import described
 from portal.models import User
 from portal.untrusted import whole
@@ -178,23 +177,13 @@ def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> di
 @router.get(
     "/reliability.csv",
     summary="The same as CSV",
-    openapi_extra=described(
-        {
-            "responses": {
-                200: {
-                    "description": f"{','.join(CSV_HEADER)}: {CSV_ROWS:,} rows at most.",
-                    "content": {"text/csv": {"schema": {"type": "string"}}},
-                }
-            }
-        }
-    ),
+    openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
 def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> StreamingHttpResponse:
     """A name that a spreadsheet would take for a formula has an apostrophe before it."""
-    asked = _asked(wanted)
-    answer = stream(request, _lines(request.auth, asked), "text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="reliability-{asked.by}-{asked.days}d.csv"'
-    return answer
+    asked, user = _asked(wanted), request.auth
+    name = f"reliability-{asked.by}-{asked.days}d.csv"
+    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, asked))
 
 
 @router.get("/reliability/forecast", response=ForecastShape, summary="What so many nodes must expect in so many days")
@@ -255,18 +244,10 @@ def _published(one: Published) -> dict[str, Any]:
     return {"name": one.name, "per_1000_node_days": one.per_thousand, "how": one.how, "source": one.source}
 
 
-def _lines(user: User, asked: Wanted) -> Iterator[str]:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_HEADER)
+def _csv_rows(user: User, asked: Wanted) -> Iterator[Sequence[object]]:
     for row in reading.find(user, asked, timezone.now()).rows[:CSV_ROWS]:
         rate = row.rate
         often, until = rate.per_thousand_interval or ("", ""), rate.mttf_days_interval or ("", "")
         told = (rate.per_thousand, *often, rate.mttf_days, *until, row.lost_gpu_hours, row.detect_s, row.recover_s)
         numbers = (f"{one:.4f}" if isinstance(one, float) else "" for one in told)
-        writer.writerow([asked.by, _plain(row.name), rate.failures, f"{rate.node_days:.4f}", *numbers])
-    yield text.getvalue()
-
-
-def _plain(text: str) -> str:
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t"} else text
+        yield [asked.by, csv_file.plain(row.name), rate.failures, f"{rate.node_days:.4f}", *numbers]

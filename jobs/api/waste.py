@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime
 from typing import Annotated, Any, Literal
 
@@ -17,7 +15,8 @@ from jobs.waste import reading, saying
 from jobs.waste.reading import BY, MOST_DAYS, SORTS, Row, Wanted
 from jobs.waste.telling import IdleJob
 from portal import formatting
-from portal.http.api import ApiRequest, Cursor, among, bad_field, stream
+from portal.http import csv_file
+from portal.http.api import ApiRequest, Cursor, among, bad_field
 from portal.http.openapi import described
 from portal.models import User
 from portal.untrusted import whole
@@ -111,39 +110,20 @@ def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]
 @router.get(
     "/waste.csv",
     summary="The same as CSV",
-    openapi_extra=described(
-        {
-            "responses": {
-                200: {
-                    "description": f"{','.join(CSV_HEADER)}: {CSV_ROWS:,} rows at most.",
-                    "content": {"text/csv": {"schema": {"type": "string"}}},
-                }
-            }
-        }
-    ),
+    openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
 def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResponse:
     """A name that a spreadsheet would take for a formula has an apostrophe before it."""
-    asked = _asked(wanted)
-    answer = stream(request, _lines(request.auth, asked), "text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="waste-{asked.by}-{asked.days}d.csv"'
-    return answer
+    asked, user = _asked(wanted), request.auth
+    name = f"waste-{asked.by}-{asked.days}d.csv"
+    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, asked))
 
 
-def _lines(user: User, asked: Wanted) -> Iterator[str]:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_HEADER)
+def _csv_rows(user: User, asked: Wanted) -> Iterator[Sequence[object]]:
     for row in reading.find(user, asked, timezone.now(), limit=CSV_ROWS).rows:
         hours = (f"{value:.4f}" for value in (row.hours.held, row.hours.used, row.hours.idle))
-        names = (row.name, row.project, row.person)
-        job = "" if row.job is None else row.job
-        writer.writerow([asked.by, *map(_plain, names), job, _plain(row.scheduler_id), *hours])
-    yield text.getvalue()
-
-
-def _plain(text: str) -> str:
-    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t"} else text
+        names = map(csv_file.plain, (row.name, row.project, row.person))
+        yield [asked.by, *names, "" if row.job is None else row.job, csv_file.plain(row.scheduler_id), *hours]
 
 
 def _asked(wanted: WantedWaste) -> Wanted:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.utils import timezone
-
+from jobs.presenting.scale import Scale
 from portal import formatting
 
 LEFT = 13.0  # per cent of the width for the names of lanes
@@ -148,7 +147,7 @@ class Lanes:
 
 def draw(facts: Facts, span: str = "near") -> Lanes:
     """The lanes between two moments around what happened; `span`: one of SPANS."""
-    scale = _Scale(*_window(facts, span if span in SPANS else "near"))
+    scale = Scale(*_window(facts, span if span in SPANS else "near"), left=LEFT)
     lanes = [_scheduler(facts, scale), _vigil(facts, scale), *_nodes(facts, scale)]
     for i, lane in enumerate(lanes):
         lane.y = TOP + HEIGHT * i + HEIGHT // 2
@@ -167,28 +166,12 @@ def draw(facts: Facts, span: str = "near") -> Lanes:
     )
 
 
-@dataclass(frozen=True)
-class _Scale:
-    start: datetime
-    end: datetime
-
-    @property
-    def seconds(self) -> float:
-        return (self.end - self.start).total_seconds()
-
-    def has(self, at: datetime) -> bool:
-        return self.start <= at <= self.end
-
-    def __call__(self, at: datetime) -> float:
-        share = (at - self.start).total_seconds() / self.seconds
-        return round(LEFT + (100 - LEFT) * min(1.0, max(0.0, share)), 3)
-
-    def bar(self, since: datetime, until: datetime, look: str) -> list[Bar]:
-        """None where nothing of it is in sight."""
-        if until <= self.start or since >= self.end or until <= since:
-            return []
-        x1, x2 = self(since), self(until)
-        return [Bar(x1, max(x2, x1 + 0.15), look)]
+def _bar(scale: Scale, since: datetime, until: datetime, look: str) -> list[Bar]:
+    """None where nothing of it is in sight."""
+    if until <= scale.start or since >= scale.end or until <= since:
+        return []
+    x1, x2 = scale(since), scale(until)
+    return [Bar(x1, max(x2, x1 + 0.15), look)]
 
 
 def _window(facts: Facts, span: str) -> tuple[datetime, datetime]:
@@ -206,20 +189,20 @@ def _window(facts: Facts, span: str) -> tuple[datetime, datetime]:
     return max(facts.started_at - timedelta(seconds=20), first - max(around, BEFORE)), last + max(around / 2, AFTER)
 
 
-def _scheduler(facts: Facts, scale: _Scale) -> Lane:
+def _scheduler(facts: Facts, scale: Scale) -> Lane:
     lane = Lane("Scheduler", 0)
-    lane.bars += scale.bar(facts.started_at, facts.ended_at, "beat")
+    lane.bars += _bar(scale, facts.started_at, facts.ended_at, "beat")
     if scale.has(facts.ended_at):
         label = f"attempt {facts.number} {formatting.word(facts.state)}"
         lane.marks.append(Mark(scale(facts.ended_at), "glyph", facts.state, label))
     if facts.again_at is not None:
-        lane.bars += scale.bar(facts.again_at, facts.again_until or scale.end, "beat")
+        lane.bars += _bar(scale, facts.again_at, facts.again_until or scale.end, "beat")
         if scale.has(facts.again_at):
             lane.marks.append(Mark(scale(facts.again_at), "glyph", "running", f"attempt {facts.again}"))
     return lane
 
 
-def _vigil(facts: Facts, scale: _Scale) -> Lane:
+def _vigil(facts: Facts, scale: Scale) -> Lane:
     """What was done within one number's width of another stands beside it."""
     lane = Lane("Vigil", 0)
     seen = [(i, scale(at)) for i, at in enumerate(facts.acts, 1) if scale.has(at)]
@@ -235,7 +218,7 @@ def _vigil(facts: Facts, scale: _Scale) -> Lane:
     return lane
 
 
-def _nodes(facts: Facts, scale: _Scale) -> list[Lane]:
+def _nodes(facts: Facts, scale: Scale) -> list[Lane]:
     """Those that are blamed or told something first, as many as are easily seen; the others are one lane."""
     nodes = list(facts.nodes)
     shown = nodes
@@ -256,7 +239,7 @@ def _nodes(facts: Facts, scale: _Scale) -> list[Lane]:
     return lanes
 
 
-def _node(facts: Facts, node: NodeFacts, scale: _Scale) -> list[Lane]:
+def _node(facts: Facts, node: NodeFacts, scale: Scale) -> list[Lane]:
     """One lane; of a node with the blamed rank also one of that rank, and one of the others there."""
     lane = Lane(node.name, 0, is_hot=node.is_blamed)
     goes_on = node.name in facts.again_nodes
@@ -266,7 +249,7 @@ def _node(facts: Facts, node: NodeFacts, scale: _Scale) -> list[Lane]:
         lane.marks += _signs(node.signs, scale)
         return [lane]
     own = Lane(f"rank {facts.rank}", 0, is_inner=True, is_hot=True)
-    own.bars += scale.bar(facts.trained_from or facts.started_at, facts.bad_at or facts.ended_at, "beat")
+    own.bars += _bar(scale, facts.trained_from or facts.started_at, facts.bad_at or facts.ended_at, "beat")
     own.marks += _signs(mine, scale) or _stopped(facts, scale)
     rest = Lane(f"other {formatting.plural(node.ranks - 1, 'rank')}", 0, is_inner=True)
     _train(facts, rest, scale, goes_on=goes_on)
@@ -276,32 +259,32 @@ def _node(facts: Facts, node: NodeFacts, scale: _Scale) -> list[Lane]:
     return [lane, own, rest]
 
 
-def _train(facts: Facts, lane: Lane, scale: _Scale, *, goes_on: bool) -> None:
+def _train(facts: Facts, lane: Lane, scale: Scale, *, goes_on: bool) -> None:
     """It waits for its first step, trains until its last, and waits for the end."""
     first, last = facts.trained_from or facts.started_at, facts.trained_until or facts.ended_at
-    lane.bars += scale.bar(facts.started_at, first, "beat stall")
-    lane.bars += scale.bar(first, last, "beat")
-    lane.bars += scale.bar(last, facts.ended_at, "beat stall")
+    lane.bars += _bar(scale, facts.started_at, first, "beat stall")
+    lane.bars += _bar(scale, first, last, "beat")
+    lane.bars += _bar(scale, last, facts.ended_at, "beat stall")
     if goes_on:
         _train_again(facts, lane, scale)
 
 
-def _train_again(facts: Facts, lane: Lane, scale: _Scale) -> None:
+def _train_again(facts: Facts, lane: Lane, scale: Scale) -> None:
     if facts.again_at is None:
         return
     until = facts.again_until or scale.end
     trained = facts.again_trained_at or until
-    lane.bars += scale.bar(facts.again_at, min(trained, until), "beat stall")
-    lane.bars += scale.bar(trained, until, "beat")
+    lane.bars += _bar(scale, facts.again_at, min(trained, until), "beat stall")
+    lane.bars += _bar(scale, trained, until, "beat")
 
 
-def _stopped(facts: Facts, scale: _Scale) -> list[Mark]:
+def _stopped(facts: Facts, scale: Scale) -> list[Mark]:
     at = facts.bad_at
     step = f"last step {formatting.count(facts.last_step)}" if facts.last_step is not None else "stopped"
     return [Mark(scale(at), "glyph", "failed", step)] if at is not None and scale.has(at) else []
 
 
-def _signs(signs: tuple[Sign, ...] | list[Sign], scale: _Scale) -> list[Mark]:
+def _signs(signs: tuple[Sign, ...] | list[Sign], scale: Scale) -> list[Mark]:
     """One mark a role and moment that can be told apart; the earliest names it."""
     marks: list[Mark] = []
     for sign in sorted(signs, key=lambda sign: (sign.role != "root", sign.at)):
@@ -343,18 +326,14 @@ def _letters(share: float) -> int:
     return int((share / 100 * WIDTH_PX - 22) / LETTER_PX)
 
 
-def _axis(scale: _Scale) -> list[tuple[float, str]]:
+def _axis(scale: Scale) -> list[tuple[float, str]]:
     """Sets at most nine ticks, at round local times."""
-    step = next((s for s in _STEPS_S if scale.seconds / s <= 9), _STEPS_S[-1])
-    midnight = timezone.localtime(scale.start).replace(hour=0, minute=0, second=0, microsecond=0)
-    since = (scale.start - midnight).total_seconds()
-    at = midnight + timedelta(seconds=step * (since // step + 1))
+    step, marks = scale.marks(_STEPS_S, 9)
     ticks = []
-    while at < scale.end:
+    for at in marks:
         text = f"{at:%H:%M:%S}" if step < 60 else f"{at:%H:%M}" if step < 86400 else f"{at.day} {at:%b}"
         if (x := scale(at)) < 98:
             ticks.append((x, text))
-        at += timedelta(seconds=step)
     return ticks
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from django.utils import timezone
 
+from jobs.presenting.scale import Scale
 from portal import formatting
 
 # The widths that labels are kept apart by assume a drawing of about this many pixels.
@@ -120,7 +121,7 @@ def draw(
     """The ribbon of a job that has at least one attempt."""
     first, last = pieces[0].began, pieces[-1]
     alive = last.ended is None
-    scale = _Scale(first, _right_edge(first, last, now, done_at, limit_at))
+    scale = Scale(first, _right_edge(first, last, now, done_at, limit_at))
     ribbon = Ribbon(begins=formatting.clock(first, now), words=_in_words(pieces, now, done_at if alive else None))
     for piece in pieces:
         _draw_piece(ribbon, piece, scale, now)
@@ -136,20 +137,6 @@ def draw(
     return ribbon
 
 
-@dataclass(frozen=True)
-class _Scale:
-    start: datetime
-    end: datetime
-
-    @property
-    def seconds(self) -> float:
-        return (self.end - self.start).total_seconds()
-
-    def __call__(self, at: datetime) -> float:
-        share = (at - self.start).total_seconds() / self.seconds
-        return round(100 * min(1.0, max(0.0, share)), 3)
-
-
 def _right_edge(
     first: datetime, last: Piece, now: datetime, done_at: datetime | None, limit_at: datetime | None
 ) -> datetime:
@@ -162,7 +149,7 @@ def _right_edge(
     return max(least, ahead + (ahead - first) * 0.03, min(limit_at or ahead, furthest))
 
 
-def _draw_piece(ribbon: Ribbon, piece: Piece, scale: _Scale, now: datetime) -> None:
+def _draw_piece(ribbon: Ribbon, piece: Piece, scale: Scale, now: datetime) -> None:
     waited_until = piece.started or piece.ended or now
     if (waited_until - piece.began).total_seconds() > scale.seconds * 0.004:
         title = f"pending {formatting.duration((waited_until - piece.began).total_seconds())}"
@@ -179,7 +166,7 @@ def _draw_piece(ribbon: Ribbon, piece: Piece, scale: _Scale, now: datetime) -> N
         ribbon.marks.append(Mark(scale(end), piece.state, note, "", piece.postmortem))
 
 
-def _segment(piece: Piece, start: datetime, end: datetime, scale: _Scale) -> Segment:
+def _segment(piece: Piece, start: datetime, end: datetime, scale: Scale) -> Segment:
     x = scale(start)
     width = round(max(0.25, scale(end) - x), 3)
     ran = formatting.duration((end - start).total_seconds())
@@ -191,7 +178,7 @@ def _segment(piece: Piece, start: datetime, end: datetime, scale: _Scale) -> Seg
     return Segment(piece.number, piece.state, x, width, ran, lost_x, lost_width, piece.url, title)
 
 
-def _ticks(saves: list[Save], scale: _Scale) -> list[tuple[float, str, str, str]]:
+def _ticks(saves: list[Save], scale: Scale) -> list[tuple[float, str, str, str]]:
     """One tick a checkpoint, oldest first; thinned evenly, never the newest or a damaged one."""
     saves = sorted((save for save in saves if save.state != "pruned"), key=lambda save: save.at)
     every = -(-len(saves) // MOST_TICKS) or 1
@@ -221,24 +208,20 @@ def _place_labels(ribbon: Ribbon) -> None:
     ribbon.marks = placed
 
 
-def _axis(scale: _Scale) -> list[tuple[float, str, bool]]:
+def _axis(scale: Scale) -> list[tuple[float, str, bool]]:
     """Sets at most eight ticks, at round local times."""
-    step = next((s for s in _AXIS_STEPS_S if scale.seconds / s <= 8), _AXIS_STEPS_S[-1])
-    midnight = timezone.localtime(scale.start).replace(hour=0, minute=0, second=0, microsecond=0)
-    since = (scale.start - midnight).total_seconds()
-    at = midnight + timedelta(seconds=step * (since // step + 1))
+    step, marks = scale.marks(_AXIS_STEPS_S, 8)
     ticks = []
-    while at < scale.end:
+    for at in marks:
         x = scale(at)
         day = (at.hour, at.minute, at.second) == (0, 0, 0)
         text = f"{at:%a} {at.day} {at:%b}" if day else f"{at:%H:%M:%S}" if step < 60 else f"{at:%H:%M}"
         if 8 < x < (92 if day else 97):
             ticks.append((x, text, day))
-        at += timedelta(seconds=step)
     return ticks
 
 
-def _nights(scale: _Scale) -> list[tuple[float, float]]:
+def _nights(scale: Scale) -> list[tuple[float, float]]:
     """22:00 to 06:00, where the line is long enough for nights to matter."""
     if scale.seconds < 2 * 3600:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
@@ -15,6 +14,7 @@ from jobs.listing.jobs import DEFAULT_SORT, SORTS, STATE_GROUPS, STATE_WORDS, Se
 from jobs.listing.walk import Count
 from jobs.models import Attempt, Job
 from jobs.presenting.job_row import Row
+from jobs.views.spans import SPANS, since
 from portal.access import user_of
 from portal.http.paging import BadCursor
 from portal.models import Project, User
@@ -22,13 +22,6 @@ from portal.untrusted import plain, whole
 
 ROWS = 50
 TABS = (("", "All"), ("running", "Running"), ("pending", "Pending"), ("bad", "Ended badly"), ("completed", "Completed"))
-SPANS = (
-    ("", "Any time"),
-    ("1d", "Last 24 hours"),
-    ("7d", "Last 7 days"),
-    ("30d", "Last 30 days"),
-    ("365d", "Last year"),
-)
 KINDS = ("distributed", "script", Job.ATTACHED)
 
 
@@ -80,7 +73,6 @@ def row(request: HttpRequest, job_id: int) -> HttpResponse:
 def search_of(params: QueryDict, user: User) -> Search:
     """What the address asks for; what it does not understand, it leaves out."""
     sort = params.get("sort", DEFAULT_SORT)
-    days = whole(params.get("since", "").removesuffix("d"), 10_000)
     owner = plain(params.get("owner", ""))
     return Search(
         text=plain(params.get("q", ""))[:200],
@@ -89,7 +81,7 @@ def search_of(params: QueryDict, user: User) -> Search:
         owner=user.username if owner == "me" else owner,
         kind=plain(params.get("kind", "")),
         tags=[plain(tag) for tag in params.getlist("tag") if tag],
-        created_after=timezone.now() - timedelta(days=days) if days is not None else None,
+        created_after=since(params.get("since", "")),
         sweep=whole(params.get("sweep", "")),
         sort=sort if sort in SORTS else DEFAULT_SORT,
     )

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
 from django.urls import reverse
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from jobs.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import OWNERS, Counts, Search
 from jobs.models import Incident
+from jobs.views.spans import SPANS, since
 from portal import formatting
 from portal.access import user_of
 from portal.http.paging import BadCursor
 from portal.models import Project
-from portal.untrusted import plain, whole
+from portal.untrusted import plain
 
 ROWS = 50
 FILTERS = ("project", "cause", "owner", "node", "since", "published")
-SPANS = (
-    ("", "Any time"),
-    ("1d", "Last 24 hours"),
-    ("7d", "Last 7 days"),
-    ("30d", "Last 30 days"),
-    ("365d", "Last year"),
-)
 OWNER_WORDS = {
     "researcher": "For researchers",
     "sysadmin": "For sysadmins",
@@ -94,7 +86,6 @@ def index(request: HttpRequest) -> HttpResponse:
 
 def search_of(params: QueryDict) -> Search:
     """What the address asks for; what it does not understand, it leaves out."""
-    days = whole(params.get("since", "").removesuffix("d"), 10_000)
     owner, published = params.get("owner", ""), params.get("published", "")
     return Search(
         projects=[plain(slug) for slug in params.getlist("project") if slug][:50],
@@ -102,7 +93,7 @@ def search_of(params: QueryDict) -> Search:
         owner=owner if owner in OWNERS else "",
         node=plain(params.get("node", "")).strip()[:255],
         is_published={"yes": True, "no": False}.get(published),
-        since=timezone.now() - timedelta(days=days) if days is not None else None,
+        since=since(params.get("since", "")),
     )
 
 

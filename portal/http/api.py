@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
@@ -40,6 +41,18 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 Piece = TypeVar("Piece", str, bytes)
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]
 Words = TypeVar("Words", str, list[str])
+
+
+def _with_zone(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError("Say the zone too, such as 2026-01-31T12:00:00Z.")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("That is before the first of all days, or after the last. Leave it out.") from None
+
+
+Moment = Annotated[datetime, AfterValidator(_with_zone)]
 Cursor = Annotated[str | None, Field(None, max_length=500, description="`next` of the page before.")]
 Limit = Annotated[int, Field(50, ge=1, le=200, description="Items a page.")]
 

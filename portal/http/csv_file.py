@@ -1,0 +1,42 @@
+"""A table as a CSV file that people open in a spreadsheet: how an operation describes it, and how it is answered."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from django.http import HttpRequest, StreamingHttpResponse
+
+from portal.http.api import stream
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def plain(text: str) -> str:
+    """A name that a spreadsheet would take for a formula has an apostrophe before it."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def description(header: Sequence[str], *, most: int) -> dict[str, Any]:
+    """A part of `described`."""
+    said = f"{','.join(header)}: {most:,} rows at most."
+    return {"responses": {200: {"description": said, "content": {"text/csv": {"schema": {"type": "string"}}}}}}
+
+
+def answer(
+    request: HttpRequest, name: str, header: Sequence[str], rows: Callable[[], Iterable[Sequence[object]]]
+) -> StreamingHttpResponse:
+    """The file; `rows` is called where the database may be asked."""
+
+    def text() -> Iterator[str]:
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows())
+        yield written.getvalue()
+
+    found = stream(request, text(), "text/csv; charset=utf-8")
+    found.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return found
