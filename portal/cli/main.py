@@ -17,6 +17,7 @@ from portal.cli import (
     agent,
     attach,
     catalogue,
+    checkpoints,
     cluster,
     diagnose,
     notices,
@@ -35,7 +36,6 @@ from portal.cli.terminal import echo, echo_whole
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 job_id = click.argument("job_id", metavar="ID", type=JobId())
-checkpoint_name = click.argument("name", metavar="CHECKPOINT", callback=lambda context, option, name: _named(name))
 
 
 class _Vigil(Commands):
@@ -195,37 +195,6 @@ def metrics(job_id: int, as_json: bool, **options: Any) -> None:
 
 @main.command()
 @job_id
-@as_json
-def checkpoints(job_id: int, as_json: bool) -> None:
-    """List a job's checkpoints.
-
-    `python -m training export FOLDER/job/checkpoints/NAME --hf MODEL`, where their folder is, takes the model out: a
-    folder that transformers loads. The page's tab Checkpoints has the line to copy.
-    """
-    found = list(find_portal().items(f"jobs/{job_id}/checkpoints", limit=200))
-    out({"items": found}, tables.checkpoints, as_json)
-
-
-@main.command()
-@job_id
-@checkpoint_name
-@as_json
-def pin(job_id: int, name: str, as_json: bool) -> None:
-    """Keep a checkpoint, such as step-400, from being pruned."""
-    _pin(job_id, name, True, as_json)
-
-
-@main.command()
-@job_id
-@checkpoint_name
-@as_json
-def unpin(job_id: int, name: str, as_json: bool) -> None:
-    """Let a pinned checkpoint be pruned again when its turn comes."""
-    _pin(job_id, name, False, as_json)
-
-
-@main.command()
-@job_id
 @click.option("--attempt", type=click.IntRange(min=1), help="Its number; default: the latest.")
 @as_json
 def environment(job_id: int, attempt: int | None, as_json: bool) -> None:
@@ -363,20 +332,6 @@ def _watch(portal: Portal, job: dict[str, Any], as_json: bool, said: str) -> Non
     raise click.exceptions.Exit(0 if last["state"] == "completed" else 1)
 
 
-def _named(checkpoint: str) -> str:
-    """The checkpoint's name: a step's number alone will do."""
-    return f"step-{int(checkpoint)}" if checkpoint.isdecimal() else checkpoint
-
-
-def _pin(job_id: int, name: str, pinned: bool, as_json: bool) -> None:
-    from urllib.parse import quote
-
-    address = f"jobs/{job_id}/checkpoints/{quote(name, safe='')}"
-    found = find_portal().patch(address, json={"pinned": pinned})
-    said = "Pinned" if pinned else "Unpinned"
-    out(found, lambda checkpoint: [f"{said} {checkpoint['name']} of #{job_id}."], as_json)
-
-
 def _complain(trouble: Trouble) -> None:
     """The message, and each field with its fix on a line of its own."""
     errors = trouble.problem.get("errors") or []
@@ -390,6 +345,7 @@ def _complain(trouble: Trouble) -> None:
 OTHERS = (
     *diagnose.ALL,
     *catalogue.ALL,
+    *checkpoints.ALL,
     *cluster.ALL,
     *sweeps.ALL,
     *profiles.ALL,
