@@ -6,16 +6,17 @@ Which they are is decided with what follows the end (jobs.following.policy). A t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
+from typing import Self
 
 from django.utils import timezone
 
+from jobs.eligible import eligible
 from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec
-from nodes.models import Node
+from nodes.models import Node, NodeOrder
 
 CAUSE, EVENT = "corruption", "guard.corruption"
 KEPT = timedelta(hours=24)
@@ -46,17 +47,53 @@ def finding(attempt: Attempt) -> Finding | None:
     )
 
 
-def kept_from(job: Job, *, before: int, also: Sequence[str] = ()) -> list[str]:
-    """The nodes that the attempt of this number is kept from: `also`, then those blamed within the last day."""
+@dataclass(frozen=True)
+class Others:
+    """The nodes that a job may run on, as far as the scheduler has told of them, and how to do without some."""
+
+    spec: JobSpec
+    nodes: Sequence[Node]
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        spec = JobSpec.parse(job.spec)
+        told = list(Node.objects.only("name", "partitions", "plays_many", "gpu_type", "features", "gpus"))
+        found, _ = eligible(spec, told)
+        return cls(spec, [node for node in found if node.name not in spec.resources.exclude_nodes])
+
+    def at_most(self, blamed: Iterable[str]) -> list[str]:
+        """As many of them, the first first, as one job may be kept from."""
+        return list(dict.fromkeys(blamed))[: max(1, len(self.nodes) // PART)]
+
+    def are_enough(self, without: Collection[str]) -> bool:
+        """Where nothing is known of the nodes, the scheduler will say."""
+        if any(node.plays_many for node in self.nodes):
+            return False
+        if not set(without).isdisjoint(self.spec.resources.require_nodes):
+            return False
+        left = sum(node.name not in without for node in self.nodes)
+        return not self.nodes or left >= self.spec.resources.least_allocated
+
+
+def blamed(job: Job, *, before: int) -> list[str]:
+    """Nodes that the attempts below this number blamed within the last day, the latest first.
+
+    One that was put back into service since then has been seen to.
+    """
     ended = Attempt.objects.filter(job=job, number__lt=before, ended_at__gt=timezone.now() - KEPT)
-    rows = ended.exclude(blamed_nodes=[]).order_by("-number").values_list("blamed_nodes", flat=True)
-    return at_most(job, [*also, *chain.from_iterable(rows)])
+    rows = list(ended.exclude(blamed_nodes=[]).order_by("-number").values_list("blamed_nodes", "ended_at"))
+    if not rows:
+        return []
+    named = {node for nodes, _ in rows for node in nodes}
+    back = NodeOrder.objects.filter(node__in=named, action=NodeOrder.Action.UNDRAIN, state=NodeOrder.State.DONE)
+    since = {node: at for node, at in back.order_by("ended_at").values_list("node", "ended_at") if at is not None}
+    return [node for nodes, at in rows for node in nodes if at is None or since.get(node, at) <= at]
 
 
-def at_most(job: Job, nodes: Sequence[str]) -> list[str]:
-    """As many of the nodes, the first first, as one job may be kept from."""
-    named = list(dict.fromkeys(nodes))
-    return named[: max(1, len(_nodes(JobSpec.parse(job.spec).resources.partition)) // PART)] if named else []
+def kept_from(job: Job, *, before: int) -> list[str]:
+    """The nodes that the attempt of this number is kept from."""
+    found = blamed(job, before=before)
+    return Others.of(job).at_most(found) if found else []
 
 
 def without(spec: JobSpec, attempt: Attempt) -> JobSpec:
@@ -68,18 +105,3 @@ def without(spec: JobSpec, attempt: Attempt) -> JobSpec:
     return spec.model_copy(
         update={"resources": spec.resources.model_copy(update={"exclude_nodes": [*asked, *more]})},
     )
-
-
-def has_others(spec: JobSpec, without: list[str]) -> bool:
-    """Whether enough nodes are left to run on; where nothing is known of the nodes, the scheduler will say."""
-    nodes = _nodes(spec.resources.partition)
-    if any(node.plays_many for node in nodes):
-        return False
-    if set(without) & set(spec.resources.require_nodes):
-        return False
-    return not nodes or len([node for node in nodes if node.name not in without]) >= spec.resources.least_allocated
-
-
-def _nodes(partition: str) -> list[Node]:
-    nodes = Node.objects.only("name", "partitions", "plays_many")
-    return [node for node in nodes if not partition or partition in node.partitions]

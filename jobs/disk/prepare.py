@@ -39,7 +39,7 @@ def prepare(attempt: Attempt) -> Path:
     texts = {
         "spec.toml": job.spec_toml,
         **_environment_texts(attempt, spec, root),
-        "attempt.json": json.dumps({"number": attempt.number, "resume": _chosen_start(attempt)}),
+        "attempt.json": json.dumps({"number": attempt.number, "resume": chosen_start(attempt)}),
     }
     (root / "portal" / "cancelled").unlink(missing_ok=True)
     for name, text in texts.items():
@@ -63,10 +63,9 @@ def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str,
     return {"run.toml": run, "batch.sh": batch.text()}
 
 
-def _chosen_start(attempt: Attempt) -> str | None:
+def chosen_start(attempt: Attempt) -> str | None:
     """The checkpoint that it has to start from; None: the newest that its launchers find."""
-    is_chosen = attempt.origin == Attempt.Origin.RESUMED or attempt.starts_back
-    return attempt.resume_from.name if is_chosen and attempt.resume_from is not None else None
+    return attempt.resume_from.name if attempt.has_chosen_start and attempt.resume_from is not None else None
 
 
 def _saving(spec: JobSpec, job: Job) -> JobSpec:

@@ -116,7 +116,11 @@ def follow_up(attempt: Attempt) -> Attempt | None:
         stop_sweep(attempt)
         return None
     following = next_attempt(
-        attempt, Attempt.Origin.RESTARTED, resume_from=decision.resume_from, starts_back=decision.starts_back
+        attempt,
+        Attempt.Origin.RESTARTED,
+        resume_from=decision.resume_from,
+        starts_back=decision.starts_back,
+        excluded_nodes=decision.excluded_nodes,
     )
     live.announce(following.pk)
     return following

@@ -19,6 +19,7 @@ from django.db.models import Q
 
 from jobs import allocations, lease
 from jobs.disk import folders, pins, rundir, tokens
+from jobs.disk.prepare import chosen_start
 from jobs.following import (
     arrays,
     attached,
@@ -108,7 +109,7 @@ class Tick(TickContext):
         root = folders.root_of(attempt)
         if root is None:
             return
-        hint = {"number": attempt.number, "resume": None}
+        hint = {"number": attempt.number, "resume": chosen_start(attempt)}
         if attempt.origin == Attempt.Origin.REQUEUED:
             rundir.write(root / "portal" / "attempt.json", json.dumps(hint))
         tokens.leave(attempt)

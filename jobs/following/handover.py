@@ -108,8 +108,10 @@ def _ask(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
         end_unsubmitted(attempt, claim, Ended("cancelled", cancelled=True))
         return None
     check_owner(attempt.job.owner)
-    if attempt.submitting_at is None and (against := reconsider.objection(attempt)):
-        end_unsubmitted(attempt, claim, Ended("failed"), cause="withdrawn", reason=against)
+    if (against := reconsider.objection(attempt)) is not None:
+        with transaction.atomic():
+            if end_unsubmitted(attempt, claim, Ended("failed"), cause="withdrawn", reason=against.text):
+                against.note()
         return None
     if not _may_start(attempt, claim, source):
         return None
@@ -187,8 +189,8 @@ def not_taken(attempt: Attempt, claim: datetime, error: SchedulerError, *, sweep
 
 def end_unsubmitted(
     attempt: Attempt, claim: datetime, ended: Ended, *, reason: str = "", cause: str = "", sweep: Sweep | None = None
-) -> None:
-    """It ends without a job in the scheduler, unless an earlier request is still on its way there.
+) -> bool:
+    """It ends without a job in the scheduler, unless an earlier request is still on its way there; whether by us.
 
     `sweep`: whose array it was to be in.
     """
@@ -196,3 +198,4 @@ def end_unsubmitted(
         is_over = end(attempt, ended, cause=cause, reason=reason, only=under(claim))
         if is_over and attempt.submitting_at is not None:
             strays.feared(attempt, sweep=sweep)
+    return is_over

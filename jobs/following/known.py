@@ -30,6 +30,7 @@ BY_END = {
     "nonfinite": "numerics.nan",
     "corruption": "numerics.corruption",
 }
+BETWEEN_NODES = frozenset({"network.fabric"})
 # What the trainer or the batch script says of itself is known without reading logs.
 CERTAIN = frozenset({*NUMERICS.values(), "permission", "unsaved"})
 
@@ -55,13 +56,17 @@ def known_of(attempt: Attempt, cause: str) -> Known:
     if cause in CERTAIN or code == NONE or code not in CAUSES:
         return Known(mechanical, WORDS[cause], _node(incident, attempt), incident.fingerprint, incident.version)
     sure = "" if incident.overruled_cause or code == UNKNOWN else f" ({100 * (incident.confidence or 0):.0f} % sure)"
-    on = f" on {incident.node}" if incident.node and CAUSES[code].owner == "sysadmin" else ""
+    node = _node(incident, attempt)
+    on = f" on {node}" if node and CAUSES[code].owner == "sysadmin" else ""
     title = CAUSES[code].title
     says = f"{title[0].upper()}{title[1:]}{on}{sure}."
-    return Known(code, says, _node(incident, attempt), incident.fingerprint, incident.version)
+    return Known(code, says, node, incident.fingerprint, incident.version)
 
 
 def _node(incident: Incident, attempt: Attempt) -> str:
+    """The node it was on: where there was but one that one, unless what failed lies between nodes."""
+    if len(attempt.nodes) == 1 and (incident.overruled_cause or incident.cause) in BETWEEN_NODES:
+        return ""
     return incident.node if incident.node in attempt.nodes else _only(attempt)
 
 

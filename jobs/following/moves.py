@@ -8,7 +8,6 @@ from typing import Any
 
 from django.conf import settings
 
-from jobs.causes import CAUSES
 from jobs.errors import SpecError
 from jobs.spec import restarts
 from jobs.spec.restarts import Move
@@ -58,9 +57,18 @@ def changed(job: Mapping[str, Any], project: Project) -> dict[str, tuple[Move, s
     return found
 
 
-def causes_of(move: Move) -> list[str]:
-    """The causes that Vigil itself has this follow."""
-    return [code for code in CAUSES if _own(code) == move]
+def summary() -> list[str]:
+    """What Vigil itself does after what people ask about first, a clause each."""
+    return [f"{after} {restarts.MOVES[_own(code)]}" for after, code in _ASKED_FIRST]
+
+
+_ASKED_FIRST = (
+    ("after a broken GPU or a lost node it", "gpu.ecc"),
+    ("after a fault of network or storage, a hang, or what nothing explains, it", "unknown"),
+    ("out of memory or time it", "memory.gpu_oom"),
+    ("a run that diverges", "numerics.divergence"),
+    ("what cannot read its checkpoint", "checkpoint.corrupt"),
+)
 
 
 def of_site() -> Mapping[str, Move]:

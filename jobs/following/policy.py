@@ -12,7 +12,6 @@ from jobs.following import known, moves
 from jobs.following.cause import WORDS
 from jobs.following.known import Known
 from jobs.models import Attempt, Checkpoint
-from jobs.spec import JobSpec
 from jobs.spec.restarts import Move
 
 # What a person can do where the same would only happen again.
@@ -34,14 +33,15 @@ NEVER = frozenset({"rejected", "unmet", "fenced", "withdrawn"})
 class Decision:
     """What follows an attempt's end, in a sentence for people.
 
-    `blamed`: nodes that the next attempts are kept from for a day. `starts_back`: not from the newest checkpoint.
-    `version`: of the verdict that it is by.
+    `blamed`: nodes that the next attempts are kept from for a day; `excluded_nodes`: all that the next one is.
+    `starts_back`: not from the newest checkpoint. `version`: of the verdict that it is by.
     """
 
     restart: bool
     text: str
     resume_from: Checkpoint | None = None
     blamed: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] | None = None  # None: those that were blamed before
     starts_back: bool = False
     version: int = 0
 
@@ -59,9 +59,15 @@ def decide(attempt: Attempt, cause: str) -> Decision:
     if cause in FREE:
         return _free(attempt, cause)
     why = known.known_of(attempt, cause)
-    return replace(_by_cause(attempt, cause, why), version=why.version)
+    if (refused := _inactive(attempt, why.says)) is not None:
+        return replace(refused, version=why.version)
+    decision = replace(_by_cause(attempt, cause, why), version=why.version)
+    if why.version or cause in known.CERTAIN:
+        return decision
+    return replace(decision, text=f"{decision.text} {_UNTOLD}")
 
 
+_UNTOLD = "Decided by how it ended, before it was known why."
 _AGAIN = "That would happen again, so Vigil does not start it anew."
 
 
@@ -86,17 +92,22 @@ def _inactive(attempt: Attempt, says: str) -> Decision | None:
 
 def _by_cause(attempt: Attempt, cause: str, why: Known) -> Decision:
     move = moves.move_of(why.code, node=why.node, job=attempt.job.spec, project=attempt.job.project)
-    if move == "stop" or (cause in MOVES and cause != suspects.CAUSE):
+    if move == "stop":
         instead = f" {MOVES[cause]}" if cause in MOVES else ""
         return Decision(False, f"{why.says} {_AGAIN}{instead} Your move.")
-    if (refused := _inactive(attempt, why.says)) is not None:
-        return refused
-    if struck_twice(attempt, cause, why.fingerprint):
+    if struck_twice(attempt, cause, why):
         return Decision(False, f"{why.says} {_TWICE}")
     used, allowed = restarts_used(attempt), attempt.job.spec.get("restart", {}).get("max_restarts", 0)
     if used >= allowed:
         return Decision(False, f"{why.says} Its {allowed} restarts are used up. Your move.")
     return _CARRIED_OUT[move](_Asked(attempt, cause, why, move, f" Restart {used + 1} of {allowed}."))
+
+
+class _Kept(NamedTuple):
+    """Nodes that are blamed now, and all that the next attempt is kept from."""
+
+    blamed: tuple[str, ...]
+    all: tuple[str, ...]
 
 
 class _Asked(NamedTuple):
@@ -109,7 +120,7 @@ class _Asked(NamedTuple):
     def stop(self, because: str) -> Decision:
         return Decision(False, f"{self.why.says} {because} Your move.")
 
-    def anew(self, *, without: tuple[str, ...] = ()) -> Decision:
+    def anew(self, without: _Kept | None = None) -> Decision:
         return _anew(self.attempt, self.why.says, counted=self.counted, without=without)
 
 
@@ -139,7 +150,7 @@ def _apart(asked: _Asked) -> Decision:
             continue
         shared = [node for node in asked.attempt.nodes if node in one.nodes]
         if kept := _room_without(asked.attempt, shared):
-            return asked.anew(without=kept)
+            return asked.anew(kept)
         break
     return asked.anew()
 
@@ -150,7 +161,7 @@ def _elsewhere(asked: _Asked) -> Decision:
     if not asked.why.node:
         return _apart(asked)
     if kept := _room_without(asked.attempt, [asked.why.node]):
-        return asked.anew(without=kept)
+        return asked.anew(kept)
     if asked.why.code.startswith("scheduler."):  # the scheduler starts nothing on a node that is not well
         return asked.anew()
     return asked.stop(f"It was on {asked.why.node}, and without it there are too few nodes.")
@@ -165,7 +176,7 @@ def _away_from_corruption(asked: _Asked) -> Decision:
         start = checkpoints.newest_on_line(attempt)
     elif (start := checkpoints.newest_before(attempt, found.clean_step)) is None:
         return asked.stop(f"It has no checkpoint from before the last clean check. {MOVES['corruption']}")
-    kept = _room_without(attempt, [found.node]) if found.node else ()
+    kept = _room_without(attempt, [found.node]) if found.node else None
     if found.node and not kept:
         return asked.stop(f"It was on {found.node}, and without it there are too few nodes.")
     which = "" if found.node else " Which node it was cannot be told."
@@ -186,10 +197,14 @@ def _rewind(asked: _Asked) -> Decision:
 
 
 def _before(asked: _Asked) -> Decision:
-    """From the checkpoint before the one that cannot be read: the one that it started from."""
+    """From the checkpoint before the one that cannot be read: its own newest, else the one that it started from."""
     attempt = asked.attempt
-    bad = attempt.resume_from or checkpoints.newest_on_line(attempt)
-    start = checkpoints.newest_before(attempt, bad.step - 1) if bad is not None else None
+    own = Checkpoint.objects.filter(attempt=attempt).exclude(state=Checkpoint.State.PRUNED)
+    bad = own.order_by("-generation", "-step").first() or attempt.resume_from
+    if bad is not None and bad.resumable:
+        start = checkpoints.newest_before(attempt, bad.step - 1)
+    else:  # its trainer, or Vigil, has found it out already: what is left is before it
+        start = checkpoints.newest_on_line(attempt) if bad is not None else None
     if start is None:
         return asked.stop("It has no checkpoint before that one.")
     return replace(_anew(attempt, asked.why.says, counted=asked.counted, start=start), starts_back=True)
@@ -211,21 +226,26 @@ def _anew(
     says: str,
     *,
     counted: str,
-    without: tuple[str, ...] = (),
+    without: _Kept | None = None,
     start: Checkpoint | None = None,
 ) -> Decision:
     start = start or checkpoints.newest_on_line(attempt)
     where = f"from step {start.step:,}" if start is not None else "from the beginning"
-    but = f" without {', '.join(without)}" if without else ""
+    but = f" without {', '.join(without.blamed)}" if without else ""
     text = f"{says} Started anew {where}{but} as attempt {attempt.number + 1}.{counted}"
-    return Decision(True, text, start, blamed=without)
+    if without is None:
+        return Decision(True, text, start)
+    return Decision(True, text, start, blamed=without.blamed, excluded_nodes=without.all)
 
 
-def _room_without(attempt: Attempt, nodes: list[str]) -> tuple[str, ...]:
-    """Those of the nodes that the next attempt can be kept from; () where too few others would be left."""
-    named = suspects.at_most(attempt.job, nodes)
-    kept = suspects.kept_from(attempt.job, before=attempt.number + 1, also=named)
-    return tuple(named) if named and suspects.has_others(JobSpec.parse(attempt.job.spec), kept) else ()
+def _room_without(attempt: Attempt, nodes: list[str]) -> _Kept | None:
+    """Those of the nodes that the next attempt can be kept from; None where too few others would be left."""
+    if not nodes:
+        return None
+    others = suspects.Others.of(attempt.job)
+    kept = others.at_most([*nodes, *suspects.blamed(attempt.job, before=attempt.number)])
+    blamed = tuple(node for node in nodes if node in kept)
+    return _Kept(blamed, tuple(kept)) if blamed and others.are_enough(kept) else None
 
 
 def instead_of_resuming(cause: str) -> str:
@@ -233,19 +253,20 @@ def instead_of_resuming(cause: str) -> str:
     return LOWER if cause == "diverged" else MOVES.get(cause, "")
 
 
-def struck_twice(attempt: Attempt, cause: str, fingerprint: str = "") -> bool:
+def struck_twice(attempt: Attempt, cause: str, why: Known | None = None) -> bool:
     """Whether the attempt before ended of the same and this one committed nothing in between.
 
     Of the same: the verdicts have one fingerprint; where either has none, or does not know why, the same word.
     """
     if attempt.origin == Attempt.Origin.RESUMED or checkpoints.committed_by(attempt):
         return False
-    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1).select_related("job").first()
+    before = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number - 1).with_job().first()
     if before is None:
         return False
-    then, now = known.known_of(before, before.cause), known.known_of(attempt, cause)
-    if fingerprint and then.fingerprint and UNKNOWN not in {then.code, now.code}:
-        return fingerprint == then.fingerprint
+    if why is not None and why.fingerprint and why.code != UNKNOWN:
+        then = known.known_of(before, before.cause)
+        if then.fingerprint and then.code != UNKNOWN:
+            return why.fingerprint == then.fingerprint
     return before.cause == cause
 
 
@@ -257,8 +278,8 @@ def restarts_used(attempt: Attempt) -> int:
 
 
 def _since_a_person(attempt: Attempt) -> list[Attempt]:
-    """The attempts before it since a person last started or resumed the job, newest first."""
-    return [before for _, before in _pairs(attempt)]
+    """The attempts before it that failed since a person last started or resumed the job, newest first."""
+    return [before for _, before in _pairs(attempt) if before.cause not in FREE]
 
 
 def _pairs(attempt: Attempt) -> list[tuple[Attempt, Attempt]]:

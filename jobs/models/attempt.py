@@ -190,12 +190,16 @@ class Attempt(models.Model):
         return self.state in self.ALIVE
 
     @property
+    def has_chosen_start(self) -> bool:
+        """Whether a person or Vigil chose its checkpoint: its launchers do not just take the newest."""
+        return self.resume_from_id is not None and (self.starts_back or self.origin == Attempt.Origin.RESUMED)
+
+    @property
     def rewinds(self) -> int:
         """How often its job had diverged and was set back, each time with half the learning rate."""
         rows = Attempt.objects.filter(job_id=self.job_id, number__lte=self.number).order_by("number")
-        told = list(rows.values_list("cause", "origin"))
-        restarted = Attempt.Origin.RESTARTED
-        return sum(a[0] == "diverged" and b[1] == restarted for a, b in zip(told, told[1:], strict=False))
+        told = list(rows.values_list("cause", "starts_back"))
+        return sum(a[0] == "diverged" and b[1] for a, b in zip(told, told[1:], strict=False))
 
     @property
     def is_unconfirmed(self) -> bool:

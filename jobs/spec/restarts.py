@@ -27,12 +27,13 @@ MOVES: Mapping[str, str] = {
 assert set(MOVES) == set(get_args(Move))
 
 ANY = ".*"
+NO_FAILURES = frozenset({NONE, "scheduler.preempted", "scheduler.cancelled"})  # what they are followed by is not asked
 _DOMAINS = {cause.domain for cause in CAUSES.values() if "." in cause.code}
 
 
 def _causes(on: dict[str, Move]) -> dict[str, Move]:
     for key in on:
-        if key == NONE or not (key in CAUSES or (key.endswith(ANY) and key.removesuffix(ANY) in _DOMAINS)):
+        if key in NO_FAILURES or not (key in CAUSES or (key.endswith(ANY) and key.removesuffix(ANY) in _DOMAINS)):
             raise ValueError(
                 f'"{key[:64]}" is no cause. Write one of them, such as "memory.gpu_oom", or all of a kind: "gpu.*".'
             )

@@ -18,7 +18,6 @@ from jobs.errors import JobError
 from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
 from jobs.spec import JobSpec, SweepSpec, restarts
-from jobs.spec.restarts import Move
 from jobs.submitting.admission import check
 from jobs.why.explain import Waiting, Why, explain
 from jobs.why.pending import names
@@ -110,21 +109,11 @@ def if_it_fails(spec: JobSpec, project: Project) -> Finding:
     allowed = spec.restart.max_restarts
     if not allowed:
         return Finding("info", "If it fails", "It is not started anew: restart.max_restarts is 0.")
-    said = [f"{names} {restarts.MOVES[move]}" for names, move in _ROWS]
-    told = f"{'; '.join(said)}; whatever else it dies of would only happen again, so it stops."
+    told = f"{'; '.join(moves.summary())}; most else that it may die of would only happen again, so it stops."
     changed = moves.changed(spec.model_dump(mode="json"), project)
     more = [f"{key}: {restarts.MOVES[move]}, as {whose} says." for key, (move, whose) in sorted(changed.items())]
     at_most = f" {formatting.plural(allowed, 'restart')} at most."
     return Finding("info", "If it fails", f"{told[0].upper()}{told[1:]}{at_most} {' '.join(more)}".strip())
-
-
-# Of jobs.following.moves.TABLE what people ask about first; a test holds it to the table.
-_ROWS: tuple[tuple[str, Move], ...] = (
-    ("after a broken GPU or a lost node it", "elsewhere"),
-    ("after a fault of network or storage, a hang, or what nothing explains, it", "apart"),
-    ("out of memory or time it", "once-if-saved"),
-    ("a run that diverges", "rewind"),
-)
 
 
 def _first(spec: JobSpec) -> str:

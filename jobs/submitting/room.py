@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jobs.eligible import eligible
 from jobs.errors import Problem
 from jobs.spec import JobSpec
-from nodes.models import Node, Partition
-from nodes.scheduling import features
+from nodes.models import Node
 from nodes.scheduling.capacity import Room
-
-MOST_NAMED = 12
 
 
 def misfits(spec: JobSpec) -> list[Problem]:
@@ -24,51 +22,18 @@ def misfits(spec: JobSpec) -> list[Problem]:
     count = spec.resources.least_allocated
     if nodes[0].plays_many:
         return list(shortfalls(spec, room_of(nodes[0]), times=count, where=f"{nodes[0].name} has"))
-    eligible, problem = _eligible(spec, nodes)
+    allowed, problem = eligible(spec, nodes)
     if problem is not None:
         return [problem]
-    fitting = [node for node in eligible if not list(shortfalls(spec, room_of(node), times=1, where=""))]
-    if eligible and not fitting:
-        largest = max(eligible, key=lambda node: (node.gpus, node.cpus))
-        which = "the largest node" if len(eligible) == len(nodes) else "the largest node that would do"
+    fitting = [node for node in allowed if not list(shortfalls(spec, room_of(node), times=1, where=""))]
+    if allowed and not fitting:
+        largest = max(allowed, key=lambda node: (node.gpus, node.cpus))
+        which = "the largest node" if len(allowed) == len(nodes) else "the largest node that would do"
         return list(shortfalls(spec, room_of(largest), times=1, where=f"{which}, {largest.name}, has"))
-    if eligible and count > len(fitting):
+    if allowed and count > len(fitting):
         more = f"{count} nodes are more than the {len(fitting)} that have what is asked for."
         return [Problem("resources.nodes", f"{more} Take at most {len(fitting)}.")]
     return []
-
-
-def _eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | None]:
-    """Nodes of the partition, GPU type and features that are asked for; or which of these leaves none.
-
-    An unknown partition or type is told elsewhere (names): then no node is eligible, and nothing is said here.
-    """
-    asked = spec.resources
-    found = _in_partition(asked.partition, nodes)
-    if asked.gpu_type and asked.gpus_per_node and found:
-        if asked.gpu_type.lower() not in {node.gpu_type.lower() for node in nodes}:
-            return [], None  # told as an unknown name
-        types = sorted({node.gpu_type for node in found if node.gpu_type})
-        found = [node for node in found if node.gpu_type.lower() == asked.gpu_type.lower()]
-        if not found and types:
-            message = f"No node that the job may use has GPUs of type {asked.gpu_type}. There are: {', '.join(types)}."
-            return [], Problem("resources.gpu_type", message)
-    ways = features.read(asked.constraint)
-    if asked.constraint and found and ways is not None:
-        there = sorted({feature for node in found for feature in node.features})
-        found = [node for node in found if any(features.holds(way.every, node.features) for way in ways)]
-        if not found:
-            known = f"There are: {', '.join(there[:MOST_NAMED])}." if there else "None has any feature."
-            message = f"No node that the job may use has the features {asked.constraint}. {known}"
-            return [], Problem("resources.constraint", message)
-    return found, None
-
-
-def _in_partition(name: str, nodes: list[Node]) -> list[Node]:
-    """The nodes of the partition that is asked for, else of the default one; all where none is known to be that."""
-    default = Partition.objects.told().filter(is_default=True)
-    names = set(name.split(",") if name else default.values_list("name", flat=True))
-    return [node for node in nodes if not names.isdisjoint(node.partitions)] if names else nodes
 
 
 def shortfalls(spec: JobSpec, room: Room, *, times: int, where: str) -> Iterator[Problem]:

@@ -14,13 +14,13 @@ from django.utils import timezone
 
 from jobs.causes import CAUSES
 from jobs.disk import rundir
-from jobs.following import known, moves
+from jobs.following import handover, known, moves
 from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
-from jobs.spec import JobSpec, write_toml
+from jobs.spec import JobSpec, restarts, write_toml
 from jobs.spec.sweep import SweepSpec
 from jobs.submitting import sweeps
 from jobs.submitting.submit import submit
-from nodes.models import Node
+from nodes.models import Node, NodeOrder
 from nodes.schedulers.base import SchedulerError
 from portal.models import Project, User
 from tests.jobs.following.launchers import launched
@@ -214,11 +214,42 @@ def test_a_persons_word_comes_before_the_machines(job: Job, told: Told, tick: Ti
     assert attempt.decision.startswith("A file system failed. Started anew")
 
 
-def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, tick: Tick) -> None:
+def test_what_is_handed_over_stays(job: Job, told: Told, tick: Tick) -> None:
+    first = die(told, tick, "unknown")
+    verdict(first, "program.config", version=2)
+    tick()
+    assert newest().scheduler_id == "102"
+    assert newest().is_alive
+
+
+def test_free_ends_are_no_failures_that_came_before(oskar: User, told: Told, tick: Tick) -> None:
+    """A job that was preempted has not been started anew for its program's sake."""
+    machines(told, "dgx01", "dgx02", "dgx03")
+    spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"program.exception": "once"}}})
+    submit(oskar, spec, spec_toml=write_toml(spec))
+    tick()
+    told.say("101", state="preempted", nodes=("dgx01",))
+    tick()
+    assert newest().number == 2
+    assert "as attempt 3" in die(told, tick, "program.exception", nodes=("dgx01",)).decision
+
+
+def test_a_fault_between_nodes_is_on_none_of_one(oskar: User, told: Told, tick: Tick) -> None:
+    machines(told, "dgx01")
+    spec = JobSpec.parse({"name": "gpt"})
+    submit(oskar, spec, spec_toml=write_toml(spec))
+    tick()
+    attempt = die(told, tick, "network.fabric", nodes=("dgx01",), node="dgx01")
+    assert "Started anew from the beginning as attempt 2" in attempt.decision
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["due", "asked for, and not taken"])
+def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, tick: Tick, claimed: bool) -> None:
     told.refuses_submissions = SchedulerError("Slurm does not answer")
     first = die(told, tick, "unknown")
-    Attempt.objects.filter(number=2).update(submitting_at=None)
     told.refuses_submissions = None
+    then = None if not claimed else timezone.now() - handover.RETRY * 2
+    Attempt.objects.filter(number=2).update(submitting_at=then)
     verdict(first, "program.config", version=2)
     tick()
     second = newest()
@@ -231,12 +262,122 @@ def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, 
     assert not Incident.objects.filter(attempt=second).exists()
 
 
-def test_what_is_handed_over_stays(job: Job, told: Told, tick: Tick) -> None:
+def test_a_persons_word_takes_it_back_too(job: Job, told: Told, tick: Tick) -> None:
+    told.refuses_submissions = SchedulerError("Slurm does not answer")
     first = die(told, tick, "unknown")
-    verdict(first, "program.config", version=2)
+    told.refuses_submissions = None
+    Attempt.objects.filter(number=2).update(submitting_at=None)
+    verdict(first, "program.config", overruled_cause="program.config", overruled_at=timezone.now())
     tick()
-    assert newest().scheduler_id == "102"
-    assert newest().is_alive
+    assert newest().cause == "withdrawn"
+
+
+def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
+    job: Job, told: Told, tick: Tick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is another's by then: nothing was ended, so nothing is said."""
+    told.refuses_submissions = SchedulerError("Slurm does not answer")
+    first = die(told, tick, "unknown")
+    Attempt.objects.filter(number=2).update(submitting_at=None)
+    verdict(first, "program.config", version=2)
+    monkeypatch.setattr(handover, "end", lambda *given, **more: False)
+    tick()
+    first.refresh_from_db()
+    assert "was not started" not in first.decision
+
+
+@pytest.mark.parametrize("cause", ["scheduler.launch", "scheduler.node_fail"])
+def test_where_it_was_to_start_is_kept_until_it_has(job: Job, told: Told, tick: Tick, cause: str) -> None:
+    """Its launchers, which never ran, would have made it their line."""
+    a_checkpoint(job, 20, attempt=newest())
+    a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
+    die(told, tick, "checkpoint.corrupt")
+    assert (newest().resume_from.step, newest().starts_back) == (20, True)
+    die(told, tick, cause)
+    assert (newest().number, newest().resume_from.step, newest().starts_back) == (3, 20, True)
+    a_checkpoint(job, 60, attempt=newest(), generation=2, parent_step=20, parent_generation=1)
+    die(told, tick, "storage.io")
+    assert (newest().resume_from.step, newest().starts_back) == (60, False), "it has a line of its own"
+
+
+def test_requeued_by_slurm_it_starts_where_it_was_to(job: Job, told: Told, tick: Tick) -> None:
+    a_checkpoint(job, 20, attempt=newest())
+    a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
+    die(told, tick, "checkpoint.corrupt", nodes=("dgx01", "dgx02"))
+    told.say("102", state="running", nodes=("dgx03", "dgx04"))
+    tick()
+    told.say("102", state="pending", restart_count=1)
+    tick()
+    tick()
+    assert (newest().origin, newest().starts_back, newest().excluded_nodes) == ("requeued", True, [])
+    hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
+    assert hint == {"number": 3, "resume": "step-20"}
+
+
+class TestBeforeABrokenCheckpoint:
+    def test_is_the_one_before_its_own_newest(self, job: Job, told: Told, tick: Tick) -> None:
+        """It had gone on from 20, and saved 40 and 60: what it could not read in the end is 60."""
+        a_checkpoint(job, 20, attempt=newest())
+        die(told, tick, "storage.io")
+        a_checkpoint(job, 40, generation=2, parent_step=20, parent_generation=1, attempt=newest())
+        a_checkpoint(job, 60, generation=2, parent_step=40, parent_generation=2, attempt=newest())
+        assert "Started anew from step 40" in die(told, tick, "checkpoint.corrupt").decision
+
+    def test_is_what_is_left_where_it_was_found_out_already(self, job: Job, told: Told, tick: Tick) -> None:
+        a_checkpoint(job, 20, attempt=newest())
+        a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest(), state=Checkpoint.State.CORRUPT)
+        assert "Started anew from step 20" in die(told, tick, "checkpoint.corrupt").decision
+
+
+class TestOthers:
+    """Where it is blamed, whether enough nodes are left is asked of those that the job may run on."""
+
+    @pytest.mark.parametrize(
+        ("asked", "says"),
+        [
+            ({"gpus_per_node": 1, "gpu_type": "h100"}, "without it there are too few nodes"),
+            ({"exclude_nodes": ["dgx03", "dgx04"]}, "without it there are too few nodes"),
+            ({}, "without dgx01 as attempt 2"),
+        ],
+    )
+    def test_are_those_that_it_may_run_on(
+        self, oskar: User, told: Told, tick: Tick, asked: dict[str, Any], says: str
+    ) -> None:
+        machines(told, "dgx01", "dgx02", "dgx03", "dgx04")
+        for number, machine in enumerate(told.machines):
+            told.machines[number] = replace(machine, gpu_type="h100" if number < 2 else "a100")
+        Node.objects.update(gpus=4)
+        Node.objects.filter(name__in=["dgx01", "dgx02"]).update(gpu_type="h100")
+        Node.objects.filter(name__in=["dgx03", "dgx04"]).update(gpu_type="a100")
+        spec = JobSpec.parse({"name": "gpt", "resources": {"nodes": 2, **asked}})
+        submit(oskar, spec, spec_toml=write_toml(spec))
+        tick()
+        assert says in die(told, tick, "gpu.ecc", node="dgx01").decision
+
+    def test_a_node_that_was_put_back_into_service_is_one_again(self, job: Job, told: Told, tick: Tick) -> None:
+        die(told, tick, "gpu.ecc", node="dgx01")
+        assert newest().excluded_nodes == ["dgx01"]
+        order = {"node": "dgx01", "action": NodeOrder.Action.UNDRAIN, "state": NodeOrder.State.DONE}
+        NodeOrder.objects.create(**order, ended_at=timezone.now())
+        die(told, tick, "storage.io", nodes=("dgx03", "dgx04"))
+        assert newest().excluded_nodes == []
+
+
+def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, told: Told, tick: Tick) -> None:
+    """`restart` in place of `rewind` is what it says."""
+    machines(told, "dgx01", "dgx02", "dgx03")
+    spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"numerics.divergence": "restart"}}})
+    submit(oskar, spec, spec_toml=write_toml(spec))
+    tick()
+    told.say("101", state="running", nodes=("dgx01",))
+    tick()
+    error = "NumericsError: numerics.divergence: at step 500 the smoothed loss is 9"
+    launched(newest(), exit_code=1, cause="failed", first_failure={**EXCEPTION, "error": error})
+    told.say("101", state="failed", exit_code=1)
+    tick()
+    verdict(Attempt.objects.get(number=1), "numerics.divergence")
+    tick()
+    assert (newest().number, newest().rewinds) == (2, 0)
 
 
 class TestChangedRows:
@@ -260,6 +401,7 @@ class TestChangedRows:
         [
             ({"gpu.exploded": "stop"}, "is no cause"),
             ({"none": "restart"}, "is no cause"),
+            ({"scheduler.preempted": "stop"}, "is no cause"),
             ({"gpu.*": "explode"}, "'once-if-saved'"),
             ({"gpu.*": 3}, ""),
         ],
@@ -340,8 +482,10 @@ def test_a_dry_run_says_what_would_happen(oskar: User) -> None:
     assert "memory.gpu_oom: stops, as the job says." in found["If it fails"]
 
 
-def test_every_cause_has_a_row_or_stops() -> None:
+def test_causes_without_a_row_stop() -> None:
     shown = {code: moves.move_of(code, node="", job={}, project=Project()) for code in CAUSES}
     assert shown["gpu.thermal"] == "elsewhere"
     assert shown["program.device_assert"] == "stop"
-    assert all(moves.causes_of(move) for move in set(shown.values()))
+    assert {code for key in moves.TABLE for code in CAUSES if restarts.named(code, [{key: "once"}])} == {
+        code for code, move in shown.items() if move != "stop"
+    }
