@@ -50,7 +50,7 @@ test-portal: dev ## whole portals, kill -9 of each of their parts, a browser: th
 	@TEST_STAGE=$@ $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_WHOLE)" $(BUT_TRAINING)
 
 test-postgres: dev ## the quick tests that touch the database, in a private PostgreSQL that they start
-	@TEST_STAGE=$@ TEST_DATABASE=postgres $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
+	@TEST_STAGE=$@ TEST_DATABASE=postgres TEST_HALF=$(POSTGRES_HALF) $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
 
 test-slurm: dev ## what needs a whole Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or two releases
 	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))

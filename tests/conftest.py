@@ -14,6 +14,7 @@ import pytest
 import portal.celery  # noqa: F401  (binds shared tasks to our broker, as every process of ours does)
 from tests.examples import examples
 from tests.stack import Stack
+from tests.turns import has_its_turn
 
 # The same examples in every run, however loaded the machine: a failure is a change's, never the day's.
 hypothesis.settings.register_profile(
@@ -27,8 +28,12 @@ OPENS_DATABASE = {"db", "transactional_db", "django_db_reset_sequences", "django
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what touches the database; and files with many slow tests come first: what is left at the end is quick."""
+    waits = [item for item in items if not has_its_turn(item.nodeid)]
+    if waits:
+        config.hook.pytest_deselected(items=waits)
+        items[:] = [item for item in items if has_its_turn(item.nodeid)]
     for item in items:
         if item.get_closest_marker("django_db") or OPENS_DATABASE & set(getattr(item, "fixturenames", ())):
             item.add_marker("database")

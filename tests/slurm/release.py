@@ -25,6 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.turns import turn
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = CHECKOUT / "var" / "slurm"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -102,20 +104,8 @@ def find(name: str) -> Release:
 
 
 def whose_turn() -> Release:
-    """One release a landing, the next one after the next commit; by days where the history was not fetched."""
-    is_shallow = _git("rev-parse", "--is-shallow-repository") != "false"
-    count = (
-        int(_git("log", "-1", "--format=%ct") or 0) // 86_400
-        if is_shallow
-        else int(_git("rev-list", "--count", "HEAD"))
-    )
-    return RELEASES[count % len(RELEASES)]
-
-
-def _git(*words: str) -> str:
-    """What it says; nothing where there is no repository."""
-    asked = subprocess.run(["git", *words], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    return asked.stdout.strip()
+    """One release a landing, the next one after the next commit."""
+    return RELEASES[turn(len(RELEASES))]
 
 
 def prepare(release: Release) -> None:
