@@ -183,8 +183,8 @@ STORIES = (
             Try(
                 hours_ago=9.1, steps=((0, 14),), state="failed", cause="exception", exit_code=1, nodes=("dgx-02",),
                 failure={"rank": 0, "incarnation": 0, "exit_code": 1, "kind": "exception", "error": _OUT_OF_MEMORY},
-                decision="The program raised an exception. That would happen again, so Vigil does not start it anew."
-                " Your move.",
+                decision="A GPU's memory was too small (96 % sure). It had not saved anything since its start, so the"
+                " same would happen again. Your move.",
                 log=f"  File \"training/trainer.py\", in _accumulate\n    loss.backward()\n{_OUT_OF_MEMORY}",
             ),
         ),
@@ -200,8 +200,8 @@ STORIES = (
                     "rank": 3, "incarnation": 0, "exit_code": 1, "kind": "exception",
                     "error": "FloatingPointError: the loss is not finite at step 1522",
                 },
-                decision="The program raised an exception. That would happen again, so Vigil does not start it anew."
-                " Your move.",
+                decision="The loss or the gradient was not a number (80 % sure). That would happen again, so Vigil does"
+                " not start it anew. Your move.",
                 log="FloatingPointError: the loss is not finite at step 1522",
             ),
         ),
