@@ -21,10 +21,16 @@ def spread(attempt: Attempt) -> Spread | None:
     return Spread(ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
 
 
-def standing_by(attempt: Attempt) -> set[str]:
-    """The attempt's nodes on which the newest incarnation runs no rank: spares, or what it has gone on without."""
+def standing_by(attempt: Attempt, spares: int) -> set[str]:
+    """The attempt's nodes on which the newest incarnation runs no rank: spares, or what it has gone on without.
+
+    None where that leaves out more than were asked for: it is the job's own word.
+    """
     nodes = _newest(attempt).get("nodes")
-    return set(attempt.nodes).difference(nodes) if isinstance(nodes, list) and nodes else set()
+    if not isinstance(nodes, list):
+        return set()
+    found = set(attempt.nodes).difference(one for one in nodes if isinstance(one, str))
+    return found if len(found) <= spares else set()
 
 
 def _newest(attempt: Attempt) -> dict[str, Any]:

@@ -109,9 +109,10 @@ class _Known:
     def not_spared(self, scheduler_id: str, idle: Sequence[Idle]) -> Sequence[Idle]:
         """Those that do not just stand by for others to fail, as was asked for (resources.spares)."""
         attempt = self.attempts.get(scheduler_id)
-        if attempt is None or not (attempt.job.spec.get("resources") or {}).get("spares"):
+        spares = (attempt.job.spec.get("resources") or {}).get("spares") if attempt else 0
+        if attempt is None or not spares:
             return idle
-        spared = incarnations.standing_by(attempt)
+        spared = incarnations.standing_by(attempt, spares)
         return [one for one in idle if one.holding.agent.node not in spared]
 
     def job(self, scheduler_id: str, idle: Sequence[Idle]) -> IdleJob:

@@ -74,6 +74,21 @@ class TestIdle:
         waste()
         assert not told(oskar)
 
+    @pytest.mark.parametrize("nodes", [[], [{}], ["nowhere"], [["dgx-02"], None, 7], "dgx-01", {"dgx-01": 1}])
+    def test_what_a_job_says_of_its_nodes_is_not_taken_on_trust(self, oskar: User, nodes: object) -> None:
+        """It excuses no more of them than were to stand by, and keeps nobody else from being told."""
+        idle_for(machine(1), 14.2)
+        idle_for(machine(1, node="dgx-02"), 14.2)
+        liar = vigils(oskar, "7", name="liar", spec={"resources": {"spares": 1}})
+        Attempt.objects.filter(job=liar).update(nodes=["dgx-01", "dgx-02"])
+        Event.objects.create(
+            attempt=liar.latest, time=timezone.now(), kind="incarnation.started", data={"nodes": nodes}
+        )
+        held("7", [0], user="vigil")
+        held("8", [0], user="oskar", node="dgx-02")
+        waste()
+        assert len(told(oskar)) == 2
+
     def test_of_a_foreign_job_whoever_is_its_slurm_user_here(self, oskar: User) -> None:
         idle_for_long = machine(2)
         held("7", [0, 1], user="oskar", name="jupyter")
