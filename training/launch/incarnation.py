@@ -27,6 +27,7 @@ class Incarnation:
     port: int  # free on that node a moment ago: for scripts, which want MASTER_PORT
     members: tuple[Member, ...]  # the leader first
     spent: Mapping[str, Any] = field(default_factory=dict)  # of the budget (outcome.Budget), for whoever leads next
+    blamed: tuple[int, ...] = ()  # nodes on which an incarnation's end began, the latest last
 
     @property
     def leader(self) -> Member:
@@ -41,12 +42,15 @@ class Incarnation:
         return [member.name for member in self.members]
 
     def told(self) -> dict[str, Any]:
-        return asdict(self)
+        told = asdict(self)
+        if not self.blamed:
+            del told["blamed"]  # a launcher of the version before knows no such field, and no spare nodes
+        return told
 
     @classmethod
     def read(cls, found: dict[str, Any]) -> Self:
         members = tuple(Member(**member) for member in found.pop("members"))
-        return cls(**found, members=members)
+        return cls(members=members, blamed=tuple(found.pop("blamed", ())), **found)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class _Judged:
     why: str
     budget: Budget
     since: float
-    blamed: Member | None = None  # on whose node it began, where another can take its place
+    blamed: tuple[int, ...] = ()  # nodes, as of the next incarnation
 
 
 class Leading:
@@ -191,7 +191,7 @@ class Leading:
         if regroups and not self._stop.reason:
             self._regroup.finish(last.number)
         why = _why(failures, outcome, regroups)
-        blamed = self._blamed(last, failures) if outcome is None and not regroups else None
+        blamed = last.blamed if outcome or regroups else self._blamed(last, failures)
         return _Judged(last.number, outcome, failures, why, budget, time.monotonic(), blamed)
 
     def _standing_by(self, last: Incarnation) -> list[Member]:
@@ -201,13 +201,16 @@ class Leading:
         known = self._members.is_proven_live
         return [one for one in self._members.live() if last.place(one) < 0 and known(one)]
 
-    def _blamed(self, last: Incarnation, failures: list[Failure]) -> Member | None:
-        """The member whose rank failed first, by what may be its node's doing."""
+    def _blamed(self, last: Incarnation, failures: list[Failure]) -> tuple[int, ...]:
+        """Last of all the node whose rank failed first, by what may be its doing, where another can take its place."""
         if not failures or not self._standing_by(last):
-            return None
+            return last.blamed
         first = first_failure(failures)
         place = first.rank // self._plan.ranks_per_node
-        return last.members[place] if first.kind in NODES_DOING and place < len(last.members) else None
+        if first.kind not in NODES_DOING or place >= len(last.members):
+            return last.blamed
+        node = last.members[place].node
+        return (*(one for one in last.blamed if one != node), node)
 
     def _left(self, last: Incarnation) -> Left | None:
         """What a script that was asked to stop said of how far it was; our own trainer says it by what it saves."""
@@ -239,17 +242,18 @@ class Leading:
         budget: Budget,
         *,
         resume: str = "",
-        blamed: Member | None = None,
+        blamed: tuple[int, ...] = (),
     ) -> Incarnation:
         """The next incarnation: us, who was there in its order, then who stood by, as many as can share the work.
 
-        Whoever is to blame for the end of the last one comes after all others, be it us.
+        Whoever was to blame for the end of one comes after all others, the latest last, be it us.
         """
         # Who comes first leads, and has rank 0: so the store's port is probed on the node where it is bound.
         before = list(last.members) if last else []
         stayed = [member for member in before if member in live]
         order = [*stayed, *(member for member in live if member not in stayed)]
-        order.sort(key=lambda member: (member == blamed, member.id != self._members.me.id))  # others stay in order
+        since = {node: turn for turn, node in enumerate(blamed)}
+        order.sort(key=lambda one: (since.get(one.node, -1), one.id != self._members.me.id))  # others stay in order
         # Where no number of nodes fits, at the start, the ranks themselves say what is wrong.
         taken = order[: most_nodes(self._plan, len(order)) or None]
         resume = resume or newest_on_lineage(self._plan.job_dir)
@@ -262,6 +266,7 @@ class Leading:
             port=free_port(),  # probed on this node, which is rank 0's, unless it is to blame
             members=tuple(taken),
             spent=budget.spent,
+            blamed=blamed,
         )
 
     def _stopped(self, last: Incarnation | None = None) -> Ending:

@@ -5,92 +5,132 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.training.launching import ENDLESS, Run
 from tests.waiting import PATIENCE_S, until
-from training.launch.failures import failure_of
+from training.launch.attempt import Attempt
+from training.launch.failures import Failure, Kind, failure_of
+from training.launch.incarnation import Ending, Incarnation
+from training.launch.leading import Leading
+from training.launch.members import Members
+from training.launch.plan import Plan
+from training.launch.stop import Regroup
+from training.reporting.reporter import NullReporter
 
-pytestmark = pytest.mark.slow
 BROKEN = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 
 
-class Spared:
-    """Launchers of two nodes and one that stands by, with fake ranks, one a node."""
+class Launchers:
+    """Those of two nodes and of some that stand by, without ranks: what they say comes next."""
 
-    def __init__(self, run: Run, **told: Any) -> None:
-        self.run, self.nodes = run, 3
-        run.describe('kind = "distributed"\n[launch]\nnodes = 2\nspares = 1\nranks_per_node = 1\n')
-        self.told = json.dumps({"steps": ENDLESS, "checkpoint_every": 20, **told})
-        self.launchers = [run.launch(self.told, node=node, nodes=3) for node in range(3)]
+    def __init__(self, folder: Path, *, spares: int) -> None:
+        for name in ("members", "job"):
+            (folder / name).mkdir()
+        count = 2 + spares
+        plan = Plan(
+            run_dir=folder, scheduler_id="1", restart_count=0, node="", nodes=count, min_nodes=2, max_nodes=2,
+            spares=spares, in_place=10,
+        )  # fmt: skip
+        plans = [replace(plan, node=f"dgx0{node + 1}", node_rank=node) for node in range(count)]
+        self.members = [Members(folder / "members", one) for one in plans]
+        for one in self.members:
+            one.refresh()
+        for one in self.members:
+            until(lambda: all(one.is_proven_live(other.me) for other in self.members))  # noqa: B023
+        self._leading = [self._lead(folder, plan, one) for plan, one in zip(plans, self.members, strict=True)]
+        self.result: dict[str, Any] = {}
+        self.now = self._decided(None)
 
-    def started(self, incarnation: int) -> list[str]:
-        """The nodes that this incarnation runs on, once it does."""
-        until(lambda: len(self.run.events("incarnation.started")) > incarnation)
-        event = self.run.events("incarnation.started")[incarnation]
-        self.run.started(incarnation=incarnation, ranks=2)
-        assert event["world_size"] == 2
-        nodes: list[str] = event["nodes"]
-        return nodes
+    def _lead(self, folder: Path, plan: Plan, members: Members) -> Leading:
+        stop: Any = SimpleNamespace(reason="", saved=False)
+        reporter: Any = NullReporter()
+        return Leading(
+            plan, Attempt(folder, 1), members, stop=stop, regroup=Regroup(folder), reporter=reporter, say=print
+        )
 
-    def ready(self) -> None:
-        """Has saved, and its leader has seen that the spare one lives."""
-        until(lambda: any((self.run.path / "job" / "checkpoints").glob("step-*")))
-        until(lambda: max(self.run.losses(rank=0)[0], default=0) > 200)
+    def _decided(self, last: Incarnation | None) -> Incarnation | None:
+        """What the one says who is to lead; None, and the result, where it is the end."""
+        (leading,) = [one for one in range(len(self.members)) if self.members[one].leads(last)]
+        self._leading[leading].decide(last)
+        turn = self.members[0].turn(last.number + 1 if last else 0)
+        if isinstance(turn, Ending):
+            self.result = dict(turn.result)
+        return turn if isinstance(turn, Incarnation) else None
 
-    def stop(self) -> None:
-        next(one for one in self.launchers if one.poll() is None).send_signal(signal.SIGTERM)
-        assert {one.wait(PATIENCE_S) for one in self.launchers if one.returncode is None} == {75}
-        self.run.assert_nothing_left()
+    @property
+    def nodes(self) -> list[str]:
+        return self.now.names if self.now else []
 
-
-@pytest.mark.parametrize("lost", [1, 0], ids=["another", "the leading one"])
-def test_takes_the_place_of_a_lost_node(run: Run, lost: int) -> None:
-    job = Spared(run)
-    assert job.started(0) == ["dgx01", "dgx02"]
-    job.ready()
-    job.launchers[lost].kill()
-    job.launchers[lost].wait(10)
-    assert sorted(job.started(1)) == sorted({"dgx01", "dgx02", "dgx03"} - {f"dgx0{lost + 1}"})
-    job.stop()
-
-
-@pytest.mark.parametrize("blamed", [1, 0], ids=["another", "the leading one"])
-def test_takes_the_place_of_one_whose_rank_was_killed(run: Run, blamed: int) -> None:
-    """That node's launcher lives on and stands by in its turn, also where it leads."""
-    job = Spared(run)
-    job.started(0)
-    job.ready()
-    os.kill(run.started(incarnation=0)[blamed], signal.SIGKILL)
-    assert sorted(job.started(1)) == sorted({"dgx01", "dgx02", "dgx03"} - {f"dgx0{blamed + 1}"})
-    os.kill(run.started(incarnation=1)[0], signal.SIGKILL)
-    assert f"dgx0{blamed + 1}" in job.started(2), "none but it is left"
-    job.stop()
+    def fail(self, node: int, kind: Kind = "signal") -> list[str]:
+        """The nodes that go on once the rank on this one has failed, the first of them the leading one."""
+        assert self.now
+        for place, member in enumerate(self.now.members):
+            failures = [Failure(place, kind, 1, error="it failed")] if member.node == node else []
+            self.members[member.node].tell_ended(self.now.number, failures)
+        self.now = self._decided(self.now)
+        return self.nodes
 
 
-def test_takes_the_place_of_one_with_a_broken_gpu(run: Run) -> None:
-    """Without a node to spare the same ends the attempt: starting anew there would not help."""
-    broken = {"rank": 1, "step": 300, "do": "say", "error": BROKEN}
-    job = Spared(run, accidents=[broken])
-    job.started(0)
-    assert job.started(1) == ["dgx01", "dgx03"]
+def test_whoever_was_to_blame_comes_after_who_never_was(tmp_path: Path) -> None:
+    """And of those that all were whoever it is longest ago for, whichever of them leads."""
+    launchers = Launchers(tmp_path, spares=2)
+    assert launchers.nodes == ["dgx01", "dgx02"]
+    assert launchers.fail(0) == ["dgx02", "dgx03"]
+    assert launchers.fail(2, "address_in_use") == ["dgx02", "dgx03"], "that is no node's doing"
+    assert launchers.fail(1, "hang") == ["dgx03", "dgx04"], "a fresh one, not the first that was"
+    assert launchers.fail(3, "gpu") == ["dgx03", "dgx01"]
+    assert launchers.fail(2) == ["dgx01", "dgx02"]
+    assert launchers.fail(0) == ["dgx02", "dgx04"]
+
+
+def test_with_none_left_to_spare_the_one_to_blame_goes_on(tmp_path: Path) -> None:
+    launchers = Launchers(tmp_path, spares=0)
+    assert launchers.fail(0) == ["dgx01", "dgx02"]
+    assert launchers.fail(1, "gpu") == [], "starting anew there would not help"
+    assert (launchers.result["cause"], launchers.result["first_failure"]["kind"]) == ("failed", "gpu")
+
+
+def test_an_exception_of_the_program_still_ends_the_attempt(tmp_path: Path) -> None:
+    launchers = Launchers(tmp_path, spares=1)
+    assert launchers.fail(1, "exception") == []
+    assert launchers.result["first_failure"]["kind"] == "exception"
+
+
+@pytest.mark.slow
+def test_a_spare_node_takes_the_place_of_each_that_fails(run: Run) -> None:
+    """Of one with a broken GPU, of one whose rank was killed, of one that is lost: of the leading ones, too."""
+    run.describe('kind = "distributed"\n[launch]\nnodes = 2\nspares = 2\nranks_per_node = 1\n')
+    accidents = [{"rank": 1, "step": 300, "do": "say", "error": BROKEN}]
+    told = json.dumps({"steps": ENDLESS, "checkpoint_every": 20, "accidents": accidents})
+    launchers = [run.launch(told, node=node, nodes=4) for node in range(4)]
+    assert _started(run, 0) == ["dgx01", "dgx02"]
+    assert _started(run, 1) == ["dgx01", "dgx03"]
     (ended,) = run.events("incarnation.ended")
     assert (ended["failure"], ended["restarting"], ended["error"]) == ("gpu", True, BROKEN)
-    job.stop()
+    os.kill(run.started(incarnation=1)[0], signal.SIGKILL)
+    assert _started(run, 2) == ["dgx03", "dgx04"]
+    launchers[2].kill()
+    launchers[2].wait(10)
+    assert _started(run, 3)[0] == "dgx04", "and whomever it, which had only stood by, first knows to live"
+    launchers[3].send_signal(signal.SIGTERM)
+    assert {one.wait(PATIENCE_S) for one in launchers if one.returncode is None} == {75}
+    run.assert_nothing_left()
 
 
-def test_an_exception_of_the_program_still_ends_the_attempt(run: Run) -> None:
-    job = Spared(run, accidents=[{"rank": 1, "step": 300, "do": "raise"}])
-    assert {one.wait(PATIENCE_S) for one in job.launchers} == {1}
-    assert run.result()["first_failure"]["kind"] == "exception"
-
-
-def test_without_one_to_spare_a_broken_gpu_ends_the_attempt(run: Run) -> None:
-    broken = {"rank": 1, "step": 12, "do": "say", "error": BROKEN}
-    assert run.fake(steps=40, accidents=[broken]).wait(PATIENCE_S) == 1
-    assert run.result()["first_failure"]["kind"] == "gpu"
+def _started(run: Run, incarnation: int) -> list[str]:
+    """The nodes that this incarnation runs on, once it does."""
+    until(lambda: len(run.events("incarnation.started")) > incarnation)
+    event = run.events("incarnation.started")[incarnation]
+    run.started(incarnation=incarnation)
+    assert event["world_size"] == 2
+    nodes: list[str] = event["nodes"]
+    return nodes
 
 
 @pytest.mark.parametrize(
