@@ -33,8 +33,8 @@ _WHAT = re.compile(r"^\s*what\(\):\s+(.+)$")
 # What CUDA says of a GPU that does not work any more. An illegal access or an assertion is mostly the program's own.
 _GPU = re.compile(
     r"CUDA error: (?:uncorrectable ECC error|.*?(?:hardware|GPU is lost|fallen off the bus|NVLink)|"
-    r"no CUDA-capable device|device(?:\(s\))? (?:is|are) (?:unavailable|busy)|unspecified launch failure|"
-    r"unknown error)|"
+    r"no CUDA-capable device|(?:all )?CUDA-capable device(?:s|\(s\)) (?:is/are|are) busy or unavailable|"
+    r"unspecified launch failure|unknown error)|"
     r"GPU (?:is lost|has fallen off the bus)|uncorrectable NVLink error",
     re.IGNORECASE,
 )

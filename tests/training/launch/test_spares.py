@@ -138,6 +138,9 @@ def _started(run: Run, incarnation: int) -> list[str]:
     [
         (BROKEN, "gpu"),
         ("RuntimeError: CUDA error: unspecified launch failure", "gpu"),
+        ("torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "gpu"),
+        ("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", "gpu"),
+        ("RuntimeError: CUDA error: no CUDA-capable device is detected", "gpu"),
         ("RuntimeError: No CUDA GPUs are available", "exception"),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", "exception"),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", "exception"),
