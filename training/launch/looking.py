@@ -16,11 +16,12 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from training.attempt.files import FULL
+from training.attempt.files import FULL, write_json
 from training.launch.kept import Kept
 
 FOLDER = "looks"
@@ -36,6 +37,7 @@ RECORD_BYTES = 16 * 1024  # a read with less room than a record takes is refused
 RECORDS = 50_000  # of a ring that goes round while it is read
 PROBE_BYTES = 65_536
 MIB = 1 << 20
+UNANSWERED = "it had not answered"
 Told = dict[str, Any]
 
 
@@ -46,23 +48,42 @@ def main() -> int:
     asked: Told = json.load(sys.stdin)
     with suppress(OSError):
         os.nice(NICE)
-    driver = _Driver() if asked.pop("asks_driver") else None
-    folder, reserve = Path(asked.pop("folder")), asked.pop("reserve")
-    told: Told = {"version": VERSION, "at": time.time(), **asked, "not_seen": {}}
-    for name, look in (("disk", lambda: disk(folder)), ("kernel", kernel)):
-        try:
-            told[name] = look()
-        except OSError as error:
-            told["not_seen"][name] = f"{error.filename or name}: {error.strerror}"
-    short = json.dumps({**told, "kernel": []})
+    return 0 if look(**asked) else 1
+
+
+def look(folder: str, reserve: str, *, asks_driver: bool, **about: Any) -> bool:
+    """Whether it could be written, with what is known `about` the node. What takes no time is written at once: it is
+    there whatever becomes of the rest."""
+    driver = _Driver() if asks_driver else None
+    path = Path(folder) / FOLDER / f"{about['incarnation']}.{about['node_rank']}.json"
+    unseen = {"disk": UNANSWERED} | ({"nvidia-smi": UNANSWERED} if driver else {})
+    told: Told = {"version": VERSION, "at": time.time(), **about, "not_seen": unseen}
+    _tell(told, "kernel", kernel)
+    with suppress(OSError):
+        write_json(path, told)
+    _tell(told, "disk", lambda: (disk(Path(folder)), ""))
     if driver is not None:
-        said, problem = driver.answer()
-        told["nvidia_smi"] = said
-        if problem:
-            told["not_seen"]["nvidia-smi"] = problem
-    text = json.dumps(told)
-    target = Path(FOLDER) / f"{asked['incarnation']}.{asked['node_rank']}.json"
-    return 0 if Kept(folder, reserve).write(target, text if len(text) <= MOST_BYTES else short, short) else 1
+        _tell(told, "nvidia-smi", driver.answer)
+    text, short = json.dumps(told), json.dumps(_short(told))
+    return Kept(Path(folder), reserve).write(path, text if len(text) <= MOST_BYTES else short, short)
+
+
+def _tell(told: Told, what: str, ask: Callable[[], tuple[Any, str]]) -> None:
+    """Add what is found, and what of it could not be seen."""
+    try:
+        told[what.replace("-", "_")], problem = ask()
+    except OSError as error:
+        problem = f"{error.filename or what}: {error.strerror}"
+    told["not_seen"].pop(what, None)
+    if problem:
+        told["not_seen"][what] = problem
+
+
+def _short(told: Told) -> Told:
+    """Without what is long."""
+    left_out = [name for name in ("kernel", "nvidia_smi") if told.get(name)]
+    not_seen = told["not_seen"] | {name.replace("_", "-"): "no room" for name in left_out}
+    return {name: value for name, value in told.items() if name not in left_out} | {"not_seen": not_seen}
 
 
 def disk(folder: Path) -> Told:
@@ -89,11 +110,12 @@ def disk(folder: Path) -> Told:
     return told
 
 
-def kernel() -> list[tuple[float, str]]:
-    """What the kernel itself said in the last ten minutes, the newest of it: Unix time and text."""
+def kernel() -> tuple[list[tuple[float, str]], str]:
+    """What the kernel itself said in the last ten minutes, Unix time and text; and whether that is not all."""
     path = os.environ.get("VIGIL_KMSG") or "/dev/kmsg"
     since_boot, now = time.clock_gettime(time.CLOCK_MONOTONIC), time.time()
     kept: deque[tuple[float, str]] = deque(maxlen=KERNEL_LINES)
+    count = 0
     with open(path, "rb", buffering=0, opener=_without_waiting) as file:
         for record in _records(file):
             head, found, text = record.partition(b";")
@@ -102,13 +124,12 @@ def kernel() -> list[tuple[float, str]]:
                 continue
             age = since_boot - int(parts[2]) / 1e6
             if int(parts[0]) >> 3 == 0 and age <= BACK_SECONDS:  # 0: no program wrote it
+                count += 1
                 kept.append((round(now - age, 3), text.partition(b"\n")[0][:LINE_BYTES].decode(errors="replace")))
-    size = 0
-    for index in range(len(kept) - 1, -1, -1):
-        size += len(kept[index][1]) + 24
-        if size > KERNEL_BYTES:
-            return list(kept)[index + 1 :]
-    return list(kept)
+    size = sum(len(text) + 24 for _, text in kept)
+    while size > KERNEL_BYTES:
+        size -= len(kept.popleft()[1]) + 24
+    return list(kept), "only the newest lines were kept" if len(kept) < count else ""
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -97,10 +97,11 @@ def test_a_driver_that_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
     told = json.dumps({"steps": 40, "accidents": [accident(1, 12, "kill", incarnation="any")]})
     began = time.monotonic()
     launcher = run.launch(told, environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    until(lambda: len(run.events("incarnation.started")) == 2)
-    assert not (run.attempt() / "looks" / "0.0.json").exists(), "the next incarnation waited for the look"
     assert launcher.wait(PATIENCE_S) == 137
     assert time.monotonic() - began < PATIENCE_S / 2
+    _, again = run.events("incarnation.started")
+    ended = (run.attempt() / "looks" / "0.0.json").stat().st_mtime
+    assert float(again["time"]) < ended, "the next incarnation waited for the look"
     look = look_of(run)
     assert look["nvidia_smi"] == "half of it\n"
     assert look["not_seen"]["nvidia-smi"] == "it did not end within 3 s"
@@ -189,8 +190,8 @@ class TestLooking:
         )
         log.write_text(f"rubbish\n;\n,,,;\n{text}")
         monkeypatch.setenv("VIGIL_KMSG", str(log))
-        (at, said), (_, cut) = looking.kernel()
-        assert said == KILLED
+        ((at, said), (_, cut)), problem = looking.kernel()
+        assert (said, problem) == (KILLED, "")
         assert abs(at - (time.time() - 5)) < 2
         assert len(cut) == looking.LINE_BYTES
 
@@ -198,9 +199,51 @@ class TestLooking:
         at = int(time.monotonic() * 1e6)
         (tmp_path / "kmsg").write_text("".join(f"3,{n},{at},-;{n:05d} {'x' * 500}\n" for n in range(3000)))
         monkeypatch.setenv("VIGIL_KMSG", str(tmp_path / "kmsg"))
-        found = looking.kernel()
+        found, problem = looking.kernel()
         assert found[-1][1].startswith("02999")
         assert sum(len(text) for _, text in found) <= looking.KERNEL_BYTES
+        assert problem == "only the newest lines were kept", "so it cannot be said what the kernel did not tell"
+
+    @pytest.fixture
+    def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """Of a node whose kernel has said something."""
+        (tmp_path / "kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;{KILLED}\n")
+        monkeypatch.setenv("VIGIL_KMSG", str(tmp_path / "kmsg"))
+        (tmp_path / looking.FOLDER).mkdir()
+        about = {"incarnation": 0, "node": "dgx01", "node_rank": 0, "shm": {"total_mib": 64, "most_mib": 3}}
+        return {"folder": str(tmp_path), "reserve": "looks/.reserve.0", "asks_driver": False, **about}
+
+    def test_what_takes_no_time_is_told_whatever_becomes_of_the_rest(
+        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def hangs(_: Path) -> None:
+            raise KeyboardInterrupt  # as its time is over
+
+        monkeypatch.setattr(looking, "disk", hangs)
+        with pytest.raises(KeyboardInterrupt):
+            looking.look(**asked)
+        look = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
+        assert (look["node"], look["shm"]["most_mib"]) == ("dgx01", 3)
+        assert [text for _, text in look["kernel"]] == [KILLED]
+        assert look["not_seen"] == {"disk": "it had not answered"}
+
+    @pytest.mark.parametrize("has_said", [True, False])
+    def test_what_there_was_no_room_for_was_not_seen(
+        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, has_said: bool
+    ) -> None:
+        if not has_said:
+            Path(os.environ["VIGIL_KMSG"]).write_text("")
+        Kept(Path(asked["folder"]), asked["reserve"]).reserve()
+
+        def is_full(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(looking, "write_json", is_full)
+        monkeypatch.setattr(Path, "write_text", is_full)
+        assert looking.look(**asked)
+        look = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
+        assert look["not_seen"] == ({"kernel": "no room"} if has_said else {})
+        assert look["disk"]["free_mib"] > 0
 
     def test_a_disk_that_takes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / looking.FOLDER).mkdir()
