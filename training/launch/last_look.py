@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO, Any, cast
 
 from training.launch import control_group
@@ -86,7 +87,7 @@ class LastLook:
             "gpus": buses,
             "asks_driver": self._plan.gpus_per_node > 0,
         }
-        with suppress(OSError), open(self._attempt.folder / "logs" / "look.log", "ab") as log:
+        with suppress(OSError), _log(self._attempt.folder) as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "training.launch.looking"],
                 stdin=subprocess.PIPE,
@@ -107,6 +108,13 @@ class LastLook:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._kept.release()
+
+
+def _log(folder: Path) -> IO[bytes]:
+    """Where it tells of its own errors: nowhere, if there is no room for a file more."""
+    with suppress(OSError):
+        return open(folder / "logs" / "look.log", "ab")
+    return open(os.devnull, "wb")
 
 
 def _shm() -> dict[str, int]:

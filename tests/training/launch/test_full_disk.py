@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,16 +19,20 @@ from tests.training.launching import Run
 from tests.waiting import PATIENCE_S, until
 from training.attempt.lineage import claim_generation
 from training.launch import members as meeting
-from training.launch.kept import Kept
+from training.launch.attempt import Attempt
+from training.launch.incarnation import Incarnation
+from training.launch.last_look import LastLook
 from training.launch.members import Members
 from training.launch.plan import Plan
 
 
 @pytest.fixture
 def job_dir(run: Run) -> Iterator[Path]:
-    """On a file system of its own, of 4 MiB, where one may be mounted."""
+    """On a file system of its own, of 4 MiB and 1,024 inodes, where one may be mounted."""
     place = run.path / "job"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=1k", "tmpfs", str(place)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here")
     try:
@@ -61,21 +65,25 @@ def test_ranks_start_again_once_there_is_room(run: Run, job_dir: Path) -> None:
     run.assert_nothing_left()
 
 
-def test_a_look_at_a_node_is_told_where_room_was_kept(job_dir: Path) -> None:
-    Kept(job_dir, "looks/.reserve.0").reserve()
+@pytest.mark.slow
+@pytest.mark.parametrize("full", ["room", "inodes"])
+def test_a_look_at_a_node_is_told_where_room_was_kept(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    (job_dir / "logs").mkdir()
+    monkeypatch.setenv("VIGIL_KMSG", "/nowhere/kmsg")
+    plan = Plan(run_dir=job_dir, scheduler_id="1", restart_count=0, node="dgx01")
+    last_look = LastLook(plan, Attempt(job_dir, 1))
+    last_look.begin()
     with open(job_dir / "filler", "wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    asked = {"folder": str(job_dir), "reserve": "looks/.reserve.0", "asks_driver": False}
-    about = {"incarnation": 0, "node": "dgx01", "node_rank": 0}
-    subprocess.run(
-        [sys.executable, "-P", "-m", "training.launch.looking"],
-        input=json.dumps(asked | about).encode(),
-        env={**os.environ, "VIGIL_KMSG": "/nowhere/kmsg"},
-        check=True,
-    )
+        for number in itertools.count():
+            file.write(bytes(4096)) if full == "room" else (job_dir / str(number)).touch()
+    last_look.glance()
+    last_look.start(Incarnation(0, 1, "", "127.0.0.1", 1, ()), [])
+    last_look.finish()
     look = json.loads((job_dir / "looks" / "0.0.json").read_text())
-    assert (look["disk"]["problem"], look["disk"]["free_mib"]) == ("ENOSPC", 0)
+    assert look["disk"]["problem"] == "ENOSPC"
+    assert look["disk"]["free_mib" if full == "room" else "inodes_free"] == 0
     assert look["not_seen"] == {"kernel": "/nowhere/kmsg: No such file or directory"}
 
 
