@@ -36,7 +36,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Ending:
-    """Of one attempt. `excluded_nodes`: what the next one is kept from."""
+    """Of one attempt."""
 
     job: int
     number: int
