@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.archives import folder as packed
 from tests.endings import Ending
 from tests.nvml import bus
+from tests.stack import wait_for
 from training.launch.outcome import PORT_TRIES
 
 PROGRAM = r'''
@@ -271,6 +275,7 @@ DEVICE_MEMORY = Planted("device_memory", "memory.gpu_oom", r"Started anew from s
 KILLED = Planted("killed", "unknown", r"Started anew from the beginning as attempt 2", rank=1)
 ONCE = Planted("killed_once", "", r"^$", in_place=1, again=1)
 MISMATCH = Planted("mismatch", "collective.mismatch", r"It had not saved anything .* Your move\.$")
+CORRUPT = Planted("checkpoint", "checkpoint.corrupt", r"Started anew from step 10 as attempt 3", rank=0)
 BROKEN_DISK = Planted("checkpoint", "storage.io", r"Started anew from step 20 as attempt 2", ranks=1)
 MISSING = Planted("missing", "data.missing", r"That would happen again.* Your move\.$", ranks=1)
 PACKAGE = Planted("package", "environment.package", r"That would happen again.* Your move\.$", ranks=1)
@@ -279,6 +284,8 @@ PORT = Planted("port", "rendezvous.failed", r"Started anew from the beginning as
 LONG_LOG = Planted("long_log", "program.exception", r"Your move\.$", ranks=1)
 SUCCESS = Planted("success", "", r"^$")
 CANCELLED = Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew")
+TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
+HUNG = ("collective.timeout", r"Started anew from .* as attempt 2")
 
 
 def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,6 +294,26 @@ def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     code = ("code.tar.gz", packed(train_py=PROGRAM), "application/gzip")
     return {"data": {"spec_toml": write_toml(JobSpec.parse(dict(spec)))}, "files": {"code": code}}
+
+
+def set_patience(run_directory: Path, **limits: float) -> None:
+    """How long its launcher is to wait for a rank, written into its own run.toml before it begins."""
+    told = "".join(f"{phase} = {seconds}\n" for phase, seconds in limits.items())
+    path = run_directory / "portal" / "run.toml"
+    wait_for(path.exists, "its run.toml")
+    with path.open("a") as file:
+        file.write(f"\n[launch.watchdog]\n{told}")
+
+
+def rank_of(run_directory: Path, rank: int) -> psutil.Process:
+    """Its process, on whichever node of this machine."""
+    mine = {"RANK": str(rank), "VIGIL_RUN_DIR": str(run_directory)}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            environment = process.environ()
+            if all(environment.get(key) == value for key, value in mine.items()):
+                return process
+    raise AssertionError(f"no rank {rank} of {run_directory}")
 
 
 def tell_xid(kernel_log: Path) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests import planted
@@ -48,15 +47,14 @@ class Trained(Planted):
         return {**kept, "kind": "distributed", "run": run}
 
 
-TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
 ENDLESS = {
-    "deaf to its time limit": Planted("deaf", *TOO_LATE),
+    "deaf to its time limit": Planted("deaf", *planted.TOO_LATE),
     "node lost": Planted("endless", "scheduler.node_fail", r"Started anew from the beginning as attempt 2"),
     "cancelled": planted.CANCELLED,
-    "hung": Trained("hung", "collective.timeout", r"Started anew from .* as attempt 2", rank=1, steps=10**6),
+    "hung": Trained("hung", *planted.HUNG, rank=1, steps=10**6),
 }
 PLANTED = {
-    "ended by the warning": Planted("endless", *TOO_LATE),
+    "ended by the warning": Planted("endless", *planted.TOO_LATE),
     "exception": planted.EXCEPTION,
     "device memory": planted.DEVICE_MEMORY,
     "killed": planted.KILLED,
@@ -174,7 +172,7 @@ def with_recipe(folder: Path) -> str:
 def plant(site: Site, places: ExitStack) -> None:
     for name, what in ENDLESS.items():
         site.submit(name, what, **ASKED.get(name, {}))
-    patience(site, "hung", step=2.0)
+    planted.set_patience(site.run_directory("hung"), step=2.0)
     wait_for(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there")
     for name, what in PLANTED.items():
         site.submit(name, what, **ASKED.get(name, {}))
@@ -188,7 +186,7 @@ def plant(site: Site, places: ExitStack) -> None:
     with site.stack.client() as client:
         assert client.post(f"/api/v1/jobs/{site.jobs['cancelled']}/cancel").status_code == 202
     site.running("hung")
-    rank_of(site, "hung", 1).send_signal(signal.SIGSTOP)
+    planted.rank_of(site.run_directory("hung"), 1).send_signal(signal.SIGSTOP)
     site.running("gpu lost")
     planted.tell_xid(site.kernel_log)
     (site.folder / "lost").touch()
@@ -201,30 +199,11 @@ def plant(site: Site, places: ExitStack) -> None:
     site.wait("checkpoint", "decided_at", number=2)
 
 
-def patience(site: Site, name: str, **limits: float) -> None:
-    """How long its launcher is to wait for a rank, written into its own run.toml before it begins."""
-    told = "".join(f"{phase} = {seconds}\n" for phase, seconds in limits.items())
-    path = site.run_directory(name) / "portal" / "run.toml"
-    wait_for(path.exists, "its run.toml")
-    with path.open("a") as file:
-        file.write(f"\n[launch.watchdog]\n{told}")
-
-
 def watcher_of(site: Site, name: str) -> int:
     """The process id of what stands for its node: the local scheduler's watcher."""
     scheduler_id = site.attempts(name)[0]["scheduler_id"]
     told = site.stack.home / "local-scheduler" / "jobs" / scheduler_id / "shim.json"
     return int(json.loads(told.read_text())["pid"])
-
-
-def rank_of(site: Site, name: str, rank: int) -> psutil.Process:
-    mine = {"RANK": str(rank), "VIGIL_RUN_DIR": str(site.run_directory(name))}
-    for process in site.stack.job_processes():
-        with suppress(psutil.Error):
-            environment = process.environ()
-            if all(environment.get(key) == value for key, value in mine.items()):
-                return process
-    raise AssertionError(f"no rank {rank} of {name}")
 
 
 @contextmanager
@@ -275,8 +254,7 @@ def test_is_found_out_and_decided_on_in_time(site: Site, name: str) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_read_is_gone_back_behind(site: Site) -> None:
-    corrupt = Planted("checkpoint", "checkpoint.corrupt", r"Started anew from step 10 as attempt 3", rank=0)
-    corrupt.check(site.ending("checkpoint", 2))
+    planted.CORRUPT.check(site.ending("checkpoint", 2))
 
 
 def test_the_machine_that_lost_a_gpu_is_named(site: Site) -> None:

@@ -1,11 +1,13 @@
 """Failures planted on a real Slurm, all at once: what the scheduler has to say is found out and decided on in time.
 
-Slurm makes no control groups here, so it takes nobody's memory: tests/portal/test_up_planted.py does that.
+What takes the machine's memory or its disk, and what our guards find by themselves, is in
+tests/portal/test_up_planted.py: Slurm makes no control groups here, and has no say in numbers.
 """
 
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,26 +24,47 @@ from tests.planted import Planted
 from tests.slurm.cluster import Cluster
 from tests.slurm.machine import Machine
 from tests.slurm.people import ALICE
-from tests.slurm.portal import Person, Portal
+from tests.slurm.portal import Person, Portal, language
 from tests.stack import wait_for
 
 PATIENCE_S = 240.0
 TO_LOSE, TO_PREEMPT, ELSEWHERE = "dgx03", "dgx04", "dgx01|dgx02"  # as features: nodes by name take root's scontrol here
 REQUEUED = r"^Requeued; it goes on as attempt 2\.$"
 KILL_WAIT_S = 5.0  # of this cluster's
-TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
 GPU_LOST = ("gpu.off_bus", r"Started anew from the beginning without dgx\d\d as attempt 2")
+
+
+@dataclass(frozen=True)
+class Trained(Planted):
+    """By our own trainer, which alone tells of each step that it begins."""
+
+    def spec(self, **resources: Any) -> dict[str, Any]:
+        kept = {name: part for name, part in super().spec(**resources).items() if name not in ("kind", "script")}
+        return {**language(steps=10**6, checkpoint_every=1_000), **kept}
+
+
 PLANTED = {
-    "time limit": Planted("deaf", *TOO_LATE, lingers_s=KILL_WAIT_S),
-    "ended by the warning": Planted("endless", *TOO_LATE),
+    "hung": Trained("hung", *planted.HUNG, rank=1),
+    "time limit": Planted("deaf", *planted.TOO_LATE, lingers_s=KILL_WAIT_S),
+    "ended by the warning": Planted("endless", *planted.TOO_LATE),
     "exception": replace(planted.EXCEPTION, ranks=2),
     "killed": planted.KILLED,
-    "scancel": Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew"),
+    "scancel": planted.CANCELLED,
     "preempted": Planted("for_ever", "", REQUEUED),
     "node lost": Planted("endless", "scheduler.node_fail", REQUEUED),
     "launch": Planted("success", "scheduler.launch", r"Started anew from the beginning without dgx\d\d as attempt 2"),
+    "device memory": planted.DEVICE_MEMORY,
+    "killed once": planted.ONCE,
+    "mismatch": planted.MISMATCH,
+    "checkpoint": planted.BROKEN_DISK,
+    "missing": planted.MISSING,
+    "package": planted.PACKAGE,
+    "argument": planted.ARGUMENT,
+    "port": planted.PORT,
+    "success": planted.SUCCESS,
 }
 ASKED: dict[str, dict[str, Any]] = {
+    "hung": {"begin": "+4s"},
     "ended by the warning": {"time_limit": "00:01:00"},
     "exception": {"nodes": 2},
     "preempted": {"exclusive": True, "constraint": TO_PREEMPT},
@@ -64,7 +87,9 @@ class Lab:
 
     def submit(self, name: str, what: Planted) -> None:
         asked = {"constraint": ELSEWHERE, **ASKED.get(name, {})}
-        answer = self.alice.client.post("/jobs", **planted.upload({**what.spec(**asked), "project": "vision"}))
+        spec = {**what.spec(**asked), "project": "vision"}
+        body = {"json": {"spec": spec}} if isinstance(what, Trained) else planted.upload(spec)
+        answer = self.alice.client.post("/jobs", **body)
         assert answer.status_code == 201, answer.text
         self.jobs[name], self.planted[name] = int(answer.json()["id"]), what
 
@@ -75,14 +100,21 @@ class Lab:
         """Until it has done a few steps."""
         self.alice.wait_for_step(self.jobs[name], 8, PATIENCE_S)
 
-    def decided(self, name: str) -> None:
-        wait_for(lambda: self.alice.attempts(self.jobs[name])[0]["decided_at"], f"the decision on {name}", PATIENCE_S)
+    def decided(self, name: str, number: int = 1) -> None:
+        def is_decided() -> bool:
+            return any(one["number"] == number and one["decided_at"] for one in self.alice.attempts(self.jobs[name]))
+
+        wait_for(is_decided, f"the decision on attempt {number} of {name}", PATIENCE_S)
+
+    def run_directory(self, name: str) -> Path:
+        (found,) = wait_for(lambda: list((self.portal.runs / "vision").glob(f"{self.jobs[name]}-*")), "its folder")
+        return Path(found)
 
     def nodes(self, name: str) -> list[str]:
         return list(self.alice.attempts(self.jobs[name])[0]["nodes"])
 
-    def ending(self, name: str) -> Ending:
-        return self.endings[self.jobs[name], 1]
+    def ending(self, name: str, number: int = 1) -> Ending:
+        return self.endings[self.jobs[name], number]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +138,8 @@ def lab(portal: Portal, slurm: Cluster) -> Iterator[Lab]:
 def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
     for name, what in PLANTED.items():
         lab.submit(name, what)
+        if name == "hung":
+            planted.set_patience(lab.run_directory(name), step=2.0)
     lost = folder / "lost"
     lab.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(lost),)))
     block_output(lab, "launch")
@@ -116,6 +150,8 @@ def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
     lab.slurm.run("sbatch", *urgent, user=ALICE)
     lab.running("time limit")
     lab.slurm.run("scontrol", "update", f"JobId={lab.scheduler_id('time limit')}", "EndTime=now")
+    lab.running("hung")
+    planted.rank_of(lab.run_directory("hung"), 1).send_signal(signal.SIGSTOP)
     lab.running("gpu lost")
     machine = agent_on(lab, lab.nodes("gpu lost")[0], folder)
     machines.callback(machine.close)
@@ -125,8 +161,11 @@ def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
     with lab.slurm.without(TO_LOSE):
         lab.slurm.run("scontrol", "update", f"NodeName={TO_LOSE}", "State=DOWN", "Reason=planted")
         lab.decided("node lost")
+    lab.decided("hung")
+    lab.alice.cancel(lab.jobs["hung"])
     for name in lab.jobs:
         lab.decided(name)
+    lab.decided("checkpoint", 2)
 
 
 def agent_on(lab: Lab, node: str, folder: Path) -> Machine:
@@ -144,13 +183,18 @@ def is_held(answer: httpx.Response) -> bool:
 
 def block_output(lab: Lab, name: str) -> None:
     """What slurmd is to open for its output is a folder: it cannot start the batch script."""
-    found = wait_for(lambda: list((lab.portal.runs / "vision").glob(f"{lab.jobs[name]}-*/job")), "its folder")
-    (found[0] / "batch.1.log").mkdir()
+    job_dir = lab.run_directory(name) / "job"
+    wait_for(job_dir.is_dir, "its folder")
+    (job_dir / "batch.1.log").mkdir()
 
 
 @pytest.mark.parametrize("name", [*PLANTED, "gpu lost"])
 def test_is_found_out_and_decided_on_in_time(lab: Lab, name: str) -> None:
     lab.planted[name].check(lab.ending(name))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_gone_back_behind(lab: Lab) -> None:
+    planted.CORRUPT.check(lab.ending("checkpoint", 2))
 
 
 def test_nodes_are_named(lab: Lab) -> None:
