@@ -47,7 +47,7 @@ def example_of(incident: Incident) -> dict[str, Any] | None:
     told = {
         "id": f"incident-{incident.pk}",
         "label": incident.overruled_cause,
-        "said": incident.cause,
+        "said": last.cause,
         "why": masked(incident.overruled_why)[:1000],
     }
     return told | ({"log": next(iter(logs.values()))} if len(logs) == 1 else {"logs": logs})

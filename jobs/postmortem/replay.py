@@ -17,7 +17,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from jobs.errors import Problem, SpecError
-from jobs.models import Incident, Replay
+from jobs.models import Diagnosis, Incident, Replay
 from jobs.models.site_entry import ReplayQuerySet
 from jobs.postmortem import examples, incidents, offline, site
 from jobs.postmortem.masking import masked
@@ -30,7 +30,7 @@ MOST = 500  # incidents
 MOST_JUDGED = 200  # of them, by people
 SLICE_S = 1.0
 MOST_S = 180.0  # of reading
-LONG_S = 10.0  # a diagnosis that took longer is not made anew
+LONG_S = 4.0  # a diagnosis that took longer is not made anew: it is made twice, and real ones wait meanwhile
 AGAIN_AFTER = timedelta(seconds=20)  # without a step
 SEEN_AGAIN = timedelta(seconds=5)
 
@@ -94,7 +94,6 @@ def go_on(replay_id: int) -> None:
         elif not _step(replay, pair):
             return  # somebody else goes on with it
         if is_held or time.monotonic() >= until:
-            _at(replay).update(**_found(replay))
             hurry(replay.pk)
             return
     _end(replay, "")
@@ -106,28 +105,41 @@ def _at(replay: Replay) -> ReplayQuerySet:
 
 
 def _end(replay: Replay, outcome: str) -> None:
-    _at(replay).update(ended_at=timezone.now(), outcome=outcome, **_found(replay))
+    _at(replay).update(ended_at=timezone.now(), outcome=outcome)
 
 
 def _step(replay: Replay, pair: _Pair) -> bool:
     """One incident. It counts as done before it is read: what kills the process that reads it is met once."""
     number = replay.incidents[replay.place]
-    if _at(replay).update(place=replay.place + 1, moved_at=timezone.now(), **_found(replay)) != 1:
+    if _at(replay).update(place=replay.place + 1, moved_at=timezone.now()) != 1:
         return False
     replay.place += 1
     began = time.monotonic()
-    incident = Incident.objects.select_related("attempt__job").filter(pk=number).first()
-    if incident is not None and (verdict := pair.judge(incident)) is not None:
-        replay.read += 1
-        replay.named += verdict.entry == pair.name
-        if change := pair.change(incident, verdict):
-            replay.changes.append(change)
-    replay.seconds += time.monotonic() - began
+    _add(replay, pair.look_at(number), time.monotonic() - began)
     return True
 
 
-def _found(replay: Replay) -> dict[str, Any]:
-    return {name: getattr(replay, name) for name in ("read", "named", "seconds", "changes")}
+def _add(replay: Replay, found: _Found | None, seconds: float) -> None:
+    """What one incident gave, beside what another worker has added meanwhile."""
+    with transaction.atomic():
+        row = Replay.objects.select_for_update().filter(pk=replay.pk).first()
+        if row is None:
+            return
+        row.seconds += seconds
+        if found is not None:
+            row.read += 1
+            row.named += found.is_named
+            row.changes += [found.change] if found.change else []
+        row.save(update_fields=["seconds", "read", "named", "changes"])
+    replay.seconds = row.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What came of one incident that could be read. `change`: of its verdict, by the entry."""
+
+    is_named: bool
+    change: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +150,30 @@ class _Pair:
     without: Catalogue
     known: Catalogue
 
-    def judge(self, incident: Incident, known: Catalogue | None = None) -> Verdict | None:
-        """What it would be found to be; None where nothing is left to read, or there is too much of it."""
-        last = incident.diagnoses.first()
-        if last is None or last.seconds > LONG_S:
+    def look_at(self, incident_id: int) -> _Found | None:
+        """None where there is no such incident, nothing of it is left to read, or too much."""
+        incident = Incident.objects.select_related("attempt__job").filter(pk=incident_id).first()
+        last = incident.diagnoses.first() if incident is not None else None
+        if incident is None or last is None or last.seconds > LONG_S:
             return None
-        verdict, has_logs = incidents.judged(incident, known or self.known)
+        verdict = self._judged(incident, last, self.known)
+        if verdict is None:
+            return None
+        return _Found(verdict.entry == self.name, self._change(incident, last, verdict))
+
+    def _judged(self, incident: Incident, last: Diagnosis, known: Catalogue) -> Verdict | None:
+        """What it would be found to be; of what people judged, where the logs are gone, by what the verdict kept."""
+        verdict, has_logs = incidents.judged(incident, known)
         if has_logs:
             return verdict
-        if not incident.overruled_cause:
-            return None
-        logs = examples.kept_lines(incident, last)
-        return offline.verdict_on(offline.logs_of_texts(logs), known or self.known) if logs else None
+        logs = examples.kept_lines(incident, last) if incident.overruled_cause else {}
+        return offline.verdict_on(offline.logs_of_texts(logs), known) if logs else None
 
-    def change(self, incident: Incident, verdict: Verdict) -> dict[str, Any] | None:
-        """What would become of its verdict by this entry; None: nothing, or it would by itself."""
-        if verdict.cause == incident.cause:
+    def _change(self, incident: Incident, last: Diagnosis, verdict: Verdict) -> dict[str, Any] | None:
+        """What would become of the machine's word by this entry; None: nothing, or it would by itself."""
+        if verdict.cause == last.cause:
             return None
-        before = self.judge(incident, self.without)
+        before = self._judged(incident, last, self.without)
         if before is None or before.cause == verdict.cause:
             return None
         return {
@@ -164,7 +182,7 @@ class _Pair:
             "name": incident.attempt.job.name,
             "attempt": incident.attempt.number,
             "incarnation": incident.incarnation,
-            "before": incident.cause,
+            "before": last.cause,
             "after": verdict.cause,
             "confidence": round(verdict.confidence, 2),
             "says": masked(verdict.says)[:300],

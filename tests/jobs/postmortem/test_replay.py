@@ -16,7 +16,7 @@ from jobs.errors import SpecError
 from jobs.following import ending
 from jobs.following.cause import Ended
 from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteCatalogue, SiteEntry
-from jobs.postmortem import examples, incidents, replay, site
+from jobs.postmortem import examples, incidents, people, replay, site
 from jobs.postmortem.trial import Trial, read
 from portal.cli.main import main
 from portal.models import User
@@ -63,7 +63,7 @@ def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fail(runs: Path) -> Fail:
+def fail(runs: Path, ops: User) -> Fail:
     """Has an attempt end badly with these logs, and diagnoses it."""
 
     def failed(judged: str = "", **logs: str) -> Incident:
@@ -79,10 +79,9 @@ def fail(runs: Path) -> Fail:
         assert ending.end(attempt, Ended("failed", 1, result={"cause": "failed"}))
         incident = Incident.objects.get(attempt=attempt)
         assert incidents.diagnose(incident.pk)
-        Incident.objects.filter(pk=incident.pk).update(
-            overruled_cause=judged, overruled_why="hf_abcdefghijklmnop said so"
-        )
         incident.refresh_from_db()
+        if judged:
+            people.overrule(ops, incident, cause=judged, why="hf_abcdefghijklmnop said so")
         return incident
 
     return failed
@@ -122,7 +121,7 @@ def test_an_entry_that_is_written_anew_stands_for_itself(ops: User, fail: Fail) 
 def test_what_would_be_another_anyway_is_no_change_of_it(ops: User, fail: Fail) -> None:
     """Logs that were gone when it was diagnosed, a catalogue that has changed since."""
     incident = fail(r0_0=f"{OOM}\n")
-    Incident.objects.filter(pk=incident.pk).update(cause="unknown")
+    Diagnosis.objects.filter(incident=incident).update(cause="unknown")
     assert through(replay.ask(ops, OURS)).changes == []
 
 
@@ -131,6 +130,14 @@ def test_logs_that_are_gone_and_those_that_take_long_are_passed_over(ops: User, 
     Diagnosis.objects.filter(incident=fail(r0_0=f"{LINE}\n")).update(seconds=replay.LONG_S + 1)
     found = through(replay.ask(ops, OURS))
     assert (found.of, found.place, found.read, found.changes) == (2, 2, 0, [])
+
+
+def test_an_entry_that_agrees_with_a_person_is_seen_to(ops: User, fail: Fail) -> None:
+    judged = fail("storage.io", r0_0=f"step 1 loss 2.0\n{LINE}\n")
+    said = Diagnosis.objects.get().cause
+    assert said != judged.cause == "storage.io"
+    (change,) = through(replay.ask(ops, OURS)).changes
+    assert (change["before"], change["after"], change["by_person"]) == (said, "storage.io", "storage.io")
 
 
 def test_what_people_judged_comes_first_and_from_what_the_verdict_kept(ops: User, fail: Fail) -> None:
@@ -181,9 +188,9 @@ def test_two_workers_do_each_incident_once(ops: User, fail: Fail, monkeypatch: p
     monkeypatch.setattr(incidents, "judged", meanwhile)
     replay.go_on(begun.pk)
     begun.refresh_from_db()
-    firsts = list(dict.fromkeys(read))
-    assert sorted(firsts) == sorted(begun.incidents)
-    assert not begun.is_going
+    assert sorted(read) == sorted([*begun.incidents] * 2), "each once with the entry, and once without it"
+    assert sorted(one["incident"] for one in begun.changes) == sorted(begun.incidents)
+    assert (begun.place, begun.read, begun.named, begun.is_going) == (3, 3, 3, False)
 
 
 def test_what_kills_its_reader_is_met_once(ops: User, fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +297,11 @@ class TestExamples:
         assert set(one["logs"]) == {"0.0.log", "0.1.log", "sacct.txt"}
         assert "hf_abcdefghijklmnop" not in json.dumps(one)
         assert (one["label"], one["said"], one["why"]) == ("memory.gpu_oom", "memory.gpu_oom", "••• said so")
+
+    def test_they_say_what_the_machine_said(self, fail: Fail) -> None:
+        fail("storage.io", r0_0=f"{OOM}\n")
+        (one,) = examples.examples()
+        assert (one["label"], one["said"]) == ("storage.io", "memory.gpu_oom")
 
     def test_of_a_long_log_they_have_what_counts(self, fail: Fail) -> None:
         log = "".join(f"line {n} of nothing\n" for n in range(30_000)) + f"{OOM}\n" + "goodbye\n" * 500
