@@ -6,7 +6,7 @@ from typing import Self
 
 from django.conf import settings
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, When
 from django.utils import timezone
 
 from jobs.models.attempt import Attempt
@@ -19,8 +19,9 @@ class IncidentQuerySet(models.QuerySet["Incident"]):
         return self if user.is_sysadmin else self.filter(project__in=user.memberships.values("project"))
 
     def due(self) -> Self:
-        """Those to be diagnosed, or once more, the longest due first."""
-        return self.filter(due_at__lte=timezone.now()).order_by("due_at")
+        """Those to be diagnosed, or once more: first those whose verdict is waited for, then the longest due."""
+        is_first = Q(incarnation=None, version=0)
+        return self.filter(due_at__lte=timezone.now()).order_by(Case(When(is_first, then=0), default=1), "due_at")
 
     def judged(self) -> Self:
         """Those of which a person said what they came of, the newest first: the machine's word or another."""

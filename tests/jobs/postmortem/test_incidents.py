@@ -126,6 +126,16 @@ def test_one_that_a_worker_dies_of_is_left_alone_for_a_while(attempt: Attempt, m
     assert list(Incident.objects.due()) == [incident]
 
 
+def test_a_first_verdict_that_is_waited_for_comes_before_all_others(attempt: Attempt) -> None:
+    ended = fail(attempt)
+    other = attempt_of(job_of(), scheduler_id="8")
+    told = {"project": other.job.project, "at": timezone.now()}
+    ago = [timezone.now() - timedelta(seconds=seconds) for seconds in (30, 20)]
+    again = Incident.objects.create(attempt=other, version=1, due_at=ago[1], **told)
+    in_place = Incident.objects.create(attempt=other, incarnation=0, due_at=ago[0], **told)
+    assert list(Incident.objects.due()) == [ended, in_place, again]
+
+
 class TestWhatCannotBeDiagnosed:
     """Is tried five times, then said to be so; by then what follows has long been decided."""
 
