@@ -75,7 +75,7 @@ def available(attempt: Attempt) -> list[LogFile]:
             elif match := _LAUNCHER.match(name):
                 found.append(LogFile(-1 - int(match[1]), 0, size))
     found.sort(key=lambda log: (log.rank is not None and log.rank < 0, log.incarnation, abs(log.rank or 0)))
-    if (size := _size(root, _batch(attempt))) is not None:
+    if (size := _size(root, batch(attempt))) is not None:
         found.append(LogFile(None, 0, size))
     return found
 
@@ -162,7 +162,7 @@ def _place(attempt: Attempt, rank: int | None, incarnation: int | None) -> tuple
     if root is None:
         raise LogError(f"Attempt {attempt.number} has not begun: there is no log yet.")
     if rank is None:
-        return root, _batch(attempt)
+        return root, batch(attempt)
     if not folder:
         raise LogError(f"Attempt {attempt.number} has not begun: there is no log yet.")
     if rank < 0:
@@ -176,8 +176,8 @@ def _newest(attempt: Attempt, rank: int) -> int:
     return max((log.incarnation for log in available(attempt) if log.rank == rank), default=0)
 
 
-def _batch(attempt: Attempt) -> str:
-    """The file of the batch script's output; a requeued attempt goes on in its first one's file."""
+def batch(attempt: Attempt) -> str:
+    """The file of the batch script's output, below the run directory; a requeued attempt goes on in its first one's."""
     same = Attempt.objects.filter(job_id=attempt.job_id, scheduler_id=attempt.scheduler_id).exclude(scheduler_id="")
     first = same.order_by("number").values_list("number", flat=True).first()
     return f"job/batch.{first or attempt.number}.log"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.disk import folders
+from jobs.disk import folders, logs
 from jobs.disk.access import Barrier, barrier
 from jobs.models import Attempt
 from nodes.cluster import sync
@@ -60,5 +60,5 @@ def _possible(attempt: Attempt) -> str:
     root = folders.root_of(attempt)
     if root is None:
         return f"the node could not write its output, or does not know {user}; {said}"
-    output: Path = root / "job" / f"batch.{attempt.number}.log"
+    output: Path = root / logs.batch(attempt)
     return f"the node could not write {output}, as where that is not mounted, or does not know {user}; {said}"
