@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 COUNTED = 2**53  # of steps, samples and bytes: what JSON's readers count exactly
 COLUMN = 2**31  # what a database's smallest whole-number column holds
 COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")  # of git, by SHA-1 or SHA-256
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 END_OF_TIME = 2**33  # in Unix seconds: the year 2242
 
 
@@ -26,8 +27,8 @@ def whole(text: str | None, below: int = 2**63) -> int | None:
 
 
 def plain(text: str) -> str:
-    """The text without NUL, which no text column takes."""
-    return text.replace("\0", "")
+    """The text without NUL and halves of surrogate pairs, which no text column takes."""
+    return _UNSTORABLE.sub("", text)
 
 
 def count(value: object, below: int = COUNTED) -> int | None:

@@ -105,12 +105,12 @@ def diagnose(incident_id: int) -> bool:
     began = time.monotonic()
     try:
         verdict = verdict_on(incident)
+        return _keep(incident, verdict, time.monotonic() - began)
     except Exception as error:  # one that nobody can read must not keep the others waiting
         logger.exception("attempt %s: not diagnosed at try %d", incident.attempt_id, incident.tries)
         if incident.tries < MOST_TRIES:
             return False
         return _give_up(incident, f"reading what was left failed {MOST_TRIES} times, with {_in_a_line(error)}")
-    return _keep(incident, verdict, time.monotonic() - began)
 
 
 def _give_up(incident: Incident, why: str) -> bool:

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from jobs import restarts
-from jobs.models import Attempt, Event, Incident
+from jobs.models import Event, Incident
 from jobs.postmortem import last_look, offline, rank_ends
 from jobs.postmortem.diagnose import NO_KILLS
 from jobs.postmortem.evidence.found import Evidence, some, written
@@ -15,6 +15,7 @@ from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.rank_ends import LAUNCHER
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
+from portal import untrusted
 
 ENDS, LOOKS = "ends", "looks"
 ENDS_BYTES = 4 << 20
@@ -27,8 +28,8 @@ def ends_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     folder = written(incident)
     if folder is None:
         return
-    for node, told in folder.of_nodes(ENDS, found.incarnation, limit=ENDS_BYTES):
-        found.ends += rank_ends.parse(told, node=_name(incident.attempt, node))
+    for node, told in folder.of_nodes(ENDS, found, limit=ENDS_BYTES):
+        found.ends += rank_ends.parse(told, node=node)[: rank_ends.MOST - len(found.ends)]
     if found.ends:
         found.seen.add("ends")
         found.signs += rank_ends.signs_of(found.ends, named=_named(incident, found))
@@ -41,7 +42,6 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
         return
     found.seen.add("launcher")
     rank = failure.get("rank")
-    rank = rank if isinstance(rank, int) else None
     prefix = Prefix(rank=rank, node=found.node_of(rank))
     text = f"{failure.get('kind', '')}: {failure.get('error', '')}".strip(": ")
     if failure.get("kind") == "hang":
@@ -52,7 +52,7 @@ def word_of_launcher(incident: Incident, catalogue: Catalogue, found: Evidence) 
         return  # who hung was killed by its launcher
     groups = {"first": "yes"}
     for key, name in (("exit_code", "code"), ("signal", "signal")):
-        if isinstance(failure.get(key), int):
+        if failure.get(key) is not None:
             groups[name] = str(failure[key])
     found.signs.append(Sign(LAUNCHER, 0, text, "unknown", "exit", prefix, groups=groups, of="trainer"))
 
@@ -63,15 +63,22 @@ def _failure(incident: Incident) -> dict[str, Any]:
     if incident.incarnation is None:
         return dict(attempt.failure)
     told = Event.objects.filter(attempt=attempt, kind=restarts.ENDED, data__incarnation=incident.incarnation)
-    data = told.values_list("data", flat=True).first() or {}
-    return {**data, "kind": data.get("failure", ""), "error": str(data.get("error", ""))[:2_000]} if data else {}
+    data = told.values_list("data", flat=True).first()
+    if not data:
+        return {}
+    return {
+        "kind": untrusted.name(data.get("failure"), 32),
+        "rank": untrusted.count(data.get("rank"), 1_000_000),
+        "exit_code": untrusted.count(data.get("exit_code"), 256),
+        "signal": untrusted.count(data.get("signal"), 65),
+        "error": untrusted.plain(str(data.get("error", ""))[:2_000]),
+    }
 
 
 def _named(incident: Incident, found: Evidence) -> int | None:
     """The rank that the launcher blames, unless that is one that only lost its peers."""
     failure = _failure(incident)
-    rank = failure.get("rank")
-    return rank if isinstance(rank, int) and failure.get("kind") != "lost_peer" else None
+    return failure.get("rank") if failure.get("kind") != "lost_peer" else None
 
 
 def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
@@ -79,8 +86,8 @@ def looks_at_nodes(incident: Incident, catalogue: Catalogue, found: Evidence) ->
     folder, attempt = written(incident), incident.attempt
     if folder is None:
         return
-    told = folder.of_nodes(LOOKS, found.incarnation, limit=last_look.MOST_BYTES)
-    parsed = (last_look.parse(one, node=_name(attempt, node)) for node, one in itertools.islice(told, MOST_LOOKS))
+    told = itertools.islice(folder.of_nodes(LOOKS, found, limit=last_look.MOST_BYTES), MOST_LOOKS)
+    parsed = (last_look.parse(one, node=node) for node, one in told)
     looks = [look for look in parsed if look is not None]
     looked_at = {look.node for look in looks}
     if missing := [node for node in attempt.nodes if node not in looked_at and (looks or found.ends)]:
@@ -115,8 +122,3 @@ def _read_logs(looks: list[Look], catalogue: Catalogue, found: Evidence) -> None
             if size <= MOST_KERNEL_BYTES:
                 logs.append(log)
     found.read.scanned += offline.read(logs, catalogue).scanned
-
-
-def _name(attempt: Attempt, node: int) -> str:
-    """A node by its number in the allocation, as the scheduler has it: what the job says of its name does not count."""
-    return attempt.nodes[node] if node < len(attempt.nodes) else ""
