@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +24,8 @@ from jobs.postmortem.stacks import Stack
 from jobs.postmortem.verdict import Verdict
 
 STDIN = "-"
+MOST_CALLS = 1 << 19  # that flight recorders tell of, all together
+MOST_RECORDS = 4_096  # of a scheduler, or stacks; twice that at the most
 
 
 def logs_of(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[Log], list[str]]:
@@ -54,44 +57,63 @@ class Read:
     flights: list[Flight] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)
+    """Names of files that are no logs, for which there was no time or place."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as many records as nobody has of one run."""
+        calls = sum(len(flight.begun) for flight in self.flights)
+        return calls >= MOST_CALLS or len(self.records) >= MOST_RECORDS or len(self.stacks) >= MOST_RECORDS
+
+    @property
+    def not_seen(self) -> list[str]:
+        more = f" and {len(self.left_out) - 1:,} more files" if len(self.left_out) > 1 else ""
+        return [f"{self.left_out[0]}{more}: there was too much to read"] if self.left_out else []
 
 
-def read(logs: Iterable[Log], known: Catalogue) -> Read:
-    """Every log, once; they are closed."""
-    logs = list(logs)
+def read(logs: Iterable[Log], known: Catalogue, *, size: int | None = None) -> Read:
+    """Every log, once; each is closed before the next is asked for. `size`: of all together; else they are counted."""
+    if size is None:
+        logs = list(logs)
+        size = sum(log.size or 0 for log in logs)
     sieve = sieve_of(known)
-    is_cut = sum(log.size or 0 for log in logs) > reading.WHOLE
+    until = time.monotonic() + reading.SECONDS
     found = Read()
     for log in logs:
-        _read(log, sieve, is_cut, found)
-        log.close()
+        with log:
+            _read(log, sieve, size > reading.WHOLE, until, found)
     return found
 
 
-def _read(log: Log, sieve: Sieve, is_cut: bool, found: Read) -> None:
-    blocks = reading.blocks(log, is_cut=is_cut)
+def _read(log: Log, sieve: Sieve, is_cut: bool, until: float, found: Read) -> None:
+    blocks = reading.blocks(log, is_cut=is_cut, until=until)
     head = next(blocks, b"")
     kind = sources.kind_of(head)
-    found.kinds.add(kind)
     if kind in {"sacct", "scontrol", "flight", "stacks"}:
-        text = _text(head, blocks)
+        if time.monotonic() > until or found.is_full:
+            found.left_out.append(log.name)
+            return
+        found.kinds.add(kind)
+        text = _text(head, blocks, sources.MOST_TABLE if kind in {"sacct", "scontrol"} else sources.MOST)
         if kind == "flight":
             found.flights += filter(None, [sources.flight_of(log.name, text)])
         elif kind == "stacks":
             found.stacks += stacks.read(log.name, text)
         else:
-            found.records += sources.signs_of_record(kind, log.name, text)
+            found.records += sources.signs_of_record(kind, log.name, text)[:MOST_RECORDS]
         return
+    found.kinds.add(kind)
     scanned = scan(sieve, log.name, itertools.chain([head], blocks))
     scanned.kind = kind
     scanned.limits += log.limits
     found.scanned.append(scanned)
 
 
-def _text(head: bytes, blocks: Iterable[bytes]) -> str:
+def _text(head: bytes, blocks: Iterable[bytes], most: int) -> str:
     parts, size = [head], len(head)
     for block in blocks:
-        if size > sources.MOST:
+        if size > most:
             break
         parts.append(block)
         size += len(block)
@@ -103,7 +125,8 @@ def verdict_on(logs: Iterable[Log], known: Catalogue | None = None) -> Verdict:
     known = known or catalogue()
     found = read(logs, known)
     records = [*found.records, *sources.signs_of_flights(found.flights), *stacks.signs_of(found.stacks)]
-    return diagnose(found.scanned, known, records=records, seen=found.kinds)
+    verdict = diagnose(found.scanned, known, records=records, seen=found.kinds)
+    return replace(verdict, not_seen=[*found.not_seen, *verdict.not_seen])
 
 
 def logs_of_texts(texts: Mapping[str, str]) -> list[Log]:

@@ -5,7 +5,6 @@ Files of the job's own folder, so not believed beyond the verdict on this job; a
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
 from portal import untrusted
 
-FILE = re.compile(r"(?P<incarnation>\d{1,9})\.(?P<node>\d{1,6})\.json\Z")
 MOST = 65_536  # ranks
 TOLD = 6  # ends that become signs, the earliest
 CLOCKS_S = 2.0  # ends of two nodes closer than this order nothing, nor do those of two ranks that take time to leave

@@ -7,6 +7,7 @@ and its tail, and the lines between are only counted.
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import stat
 import time
@@ -15,13 +16,14 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self, cast
+from typing import BinaryIO, Self, cast
 
 from jobs.postmortem.scan import BLOCK
 
 WHOLE = 4 << 30  # bytes of all logs together that are read whole
 HEAD, TAIL = 64 << 20, 256 << 20  # of each log, where all together are more
-SECONDS = 60.0
+SECONDS = 60.0  # for all logs together, in which everything is read
+LATE = 30.0  # more, in which their tails are; after that the last block of each
 MOST_FILES = 4096
 # Of a folder, what is no log by its name.
 SKIPPED = tuple(
@@ -35,10 +37,6 @@ SKIPPED = tuple(
 
 class Unreadable(OSError):
     """A log that can't be read, in a sentence."""
-
-
-class _Reads(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -108,30 +106,45 @@ def under(folder: Path) -> Iterator[Path]:
 
 
 def blocks(log: Log, *, is_cut: bool = False, until: float | None = None) -> Iterator[bytes]:
-    """A log's lines in blocks, each of whole lines but where one is longer. `is_cut`: only head and tail.
+    """A log's lines in blocks, each of whole lines but where one is longer. `is_cut`: only head and tail, as after
+    `until` (monotonic seconds), for which other logs may have left nothing.
 
     What lies between is replaced by as many empty lines, so that the others keep their numbers.
     """
     until = time.monotonic() + SECONDS if until is None else until
-    if not is_cut or (log.size is not None and log.size <= HEAD + TAIL):
-        yield from _lines(_until(log, log.file, None, until))
-        return
-    rest = yield from _lines_to(_until(log, log.file, HEAD, until))
-    if log.size is None:
-        log.limits.append(f"of what it holds only the first {HEAD >> 20} MiB were read")
-        if rest:
-            yield rest
-        return
-    start = max(HEAD, log.size - TAIL)
-    passed = _count(log.file, start - HEAD, until)
-    log.limits.append(f"of {log.size >> 20:,} MiB the first {HEAD >> 20} and the last {TAIL >> 20} were read")
-    yield rest + b"\n" * passed
-    yield from _lines(_until(log, log.file, None, until + SECONDS))
+    is_cut = is_cut and (log.size is None or log.size > HEAD + TAIL)
+    rest = yield from _lines_to(_until(log, HEAD if is_cut else None, until))
+    if log.size is not None:
+        rest = yield from _tail(log, log.size, rest, until + LATE)
+    if rest:
+        yield rest
 
 
-def _until(log: Log, file: _Reads, most: int | None, until: float) -> Iterator[bytes]:
+def _tail(log: Log, size: int, rest: bytes, late: float) -> Generator[bytes, None, bytes]:
+    """What is left of a log of which not everything was read: its last part, and the very end whatever time it is."""
+    left_out = 0
+    for most, moment in ((TAIL, late), (BLOCK, math.inf)):
+        at = log.file.tell()
+        if at >= size:
+            break
+        between = max(0, size - most - at)
+        passed = _count(log.file, between, late)
+        left_out += between
+        if passed:
+            yield rest + b"\n"
+            rest = b""
+        for start in range(1, passed, BLOCK):
+            yield b"\n" * min(BLOCK, passed - start)
+        rest = yield from _lines_to(_until(log, None, moment), rest)
+    if left_out:
+        log.limits.append(f"of {size / 2**20:,.1f} MiB {left_out / 2**20:,.1f} in its midst were not read")
+    return rest
+
+
+def _until(log: Log, most: int | None, until: float) -> Iterator[bytes]:
+    """The next bytes, one block whatever time it is."""
     left = most
-    read = getattr(file, "read1", file.read)  # what there is, rather than nothing of a block that is not whole
+    read = getattr(log.file, "read1", log.file.read)  # what there is, rather than nothing of a block that is not whole
     while left is None or left > 0:
         try:
             chunk = read(BLOCK if left is None else min(BLOCK, left))
@@ -144,19 +157,13 @@ def _until(log: Log, file: _Reads, most: int | None, until: float) -> Iterator[b
             left -= len(chunk)
         yield chunk
         if time.monotonic() > until:
-            log.limits.append("it was not read to its end, as that took too long")
-            return
+            break
+    if log.size is None:
+        log.limits.append("only its beginning was read, as there was too much of it")
 
 
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = yield from _lines_to(chunks)
-    if rest:
-        yield rest
-
-
-def _lines_to(chunks: Iterator[bytes]) -> Generator[bytes, None, bytes]:
-    """Blocks of whole lines; returns what is left of the last."""
-    rest = b""
+def _lines_to(chunks: Iterator[bytes], rest: bytes = b"") -> Generator[bytes, None, bytes]:
+    """Blocks of whole lines; returns what is left of the last. `rest`: what was left before."""
     for chunk in chunks:
         end = chunk.rfind(b"\n") + 1
         if end:
@@ -173,9 +180,10 @@ def _lines_to(chunks: Iterator[bytes]) -> Generator[bytes, None, bytes]:
 def _count(file: BinaryIO, size: int, until: float) -> int:
     """The lines of the next bytes, which are not read for what they say."""
     found = 0
-    while size > 0 and time.monotonic() < until and (chunk := file.read(min(4 << 20, size))):
-        found += chunk.count(b"\n")
-        size -= len(chunk)
+    with suppress(OSError):
+        while size > 0 and time.monotonic() < until and (chunk := file.read(min(4 << 20, size))):
+            found += chunk.count(b"\n")
+            size -= len(chunk)
     if size > 0:
         file.seek(size, os.SEEK_CUR)
     return found

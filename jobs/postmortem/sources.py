@@ -16,9 +16,14 @@ from typing import Any
 from jobs.postmortem import stacks
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
+from portal import untrusted
 
 TOP = 4  # lines that tell what a file is
 MOST = 16 << 20  # bytes of one that is no log
+MOST_TABLE = 2 << 20  # of one by the scheduler
+MOST_RANKS = 1_000_000
+MOST_ENTRIES = 8_192  # of one flight recorder; torch keeps 2,000, of each library
+NEWEST = 128  # of them in one group
 
 _SACCT = re.compile(rb"(?m)^ *Job(?:ID|IDRaw)[ |].*\bState\b")
 _SCONTROL = re.compile(rb"(?m)^\s*JobId=\d+ ")
@@ -198,21 +203,25 @@ class Flight:
 
 
 def flight_of(name: str, text: str) -> Flight | None:
-    """A flight recorder's dump as JSON; nothing is ever unpickled."""
+    """A flight recorder's dump as JSON, the newest operations of each group; nothing is ever unpickled."""
+    begun: dict[str, dict[int, str]] = {}
     try:
         told = json.loads(text)
-        entries = told["entries"]
-        rank = told.get("rank", _number_in(name))
-        flight = Flight(name, int(rank))
-        for entry in entries:
+        rank = untrusted.count(told.get("rank", _number_in(name)), MOST_RANKS)
+        for entry in told["entries"][-MOST_ENTRIES:]:
             operation = str(entry.get("profiling_name", "?"))
             group = f"{operation.partition(':')[0]} {entry.get('process_group', '')}"
             sizes = json.dumps(entry.get("input_sizes", ""))[:200]
-            what = f"{operation.rpartition(':')[2]} of {sizes}"[:400].replace("\0", "")
-            flight.begun[group[:200].replace("\0", ""), int(entry["collective_seq_id"])] = what
-    except (ValueError, KeyError, TypeError, AttributeError):
+            number = untrusted.count(entry["collective_seq_id"])
+            if number is not None:
+                calls = begun.setdefault(untrusted.plain(group[:200]), {})
+                calls[number] = untrusted.plain(f"{operation.rpartition(':')[2]} of {sizes}"[:400])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return flight
+    if rank is None:
+        return None
+    newest = {(group, number): calls[number] for group, calls in begun.items() for number in sorted(calls)[-NEWEST:]}
+    return Flight(name, rank, newest)
 
 
 def _number_in(name: str) -> int:
@@ -225,8 +234,11 @@ def signs_of_flights(flights: Sequence[Flight]) -> list[Sign]:
     if len(flights) < 2:
         return []
     found: list[Sign] = []
-    for place in sorted({place for flight in flights for place in flight.begun}, key=lambda one: (one[1], one[0])):
-        called = {flight.rank: flight.begun[place] for flight in flights if place in flight.begun}
+    by_place: dict[tuple[str, int], dict[int, str]] = {}
+    for flight in flights:
+        for place, what in flight.begun.items():
+            by_place.setdefault(place, {})[flight.rank] = what
+    for place, called in sorted(by_place.items(), key=lambda one: (one[0][1], one[0][0])):
         usual, count = Counter(called.values()).most_common(1)[0]
         odd = [rank for rank, what in called.items() if what != usual]
         if odd and count >= len(odd):

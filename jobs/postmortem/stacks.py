@@ -16,6 +16,7 @@ from jobs.postmortem.sign import Sign
 from jobs.postmortem.tracebacks import Frame
 
 MOST_FRAMES = 200
+MOST = 4_096  # processes in one file
 TOLD = 4
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File "(?P<path>[^"\n]{1,1000})", line (?P<line>\d{1,7}) in (?P<function>\S.*)')
@@ -67,12 +68,12 @@ def read(name: str, text: str) -> list[Stack]:
     spied = _spied(name, text)
     if spied:
         return spied
-    found = _dumped(name, text)
-    return [found] if found is not None and found.frames else []
+    found = dumped(name, text)
+    return [found] if found is not None else []
 
 
-def _dumped(name: str, text: str) -> Stack | None:
-    """faulthandler tells the newest thread first: the main one is the last."""
+def dumped(name: str, text: str) -> Stack | None:
+    """The stack of one process by faulthandler, which tells the newest thread first: the main one is the last."""
     stack: Stack | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if _THREAD.match(line):
@@ -80,7 +81,7 @@ def _dumped(name: str, text: str) -> Stack | None:
         elif stack is not None and (found := _FRAME.match(line)) and len(stack.frames) < MOST_FRAMES:
             stack.frames.insert(0, Frame(found["path"], found["function"]))
             stack.numbers.insert(0, int(found["line"]))
-    return stack
+    return stack if stack is not None and stack.frames else None
 
 
 def _spied(name: str, text: str) -> list[Stack]:
@@ -89,6 +90,8 @@ def _spied(name: str, text: str) -> list[Stack]:
     is_main = False
     for number, line in enumerate(text.splitlines(), 1):
         if process := _PROCESS.match(line):
+            if len(found) == MOST:
+                break
             found.append(Stack(name, number, _rank_of(f"{name} {process['command']}")))
             is_main = False
         elif found and (thread := _SPY_THREAD.match(line)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from jobs.postmortem.rank_ends import End
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
 
-MOST_FILES = 2_048  # of one incarnation
+MOST_S = 100.0  # of asking all sources; the logs take most of it (jobs.postmortem.reading)
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class Evidence:
 
     incarnation: int = 0
     """The one that failed: the last, where the attempt ended by it."""
+    until: float = field(default_factory=lambda: time.monotonic() + MOST_S)
+    """When to leave it at what was seen by then, in monotonic seconds."""
     logs: list[LogFile] = field(default_factory=list)
     read: Read = field(default_factory=Read)
     ends: list[End] = field(default_factory=list)
@@ -52,6 +55,7 @@ class Written:
 
     root: Path
     name: str
+    nodes: list[str]
 
     def names(self, part: str) -> list[str]:
         return rundir.names_under(self.root, f"job/{self.name}/{part}")
@@ -60,14 +64,16 @@ class Written:
         """A JSON object, or None where there is none that can be read."""
         return rundir.read_json_under(self.root, f"job/{self.name}/{name}", limit=limit)
 
-    def of_nodes(self, part: str, incarnation: int, *, limit: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """What each launcher left of an incarnation, `<incarnation>.<node>.json`, by the node's number."""
-        files = [found for name in self.names(part) if (found := rank_ends.FILE.match(name))]
-        mine = [found for found in files if int(found["incarnation"]) == incarnation]
-        for found in mine[:MOST_FILES]:
-            told = self.table(f"{part}/{found[0]}", limit=limit)
-            if told is not None:
-                yield int(found["node"]), told
+    def of_nodes(self, part: str, found: Evidence, *, limit: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What each launcher left of an incarnation, `<incarnation>.<node>.json`, by the node as the scheduler has it:
+        what the job says of its name does not count.
+        """
+        for number, node in enumerate(self.nodes or [""]):
+            if time.monotonic() > found.until:
+                found.not_seen.append(f"{part} of {len(self.nodes) - number:,} nodes: there was no time left")
+                return
+            if (told := self.table(f"{part}/{found.incarnation}.{number}.json", limit=limit)) is not None:
+                yield node, told
 
 
 def written(incident: Incident) -> Written | None:
@@ -76,7 +82,7 @@ def written(incident: Incident) -> Written | None:
     if attempt.job.is_attached or folders.is_away(attempt):
         return None
     root, folder = folders.root_of(attempt), folders.find_folder(attempt)
-    return Written(root, folder) if root is not None and folder else None
+    return Written(root, folder, attempt.nodes) if root is not None and folder else None
 
 
 def context(file: str, text: str, *, cause: str = "unknown", node: str = "", at: float | None = None) -> Sign:

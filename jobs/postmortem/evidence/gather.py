@@ -6,6 +6,8 @@ and may mislead no more than the verdict on their own job.
 
 from __future__ import annotations
 
+import time
+
 from jobs.models import Incident
 from jobs.postmortem import sources, stacks
 from jobs.postmortem.evidence.found import Evidence, Source
@@ -40,10 +42,14 @@ def gather(incident: Incident, catalogue: Catalogue) -> Evidence:
     """Ask every source; one that fails only says that it could not be seen."""
     found = Evidence(incarnation=incident.incarnation or 0)
     for source in SOURCES:
+        name = source.__name__.replace("_", " ")
+        if time.monotonic() > found.until:
+            found.not_seen.append(f"{name}: there was no time left")
+            continue
         try:
             source(incident, catalogue, found)
         except OSError as error:
-            found.not_seen.append(f"{source.__name__.replace('_', ' ')}: {error.strerror or error}")
+            found.not_seen.append(f"{name}: {error.strerror or error}")
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ from jobs.models import Event, Incident
 from jobs.postmortem import offline, reading, stacks
 from jobs.postmortem.evidence.found import Evidence, context, some, written
 from jobs.postmortem.prefixes import Prefix
-from jobs.postmortem.reading import Log, Unreadable
+from jobs.postmortem.reading import Log
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
 from portal import untrusted
@@ -21,7 +21,7 @@ MOST_LOGS = 2_048
 MOST_FLIGHTS = 1_024
 MOST_STACKS = 256
 MOST_BEATS = 1_024
-STACK_BYTES = 1 << 20
+STACK_BYTES = 1 << 18
 EVENTS = "events"
 _NUMERICS = re.compile(r"step-\d{1,15}\.json\Z")
 _BEAT_BYTES = 512
@@ -42,44 +42,56 @@ def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> 
     if folders.is_away(attempt):
         found.not_seen.append("its logs: the run directory is not there")
         return
-    opened = list(_opened(incident, found))
-    if not opened:
+    named = _logs(incident, found)
+    if not named:
         found.not_seen.append("its logs: there are none, or they have been removed")
-    found.read = offline.read(opened, catalogue)
+    found.read = offline.read(_opened(incident, named, found), catalogue, size=sum(named.values()))
     found.seen |= found.read.kinds
+    found.not_seen += found.read.not_seen
 
 
 def open_logs(incident: Incident) -> Iterator[Log]:
     """The logs alone, one after another; whoever asks closes them."""
     if not incident.attempt.job.is_attached and not folders.is_away(incident.attempt):
-        yield from _opened(incident, Evidence())
+        found = Evidence()
+        yield from _opened(incident, _logs(incident, found), found)
 
 
-def _opened(incident: Incident, found: Evidence) -> Iterator[Log]:
+def _logs(incident: Incident, found: Evidence) -> dict[str, int]:
+    """What is to be read, below the run directory, and how many bytes each has, as far as that is known."""
     attempt = incident.attempt
     found.logs = logs.available(attempt)
     last = max((log.incarnation for log in found.logs if log.rank is not None and log.rank >= 0), default=0)
     found.incarnation = last = last if incident.incarnation is None else incident.incarnation
     root, folder = folders.root_of(attempt), folders.find_folder(attempt)
     if root is None:
-        return
+        return {}
     ranks = [log for log in found.logs if log.rank is not None and log.rank >= 0 and log.incarnation == last]
-    names = [f"job/{folder}/logs/{log.incarnation}.{log.rank}.log" for log in ranks]
-    launchers = [-1 - log.rank for log in found.logs if log.rank is not None and log.rank < 0]
-    names += [f"job/{folder}/logs/launcher.{node}.log" for node in launchers]
+    if len(ranks) > MOST_LOGS:
+        found.not_seen.append(f"the logs of {len(ranks) - MOST_LOGS:,} ranks: only {MOST_LOGS:,} are read")
+    named = {f"job/{folder}/logs/{log.incarnation}.{log.rank}.log": log.bytes for log in ranks[:MOST_LOGS]}
+    launchers = [log for log in found.logs if log.rank is not None and -max(1, len(attempt.nodes)) <= log.rank < 0]
+    named |= {f"job/{folder}/logs/launcher.{-1 - (log.rank or 0)}.log": log.bytes for log in launchers}
     if incident.incarnation is None:
-        names += [f"job/batch.{attempt.number}.log"]
+        named |= {logs.batch(attempt): log.bytes for log in found.logs if log.rank is None}
         flights = [name for name in rundir.names_under(root, f"job/{folder}/flight") if name.startswith(f"{last}.")]
-        names += [f"job/{folder}/flight/{name}" for name in flights[:MOST_FLIGHTS]]
-    if len(names) > MOST_LOGS + MOST_FLIGHTS:
-        found.not_seen.append(f"the logs of {len(names) - MOST_LOGS:,} ranks: only {MOST_LOGS:,} are read")
-        names = names[:MOST_LOGS]
-    for name in names:
-        with suppress(FileNotFoundError):
-            try:
-                yield reading.of_descriptor(rundir.open_under(root, name), name.rpartition("/")[2])
-            except (rundir.Unsafe, Unreadable) as error:
-                found.not_seen.append(f"{name.rpartition('/')[2]}: {error}")
+        named |= {f"job/{folder}/flight/{name}": 0 for name in flights[:MOST_FLIGHTS]}
+    return named
+
+
+def _opened(incident: Incident, named: Iterable[str], found: Evidence) -> Iterator[Log]:
+    """Each log when it is asked for: there may be more of them than a process may have open."""
+    root = folders.root_of(incident.attempt)
+    if root is None:
+        return
+    for path in named:
+        name = path.rpartition("/")[2]
+        try:
+            yield reading.of_descriptor(rundir.open_under(root, path), name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found.not_seen.append(f"{name}: {error.strerror or error}")
 
 
 def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:
@@ -91,7 +103,8 @@ def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -
     for name in names[:MOST_STACKS]:
         with suppress(OSError):
             data = rundir.read_under(folder.root, f"job/{folder.name}/stacks/{name}", limit=STACK_BYTES)
-            found.read.stacks += stacks.read(f"stacks/{name}", data.decode(errors="replace"))
+            if (stack := stacks.dumped(f"stacks/{name}", data.decode(errors="replace"))) is not None:
+                found.read.stacks.append(stack)
 
 
 def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: Evidence) -> None:

@@ -1,0 +1,209 @@
+"""Jobs that leave more than anybody can read, or what no database takes: their verdict comes, and says what it lacks."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs import restarts
+from jobs.disk import rundir
+from jobs.models import Attempt, Event, Incident
+from jobs.postmortem import incidents, offline, rank_ends, reading, sources, stacks
+from jobs.postmortem.evidence import found, ranks
+from jobs.postmortem.offline import log_of_text
+from jobs.postmortem.reading import Log
+from jobs.postmortem.scan import BLOCK
+from jobs.postmortem.signatures import catalogue
+from tests.jobs.postmortem.left import ALONE, Left, texts
+
+pytestmark = pytest.mark.django_db
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+FULL = "OSError: [Errno 28] No space left on device\n"
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """A process that may have few files open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_logs_than_may_be_open_at_once(left: Left, few_files: None) -> None:
+    for rank in range(300):
+        left.write(f"logs/0.{rank}.log", ALONE)
+    left.write("logs/0.299.log", OOM)
+    incident, told = left.diagnosed()
+    assert (incident.cause, incident.rank) == ("memory.gpu_oom", 299)
+    assert not [one for one in told["not_seen"] if "log" in one and "kernel" not in one]
+
+
+def test_one_log_that_cannot_be_read_is_one_that_was_not_seen(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_under, asked = rundir.open_under, []
+
+    def broken(root: Path, relative: str) -> int:
+        asked.append(relative)
+        if relative.endswith("logs/0.0.log") and asked.count(relative) > 1:  # it was there when they were listed
+            raise OSError(errno.EIO, "Input/output error")
+        return open_under(root, relative)
+
+    left.write("logs/0.1.log", OOM)
+    monkeypatch.setattr(rundir, "open_under", broken)
+    incident, told = left.diagnosed()
+    assert incident.cause == "memory.gpu_oom"
+    assert "0.0.log: Input/output error" in told["not_seen"]
+
+
+def test_of_too_many_ranks_the_launchers_logs_are_read(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "MOST_LOGS", 1)
+    left.write("logs/launcher.1.log", FULL)
+    left.write("logs/launcher.7.log", OOM)
+    incident, told = left.diagnosed()
+    assert incident.cause == "storage.full"
+    assert "the logs of 1 ranks: only 1 are read" in told["not_seen"]
+    assert "launcher.7.log" not in str(told), "there are two nodes"
+
+
+def test_a_requeued_attempt_goes_on_in_the_first_ones_log(left: Left) -> None:
+    (left.folder.parent / "batch.1.log").write_text(FULL)
+    Attempt.objects.filter(pk=left.attempt.pk).update(number=3)
+    Attempt.objects.create(job=left.attempt.job, number=1, scheduler_id="7", state="requeued", token_digest="x")
+    left.attempt.refresh_from_db()
+    assert left.diagnosed()[0].cause == "storage.full"
+
+
+def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_ends, "MOST", 2)
+    left.ends(0, r0=(1, None, 2.0))
+    left.ends(1, r1=(None, 11, 4.0), r3=(None, 11, 9.0))
+    left.ends(2, r2=(None, 9, 30.0))
+    _, told = left.diagnosed()
+    said = " ".join(texts(told, "root") + texts(told, "confirmation"))
+    assert "rank 1 ended by SIGSEGV" in said
+    assert "rank 2" not in said
+    assert "rank 3" not in said
+
+
+def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found, "MOST_S", -1.0)
+    incident, told = left.diagnosed()
+    assert (incident.cause, incident.version) == ("unknown", 1)
+    assert {"logs of ranks: there was no time left", "states of nodes: there was no time left"} <= {*told["not_seen"]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{"rank": 5_000_000_000}, {"rank": 10**30}, {"error": 5, "failure": {}}, {"signal": [], "exit_code": "7"}],
+    ids=str,
+)
+def test_what_no_database_takes_of_a_restart_in_place(left: Left, data: dict[str, Any]) -> None:
+    about = {"incarnation": 0, "failure": "exception", "rank": 1, "exit_code": 1, "error": "x", **data}
+    mine = Incident.objects.create(
+        attempt=left.attempt, incarnation=0, at=timezone.now(), due_at=timezone.now(), project=left.attempt.job.project
+    )
+    Event.objects.bulk_create(
+        [Event(attempt=left.attempt, time=timezone.now(), kind=restarts.ENDED, incarnation=0, data=about)]
+    )
+    assert incidents.diagnose(mine.pk)
+
+
+def test_a_verdict_that_cannot_be_kept_is_given_up_like_one_that_cannot_be_made(
+    left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incidents, "fingerprint", lambda verdict: 1 / (verdict.cause == "unknown"))
+    left.write("logs/0.1.log", OOM)
+    with pytest.raises(AssertionError):
+        left.diagnosed()
+    for _ in range(4):
+        Incident.objects.update(due_at=timezone.now())
+        incidents.diagnose(Incident.objects.get().pk)
+    incident = Incident.objects.get()
+    assert (incident.version, incident.is_final) == (1, True)
+    assert "ZeroDivisionError" in incident.says
+
+
+class TestRecords:
+    """Of flight recorders, stacks and tables by the scheduler."""
+
+    @staticmethod
+    def flight(rank: object, calls: range, operation: str = "nccl:all_reduce") -> str:
+        entries = [
+            {"profiling_name": operation, "process_group": ["0", "pg"], "collective_seq_id": number, "input_sizes": [1]}
+            for number in calls
+        ]
+        return json.dumps({"entries": entries, "rank": rank})
+
+    def test_of_a_group_the_newest_calls(self) -> None:
+        flight = sources.flight_of("0.1.json", self.flight(1, range(1000)))
+        assert flight is not None
+        assert [number for _, number in flight.begun] == [*range(1000 - sources.NEWEST, 1000)]
+
+    @pytest.mark.parametrize("rank", [10**30, -1, "1", None])
+    def test_a_rank_that_is_none(self, rank: object) -> None:
+        assert sources.flight_of("0.1.json", self.flight(rank, range(3))) is None
+
+    def test_halves_of_pairs(self) -> None:
+        told = [self.flight(0, range(3)), self.flight(1, range(3), "nccl:\ud800gather")]
+        flights = [flight for text in told if (flight := sources.flight_of("0.1.json", text)) is not None]
+        (sign,) = sources.signs_of_flights(flights)
+        assert "called gather of [1]" in sign.text
+        assert sign.text.encode()
+
+    def test_what_there_is_no_place_for_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(offline, "MOST_CALLS", 5)
+        logs = [log_of_text(self.flight(rank, range(3)), f"0.{rank}.json") for rank in range(4)]
+        verdict = offline.verdict_on(logs)
+        assert "0.2.json and 1 more files: there was too much to read" in verdict.not_seen
+
+    def test_a_dump_of_ours_is_one_process(self, left: Left) -> None:
+        spied = "".join(f"Process {n}: python\nThread {n} (idle)\n    f (a.py:1)\n" for n in range(9_000))
+        assert len(stacks.read("spied.txt", spied)) == stacks.MOST
+        left.write("stacks/0.0.txt", spied)
+        assert not [one for one in left.diagnosed()[1]["evidence"] if one["file"] == "stacks/0.0.txt"]
+
+
+class TestTime:
+    """For all logs together; of what is left then their ends."""
+
+    def test_once_it_is_over_the_ends_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reading, "TAIL", 64 * 1024)
+        lines = "a line of no account\n" * (2 * BLOCK // 21)
+        verdicts = []
+        for seconds in (60.0, -1.0, -100.0):
+            monkeypatch.setattr(reading, "SECONDS", seconds)
+            logs = [log_of_text(lines + lines + last, f"0.{rank}.log") for rank, last in enumerate([ALONE, OOM])]
+            verdicts.append(offline.verdict_on(logs))
+        whole, late, over = verdicts
+        assert {(one.cause, one.rank) for one in verdicts} == {("memory.gpu_oom", 1)}
+        roots = [next(one for one in verdict.evidence if one.role == "root") for verdict in (whole, late)]
+        assert roots[0].line == roots[1].line, "lines that are passed over are counted as long as there is time"
+        assert not [one for one in whole.not_seen if "midst" in one]
+        for verdict in (late, over):
+            assert len([one for one in verdict.not_seen if "in its midst were not read" in one]) == 2
+
+    def test_time_is_for_all_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [1000.0]
+
+        class Slow(io.BytesIO):
+            """Each block of it takes a second."""
+
+            def read1(self, size: int | None = -1, /) -> bytes:
+                clock[0] += 1
+                return super().read1(size)
+
+        monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(reading, "SECONDS", 20.0)
+        monkeypatch.setattr(reading, "TAIL", 1)
+        data = b"a line of no account\n" * (8 * BLOCK // 21)
+        read = offline.read([Log(f"0.{rank}.log", Slow(data), len(data)) for rank in range(5)], catalogue())
+        assert [bool(one.limits) for one in read.scanned] == [False, False, True, True, True]
