@@ -159,7 +159,7 @@ def entry(request: ApiRequest, name: str) -> dict[str, Any]:
     "/entries/{str:name}",
     response=SiteEntryShape,
     summary="Write an entry anew (sysadmins)",
-    openapi_extra=described(errors={403: ONLY, 409: "The site has another entry of the new name.", 422: UNFIT}),
+    openapi_extra=described(errors={403: ONLY, 409: "The site has another entry of the new name, or somebody changed this one meanwhile.", 422: UNFIT}),
 )
 def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, Any]:
     """The whole entry is sent; it may get another name. It is tried like a new one."""

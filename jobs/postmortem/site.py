@@ -108,14 +108,14 @@ def keep(user: User, entry: Entry) -> SiteEntry:
 
 
 def change(user: User, row: SiteEntry, raw: Mapping[str, Any]) -> SiteEntry:
-    """Write an entry anew; it may get another name."""
+    """Write an entry anew, as it was read; it may get another name."""
     entry = _fit(raw, instead_of=row.name)
-    for field, value in _values(entry).items():
-        setattr(row, field, value)
-    row.changed_by, row.changed_at = user, timezone.now()
+    as_read = SiteEntry.objects.filter(pk=row.pk, changed_at=row.changed_at)
     try:
         with transaction.atomic():
-            row.save()
+            if not as_read.update(changed_by=user, changed_at=timezone.now(), **_values(entry)):
+                raise Conflict(f"{row.name} was changed or removed meanwhile. Look at it again.")
+            row.refresh_from_db()
             _changed(user, "change", row)
     except IntegrityError:
         raise Conflict(f"There is another entry {entry.name} of this site. Take another name.") from None

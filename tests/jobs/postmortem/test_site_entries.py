@@ -228,6 +228,23 @@ class TestKept:
         actions = list(AuditEntry.objects.order_by("pk").values_list("action", flat=True))
         assert actions == ["catalogue.add", "catalogue.change", "catalogue.disable", "catalogue.remove"]
 
+    @pytest.mark.parametrize("meanwhile", ["changed", "removed"])
+    def test_what_another_changes_during_the_trial_stays(
+        self, ops: User, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    ) -> None:
+        row = site.add(ops, OURS)
+
+        def tried(raw: dict[str, Any], others: Any) -> Trial:
+            other = SiteEntry.objects.get()
+            site.enable(ops, other, False) if meanwhile == "changed" else site.remove(ops, other)
+            return Trial()
+
+        monkeypatch.setattr(site, "try_entry", tried)
+        with pytest.raises(Conflict, match="meanwhile"):
+            site.change(ops, row, of(advice="Wait."))
+        assert not SiteEntry.objects.filter(advice="Wait.").exists()
+        assert not SiteEntry.objects.filter(is_enabled=True).exists()
+
     def test_what_is_not_fit_changes_nothing(self, ops: User) -> None:
         with pytest.raises(SpecError, match="RE2 refuses it"):
             site.add(ops, of(pattern="(?=x)"))
