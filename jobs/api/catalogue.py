@@ -22,6 +22,7 @@ from portal.http.problems import Problem
 router = Router(tags=["failures"])
 ONLY = "Only sysadmins may, with a token of scope admin."
 UNFIT = "It is not fit: `errors` names each field, with what would do and, of a slow pattern, the time that it took."
+TAKEN = "The site has another entry of the new name, or somebody changed this one meanwhile."
 WHAT = "change the catalogue"
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00]*$")]
 Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
@@ -159,7 +160,7 @@ def entry(request: ApiRequest, name: str) -> dict[str, Any]:
     "/entries/{str:name}",
     response=SiteEntryShape,
     summary="Write an entry anew (sysadmins)",
-    openapi_extra=described(errors={403: ONLY, 409: "The site has another entry of the new name, or somebody changed this one meanwhile.", 422: UNFIT}),
+    openapi_extra=described(errors={403: ONLY, 409: TAKEN, 422: UNFIT}),
 )
 def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, Any]:
     """The whole entry is sent; it may get another name. It is tried like a new one."""
