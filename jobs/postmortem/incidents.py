@@ -160,8 +160,9 @@ def _keep(incident: Incident, verdict: Verdict, seconds: float, *, is_last: bool
         "rank": verdict.rank,
         "node": _node_of(incident.attempt, verdict),
         "fingerprint": fingerprint(verdict),
-        "is_counted": False,
     }
+    if is_new or changes["node"] != incident.node:
+        changes["is_counted"] = False
     try:
         with transaction.atomic():
             same = Incident.objects.filter(pk=incident.pk, version=incident.version, overruled_at=None)
@@ -194,9 +195,9 @@ def _announce(incident: Incident) -> None:
 
 
 def _again_at(incident: Incident, now: datetime) -> datetime:
-    if incident.incarnation is None:
-        return now + AGAIN_AFTER
-    return max(now + AGAIN_AFTER, incident.at + AGAIN_IN_PLACE)
+    """Soon after the end, when most comes that comes late; then ever less often, as each look reads everything."""
+    again = now + max(AGAIN_AFTER, now - incident.at)
+    return again if incident.incarnation is None else max(now + AGAIN_AFTER, incident.at + AGAIN_IN_PLACE)
 
 
 def _is_final(incident: Incident, now: datetime) -> bool:

@@ -136,6 +136,31 @@ def test_a_first_verdict_that_is_waited_for_comes_before_all_others(attempt: Att
     assert list(Incident.objects.due()) == [ended, in_place, again]
 
 
+def test_it_is_looked_at_ever_less_often(attempt: Attempt) -> None:
+    """Each look reads everything again."""
+    incident = fail(attempt)
+    later = []
+    for minutes in (0, 1, 5, 20):
+        Incident.objects.update(due_at=timezone.now(), at=timezone.now() - timedelta(minutes=minutes))
+        assert incidents.diagnose(incident.pk)
+        incident.refresh_from_db()
+        assert incident.due_at is not None
+        later.append(round((incident.due_at - timezone.now()) / timedelta(minutes=1)))
+    assert later == [1, 1, 5, 20]
+
+
+def test_what_stays_as_it_was_is_not_counted_anew(attempt: Attempt, runs: Path) -> None:
+    write(runs, "0.0.log", RAISED)
+    incident = fail(attempt)
+    for is_counted in (False, True, False):
+        incidents.diagnose(incident.pk)
+        incident.refresh_from_db()
+        assert incident.is_counted is is_counted
+        Incident.objects.update(due_at=timezone.now(), is_counted=True)
+        if is_counted:
+            write(runs, "0.0.log", RAISED.replace("label", "weight"))
+
+
 class TestWhatCannotBeDiagnosed:
     """Is tried five times, then said to be so; by then what follows has long been decided."""
 
