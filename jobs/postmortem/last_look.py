@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from gpus.pci import place
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.rank_ends import End, failures
 from jobs.postmortem.reading import Log
@@ -108,10 +109,7 @@ def _lines(value: object) -> Iterator[tuple[float, str]]:
 
 
 def _bus(told: object) -> str:
-    """A GPU's place as the kernel writes it: without a function, four digits of the domain, lower-case."""
-    name = untrusted.name(told, 40).lower().partition(".")[0]
-    domain, colon, rest = name.partition(":")
-    return f"{domain[-4:]}:{rest}" if colon else ""
+    return place(untrusted.name(told, 40))
 
 
 # What it shows.

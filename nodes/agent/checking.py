@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from gpus.pci import place
 from gpus.reader import Reader
 from gpus.told import Counters, Looks
 from nodes.agent import disks, proc
@@ -24,7 +25,6 @@ from nodes.agent.mounts import Mounts
 from nodes.agent.remembered import FILE, Remembered
 from nodes.agent.samples import Samples
 from nodes.agent.settings import Settings, WrongSetting, read_settings
-from nodes.agent.xids import place
 
 ANSWER_SECONDS = 1.9  # after which it says what it knows, if only that it took too long
 NVML_SECONDS = 1.5

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodes.agent.xids import Xid, place
+from gpus.pci import place
+from nodes.agent.xids import Xid
 
 MOST_TEXTS = 20  # of one GPU and number, told apart at once
 MOST_EVENTS = 200  # at once

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nodes.agent.xids import place
+from gpus.pci import place
 
 FILE = "gpus.json"
 MOST_BYTES = 1 << 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gpus.pci import place
 from nodes.agent.cleaning import clean
 
 OFF_THE_BUS = 79
@@ -51,16 +52,6 @@ class Xid:
 def may_say(record: bytes) -> bool:
     """Whether a raw record is worth reading: nearly all that a kernel says is not."""
     return b"NVRM" in record or b"SXid" in record
-
-
-def place(bus: str) -> str:
-    """A PCI address as domain:bus:device, however it was written; "" for what is none."""
-    numbers = bus.partition(".")[0].split(":")
-    try:
-        domain, second, third = (int(number, 16) for number in [*["0"] * (3 - len(numbers)), *numbers])
-    except ValueError:
-        return ""
-    return f"{domain:04x}:{second:02x}:{third:02x}"
 
 
 class Driver:

@@ -68,11 +68,12 @@ class TestLook:
         assert (incident.cause, incident.node) == ("storage.full", "dgx-02")
         assert told["confidence"] == 0.75
 
-    def test_what_the_kernel_said_goes_through_the_catalogue(self, left: Left) -> None:
+    @pytest.mark.parametrize("bus", ["00000000:AB:00.0", "0000:ab:00.0", "AB:00.0"])
+    def test_what_the_kernel_said_goes_through_the_catalogue(self, left: Left, bus: str) -> None:
         now = timezone.now().timestamp()
         left.ends(1, r1=(1, None, 0.5))
         left.look(0)
-        left.look(1, kernel=[[now - 5, XID]], gpus=["00000000:AB:00.0"])
+        left.look(1, kernel=[[now - 5, XID]], gpus=[bus])
         incident, told = left.diagnosed()
         assert (incident.cause, incident.node) == ("gpu.off_bus", "dgx-02")
         root = next(one for one in told["evidence"] if one["role"] == "root")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpus.pci import place
 from nodes.agent.kernel_log import Record
-from nodes.agent.xids import MOST_TEXT, Driver, Xid, may_say, place
+from nodes.agent.xids import MOST_TEXT, Driver, Xid, may_say
 
 REAL = [
     (
