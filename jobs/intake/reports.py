@@ -361,11 +361,14 @@ def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
 
 def _follow_up(attempt: Attempt, event: Event) -> None:
     """What rows follow from an event: of checkpoints, and of ranks that were started again."""
-    told = {**event.data, "kind": event.kind, "time": event.time.timestamp()}
     if event.kind.startswith("checkpoint.") or event.kind in starts.KINDS:
-        checkpoints.note_event(attempt, told)
+        checkpoints.note_event(attempt, _told(event))
     elif event.kind == restarts.ENDED:
-        restarts.note_event(attempt, told)
+        restarts.note_event(attempt, _told(event))
+
+
+def _told(event: Event) -> dict[str, Any]:
+    return {**event.data, "kind": event.kind, "time": event.time.timestamp()}
 
 
 def _dead_token() -> Problem:
