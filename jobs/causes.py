@@ -20,6 +20,11 @@ class Cause:
     advice: str
 
     @property
+    def heading(self) -> str:
+        """What happened, as a sentence begins with it."""
+        return self.title[:1].upper() + self.title[1:]
+
+    @property
     def domain(self) -> str:
         return self.code.partition(".")[0]
 

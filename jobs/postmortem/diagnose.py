@@ -346,7 +346,7 @@ def _sentence(verdict: Verdict) -> str:
     cause = CAUSES[verdict.cause]
     where = f"rank {verdict.rank}" if verdict.rank is not None else ""
     where += f" on {verdict.node}" if verdict.node and where else f"on {verdict.node}" if verdict.node else ""
-    title = cause.title[:1].upper() + cause.title[1:]
+    title = cause.heading
     if verdict.cause == "program.exception" and verdict.exception:
         root = next((one.text for one in verdict.evidence if one.role == "root"), verdict.exception)
         title += f": {root.splitlines()[0][:SAID]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jobs.postmortem.rank_ends import End
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
 
+AROUND = timedelta(minutes=10)  # an end, in which something else may have to do with it
 MOST_S = 100.0  # of asking all sources; the logs take most of it (jobs.postmortem.reading)
 
 

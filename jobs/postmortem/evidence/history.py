@@ -12,7 +12,7 @@ from jobs.disk import provenance
 from jobs.incarnations import STARTED, number_of
 from jobs.models import Attempt, Checkpoint, Event, Incident
 from jobs.models.incident import IncidentQuerySet
-from jobs.postmortem.evidence.found import Evidence, context
+from jobs.postmortem.evidence.found import AROUND, Evidence, context
 from jobs.postmortem.evidence.ranks import EVENTS
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
@@ -20,7 +20,6 @@ from jobs.postmortem.signatures import Catalogue
 from portal import untrusted
 
 NEAR = timedelta(minutes=2)
-AROUND = timedelta(minutes=10)
 MOST_OTHERS = 1_000
 MOST_CHANGES = 8
 MOST_DAMAGED = 4

@@ -9,7 +9,7 @@ import numpy as np
 
 from jobs import allocations
 from jobs.models import Attempt, Incident
-from jobs.postmortem.evidence.found import Evidence, some
+from jobs.postmortem.evidence.found import AROUND, Evidence, some
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
@@ -18,7 +18,6 @@ from nodes.telemetry import read
 from nodes.telemetry.fields import gpu_owner, host_owner
 from nodes.telemetry.read import Curve, Key
 
-AROUND = timedelta(minutes=10)
 MOST_EVENTS = 200
 MOST_AGENTS = 16  # whose curves are read
 LAST_S = 120  # before the end, in which memory counts as full by then

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from django.db.models import Q
 
 from jobs.models import Attempt, Incident
-from jobs.postmortem.evidence.found import Evidence, context
+from jobs.postmortem.evidence.found import AROUND, Evidence, context
 from jobs.postmortem.prefixes import Prefix
 from jobs.postmortem.sign import Sign
 from jobs.postmortem.signatures import Catalogue
 from nodes.models import Node, NodeOrder
 
 SCHEDULER = "scheduler"
-AROUND = timedelta(minutes=10)
 MOST_NODES = 20
 
 # States that name a cause by themselves.
