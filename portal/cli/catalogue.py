@@ -62,7 +62,11 @@ def check(file: str, as_json: bool) -> None:
     entries = entries_in(file)
     told = []
     for number, entry in enumerate(entries):
-        told.append({"name": entry.name, **try_entry(plain(entry), entries[:number]).told()})
+        others = {other.name: other for other in entries[:number]}
+        trial = try_entry(plain(entry), others.values())
+        if entry.name in others:
+            trial.say("error", "name", "One before it in the file has this name, too.")
+        told.append({"name": entry.name, **trial.told()})
     out(told, lambda told: [line for one in told for line in _tried(one)], as_json)
     if not all(one["is_fit"] for one in told):
         raise click.exceptions.Exit(1)

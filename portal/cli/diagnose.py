@@ -128,8 +128,9 @@ def _known(more: tuple[str, ...]) -> Catalogue:
     from jobs.postmortem.signatures import BadEntry, extended
     from portal.cli.catalogue import entries_in
 
-    known = extended(tuple(entry for name in more for entry in entries_in(name)))
+    entries = tuple(entry for name in more for entry in entries_in(name))
     try:
+        known = extended(entries)
         if more:
             known.on(b"")
             sieve_of(known)

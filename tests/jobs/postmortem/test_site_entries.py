@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,15 +192,22 @@ def test_diagnose_with_a_file_of_entries(tmp_path: Path) -> None:
     made = CliRunner().invoke(main, ["diagnose", "--catalogue", str(path), str(log)])
     assert made.exit_code == 1
     assert "The entries can't be used" in made.output
+    path.write_text(written([entry_of(OURS), entry_of(OURS)]))
+    made = CliRunner().invoke(main, ["diagnose", "--catalogue", str(path), str(log)])
+    assert made.exit_code == 1
+    assert f"The entries can't be used: {OURS['name']}: there are two of this name" in made.output
 
 
 def test_check_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
-    path.write_text(written([entry_of(OURS), entry_of(of(name="x.y", look_alike=OURS["example"]))]))
+    path.write_text(written([entry_of(OURS), entry_of(of(name="x.y", look_alike=OURS["example"])), entry_of(OURS)]))
     made = CliRunner().invoke(main, ["catalogue", "check", str(path)])
     assert made.exit_code == 1
-    assert "storage.ours_down is fit: 0.0" in made.output
+    assert re.search(r"storage.ours_down is fit: \d+\.\d\d s for [5-9] MB\n", made.output)
     assert "x.y is not fit\n  ✗ look_alike: It finds this line too." in made.output
+    assert re.search(
+        r"storage.ours_down is not fit: .*\n  ✗ name: One before it in the file has this name", made.output
+    )
 
 
 @pytest.mark.django_db
