@@ -49,23 +49,23 @@ def catalogue_of(moment: datetime) -> Catalogue:
     """What logs were read by then: a verdict is revised for new evidence, never for a changed catalogue."""
     then = SiteCatalogue.objects.filter(at__lte=moment).first()
     told = then.entries if then is not None else []
-    return beside(tuple(filter(None, map(_entry, told))))
+    return beside(tuple(map(of_site, filter(None, map(_entry, told)))))
 
 
 def entries(*, but: str = "") -> tuple[Entry, ...]:
     """Those that count, without the one of that name."""
     rows = SiteEntry.objects.filter(is_enabled=True).exclude(name=but)
-    return tuple(filter(None, map(entry_in, rows)))
+    return tuple(map(of_site, filter(None, map(written_in, rows))))
 
 
-def entry_in(row: SiteEntry) -> Entry | None:
-    """A row's entry; None where this Vigil no longer takes it, as one with a cause that is gone."""
+def written_in(row: SiteEntry) -> Entry | None:
+    """A row's entry as it was written; None where this Vigil no longer takes it, as one with a cause that is gone."""
     return _entry({name: getattr(row, name) for name in FIELDS})
 
 
 def _entry(values: Mapping[str, Any]) -> Entry | None:
     try:
-        return of_site(entry_of(values))
+        return entry_of(values)
     except BadEntry as error:
         logger.error("An entry of the site is left out: %s.", error)
         return None

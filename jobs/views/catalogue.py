@@ -45,7 +45,7 @@ def index(request: HttpRequest) -> HttpResponse:
     _sysadmin(request)
     if request.GET.get("format") == "toml":
         rows = [row for row in SiteEntry.objects.all() if row.is_enabled or request.GET.get("all")]
-        answer = HttpResponse(written(filter(None, map(site.entry_in, rows))), content_type="application/toml")
+        answer = HttpResponse(written(filter(None, map(site.written_in, rows))), content_type="application/toml")
         answer.headers["Content-Disposition"] = 'attachment; filename="catalogue.toml"'
         return answer
     return _index(request)
@@ -85,7 +85,9 @@ def take(request: HttpRequest) -> HttpResponse:
     text = request.POST.get("text", "").replace("\r\n", "\n")
     mistakes = []
     try:
-        given = read(text[:MOST_TEXT])
+        if len(text) > MOST_TEXT:
+            raise BadEntry(f"It is longer than {MOST_TEXT:,} letters: add it in parts, or by `vigil catalogue add`.")
+        given = read(text)
         if not 1 <= len(given) <= MOST_AT_ONCE:
             mistakes = [f"There are {len(given)} tables [[entry]] in it; it takes 1 to {MOST_AT_ONCE}."]
         for entry in given if not mistakes else ():

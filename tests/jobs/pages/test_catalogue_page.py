@@ -116,10 +116,10 @@ def test_entries_as_text(ops: Client) -> None:
     assert SiteEntry.objects.get().pattern == OURS["pattern"]
     assert "The site has an entry of this name." in text(ops.post("/catalogue/take", {"text": TEXT}))
     (entry,) = read(ops.get("/catalogue?format=toml").text)
-    assert (entry.name, entry.pattern) == (OURS["name"], OURS["pattern"])
+    assert (entry.name, entry.pattern, entry.advice) == (OURS["name"], OURS["pattern"], "")
 
 
-@pytest.mark.parametrize("wrong", ["", "[[", "entry = 5", TEXT * 21])
+@pytest.mark.parametrize("wrong", ["", "[[", "entry = 5", TEXT * 21, TEXT + "#" * 200_000])
 def test_text_that_is_none(ops: Client, wrong: str) -> None:
     answer = ops.post("/catalogue/take", {"text": wrong})
     assert answer.status_code == 422
