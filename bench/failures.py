@@ -68,8 +68,10 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
     command = ["nice", "-n", "5", sys.executable, "-m", "portal.worker", "diagnose"]
     log = place.home / "diagnose.log"
     environment = {**place.environment, "VIGIL_LOG_LEVEL": "INFO"}  # it says when it is ready
-    with stage.process(command, log, environment=environment):
+    with stage.process(command, log, environment=environment) as worker:
         while " ready." not in log.read_text():
+            if worker.poll() is not None:
+                raise SystemExit(f"the worker does not come up:\n{log.read_text()[-3000:]}")
             time.sleep(0.1)
         ticks = _fail(told, running)
         decided, found_out, all_s, by_verdict, right = _what_came_of(running)
