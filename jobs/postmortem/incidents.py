@@ -196,8 +196,9 @@ def _announce(incident: Incident) -> None:
 
 def _again_at(incident: Incident, now: datetime) -> datetime:
     """Soon after the end, when most comes that comes late; then ever less often, as each look reads everything."""
-    again = now + max(AGAIN_AFTER, now - incident.at)
-    return again if incident.incarnation is None else max(now + AGAIN_AFTER, incident.at + AGAIN_IN_PLACE)
+    if incident.incarnation is None:
+        return now + max(AGAIN_AFTER, now - incident.at)
+    return max(now + AGAIN_AFTER, incident.at + AGAIN_IN_PLACE)
 
 
 def _is_final(incident: Incident, now: datetime) -> bool:
