@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from portal import untrusted
 from portal.models import Notice, NoticeRead, Project, User
-from portal.outbox.filling import fill
+from portal.outbox.filling import drop_told, fill
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,18 @@ def raise_notice(
 def withdraw(key: str) -> bool:
     """It is so no longer; whether it stood until now."""
     return bool(Notice.objects.standing().filter(key=key).update(withdrawn_at=timezone.now()))
+
+
+def rename(old: str, new: str) -> None:
+    """What is told under one key is told under another from now on: no news to whoever has had the message."""
+    with transaction.atomic():
+        Notice.objects.exclude(withdrawn_at=None).filter(key=new).delete()
+        found = Notice.objects.in_bulk([old, new], field_name="key")
+        if len(found) == 2:
+            drop_told(found[new], found[old])
+            withdraw(old)
+        else:
+            Notice.objects.filter(key=old).update(key=_key(new))
 
 
 def withdraw_missing(kind: str, keys: Collection[str]) -> int:

@@ -2,16 +2,18 @@
 
     its owner      what happened, how sure, who must act, what Vigil did; the project's channels, too
     sysadmins      where they must act: one a cause, node and day, however many jobs died of it
-Jobs of a sweep that die alike are one notice with their number. A verdict that is revised changes the words; only one
-that makes somebody else act is news again. What is to be told is read from the rows, and raised twice it stands once:
-a process that is killed in between loses nothing.
+Jobs of a sweep that die alike are one notice with their number. A verdict that is revised, or overruled, changes the
+words; only one that makes somebody else act is news again, and where nobody has to any more it is withdrawn. What is to
+be told is read from the rows, and raised twice it stands once: a process that is killed in between loses nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.db.models import Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 
@@ -19,14 +21,17 @@ from jobs.causes import CAUSES, Cause
 from jobs.models import Checkpoint, Incident
 from jobs.postmortem.masking import masked
 from portal import formatting, notify
+from portal.models import Notice
 from portal.notify import SYSADMINS
+
+logger = logging.getLogger(__name__)
 
 KIND, SITE = "incident", "incident.site"
 WAIT = timedelta(seconds=45)  # for the decision; then it is told without
 LATEST = timedelta(days=1)  # what is older is told to nobody any more
-MOST = 1_000  # incidents that a look goes through, the newest
 TOGETHER = timedelta(minutes=1)  # that a message waits for more that died alike
 ACTS = {"researcher": "you, or whose program it is", "sysadmin": "a sysadmin", "both": "you or a sysadmin"}
+OF_SITE = [cause.code for cause in CAUSES.values() if cause.owner == "sysadmin"]
 
 _told: dict[int, tuple[object, ...]] = {}  # by this process; one that starts anew tells all of them again, as nothing
 
@@ -34,17 +39,20 @@ _told: dict[int, tuple[object, ...]] = {}  # by this process; one that starts an
 def tell(now: datetime | None = None) -> int:
     """Tell what is new of incidents since the last look; of how many."""
     now = now or timezone.now()
+    old = Incident.objects.filter(opened_at__lt=now - LATEST).order_by("-pk").values_list("pk", flat=True).first()
     names = ("pk", "opened_at", "version", "cause", "overruled_cause", "attempt__decided_at")
-    rows = Incident.objects.filter(incarnation=None).order_by("-pk").values_list(*names)[:MOST]
+    rows = Incident.objects.filter(incarnation=None, pk__gt=old or 0).order_by("-pk").values_list(*names)
     seen, count = set(), 0
     for pk, opened_at, version, *known, decided_at in rows:
-        if opened_at < now - LATEST:
-            break
         seen.add(pk)
         mark = (version, *known, decided_at)
         if not version or _told.get(pk) == mark or (decided_at is None and opened_at > now - WAIT):
             continue
-        _tell(pk)
+        try:
+            _tell(pk)
+        except Exception:  # the others are told nevertheless, and this one is tried again
+            logger.exception("incident %s could not be told", pk)
+            continue
         _told[pk] = mark
         count += 1
     for pk in set(_told) - seen:
@@ -56,26 +64,70 @@ def _tell(incident_id: int) -> None:
     rows = Incident.objects.select_related("attempt__job__owner", "attempt__job__project", "attempt__job__sweep")
     incident = rows.filter(pk=incident_id).first()
     cause = CAUSES.get((incident.overruled_cause or incident.cause) if incident else "")
-    if incident is None or cause is None or cause.owner == "nobody":
+    if incident is None or cause is None:
         return
-    alike = _alike(incident)
-    job = incident.attempt.job
-    title = masked(_title(incident, cause, alike))
+    key = _key(incident)
+    _replace(incident, key, cause)
+    if cause.owner == "nobody":
+        notify.withdraw(key)
+    else:
+        _tell_owner(incident, key, cause)
+    _withdraw_of_site(incident)
+    if cause.owner == "sysadmin":
+        _tell_sysadmins(incident, cause)
+
+
+def _tell_owner(incident: Incident, key: str, cause: Cause) -> None:
+    alike, job = _alike(incident), incident.attempt.job
     notify.raise_notice(
-        f"{KIND}:sweep:{job.sweep_id}:{incident.fingerprint}" if alike else f"{KIND}:{incident.pk}",
+        key,
         kind=KIND,
         to=job.owner,
-        title=title,
+        title=masked(_title(incident, cause, alike)),
         detail=cause.advice,
         link=reverse("sweep", args=[job.sweep_id]) if alike > 1 else _page(incident),
         tone="warn",
         facts=_facts(incident, cause),
         project=job.project,
-        edition="" if alike else cause.owner,
+        edition=cause.owner,
         settle=TOGETHER if alike else timedelta(),
     )
-    if cause.owner == "sysadmin":
-        _tell_sysadmins(incident, cause)
+
+
+def _key(incident: Incident) -> str:
+    sweep = incident.attempt.job.sweep_id
+    if sweep is None or not incident.fingerprint:
+        return f"{KIND}:{incident.pk}"
+    return _key_of_alike(sweep, incident.fingerprint, incident.overruled_cause)
+
+
+def _key_of_alike(sweep_id: int, fingerprint: str, overruled_cause: str) -> str:
+    """Of jobs of a sweep that died alike, and of which no person says otherwise than of the rest."""
+    return f"{KIND}:sweep:{sweep_id}:{fingerprint}{f':{overruled_cause}' if overruled_cause else ''}"
+
+
+def _replace(incident: Incident, key: str, cause: Cause) -> None:
+    """What its owner was told under other keys and no incident says any more: where the same must act it goes on under
+    this one, so that nobody is told twice; else it is withdrawn."""
+    job = incident.attempt.job
+    if job.sweep_id is None:
+        return
+    before = Q(key=f"{KIND}:{incident.pk}") | Q(key__startswith=_key_of_alike(job.sweep_id, "", ""))
+    found = Notice.objects.standing().filter(before, user=job.owner).exclude(key=key)
+    if not (editions := dict(found.values_list("key", "edition"))):
+        return
+    for old in sorted(editions.keys() - _keys_of_sweep(job.sweep_id)):
+        if editions[old] == cause.owner:
+            notify.rename(old, key)
+        else:
+            notify.withdraw(old)
+
+
+def _keys_of_sweep(sweep_id: int) -> set[str]:
+    """Under which its jobs that died alike are told of now."""
+    rows = Incident.objects.filter(attempt__job__sweep=sweep_id, incarnation=None).exclude(fingerprint="")
+    alike = rows.order_by().values_list("fingerprint", "overruled_cause").distinct()
+    return {_key_of_alike(sweep_id, *one) for one in alike}
 
 
 def _alike(incident: Incident) -> int:
@@ -83,8 +135,8 @@ def _alike(incident: Incident) -> int:
     sweep = incident.attempt.job.sweep_id
     if sweep is None or not incident.fingerprint:
         return 0
-    rows = Incident.objects.filter(fingerprint=incident.fingerprint, attempt__job__sweep=sweep)
-    return rows.values("attempt__job").distinct().count()
+    same = {"fingerprint": incident.fingerprint, "overruled_cause": incident.overruled_cause, "incarnation": None}
+    return Incident.objects.filter(**same, attempt__job__sweep=sweep).values("attempt__job").distinct().count()
 
 
 def _title(incident: Incident, cause: Cause, alike: int) -> str:
@@ -145,15 +197,12 @@ def _page(incident: Incident) -> str:
 
 def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
     """That they must act: once a cause, node and day."""
-    day = incident.at.date()
-    began = incident.at.replace(hour=0, minute=0, second=0, microsecond=0)
-    same = Incident.objects.filter(node=incident.node, at__gte=began, at__lt=began + timedelta(days=1))
-    many = same.filter(cause=incident.cause, incarnation=None).count() if incident.node else 1
+    many = _of_day(incident, cause.code, incident.node).count()
     where = f" on {incident.node}" if incident.node else ""
     job = incident.attempt.job
     which = f"{formatting.plural(many, 'attempt')} died of it" if many > 1 else f"{job.name} (#{job.pk}) died of it"
     notify.raise_notice(
-        f"{SITE}:{cause.code}:{day}:{incident.node or incident.pk}"[: notify.MOST_KEY],
+        _key_of_site(incident, cause.code, incident.node),
         kind=SITE,
         to=SYSADMINS,
         title=masked(f"{_sentence(cause)[:-1]}{where}: {which}."),
@@ -163,3 +212,23 @@ def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
         facts=_facts(incident, cause),
         settle=TOGETHER,
     )
+
+
+def _withdraw_of_site(incident: Incident) -> None:
+    """Withdraw what sysadmins were told of it, by another verdict, and no incident of that node and day says."""
+    nodes = {"", incident.node, *incident.diagnoses.values_list("verdict__node", flat=True)}
+    keys = {_key_of_site(incident, code, node or ""): (code, node or "") for code in OF_SITE for node in nodes}
+    for key in Notice.objects.standing().filter(key__in=keys).values_list("key", flat=True):
+        if not _of_day(incident, *keys[key]).exists():
+            notify.withdraw(key)
+
+
+def _key_of_site(incident: Incident, code: str, node: str) -> str:
+    return f"{SITE}:{code}:{incident.at.date()}:{node or incident.pk}"[: notify.MOST_KEY]
+
+
+def _of_day(incident: Incident, code: str, node: str) -> QuerySet[Incident]:
+    """Those of its day that came of that on the node; where no node is known, it alone."""
+    began = incident.at.replace(hour=0, minute=0, second=0, microsecond=0)
+    same = Incident.objects.filter(cause=code, node=node, incarnation=None)
+    return same.filter(at__gte=began, at__lt=began + timedelta(days=1)) if node else same.filter(pk=incident.pk)

@@ -14,7 +14,7 @@ from portal.models import Channel, Delivery, Notice, Project
 from portal.outbox import kinds
 from portal.outbox.hours import Hours
 
-HELD, WAITING = Delivery.State.HELD, Delivery.State.WAITING
+HELD, WAITING, DROPPED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.State.DROPPED
 
 
 def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = timedelta()) -> int:
@@ -31,6 +31,12 @@ def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = 
         for at in [now + settle]
     ]
     return len(Delivery.objects.bulk_create(rows, ignore_conflicts=True)) if rows else 0
+
+
+def drop_told(notice: Notice, other: Notice) -> int:
+    """Drop what waits of a notice for the channels that were sent another, which told the same; how many."""
+    told = other.deliveries.filter(state__in=[Delivery.State.SENT, Delivery.State.GATHERED]).values("channel")
+    return notice.deliveries.unsent().filter(channel__in=told).update(state=DROPPED, error="It was told before.")
 
 
 def trouble_of(channel_id: int) -> str:

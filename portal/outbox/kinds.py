@@ -16,7 +16,7 @@ class Kind:
     title: str
     is_for_sysadmins: bool = False
     is_for_projects: bool = False
-    is_event: bool = False  # it has happened, so it is never withdrawn
+    is_event: bool = False  # it has happened: only another verdict withdraws it, and age ends it
 
 
 KINDS = (

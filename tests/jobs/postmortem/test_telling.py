@@ -12,6 +12,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Diagnosis, Incident, Job, Sweep
 from jobs.postmortem import telling
 from portal.models import Channel, Delivery, Notice, User
+from portal.sending.due import send_due
 from tests.lab import a_checkpoint, a_job, a_project, person, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -93,12 +94,56 @@ def test_a_process_that_starts_anew_tells_nothing_twice(die: Die, mira: User, mo
     assert (Notice.objects.count(), Delivery.objects.count()) == (1, 1)
 
 
-def test_one_killed_after_the_verdict_is_made_up_for(die: Die) -> None:
-    """There is nothing to lose but the rows: whoever looks next tells it."""
+@pytest.mark.parametrize(
+    "where", ["portal.notify._facts", "portal.notify.fill", "jobs.postmortem.telling._withdraw_of_site"]
+)
+def test_one_killed_in_the_midst_is_made_up_for(
+    die: Die, mira: User, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Before the notice, within its transaction, or after it: whoever looks next has one notice, one message."""
+
+    def be_killed(*about: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
     die()
-    assert not Notice.objects.exists()
-    telling.tell()
-    assert Notice.objects.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(where, be_killed)
+        with pytest.raises(KeyboardInterrupt):
+            telling.tell()
+    assert Notice.objects.count() == Delivery.objects.count()
+    assert telling.tell() == 1
+    assert (Notice.objects.count(), Delivery.objects.count()) == (1, 1)
+
+
+def test_one_that_cannot_be_told_keeps_no_other_from_it(
+    die: Die, mira: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    incidents = [die(), die(), die()]
+    tell = telling._tell
+
+    def fails(pk: int) -> None:
+        if pk == incidents[1].pk:
+            raise ValueError("no title")
+        tell(pk)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(telling, "_tell", fails)
+        assert telling.tell() == 2
+    assert f"incident {incidents[1].pk} could not be told" in caplog.text
+    assert telling.tell() == 1
+    assert Notice.objects.count() == 3
+
+
+def test_the_oldest_of_a_storm_is_told_too(die: Die) -> None:
+    """A thousand that came after it have no verdict yet: the longest due is diagnosed first."""
+    oldest = die().attempt
+    attempts = [Attempt(job=oldest.job, number=n, origin=oldest.origin) for n in range(2, 1002)]
+    Incident.objects.bulk_create(
+        Incident(attempt=one, project=oldest.job.project, at=timezone.now())
+        for one in Attempt.objects.bulk_create(attempts)
+    )
+    assert telling.tell() == 1
 
 
 def test_a_revision_is_sent_only_where_somebody_else_must_act(die: Die, mira: User) -> None:
@@ -123,6 +168,20 @@ def test_where_nobody_must_act_nobody_is_told(die: Die, cause: str) -> None:
     die(cause)
     telling.tell()
     assert not Notice.objects.exists()
+
+
+@pytest.mark.parametrize("change", [{"overruled_cause": "none", "cause": "none"}, {"cause": "scheduler.preempted"}])
+def test_where_nobody_must_act_any_more_it_is_withdrawn(die: Die, mira: User, change: dict[str, str]) -> None:
+    for person_ in (mira, sysadmin()):
+        Channel.objects.create(user=person_, kind="email", address="x@lab.example", digest="daily")
+    die("gpu.off_bus", node="dgx-03")
+    telling.tell()
+    assert Notice.objects.standing().count() == Delivery.objects.unsent().count() == 2
+    Incident.objects.update(version=2, **change)
+    telling.tell()
+    assert not Notice.objects.standing().exists()
+    Delivery.objects.update(due_at=timezone.now())
+    assert send_due(5) == 0
 
 
 def test_neither_what_started_again_in_place_nor_what_has_no_verdict(die: Die) -> None:
@@ -150,6 +209,80 @@ def test_jobs_of_a_sweep_that_die_alike_are_one_notice(die: Die, mira: User) -> 
     assert Delivery.objects.earliest("pk").due_at > timezone.now() + timedelta(seconds=30), "more may come"
 
 
+class TestSweepRevised:
+    """One notice and one message of it, whatever the verdicts on its jobs say one after the other."""
+
+    @pytest.fixture
+    def sweep(self, mira: User) -> Sweep:
+        Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
+        return Sweep.objects.create(project=a_project(), owner=mira, name="lr", spec_toml="")
+
+    def revise(self, *incidents: Incident, cause: str = "program.config", fingerprint: str = "e" * 16) -> None:
+        for one in incidents:
+            Incident.objects.filter(pk=one.pk).update(
+                version=2, cause=cause, says="A wrong argument.", fingerprint=fingerprint
+            )
+            telling.tell()
+
+    def standing(self) -> list[str]:
+        return list(Notice.objects.standing().filter(kind="incident").order_by("pk").values_list("title", flat=True))
+
+    def sent(self) -> int:
+        Delivery.objects.unsent().update(due_at=timezone.now())
+        return send_due(5)
+
+    @pytest.mark.parametrize("is_sent", [True, False])
+    def test_all_of_them_at_once(self, die: Die, sweep: Sweep, is_sent: bool) -> None:
+        died = [die(sweep=sweep) for _ in range(3)]
+        telling.tell()
+        assert (self.sent() if is_sent else 1) == 1
+        self.revise(*died)
+        assert self.standing() == ["3 jobs of sweep lr died alike: A wrong argument."]
+        assert self.sent() == (0 if is_sent else 1)
+
+    def test_what_nothing_was_known_of_first(self, die: Die, sweep: Sweep) -> None:
+        died = [die("unknown", sweep=sweep, fingerprint="") for _ in range(2)]
+        telling.tell()
+        assert (len(self.standing()), self.sent()) == (2, 2)
+        self.revise(*died)
+        assert self.standing() == ["2 jobs of sweep lr died alike: A wrong argument."]
+        assert self.sent() == 1, "now the owner alone must act"
+
+    def test_somebody_else_must_act(self, die: Die, sweep: Sweep) -> None:
+        died = [die(sweep=sweep) for _ in range(2)]
+        telling.tell()
+        self.sent()
+        self.revise(*died, cause="storage.full")
+        assert self.standing() == ["2 jobs of sweep lr died alike: A wrong argument."]
+        assert self.sent() == 1
+
+    def test_one_of_them_alone(self, die: Die, sweep: Sweep) -> None:
+        died = [die(sweep=sweep) for _ in range(3)]
+        telling.tell()
+        self.revise(died[0])
+        assert sorted(self.standing())[1] == f"wren (#{died[0].attempt.job_id}) died: A wrong argument."
+        assert len(self.standing()) == 2
+
+    def test_overruled_is_said_of_that_one_alone(self, die: Die, sweep: Sweep) -> None:
+        died = [die(sweep=sweep) for _ in range(2)]
+        telling.tell()
+        Incident.objects.filter(pk=died[0].pk).update(overruled_cause="data.missing", cause="data.missing")
+        telling.tell()
+        assert sorted(self.standing()) == [
+            "2 jobs of sweep lr died alike: KeyError: 'label' (rank 1).",
+            f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found.",
+        ]
+        Incident.objects.filter(pk=died[1].pk).update(overruled_cause="none", cause="none")
+        telling.tell()
+        assert self.standing() == [f"wren (#{died[0].attempt.job_id}) died: Data or a model could not be found."]
+
+    def test_what_started_again_in_place_is_not_counted(self, die: Die, sweep: Sweep) -> None:
+        died = [die(sweep=sweep) for _ in range(2)]
+        Incident.objects.filter(pk=died[0].pk).update(incarnation=1)
+        telling.tell()
+        assert self.standing() == [f"wren (#{died[1].attempt.job_id}) died: KeyError: 'label' (rank 1)."]
+
+
 def test_the_project_s_channel_is_told_of_its_own_jobs_alone(die: Die) -> None:
     ours = Channel.objects.create(project=a_project(), kind="slack", address="https://hooks.slack.com/x")
     Channel.objects.create(project=a_project("other"), kind="slack", address="https://hooks.slack.com/y")
@@ -172,6 +305,22 @@ class TestSysadmins:
         ]
         assert Delivery.objects.filter(kind="incident.site").count() == 2
         assert Notice.objects.filter(kind="incident.site", link="/nodes/dgx-03").exists()
+
+    def test_one_that_was_no_fault_of_the_site_is_withdrawn(self, die: Die) -> None:
+        died = [die("gpu.off_bus", node="dgx-03"), die("gpu.off_bus", node="dgx-03"), die("gpu.ecc", node="")]
+        telling.tell()
+        for incident, left in zip(died, (2, 1, 0), strict=True):
+            Incident.objects.filter(pk=incident.pk).update(version=2, cause="program.exception")
+            telling.tell()
+            assert Notice.objects.standing().filter(kind="incident.site").count() == left
+
+    def test_a_node_that_another_verdict_named_is_cleared(self, die: Die) -> None:
+        incident = die("gpu.off_bus", node="dgx-03")
+        Diagnosis.objects.update(verdict={"node": "dgx-03"})
+        telling.tell()
+        Incident.objects.filter(pk=incident.pk).update(version=2, cause="gpu.off_bus", node="dgx-04")
+        telling.tell()
+        assert Notice.objects.standing().get(kind="incident.site").link == "/nodes/dgx-04"
 
     def test_another_day_it_is_news_again(self, die: Die) -> None:
         Channel.objects.create(user=sysadmin(), kind="email", address="sam@lab.example")
