@@ -20,10 +20,12 @@ HELD, WAITING, DROPPED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.S
 def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = timedelta()) -> int:
     """A row for each channel of whoever is told, and of the project; how many.
 
-    `settle`: for so long more may become known, which then is in the message. Twice is once: the key is unique.
+    `settle`: for so long more may become known, which then is in the message. Twice is once: the key is unique. What
+    still waits since it was raised before says the same, and is not sent beside it.
     """
     stamp = f"{notice.key}@{notice.raised_at.timestamp():.6f}"
     now = timezone.now()
+    notice.deliveries.unsent().exclude(key=stamp).update(state=DROPPED, error="A newer message says it.")
     rows = [
         Delivery(channel=channel, key=stamp, notice=notice, kind=notice.kind, title=notice.title, **_when(channel, at))
         for channel in _channels(notice, project)

@@ -1,9 +1,9 @@
-"""The outbox: filled with a notice, sent once, tried again ever later, gathered in digests, pruned."""
+"""The outbox: filled with a notice, sent once, tried again ever later, pruned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,17 @@ class TestWhoGetsIt:
         send()
         assert web.got[0].json["data"]["title"] == "3 jobs died."
         assert web.got[0].json["data"]["facts"] == [["What Vigil did", "stopped the sweep"]]
+
+    def test_raised_anew_while_it_waits_it_is_sent_once(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(digest="daily")
+        for number in range(6):
+            tell(oskar, title=f"wren idles for {number} h.")
+            notify.withdraw("incident:1")
+        tell(oskar, title="wren idles for 6 h.")
+        is_due()
+        assert send() == 1
+        assert (web.got[0].json["type"], web.got[0].json["data"]["title"]) == ("notice.incident", "wren idles for 6 h.")
+        assert Delivery.objects.filter(error="A newer message says it.").count() == 6
 
     def test_what_is_no_longer_so_is_not_sent(self, oskar: User, channel: Make) -> None:
         channel()
@@ -278,70 +289,6 @@ class TestOnce:
         assert send() == 1
         due._note(slow, due.Failure("too late", is_for_good=True))
         assert (only().state, only().error) == ("sent", "")
-
-
-class TestTogether:
-    NIGHT = datetime(2026, 1, 10, 23, 0, tzinfo=UTC)
-
-    @pytest.fixture(autouse=True)
-    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.NIGHT
-        monkeypatch.setattr(timezone, "now", lambda: self.now)
-
-    def test_quiet_hours_then_all_in_one(self, oskar: User, channel: Make, web: receiving.Web) -> None:
-        channel(quiet_from="22:00", quiet_until="07:00")
-        for number in range(3):
-            tell(oskar, f"incident:{number}", title=f"job {number} died.")
-        notify.withdraw("incident:1")
-        assert send() == 0
-        assert set(Delivery.objects.values_list("state", flat=True)) == {"held"}
-        self.now = datetime(2026, 1, 11, 6, 59, tzinfo=UTC)
-        assert send() == 0
-        self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
-        assert send() == 1
-        told = web.got[0].json["data"]
-        assert [one["title"] for one in told["notices"]] == ["job 0 died.", "job 2 died."]
-        assert told["title"].startswith("2\N{NO-BREAK SPACE}notices since") or told["title"].startswith("2 notices")
-        assert sorted(Delivery.objects.values_list("kind", "state")) == [
-            ("digest", "sent"), ("incident", "dropped"), ("incident", "gathered"), ("incident", "gathered"),
-        ]  # fmt: skip
-        assert send() == 0
-
-    def test_one_alone_is_itself(self, oskar: User, channel: Make, web: receiving.Web) -> None:
-        channel(digest="hourly")
-        tell(oskar)
-        self.now += timedelta(hours=1)
-        assert send() == 1
-        assert web.got[0].json["type"] == "notice.incident"
-
-    def test_daily(self, oskar: User, channel: Make, web: receiving.Web) -> None:
-        channel(digest="daily", time_zone="Europe/Berlin")
-        for number in range(120):
-            tell(oskar, f"incident:{number}")
-        self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
-        assert send() == 1
-        told = web.got[0].json["data"]
-        assert (len(told["notices"]), told["more"]) == (100, 20)
-
-    def test_many_at_once_go_as_one(self, oskar: User, channel: Make, web: receiving.Web) -> None:
-        """Four hundred jobs that die in a minute are no four hundred letters."""
-        channel()
-        for number in range(6):
-            tell(oskar, f"incident:{number}")
-        assert send() == 1
-        assert len(web.got[0].json["data"]["notices"]) == 6
-
-    def test_two_workers_make_one_digest(self, oskar: User, channel: Make, web: receiving.Web) -> None:
-        from portal.sending import gathering
-
-        one = channel(digest="hourly")
-        for number in range(3):
-            tell(oskar, f"incident:{number}")
-        self.now += timedelta(hours=1)
-        rows = Delivery.objects.filter(state="held")
-        gathering._gather(one.pk, rows, self.now)
-        gathering._gather(one.pk, rows, self.now)
-        assert Delivery.objects.filter(kind="digest").count() == 1
 
 
 def test_old_rows_go(oskar: User, channel: Make) -> None:
