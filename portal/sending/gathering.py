@@ -1,4 +1,4 @@
-"""Held messages let go: one by itself, several as one. So do many that came at once."""
+"""Held messages let go: one by itself, several as one. So do many at once. What is no longer so goes never."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Count, QuerySet
 
 from portal import formatting
-from portal.models import Channel, Delivery
+from portal.models import Delivery
 from portal.outbox import kinds
 from portal.outbox.filling import content_of
 
@@ -19,16 +19,16 @@ MOST = 100  # notices in one digest; the rest is counted
 
 
 def let_go(now: datetime) -> None:
-    """Whatever is due of what was held, and floods. Two workers at once make one digest: its key is unique."""
-    for channel, many in _by_channel(Delivery.objects.filter(state=HELD, due_at__lte=now)):
-        rows = Delivery.objects.filter(state=HELD, due_at__lte=now, channel=channel)
+    """Whatever is due of what was held, and floods. Two workers at once make one digest."""
+    due = Delivery.objects.unsent().filter(due_at__lte=now)
+    due.filter(content__isnull=True, notice__withdrawn_at__isnull=False).update(state=Delivery.State.DROPPED)
+    for channel, many in _by_channel(due.filter(state=HELD)):
+        rows = due.filter(state=HELD, channel=channel)
         if many == 1:
             rows.update(state=WAITING)
         else:
             _gather(channel, rows, now)
-    fresh = Delivery.objects.filter(state=WAITING, due_at__lte=now, tries=0).exclude(
-        kind__in=[kinds.DIGEST, kinds.TEST]
-    )
+    fresh = due.filter(state=WAITING, content__isnull=True)
     for channel, many in _by_channel(fresh):
         if many > FLOOD:
             _gather(channel, fresh.filter(channel=channel), now)
@@ -40,11 +40,8 @@ def _by_channel(rows: QuerySet[Delivery]) -> list[tuple[int, int]]:
 
 @transaction.atomic
 def _gather(channel_id: int, rows: QuerySet[Delivery], now: datetime) -> None:
-    Channel.objects.select_for_update().get(pk=channel_id)  # another worker waits here, and finds nothing then
-    found = list(rows.select_related("notice").order_by("pk"))
-    gone = [row.pk for row in found if row.notice and row.notice.withdrawn_at]
-    Delivery.objects.filter(pk__in=gone).update(state=Delivery.State.DROPPED)
-    left = [row for row in found if row.pk not in set(gone)]
+    # Whoever wants to gather or send them, too, waits here, and finds nothing then.
+    left = list(rows.select_for_update(of=("self",)).select_related("notice").order_by("pk"))
     if len(left) < 2:
         Delivery.objects.filter(pk__in=[row.pk for row in left]).update(state=WAITING)
         return
