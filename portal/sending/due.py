@@ -21,7 +21,8 @@ from django.utils import timezone
 
 from portal import notify
 from portal.models import Channel, Delivery
-from portal.outbox.filling import content_of, trouble_of
+from portal.outbox import kinds
+from portal.outbox.filling import content_of, hours_of, trouble_of
 from portal.sending import gathering, mail, outside, slack, webhook
 from portal.untrusted import line
 
@@ -145,7 +146,7 @@ def _note(delivery: Delivery, failure: Failure | None) -> None:
         logger.info("delivery %s: %s to channel %s", delivery.pk, delivery.kind, delivery.channel_id)
         return
     is_last = failure.is_for_good or delivery.tries >= MOST_TRIES
-    again_at = now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s))
+    again_at = _awake(delivery, now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s)))
     # Only where nobody else has it by now: a time-out may be told late.
     ours = rows.filter(due_at=delivery.due_at)
     if not ours.update(error=failure.words[:300], **({"state": GIVEN_UP} if is_last else {"due_at": again_at})):
@@ -154,6 +155,12 @@ def _note(delivery: Delivery, failure: Failure | None) -> None:
     logger.warning("delivery %s, try %s: %s", delivery.pk, delivery.tries, failure.words)
     if is_last:
         _tell(delivery, failure)
+
+
+def _awake(delivery: Delivery, at: datetime) -> datetime:
+    """Then, or at the end of quiet hours; a test is for whoever waits for it."""
+    until = None if delivery.kind == kinds.TEST else hours_of(delivery.channel).quiet_until(at)
+    return until or at
 
 
 def wait_s(tries: int, retry_after_s: float | None = None) -> float:

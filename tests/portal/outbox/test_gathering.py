@@ -50,6 +50,17 @@ class TestTogether:
         ]  # fmt: skip
         assert send() == 0
 
+    def test_what_failed_is_tried_again_after_quiet_hours(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(quiet_from="23:00", quiet_until="07:00")
+        self.now -= timedelta(seconds=5)
+        tell(oskar)
+        web.answers = [receiving.status(500)]
+        assert send() == 1
+        self.now = datetime(2026, 1, 11, 6, 59, tzinfo=UTC)
+        assert send() == 0
+        self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
+        assert send() == 1
+
     def test_one_alone_is_itself(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(digest="hourly")
         tell(oskar)
