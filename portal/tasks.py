@@ -10,8 +10,9 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from portal import notify
-from portal.models import IdempotencyKey, LoginLink
+from portal.models import Channel, IdempotencyKey, LoginLink
 from portal.outbox import kinds
+from portal.outbox.filling import trouble_of
 from portal.outbox.pruning import remove_old as remove_old_deliveries
 
 SIGN_INS_DAYS = 90  # how long one can look up who signed in, or tried to, and from where
@@ -28,6 +29,8 @@ def tidy() -> None:
     long_ago = now - timedelta(days=SIGN_INS_DAYS)
     AccessAttempt.objects.filter(attempt_time__lt=long_ago).delete()
     AccessLog.objects.filter(attempt_time__lt=long_ago).delete()
+    going = Channel.objects.filter(is_paused=False).values_list("pk", flat=True)
+    notify.withdraw_missing("channel", [trouble_of(pk) for pk in going])
     notify.remove_old(kinds.EVENTS)
     remove_old_deliveries()
 

@@ -9,6 +9,7 @@ from typing import Any
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.utils import timezone
 
+from portal import notify
 from portal.access import can, note
 from portal.models import Channel, Delivery, Project, User
 from portal.outbox import filling, pruning
@@ -65,6 +66,8 @@ def change(user: User, channel: Channel, fields: dict[str, Any]) -> None:
     Channel.objects.filter(pk=channel.pk).update(**fields, rests_until=None)
     if fields.get("is_paused"):
         pruning.drop_unsent(channel, "The channel was paused.")
+    if fields.get("is_paused") or fields.get("address", channel.address) != channel.address:
+        notify.withdraw(filling.trouble_of(channel.pk))
     if channel.project:
         note(user, "channel.changed", channel.project, str(channel))
 
@@ -81,6 +84,7 @@ def renew_secret(user: User, channel: Channel) -> str:
 def remove(user: User, channel: Channel) -> None:
     if channel.project:
         note(user, "channel.removed", channel.project, str(channel))
+    notify.withdraw(filling.trouble_of(channel.pk))
     channel.delete()
 
 

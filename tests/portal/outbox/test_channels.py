@@ -10,9 +10,10 @@ import pytest
 from django.core import mail as letters
 from django.utils import timezone
 
-from portal.models import AuditEntry, Channel, Delivery, User
+from portal.models import AuditEntry, Channel, Delivery, Notice, User
 from portal.notify import raise_notice
 from portal.sending.due import send_due
+from portal.tasks import tidy
 from tests.jobs.pages.reading import text
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.portal.outbox import receiving
@@ -146,6 +147,32 @@ class TestOne:
         client.post(f"/channels/{one.pk}/test")
         assert send_due(5) == 0
         assert list(Delivery.objects.values_list("state", "error")) == [("dropped", "The channel was paused.")]
+
+    @pytest.mark.parametrize("act", ["pause", "move", "remove"])
+    def test_its_trouble_ends_with_it(self, oskar: User, channel: Make, web: receiving.Web, act: str) -> None:
+        one = channel(address=web.url)
+        raise_notice("incident:1", kind="incident", to=oskar, title="wren died.")
+        web.answers = [receiving.status(404)]
+        send_due(5)
+        assert Notice.objects.standing().filter(kind="channel").exists()
+        client = signed_in(oskar)
+        if act == "remove":
+            client.post(f"/channels/{one.pk}/remove")
+        else:
+            changes = {"pause": {"address": "", "is_paused": "on"}, "move": {"address": "https://1.1.1.1/x"}}[act]
+            assert client.post(f"/channels/{one.pk}", {**FORM, **changes}).status_code == 302
+        assert not Notice.objects.standing().filter(kind="channel").exists()
+
+    def test_so_it_does_where_its_project_is_deleted(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(project=a_project("other"), address=web.url)
+        raise_notice("incident:1", kind="incident", to=oskar, title="wren died.", project=a_project("other"))
+        web.answers = [receiving.status(404)]
+        send_due(5)
+        tidy()
+        assert Notice.objects.standing().filter(kind="channel").exists()
+        a_project("other").delete()
+        tidy()
+        assert not Notice.objects.standing().filter(kind="channel").exists()
 
     def test_removed(self, oskar: User, channel: Make) -> None:
         one = channel()
