@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import OuterRef, QuerySet, Subquery
+from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.utils import timezone
 
 from portal import notify
@@ -20,6 +20,10 @@ MOST = 10  # of a person, or of a project
 
 class TooMany(Exception):
     """There are as many channels as there may be."""
+
+
+class NotSent(Exception):
+    """There is nothing to send; the sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,16 @@ def try_it(user: User, channel: Channel) -> Delivery:
 # The outbox
 
 
-def resend(delivery: Delivery) -> bool:
-    """Try it once more, at once and from the beginning; whether there was anything to try."""
+def resend(delivery: Delivery) -> None:
+    """Try it once more, at once and from the beginning: as it was sent, or else if it is still so. Else NotSent."""
+    if delivery.channel.is_paused:
+        raise NotSent("This channel is paused: nothing is sent to it. Take the pause away first.")
     again = {Delivery.State.GIVEN_UP, Delivery.State.SENT, Delivery.State.WAITING, Delivery.State.HELD}
-    rows = Delivery.objects.filter(pk=delivery.pk, state__in=again)
-    now = timezone.now()
+    is_so = Q(content__isnull=False) | Q(notice__withdrawn_at=None)
+    rows = Delivery.objects.filter(is_so, pk=delivery.pk, state__in=again)
+    if not rows.update(state=Delivery.State.WAITING, due_at=timezone.now(), tries=0, error="", sent_at=None):
+        raise NotSent("It went along in a digest, or is no longer so: there is nothing to send.")
     Channel.objects.filter(pk=delivery.channel_id).update(rests_until=None)
-    return bool(rows.update(state=Delivery.State.WAITING, due_at=now, tries=0, error="", sent_at=None))
 
 
 def give_up(delivery: Delivery, by: str) -> bool:

@@ -68,13 +68,17 @@ def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, An
     "/{int:delivery_id}/resend",
     response=DeliveryShape,
     summary="Send a message again",
-    openapi_extra=described(errors={**UNKNOWN, 409: "It went along in a digest, or was no longer so."}),
+    openapi_extra=described(
+        errors={**UNKNOWN, 409: "It went in a digest, is no longer so, or is for a paused channel."}
+    ),
 )
 def resend(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
     """It is tried within seconds, as if for the first time, under the same id."""
     delivery = _delivery(request, delivery_id)
-    if not channels.resend(delivery):
-        raise Problem(409, f"Message {delivery_id} is {delivery.get_state_display()}: there is nothing to send.")
+    try:
+        channels.resend(delivery)
+    except channels.NotSent as error:
+        raise Problem(409, str(error)) from error
     return _shape(_delivery(request, delivery_id))
 
 

@@ -120,10 +120,12 @@ def outbox(request: HttpRequest) -> HttpResponse:
 @require_POST
 def resend(request: HttpRequest, delivery_id: int) -> HttpResponse:
     delivery = get_object_or_404(Delivery.objects.visible_to(user_of(request)), pk=delivery_id)
-    if channels.resend(delivery):
-        messages.success(request, "It is sent again within seconds.")
+    try:
+        channels.resend(delivery)
+    except channels.NotSent as error:
+        messages.warning(request, str(error))
     else:
-        messages.warning(request, "It went along in a digest, or is no longer so: there is nothing to send.")
+        messages.success(request, "It is sent again within seconds.")
     return _back(request, delivery)
 
 

@@ -72,12 +72,8 @@ def _take(now: datetime) -> list[Delivery]:
 def _is_ours(delivery: Delivery, now: datetime) -> bool:
     """Whether this process has taken it; what it says is settled at its first try."""
     ours = Delivery.objects.filter(pk=delivery.pk, state=WAITING, due_at=delivery.due_at)
-    notice = delivery.notice
-    if notice is not None and notice.withdrawn_at is not None and not delivery.tries:
-        ours.update(state=DROPPED)
-        return False
-    if delivery.content is None:
-        delivery.content = content_of(notice) if notice else None
+    if delivery.content is None and (notice := delivery.notice) is not None and notice.withdrawn_at is None:
+        delivery.content = content_of(notice)
     if delivery.content is None or not _may_get(delivery.channel):
         ours.update(state=DROPPED)
         return False

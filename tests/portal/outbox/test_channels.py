@@ -229,6 +229,27 @@ class TestOutbox:
         for act in ("resend", "give-up"):
             assert stranger.post(f"/outbox/{delivery.pk}/{act}").status_code == 404
 
+    def test_not_where_it_is_paused(self, delivery: Delivery, oskar: User) -> None:
+        send_due(5)
+        Channel.objects.update(is_paused=True)
+        client = signed_in(oskar)
+        assert "is paused" in text(client.post(f"/outbox/{delivery.pk}/resend", follow=True))
+        answer = bearer(oskar).post(f"/api/v1/outbox/{delivery.pk}/resend")
+        assert (answer.status_code, "is paused" in answer.json()["detail"]) == (409, True)
+        delivery.refresh_from_db()
+        assert delivery.state == "sent"
+
+    def test_what_was_sent_goes_again_though_it_is_no_longer_so(self, delivery: Delivery, oskar: User) -> None:
+        """By somebody's wish: as it was, and by itself, however much of that waits."""
+        for number in range(2, 8):
+            raise_notice(f"incident:{number}", kind="incident", to=oskar, title="wren died.")
+            send_due(5)
+        Notice.objects.update(withdrawn_at=timezone.now())
+        for one in Delivery.objects.all():
+            signed_in(oskar).post(f"/outbox/{one.pk}/resend")
+        assert send_due(5) == 7
+        assert len(letters.outbox) == 14
+
     def test_over_rest(self, delivery: Delivery, oskar: User) -> None:
         client = bearer(oskar)
         (told,) = client.get("/api/v1/outbox?state=waiting").json()["items"]
