@@ -90,23 +90,22 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
     now = timezone.now()
     told = {"overruled_cause": cause, "overruled_by": user, "overruled_at": now, "overruled_why": why.strip()}
     with transaction.atomic():
-        Incident.objects.filter(pk=incident.pk).update(
-            **told, cause=cause, is_final=True, due_at=None, is_counted=False
-        )
+        judged = Incident.objects.filter(pk=incident.pk, version__gt=0)  # else nobody would read its logs any more
+        if not judged.update(**told, cause=cause, is_final=True, due_at=None, is_counted=False):
+            raise Conflict("Not overruled. Its logs are being read. Overrule what comes of it, in some seconds.")
         note_if_sysadmin(user, "postmortem.overruled", incident.attempt.job, f"{incident.cause} → {cause}")
         live.announce(incident.attempt_id)
     incident.refresh_from_db(fields=[*told, "cause", "is_final", "due_at"])
 
 
 def withdraw(user: User, incident: Incident) -> None:
-    """Take a person's word on the cause back: the machine's newest holds again."""
+    """Take a person's word on the cause back: the machine's newest holds again, and what came meanwhile is read."""
     _may_write(user, incident)
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").values_list("cause", flat=True).first()
     told = {"overruled_cause": "", "overruled_by": None, "overruled_at": None, "overruled_why": ""}
-    more = {} if newest else {"is_final": False, "due_at": timezone.now()}  # nobody had looked yet
     with transaction.atomic():
         if Incident.objects.filter(~Q(overruled_at=None), pk=incident.pk).update(
-            **told, **more, cause=newest or "", is_counted=False
+            **told, cause=newest or "", is_final=False, due_at=timezone.now(), is_counted=False
         ):
             note_if_sysadmin(user, "postmortem.overrule_withdrawn", incident.attempt.job)
             live.announce(incident.attempt_id)

@@ -230,6 +230,20 @@ class TestOverruling:
         assert "program.exception" in send(client, incident, "overrule")
         incident.refresh_from_db()
         assert (incident.cause, incident.overruled_at, incident.overruled_why) == ("program.exception", None, "")
+        assert not incident.is_final, "evidence may have come meanwhile"
+        assert incident.due_at <= timezone.now()
+
+    def test_waits_for_the_first_verdict(self, mira: User, runs: Path, client: Client) -> None:
+        """What nobody would look at any more then would have none for ever."""
+        attempt = running(mira, runs)
+        assert ending.end(attempt, Ended("failed", 1))
+        incident = Incident.objects.get()
+        assert "Overrule the cause" not in page_of(client, incident)
+        assert "Its logs are being read" in send(client, incident, "overrule", cause="gpu.ecc", why="I saw it.")
+        incident.refresh_from_db()
+        assert (incident.overruled_at, incident.is_final) == (None, False)
+        incidents.diagnose(incident.pk)
+        assert "Overrule the cause" in page_of(client, incident)
 
     @pytest.mark.parametrize(
         ("fields", "said"), [({"cause": "witchcraft", "why": "x"}, "is no cause"), ({"cause": "gpu.ecc"}, "Say why")]
