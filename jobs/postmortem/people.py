@@ -5,7 +5,7 @@ Members of the project read it; the job's owner, the project's leads and sysadmi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
@@ -46,6 +46,7 @@ def write(
 ) -> PostMortem:
     """Change what is given; None keeps. Conflict if somebody changed it after `revision`, where that is said."""
     _may_write(user, incident)
+    _check(narrative, factors, actions)
     owners = _owners(incident, actions or ())
     with transaction.atomic():
         written, _ = PostMortem.objects.get_or_create(incident=incident)
@@ -87,6 +88,8 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
         raise SpecError.at("cause", f"{cause[:40]!r} is no cause. Take one of {', '.join(CAUSES)}.")
     if not why.strip():
         raise SpecError.at("why", "Say why, in a sentence: whoever reads it later was not there.")
+    if problems := list(_too_long("why", why.strip(), WHY)):
+        raise SpecError(problems)
     now = timezone.now()
     told = {"overruled_cause": cause, "overruled_by": user, "overruled_at": now, "overruled_why": why.strip()}
     with transaction.atomic():
@@ -116,6 +119,30 @@ def _may_write(user: User, incident: Incident) -> None:
     job = incident.attempt.job
     if not can(user, "change", job):
         raise Refused(f"Not changed. #{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
+
+
+def _check(narrative: str | None, factors: Sequence[str] | None, actions: Sequence[Action] | None) -> None:
+    problems = [
+        *_too_long("narrative", narrative or "", NARRATIVE),
+        *_too_many("factors", factors or (), FACTORS),
+        *_too_many("actions", actions or (), ACTIONS),
+    ]
+    for i, factor in enumerate(factors or ()):
+        problems += _too_long(f"factors.{i}", factor, FACTOR)
+    for i, action in enumerate(actions or ()):
+        problems += _too_long(f"actions.{i}.text", action.text, ACTION)
+    if problems:
+        raise SpecError(problems)
+
+
+def _too_long(field: str, text: str, most: int) -> Iterator[Problem]:
+    if len(text) > most:
+        yield Problem(field, f"{text[:20]}… has {len(text)} letters: {most} letters are the most. Shorten it.")
+
+
+def _too_many(field: str, things: Sequence[object], most: int) -> Iterator[Problem]:
+    if len(things) > most:
+        yield Problem(field, f"{len(things)} {field}: {most} are the most. Leave some out.")
 
 
 def _owners(incident: Incident, actions: Sequence[Action]) -> dict[str, User]:
