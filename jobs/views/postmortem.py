@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date
 
 from django.contrib import messages
@@ -9,10 +10,10 @@ from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from jobs.causes import CAUSES
-from jobs.errors import JobError, SpecError
+from jobs.errors import JobError, Refused, SpecError
 from jobs.gathering import postmortem as documents
 from jobs.gathering.postmortem import Document
 from jobs.models import Job
@@ -27,12 +28,40 @@ from portal.untrusted import plain, whole
 PIECES = 16  # of evidence, before "all of it"
 SPANS = (("near", "Around it"), ("hour", "1 h"), ("attempt", "Attempt"))
 NEW_ACTIONS = 2  # empty rows that the form offers
+MOST_ROWS = 2 * people.ACTIONS  # that are read of a form
+
+
+@dataclass(frozen=True)
+class Row:
+    """One action as the form has it. `key`: of the row of the database, or of an empty one."""
+
+    key: str
+    text: str = ""
+    owner: str = ""
+    due: str = ""
+    is_done: bool = False
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the form of people's part holds."""
+
+    narrative: str
+    factors: str
+    rows: list[Row]
+    revision: str
+    is_refused: bool = False
 
 
 @login_required
 @require_safe
 def page(request: HttpRequest, job_id: int) -> HttpResponse:
-    user, document = user_of(request), _document(request, job_id)
+    return _page(request, _document(request, job_id))
+
+
+def _page(request: HttpRequest, document: Document, status: int = 200, **form: object) -> HttpResponse:
+    """`form`: what somebody has just put into it, and was not taken."""
+    user = user_of(request)
     span = request.GET.get("span", "near")
     is_whole = request.GET.get("evidence") == "all"
     may_write = can(user, "change", document.job)
@@ -51,9 +80,9 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         "alike": document.like_this(user),
         "narrative": readable.render(document.written.narrative, deeper=2) if document.written else "",
         "may_write": may_write,
-        **(_form(document) if may_write else {}),
+        **({**_form(document), **form} if may_write else {}),
     }
-    return render(request, "jobs/postmortem.html", context)
+    return render(request, "jobs/postmortem.html", context, status=status)
 
 
 @login_required
@@ -67,25 +96,24 @@ def as_markdown(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 @login_required
-@require_POST
+@require_http_methods(["GET", "POST"])
 def write(request: HttpRequest, job_id: int) -> HttpResponse:
     """Narrative, factors and actions, as the form has them."""
-    document = _document(request, job_id)
+    if request.method == "GET":
+        return _opened(request, job_id)
+    document, draft = _document(request, job_id), _posted(request)
     try:
         people.write(
             user_of(request),
             document.incident,
-            narrative=_text(request, "narrative", people.NARRATIVE),
-            factors=[line for line in _text(request, "factors", 50 * people.FACTOR).splitlines() if line.strip()][:50],
-            actions=_actions(request),
-            revision=whole(request.POST.get("revision"), 2**31),
+            narrative=draft.narrative,
+            factors=[line for line in draft.factors.splitlines() if line.strip()],
+            actions=_actions(draft),
+            revision=whole(draft.revision, 2**31),
         )
-    except SpecError as error:
-        messages.error(request, f"Not saved. {' '.join(problem.message for problem in error.problems)}")
     except JobError as error:
-        messages.error(request, str(error))
-    else:
-        messages.success(request, "Saved.")
+        return _refused(request, document, error, "Not saved.", draft=draft)
+    messages.success(request, "Saved.")
     return _back(document, "#h-people")
 
 
@@ -104,22 +132,39 @@ def publish(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 @login_required
-@require_POST
+@require_http_methods(["GET", "POST"])
 def overrule(request: HttpRequest, job_id: int) -> HttpResponse:
     """A person's word on the cause; without one, theirs is withdrawn."""
+    if request.method == "GET":
+        return _opened(request, job_id)
     document, user = _document(request, job_id), user_of(request)
+    cause, why = plain(request.POST.get("cause", "")), _text(request, "why")
     try:
-        if cause := plain(request.POST.get("cause", "")):
-            people.overrule(user, document.incident, cause=cause, why=_text(request, "why", people.WHY))
+        if cause:
+            people.overrule(user, document.incident, cause=cause, why=why)
             messages.success(request, f"The cause is {cause} now, by your word.")
         else:
             people.withdraw(user, document.incident)
             messages.success(request, "The cause is what the evidence says again.")
-    except SpecError as error:
-        messages.error(request, f"Not overruled. {' '.join(problem.message for problem in error.problems)}")
     except JobError as error:
-        messages.error(request, str(error))
+        return _refused(
+            request, document, error, "Not overruled.", word={"cause": cause, "why": why, "is_refused": True}
+        )
     return _back(document, "#h-evidence")
+
+
+def _refused(request: HttpRequest, document: Document, error: JobError, what: str, **form: object) -> HttpResponse:
+    """The page again, with what was put into its form."""
+    if isinstance(error, SpecError):
+        messages.error(request, f"{what} {' '.join(problem.message for problem in error.problems)}")
+        return _page(request, document, 422, **form)
+    messages.error(request, str(error))
+    return _page(request, document, 403 if isinstance(error, Refused) else 409, **form)
+
+
+def _opened(request: HttpRequest, job_id: int) -> HttpResponse:
+    """Where links lead of a page that refused what was sent to it: to the page itself."""
+    return redirect(f"{reverse('job_postmortem', args=[job_id])}?{request.GET.urlencode()}")
 
 
 def _document(request: HttpRequest, job_id: int) -> Document:
@@ -140,26 +185,50 @@ def _form(document: Document) -> dict[str, object]:
     return {
         "members": list(members.values_list("username", flat=True)[:500]),
         "causes": list(CAUSES.values()),
-        "factors_text": "\n".join(document.written.factors) if document.written else "",
-        "blank": [f"new{i}" for i in range(NEW_ACTIONS)],
+        "draft": _written(document),
+        "word": {"cause": document.cause.code, "why": document.incident.overruled_why},
         "limits": {"narrative": people.NARRATIVE, "action": people.ACTION, "why": people.WHY},
     }
 
 
-def _text(request: HttpRequest, name: str, most: int) -> str:
-    return plain(request.POST.get(name, "")).replace("\r\n", "\n").strip()[:most]
+def _written(document: Document) -> Draft:
+    written, rows = document.written, [Row(f"new{i}") for i in range(NEW_ACTIONS)]
+    if written is None:
+        return Draft("", "", rows, "0")
+    there = [
+        Row(str(one.pk), one.text, one.owner.username if one.owner else "", str(one.due or ""), one.done_at is not None)
+        for one in document.follow_ups
+    ]
+    return Draft(written.narrative, "\n".join(written.factors), [*there, *rows], str(written.revision))
 
 
-def _actions(request: HttpRequest) -> list[Action]:
-    """The rows of the form: `row` names each, and those whose text is empty go."""
-    found: list[Action] = []
-    for row in request.POST.getlist("row")[: people.ACTIONS + NEW_ACTIONS]:
-        text = " ".join(_text(request, f"text-{row}", people.ACTION).split())
-        if text:
-            owner, due = plain(request.POST.get(f"owner-{row}", "")).strip(), request.POST.get(f"due-{row}", "")
-            is_done = request.POST.get(f"done-{row}") == "1"
-            found.append(Action(text=text, id=whole(row), owner=owner, due=_day(due, len(found)), is_done=is_done))
-    return found[: people.ACTIONS]
+def _posted(request: HttpRequest) -> Draft:
+    """`row` names each action."""
+    rows = [
+        Row(
+            key=key,
+            text=" ".join(_text(request, f"text-{key}").split()),
+            owner=_text(request, f"owner-{key}"),
+            due=_text(request, f"due-{key}"),
+            is_done=request.POST.get(f"done-{key}") == "1",
+        )
+        for key in map(plain, request.POST.getlist("row")[:MOST_ROWS])
+    ]
+    revision = plain(request.POST.get("revision", ""))
+    return Draft(_text(request, "narrative"), _text(request, "factors"), rows, revision, is_refused=True)
+
+
+def _text(request: HttpRequest, name: str) -> str:
+    return plain(request.POST.get(name, "")).replace("\r\n", "\n").strip()
+
+
+def _actions(draft: Draft) -> list[Action]:
+    """Those whose text is empty go."""
+    rows = [row for row in draft.rows if row.text]
+    return [
+        Action(text=row.text, id=whole(row.key), owner=row.owner, due=_day(row.due, i), is_done=row.is_done)
+        for i, row in enumerate(rows)
+    ]
 
 
 def _day(text: str, place: int) -> date | None:

@@ -160,7 +160,10 @@ class TestWriting:
 
     def test_what_somebody_else_wrote_meanwhile_is_not_lost(self, incident: Incident, client: Client) -> None:
         send(client, incident, "write", revision=0, narrative="mine")
-        assert "Somebody else has changed it" in send(client, incident, "write", revision=0, narrative="yours")
+        html = send(client, incident, "write", revision=0, narrative="yours")
+        assert "Somebody else has changed it" in html
+        assert ">yours</textarea>" in html, "to be copied"
+        assert 'name="revision" value="0"' in html
         assert PostMortem.objects.get().narrative == "mine"
 
     @pytest.mark.parametrize(
@@ -171,13 +174,28 @@ class TestWriting:
                 "Nobody of this project is called nobody.here",
             ),
             ({"row": "new0", "text-new0": "x", "due-new0": "tomorrow"}, "is no day"),
+            ({"narrative": "x" * 20_001}, "20000 letters are the most"),
+            ({"factors": "x" * 501}, "500 letters are the most"),
+            ({"factors": "x\n" * 51}, "50 are the most"),
+            ({"row": "new0", "text-new0": "x" * 301}, "300 letters are the most"),
+            ({"row": [f"new{i}" for i in range(51)], **{f"text-new{i}": "x" for i in range(51)}}, "50 are the most"),
         ],
     )
-    def test_what_cannot_be_is_refused_whole(
-        self, incident: Incident, client: Client, fields: dict[str, str], said: str
+    def test_what_cannot_be_is_refused_whole_and_stays_in_the_form(
+        self, incident: Incident, client: Client, fields: dict[str, Any], said: str
     ) -> None:
-        assert said in send(client, incident, "write", revision=0, narrative="mine", **fields)
+        fields = {"narrative": "<i>mine</i>", "factors": "haste", **fields}
+        where = f"/jobs/{incident.attempt.job_id}/postmortem/write?attempt=1"
+        answer = client.post(where, {"revision": 0, **fields})
+        html = text(answer)
+        assert answer.status_code == 422
+        assert said in html
+        assert "&lt;i&gt;mine&lt;/i&gt;</textarea>" in html or len(fields["narrative"]) > 99
+        assert 'name="text-new0" value="x' in html or "row" not in fields
+        assert 'value="nobody.here"' in html or "owner-new0" not in fields
+        assert '<details class="write" open><summary>Write about it' in html
         assert not PostMortem.objects.exists()
+        assert client.get(where).headers["Location"].endswith("/postmortem?attempt=1"), "for links of that page"
 
     def test_members_read_and_leads_and_sysadmins_write(self, incident: Incident, oskar: User) -> None:
         member, lead = signed_in(oskar), signed_in(person("lena", a_project(), role="lead"))
@@ -246,12 +264,20 @@ class TestOverruling:
         assert "Overrule the cause" in page_of(client, incident)
 
     @pytest.mark.parametrize(
-        ("fields", "said"), [({"cause": "witchcraft", "why": "x"}, "is no cause"), ({"cause": "gpu.ecc"}, "Say why")]
+        ("fields", "said"),
+        [
+            ({"cause": "witchcraft", "why": "I saw it."}, "is no cause"),
+            ({"cause": "gpu.ecc"}, "Say why"),
+            ({"cause": "gpu.ecc", "why": "x" * 2_001}, "2000 letters are the most"),
+        ],
     )
     def test_needs_a_cause_and_a_reason(
         self, incident: Incident, client: Client, fields: dict[str, str], said: str
     ) -> None:
-        assert said in send(client, incident, "overrule", **fields)
+        html = send(client, incident, "overrule", **fields)
+        assert said in html
+        assert f'value="{fields.get("why", "")}"' in html
+        assert '<option value="gpu.ecc" selected>' in html or fields["cause"] != "gpu.ecc"
         assert Incident.objects.get().overruled_at is None
 
 
