@@ -11,9 +11,11 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -97,12 +99,28 @@ async def resolve(host: str, port: int, is_https: bool) -> list[Address]:
     if literal := _literal(host):
         return [literal]
     name = _in_ascii(host)
-    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(ip_address(str(one[4][0]).partition("%")[0]) for one in found))
+    found = await asyncio.wrap_future(_asked(name, port))
+    addresses = list(dict.fromkeys(ip_address(address.partition("%")[0]) for address in found))
     if not _is_named(host):
         for address in addresses:
             _look_at(address, host)
     return addresses
+
+
+def _asked(name: str, port: int) -> Future[list[str]]:
+    """What the resolver says, by a thread that nobody waits for: no time limit reaches it, and asyncio's own threads,
+    which are few and joined at the end, are for e-mail."""
+    answer: Future[list[str]] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def ask() -> None:
+        try:
+            answer.set_result([str(one[4][0]) for one in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)])
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, name="resolver", daemon=True).start()
+    return answer
 
 
 def _look_at(address: Address, host: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -17,6 +18,7 @@ from portal.sending import outside
 from portal.sending.outside import Refused, checked, is_outside
 from tests.portal.outbox import receiving
 from tests.portal.outbox.receiving import status
+from tests.waiting import until
 
 INSIDE = [
     "127.0.0.1", "127.8.8.8", "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254",
@@ -168,6 +170,28 @@ def test_who_answers_drop_by_drop_is_left(web: receiving.Web, monkeypatch: pytes
     with pytest.raises((TimeoutError, httpx.HTTPError)):
         post(web.url)
     assert time.monotonic() - began < 3
+
+
+def test_who_resolves_for_ever_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than asyncio has threads of its own, and not waited for at the end."""
+    monkeypatch.setattr(outside, "TOTAL_S", 0.3)
+    over, ended = threading.Event(), []
+
+    def getaddrinfo(*args: Any, **named: Any) -> Any:
+        over.wait(5)
+        ended.append(args)
+        raise socket.gaierror("nobody knows")
+
+    async def post_to_many() -> list[Any]:
+        posts = (outside.post(f"https://{n}.example/x", b"{}", {}) for n in range(40))
+        return await asyncio.gather(*posts, return_exceptions=True)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    found = asyncio.run(post_to_many())
+    assert {type(one) for one in found} == {TimeoutError}
+    assert not ended
+    over.set()
+    until(lambda: len(ended) == 40)
 
 
 def test_nobody_there(web: receiving.Web) -> None:
