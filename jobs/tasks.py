@@ -47,14 +47,18 @@ def tail() -> None:
 
 @shared_task(name="jobs.tasks.diagnose", expires=60)
 def diagnose(incident_id: int = 0) -> None:
-    """Say why an attempt ended badly: this one, and whatever else is due, for a while; and tell people of it."""
+    """Say why an attempt ended badly: this one, and whatever else is due, for a while; and tell people of it.
+
+    Its process sends messages, too, and does so in between.
+    """
     import time
 
     from jobs.postmortem import incidents, telling
+    from portal.sending import due
 
     if incident_id:
         incidents.diagnose(incident_id)
-    incidents.diagnose_due(time.monotonic() + 30.0)
+    incidents.diagnose_due(time.monotonic() + 30.0, before_each=lambda: due.send_due(budget_s=1.0))
     telling.tell()
     incidents.get_ready()
 

@@ -1,6 +1,6 @@
 """One worker process, for one queue: `follow` for what somebody waits for, `diagnose` for logs of what failed, `work`
-for the rest; `tail` reads spools, `pull` asks dcgm-exporters. `send` sends notices; `diagnose` does that, too, so a
-process of its own is for sites with many receivers.
+for the rest; `tail` reads spools, `pull` asks dcgm-exporters. `send` sends notices; `diagnose` does that, too,
+between two failures, so a process of its own is for sites with many receivers.
 
     python -m portal.worker QUEUE [more of `celery worker`'s options]
 

@@ -12,6 +12,7 @@ import io
 import logging
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -79,10 +80,14 @@ def get_ready() -> None:
     logger.info("ready to diagnose by %d entries", len(known.entries))
 
 
-def diagnose_due(until: float) -> int:
-    """Diagnose what is due until a moment (monotonic seconds); how many."""
+def diagnose_due(until: float, before_each: Callable[[], object] = lambda: None) -> int:
+    """Diagnose what is due until a moment (monotonic seconds); how many. `before_each`: what else must not wait."""
     count = 0
     while time.monotonic() < until:
+        try:
+            before_each()
+        except Exception:
+            logger.exception("what is done between two incidents failed")
         first = Incident.objects.due().values_list("pk", flat=True).first()
         if first is None:
             break

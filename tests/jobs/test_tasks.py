@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core import mail as letters
+from django.utils import timezone
 from kombu.exceptions import OperationalError
 
 from jobs import tasks
 from jobs.following import follow
+from jobs.models import Incident
+from jobs.postmortem import incidents
 from jobs.queueing import queue
 from portal.celery import app
-from portal.models import Lease
+from portal.models import Channel, Lease
+from portal.outbox import filling
+from portal.sending import due
 from portal.ticks import SCHEDULE
+from tests.lab import a_job, a_project, person
 
 
 def test_every_tick_is_a_task_and_expires() -> None:
@@ -45,3 +52,27 @@ def test_a_scheduler_that_cannot_be_opened_is_said(settings: Any, caplog: pytest
     assert "VIGIL_SCHEDULER=carrier-pigeon is not known" in caplog.text
     assert follow.tick()  # the lease was given back
     assert Lease.objects.get().fence == 2
+
+
+@pytest.mark.django_db
+def test_messages_go_out_between_incidents(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The process that diagnoses sends, too: hundreds of failures do not keep a message waiting."""
+    mira, sent = person("mira", a_project()), []
+    channel = Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
+    for _ in range(2):
+        attempt = a_job(mira, a_project()).latest
+        Incident.objects.create(attempt=attempt, project=a_project(), at=timezone.now(), due_at=timezone.now())
+
+    def diagnose(incident_id: int) -> bool:
+        filling.test(channel, "mira")
+        sent.append(len(letters.outbox))
+        return bool(Incident.objects.filter(pk=incident_id).update(due_at=None))
+
+    monkeypatch.setattr(incidents, "diagnose", diagnose)
+    tasks.diagnose(Incident.objects.earliest("pk").pk)
+    assert (sent, len(letters.outbox)) == ([0, 1], 2)
+    Incident.objects.update(due_at=timezone.now())
+    monkeypatch.setattr(due, "send_due", lambda budget_s: 1 / 0)
+    tasks.diagnose()
+    assert len(sent) == 4, "what cannot be sent keeps no verdict waiting"
+    assert "ZeroDivisionError" in caplog.text
