@@ -34,9 +34,10 @@ def catalogue() -> None:
 
 
 @catalogue.command("list")
-@click.option("--toml", "as_toml", is_flag=True, help="As a file that `add` takes.")
+@click.option("--toml", "as_toml", is_flag=True, help="Those that count, as a file that `add` takes.")
+@click.option("--all", "are_all", is_flag=True, help="With --toml: those, too, that do not count.")
 @as_json
-def list_entries(as_toml: bool, as_json: bool) -> None:
+def list_entries(as_toml: bool, are_all: bool, as_json: bool) -> None:
     """List the site's entries."""
     found = find_portal().get("catalogue/entries")
     if not as_toml:
@@ -45,7 +46,8 @@ def list_entries(as_toml: bool, as_json: bool) -> None:
     from jobs.postmortem.entry_toml import written
     from jobs.postmortem.signatures import FIELDS, entry_of
 
-    entries = [entry_of({name: one[name] for name in FIELDS}) for one in found["items"]]
+    rows = [one for one in found["items"] if one["is_enabled"] or are_all]
+    entries = [entry_of({name: one[name] for name in FIELDS}) for one in rows]
     echo_whole(written(entries).removesuffix("\n"))
 
 
@@ -244,9 +246,11 @@ def _replayed(told: dict[str, Any]) -> list[str]:
 def _write_case(folder: Path, case: dict[str, Any]) -> None:
     import re
 
+    import tomlkit
+
     where = folder / re.sub(r"[^\w-]", "_", str(case["id"]))[:100]
     where.mkdir(parents=True, exist_ok=True)
     words = {"cause": case["label"], "said": case["said"], "why": case["why"]}
-    (where / "case.toml").write_text("".join(f"{key} = {json.dumps(text)}\n" for key, text in words.items()))
+    (where / "case.toml").write_text(tomlkit.dumps(words), encoding="utf-8")
     for name, text in (case.get("logs") or {"0.0.log": case["log"]}).items():
-        (where / re.sub(r"[^\w.-]", "_", name).lstrip(".")[:200]).write_text(text)
+        (where / re.sub(r"[^\w.-]", "_", name).lstrip(".")[:200]).write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """`vigil catalogue`, against a portal that answers what a test says. `check` is tested where the trial is."""
 
 import json
+import tomllib
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ ENTRY = {
     "example": "ourfs: volume a went away",
     "look_alike": "ourfs: volume a came back",
 }
+WHY = 'a "b" \\ \x7f 💔'
 SENT = {**ENTRY, "scope": "program"}
 SHOWN = {
     **ENTRY, "unless": "", "exception": "", "frame": "", "during": [], "scope": "program", "is_generic": False,
@@ -51,6 +53,11 @@ def test_list(portal, tmp_path):  # noqa: F811
     path.write_text(vigil("catalogue", "list", "--toml").stdout)
     (entry,) = catalogue.entries_in(str(path))
     assert entry.pattern == ENTRY["pattern"]
+    off = {**SHOWN, "name": "storage.off", "is_enabled": False}
+    portal.answers["GET", "catalogue/entries"] = {"items": [SHOWN, off], "next": None}
+    assert "storage.off" in vigil("catalogue", "list").stdout
+    assert "storage.off" not in vigil("catalogue", "list", "--toml").stdout, "`add` would let it count"
+    assert "storage.off" in vigil("catalogue", "list", "--toml", "--all").stdout
     portal.answers["GET", "catalogue/entries"] = {"items": [], "next": None}
     assert "vigil catalogue add" in vigil("catalogue", "list").stdout
 
@@ -100,7 +107,7 @@ def test_switched_and_removed(portal):  # noqa: F811
 
 def test_examples_as_lines_and_as_a_folder(portal, tmp_path):  # noqa: F811
     cases = [
-        {"id": "incident-1", "label": "storage.io", "said": "unknown", "why": 'a "b"', "log": "one\n"},
+        {"id": "incident-1", "label": "storage.io", "said": "unknown", "why": WHY, "log": "one\n"},
         {
             "id": "../x",
             "label": "gpu.ecc",
@@ -119,6 +126,7 @@ def test_examples_as_lines_and_as_a_folder(portal, tmp_path):  # noqa: F811
     ]  # fmt: skip
     told = json.loads(vigil("diagnose", "--evaluate", "--json", str(tmp_path / "cases")).stdout)
     assert told["cases"] == 2
+    assert tomllib.loads((tmp_path / "cases/incident-1/case.toml").read_text(encoding="utf-8"))["why"] == WHY
 
 
 def test_what_is_no_file_of_entries(portal, tmp_path):  # noqa: F811
