@@ -223,9 +223,12 @@ def _node_of(attempt: Attempt, verdict: Verdict) -> str:
 
 
 def fingerprint(verdict: Verdict) -> str:
-    """Equal for failures of the same program: cause, exception, innermost own frame, message less numbers and paths."""
-    root = next((one.text for one in verdict.evidence if one.role == "root"), "")
-    words = re.sub(r"(?:/[\w.-]+)+|0x[0-9a-f]+|\d+(?:\.\d+)?", "#", root)[:300]
+    """Equal for failures of the same program: cause, exception, innermost own frame, message less numbers and paths.
+    "" where nobody knows why and no line of a log says more than that it failed: those are not alike."""
+    root = next((one for one in verdict.evidence if one.role == "root"), None)
+    if verdict.cause == UNKNOWN and (root is None or not root.line):
+        return ""
+    words = re.sub(r"(?:/[\w.-]+)+|0x[0-9a-f]+|\d+(?:\.\d+)?", "#", root.text if root else "")[:300]
     frame = re.sub(r"^.*/", "", verdict.frame)
     about = "\0".join((verdict.cause, verdict.exception, frame, words))
     return blake2b(about.encode(), digest_size=8).hexdigest()

@@ -79,6 +79,14 @@ def test_a_bad_end_is_an_incident_with_a_verdict(attempt: Attempt, runs: Path) -
     assert told["exception"] == "KeyError"
 
 
+def test_of_what_nobody_knows_none_are_alike(attempt: Attempt, runs: Path) -> None:
+    write(runs, "0.0.log", "step 1 loss 2.0\n")
+    incident = fail(attempt, Ended("failed", 1))
+    assert incidents.diagnose(incident.pk)
+    incident.refresh_from_db()
+    assert (incident.cause, incident.fingerprint) == ("unknown", "")
+
+
 @pytest.mark.parametrize(
     "ended", [Ended("completed", 0), Ended("failed", 75), Ended("preempted"), Ended("requeued"), Ended("cancelled")]
 )
