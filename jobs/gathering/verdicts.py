@@ -13,6 +13,7 @@ from django.urls import reverse
 
 from jobs.causes import CAUSES
 from jobs.models import Attempt, Diagnosis, Incident
+from jobs.postmortem.masking import DOTS
 from jobs.presenting.rank_steps import named
 from portal import untrusted
 
@@ -145,7 +146,8 @@ def _named(name: str) -> str:
 
 
 def _link(attempt: Attempt, name: str, one: dict[str, Any]) -> str:
-    words = str(one["text"]).splitlines()[0][:80] if one["text"] else ""
+    line = next(iter(str(one["text"]).splitlines()), "")
+    words = line.partition(DOTS)[0][:80]  # no log has a secret as it is shown here
     query: dict[str, Any] = {"attempt": attempt.number, "q": words}
     if match := _RANK.fullmatch(name):
         query |= {"rank": match[2], "incarnation": match[1]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_DOTS = "•••"
+DOTS = "•••"
 _KNOWN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abprs]-[\w-]{10,}|"
     r"AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|AIza[\w-]{30,}|vgl_[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
@@ -22,8 +22,8 @@ _HARMLESS = re.compile(r"(?i)(?:none|null|true|false|missing|invalid|expired|req
 
 def masked(text: str) -> str:
     """The text with whatever looks like a secret made unreadable."""
-    text = _KEY.sub(_DOTS, text)
-    text = _KNOWN.sub(_DOTS, text)
+    text = _KEY.sub(DOTS, text)
+    text = _KNOWN.sub(DOTS, text)
     for pattern in (_LOGIN, _BEARER):
-        text = pattern.sub(lambda found: found["name"] + _DOTS, text)
-    return _NAMED.sub(lambda found: found[0] if _HARMLESS.match(found["value"]) else found["name"] + _DOTS, text)
+        text = pattern.sub(lambda found: found["name"] + DOTS, text)
+    return _NAMED.sub(lambda found: found[0] if _HARMLESS.match(found["value"]) else found["name"] + DOTS, text)
