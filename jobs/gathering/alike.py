@@ -25,6 +25,6 @@ def of(incident: Incident, user: User) -> list[Like]:
     for what, same in (("same failure", {"fingerprint": incident.fingerprint}), ("same node", {"node": incident.node})):
         if not next(iter(same.values())):
             continue
-        for one in others.filter(**same)[: MOST - len(found)]:
-            found.setdefault(one.pk, Like(one, what))
-    return list(found.values())[:MOST]
+        for one in others.filter(**same).exclude(pk__in=found)[: MOST - len(found)]:
+            found[one.pk] = Like(one, what)
+    return list(found.values())

@@ -14,6 +14,7 @@ from django.utils import timezone
 from jobs.following import ending
 from jobs.following.cause import Ended
 from jobs.following.next_attempt import next_attempt
+from jobs.gathering import alike
 from jobs.intake import reports
 from jobs.models import Attempt, Diagnosis, FollowUp, Incident, PostMortem, Stream
 from jobs.postmortem import incidents
@@ -57,6 +58,13 @@ def test_each_line_is_one_click_from_its_log(incident: Incident, client: Client)
     found = re.search(r'href="(/jobs/\d+/logs\?[^"]+)"[^>]*><code>KeyError', page_of(client, incident))
     assert found
     assert "KeyError" in text(client.get(found[1].replace("&amp;", "&")))
+
+
+def test_a_line_with_a_secret_is_found_by_what_is_before_it(mira: User, client: Client, runs: Path) -> None:
+    incident = dead(mira, runs, RAISED.replace("'label'", "'label' token=hf_abcdefghijklmnop end"))
+    found = re.search(r'href="(/jobs/\d+/logs\?[^"]+)"[^>]*><code>KeyError', page_of(client, incident))
+    assert found
+    assert "hf_abcdefghijklmnop end" in text(client.get(found[1].replace("&amp;", "&")))
 
 
 def test_what_a_log_says_is_text_alone(mira: User, client: Client, runs: Path) -> None:
@@ -301,6 +309,17 @@ def test_like_this_one_are_only_those_that_the_reader_sees(mira: User, runs: Pat
     assert "same failure" in html
     assert f"/jobs/{hidden.attempt.job_id}/" not in html
     assert f"/jobs/{hidden.attempt.job_id}/" in page_of(signed_in(sysadmin()), mine)
+
+
+def test_those_on_its_node_stand_beside_those_of_its_program(mira: User, runs: Path, client: Client) -> None:
+    mine, on_node = dead(mira, runs), dead(mira, runs)
+    newer = [dead(mira, runs) for _ in range(5)]
+    Incident.objects.update(node="dgx-01")
+    Incident.objects.exclude(pk__in=[mine.pk, *(one.pk for one in newer)]).update(fingerprint="another")
+    mine.refresh_from_db()
+    found = alike.of(mine, mira)
+    assert [(one.incident.pk, one.what) for one in found][-1] == (on_node.pk, "same node")
+    assert len(found) == 6
 
 
 def test_is_linked_from_wherever_one_looks(incident: Incident, client: Client) -> None:
