@@ -24,12 +24,12 @@ Channel.objects.create(user=user, kind="webhook", address=sys.argv[1])
 notify.raise_notice("incident:1", kind="incident", to=user, title="wren died.")
 """
 SEND = """
-import time, django
+import sys, time, django
 from datetime import timedelta
 django.setup()
 from portal.models import Delivery
 from portal.sending import due
-due.LEASE = timedelta(seconds=1)
+due.LEASE = timedelta(seconds=float(sys.argv[1]))
 while not Delivery.objects.filter(state="sent").exists():
     due.send_due(5)
     time.sleep(0.05)
@@ -58,11 +58,11 @@ def test_it_is_sent_again_under_the_same_id(prepared_home: Path) -> None:
                 senders[0].wait()
 
             web.answers = [kill]
-            senders.append(start(SEND))
+            senders.append(start(SEND, "1"))  # so soon the others may take it; they have it as long as they want
             until(lambda: web.got and senders[0].poll() is not None)
             assert senders[0].communicate()[0] == ""
             assert senders[0].returncode == -signal.SIGKILL
-            senders += [start(SEND), start(SEND)]
+            senders += [start(SEND, "600"), start(SEND, "600")]
             said = [sender.communicate(timeout=60)[0] for sender in senders[1:]]
             assert said == ["2\n", "2\n"]
             assert len(web.got) == 2
