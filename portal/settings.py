@@ -5,6 +5,7 @@ import re
 import secrets
 import sys
 from importlib.util import find_spec
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -92,10 +93,13 @@ VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")  # node=http://host:9400/metr
 # Where notices may go beside the world outside: networks and names of hosts, with commas between.
 VIGIL_WEBHOOK_ALLOW = env("VIGIL_WEBHOOK_ALLOW")
 for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(","))):
-    if not re.fullmatch(r"[0-9A-Fa-f.:]+(/\d{1,3})?|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", _word):
-        raise SystemExit(
-            f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor the name of a host."
-        )
+    try:
+        ip_network(_word, strict=False)
+    except ValueError:
+        if not re.fullmatch(r"(?=.*[A-Za-z])[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", _word):
+            raise SystemExit(
+                f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor the name of a host."
+            ) from None
 VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; the environment's own is not used
 # What a GPU-hour costs here, for what failures cost; empty: hours alone are told.
 VIGIL_GPU_HOUR_PRICE = amount("VIGIL_GPU_HOUR_PRICE")

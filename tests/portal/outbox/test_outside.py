@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import socket
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -137,6 +139,30 @@ def test_what_the_site_allows(web: receiving.Web, settings: Any) -> None:
     settings.VIGIL_WEBHOOK_ALLOW = "10.0.0.0/8"
     with pytest.raises(Refused):
         post(web.url)
+
+
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [
+        ("10.0.0.0/8, fd00::/8,127.0.0.1 ,intern.example,192.168.1.7/24", ""),
+        ("10.0.0.0/99", "10.0.0.0/99"),
+        ("intern.example,10.0.0.300", "10.0.0.300"),
+        ("fd00::/130", "fd00::/130"),
+        ("intern.example/8", "intern.example/8"),
+        ("https://intern.example", "https://intern.example"),
+    ],
+)
+def test_what_cannot_be_allowed_stops_the_start(
+    setting: str, wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VIGIL_WEBHOOK_ALLOW", setting)
+    monkeypatch.setenv("VIGIL_HOME", str(tmp_path))
+    file = str(Path(__file__).parents[3] / "portal/settings.py")
+    if not wrong:
+        assert runpy.run_path(file)["VIGIL_WEBHOOK_ALLOW"] == setting
+        return
+    with pytest.raises(SystemExit, match=f"VIGIL_WEBHOOK_ALLOW: {wrong} is neither a network"):
+        runpy.run_path(file)
 
 
 def test_the_environment_s_proxy_is_not_used(web: receiving.Web, monkeypatch: pytest.MonkeyPatch) -> None:
