@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from email.utils import parseaddr
-from smtplib import SMTPRecipientsRefused, SMTPResponseException, SMTPSenderRefused
+from smtplib import SMTPRecipientsRefused, SMTPResponseException
 
 from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
@@ -36,10 +36,13 @@ def send(delivery: Delivery) -> None:
 
 
 def is_for_good(error: Exception) -> bool:
-    """Whether the mail server will never take it: it said so with a code of 500 or more."""
+    """Whether the mail server will never take it: it said so with a code of 500 or more. But 530 to 538 are of how the
+    site signs in, which a sysadmin sets right."""
     if isinstance(error, SMTPRecipientsRefused):
-        return all(code >= 500 for code, _ in error.recipients.values())
-    return isinstance(error, SMTPSenderRefused | SMTPResponseException) and 500 <= error.smtp_code < 530
+        codes = [code for code, _ in error.recipients.values()]
+    else:
+        codes = [error.smtp_code] if isinstance(error, SMTPResponseException) else [0]
+    return all(code >= 500 and not 530 <= code <= 538 for code in codes)
 
 
 def words(error: Exception) -> str:

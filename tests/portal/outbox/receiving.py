@@ -90,7 +90,8 @@ def web(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
 class Mail:
     port: int = 0
     got: list[Message] = field(default_factory=list)
-    refuses: str = ""  # an answer to RCPT
+    refuses: str = ""  # an answer to `refused`
+    refused: bytes = b"RCPT"
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def mail() -> Iterator[Mail]:
                 if word == b"QUIT":
                     self._say("221 bye")
                     return
-                if word == b"RCPT" and state.refuses:
+                if word == state.refused and state.refuses:
                     self._say(state.refuses)
                 elif word == b"DATA":
                     self._say("354 go on")

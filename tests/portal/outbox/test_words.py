@@ -91,6 +91,30 @@ class TestWords:
         send()
         assert "cannot be reached" in Delivery.objects.get(state="waiting").error
 
+    @pytest.mark.parametrize(
+        ("refused", "answer", "state"),
+        [
+            (b"DATA", "554 this is spam", "given_up"),
+            (b"MAIL", "550 not from you", "given_up"),
+            (b"MAIL", "530 sign in first", "waiting"),
+            (b"RCPT", "538 not without TLS", "waiting"),
+            (b"DATA", "452 the disk is full", "waiting"),
+        ],
+    )
+    def test_what_the_server_refuses_for_good(
+        self, oskar: User, channel: Make, settings: Any, refused: bytes, answer: str, state: str
+    ) -> None:
+        """But for what a sysadmin sets right."""
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        channel(kind="email", address="oskar@lab.example")
+        tell(oskar)
+        with receiving.mail() as server:
+            settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", server.port
+            server.refused, server.refuses = refused, answer
+            send()
+        assert only().state == state
+        assert answer in only().error
+
     def test_without_a_mail_server_it_says_so(self, oskar: User, channel: Make, settings: Any) -> None:
         settings.EMAIL_BACKEND, settings.EMAIL_HOST = "django.core.mail.backends.smtp.EmailBackend", ""
         channel(kind="email", address="oskar@lab.example")
