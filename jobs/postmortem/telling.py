@@ -10,6 +10,7 @@ be told is read from the rows, and raised twice it stands once: a process that i
 from __future__ import annotations
 
 import logging
+import time
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 KIND, SITE = "incident", "incident.site"
 WAIT = timedelta(seconds=45)  # for the decision; then it is told without
 LATEST = timedelta(days=1)  # what is older is told to nobody any more
+BUDGET_S = 20.0  # of a look: verdicts wait meanwhile, and what is left is told by the next
 TOGETHER = timedelta(minutes=1)  # that a message waits for more that died alike
 ACTS = {"researcher": "you, or whose program it is", "sysadmin": "a sysadmin", "both": "you or a sysadmin"}
 OF_SITE = [cause.code for cause in CAUSES.values() if cause.owner == "sysadmin"]
@@ -42,11 +44,13 @@ def tell(now: datetime | None = None) -> int:
     old = Incident.objects.filter(opened_at__lt=now - LATEST).order_by("-pk").values_list("pk", flat=True).first()
     names = ("pk", "opened_at", "version", "cause", "overruled_cause", "attempt__decided_at")
     rows = Incident.objects.filter(incarnation=None, pk__gt=old or 0).order_by("-pk").values_list(*names)
-    seen, count = set(), 0
+    seen, count, until = set(), 0, time.monotonic() + BUDGET_S
     for pk, opened_at, version, *known, decided_at in rows:
         seen.add(pk)
         mark = (version, *known, decided_at)
         if not version or _told.get(pk) == mark or (decided_at is None and opened_at > now - WAIT):
+            continue
+        if time.monotonic() > until:
             continue
         try:
             _tell(pk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,17 @@ def test_one_that_cannot_be_told_keeps_no_other_from_it(
     assert f"incident {incidents[1].pk} could not be told" in caplog.text
     assert telling.tell() == 1
     assert Notice.objects.count() == 3
+
+
+def test_a_look_ends_in_time_and_the_next_goes_on(die: Die, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        die()
+    with monkeypatch.context() as patch:
+        clock = iter([0.0, 1.0, telling.BUDGET_S + 1, telling.BUDGET_S + 2])
+        patch.setattr(telling, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        assert telling.tell() == 1
+    assert telling.tell() == 2
+    assert telling.tell() == 0
 
 
 def test_the_oldest_of_a_storm_is_told_too(die: Die) -> None:
