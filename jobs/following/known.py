@@ -58,8 +58,7 @@ def known_of(attempt: Attempt, cause: str) -> Known:
     sure = "" if incident.overruled_cause or code == UNKNOWN else f" ({100 * (incident.confidence or 0):.0f} % sure)"
     node = _node(incident, attempt)
     on = f" on {node}" if node and CAUSES[code].owner == "sysadmin" else ""
-    title = CAUSES[code].title
-    says = f"{title[0].upper()}{title[1:]}{on}{sure}."
+    says = f"{CAUSES[code].heading}{on}{sure}."
     return Known(code, says, node, incident.fingerprint, incident.version)
 
 

@@ -67,8 +67,7 @@ class Shown:
 def says(incident: Incident) -> str:
     """What happened in a sentence: a person's word on the cause comes before the verdict's."""
     if incident.is_overruled and incident.cause in CAUSES:
-        title = CAUSES[incident.cause].title
-        return f"{title[:1].upper()}{title[1:]}: {incident.overruled_why.splitlines()[0][:300]}"
+        return f"{CAUSES[incident.cause].heading}: {incident.overruled_why.splitlines()[0][:300]}"
     return incident.says
 
 

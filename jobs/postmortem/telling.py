@@ -145,14 +145,10 @@ def _alike(incident: Incident) -> int:
 
 def _title(incident: Incident, cause: Cause, alike: int) -> str:
     job = incident.attempt.job
-    says = incident.says if incident.says and not incident.overruled_cause else _sentence(cause)
+    says = incident.says if incident.says and not incident.overruled_cause else f"{cause.heading}."
     if alike > 1 and job.sweep is not None:
         return f"{alike} jobs of sweep {job.sweep.name} died alike: {says}"
     return f"{job.name} (#{job.pk}) died: {says}"
-
-
-def _sentence(cause: Cause) -> str:
-    return f"{cause.title[:1].upper()}{cause.title[1:]}."
 
 
 def _facts(incident: Incident, cause: Cause) -> list[tuple[str, str]]:
@@ -209,7 +205,7 @@ def _tell_sysadmins(incident: Incident, cause: Cause) -> None:
         _key_of_site(incident, cause.code, incident.node),
         kind=SITE,
         to=SYSADMINS,
-        title=masked(f"{_sentence(cause)[:-1]}{where}: {which}."),
+        title=masked(f"{cause.heading}{where}: {which}."),
         detail=cause.advice,
         link=reverse("node", args=[incident.node]) if incident.node else _page(incident),
         tone="warn",
