@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from jobs.models import CadenceOrder, Event
 from jobs.presenting.header import Life
@@ -67,15 +68,13 @@ def of(life: Life) -> Cadence | None:
     cost = untrusted.number(event.data.get("cost_seconds")) if event else None
     if event is None or not cost:
         return None
-    mtbf_s, source = _between_failures(life, event)
+    nodes, count = _nodes(life)
+    mtbf_s, source = _between_failures(life, event, nodes, count)
     if not mtbf_s:
         return None
     write = untrusted.number(event.data.get("write_seconds")) or 0.0
     present = untrusted.number(event.data.get("interval_seconds")) or None
     best = max(saving.best_period(cost, mtbf_s), WRITES * write)
-    attempt = life.latest
-    resources = life.job.spec.get("resources") or {}
-    order = CadenceOrder.objects.filter(job=life.job).select_related("asked_by").first()
     return Cadence(
         cost_s=cost,
         present_s=present,
@@ -85,28 +84,34 @@ def of(life: Life) -> Cadence | None:
         source=source,
         kept=saving.effective(present, cost=cost, mtbf=mtbf_s) if present else None,
         best_kept=saving.effective(best, cost=cost, mtbf=mtbf_s),
-        step_s=_step(life, present - cost if present else 0.0, order),
-        gpus=whole(resources.get("gpus_per_node")) * max(1, len(attempt.nodes)),
+        step_s=_step(life),
+        gpus=count * whole(_resources(life).get("gpus_per_node")),
         left_s=life.progress.eta_seconds,
-        order=order,
+        order=CadenceOrder.objects.filter(job=life.job).select_related("asked_by").first(),
     )
 
 
-def _step(life: Life, between_s: float, order: CadenceOrder | None) -> float | None:
-    """Seconds that a step takes: as its trainer measured between two saves, else by the pace of the last minutes."""
-    every = (life.job.spec.get("run") or {}).get("checkpoint_every")
-    if order is None and isinstance(every, int) and every > 0 and between_s > 0:
-        return between_s / every
-    attempt = life.latest
-    return attempt.pace_seconds / attempt.pace_steps if attempt.pace_steps > 0 and attempt.pace_seconds > 0 else None
+def _resources(life: Life) -> dict[str, Any]:
+    return life.job.spec.get("resources") or {}
 
 
-def _between_failures(life: Life, event: Event) -> tuple[float | None, str]:
+def _nodes(life: Life) -> tuple[list[str], int]:
+    """Those of the newest attempt that had any, and how many; before the first as many as it may get."""
+    names = next((one.nodes for one in reversed(life.attempts) if one.nodes), [])
+    return names, len(names) or max(1, whole(str(_resources(life).get("nodes", 1)).split(":")[-1]))
+
+
+def _step(life: Life) -> float | None:
+    """Seconds that a step takes: by the pace of the newest attempt that made some. How many steps were between two
+    saves nobody tells: the specification's may have been another's order."""
+    paces = (one.pace_seconds / one.pace_steps for one in reversed(life.attempts) if one.pace_steps > 0)
+    return next((pace for pace in paces if pace > 0), None)
+
+
+def _between_failures(life: Life, event: Event, nodes: list[str], count: int) -> tuple[float | None, str]:
     """A person's word, else what is seen of its nodes, else what its trainer assumed."""
     told = untrusted.number(event.data.get("mtbf_seconds"))
     if event.data.get("source") == "config":
         return told, "config"
-    nodes = life.latest.nodes
-    partition = (life.job.spec.get("resources") or {}).get("partition") or ""
-    seen = mttf.hours_between_failures(max(1, len(nodes)), partition=partition, names=nodes)
+    seen = mttf.hours_between_failures(count, partition=_resources(life).get("partition") or "", names=nodes)
     return (seen * 3600, "seen") if seen is not None else (told, "assumed")

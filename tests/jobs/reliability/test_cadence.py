@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from jobs.disk import rundir
 from jobs.disk.prepare import prepare
+from jobs.following.next_attempt import next_attempt
 from jobs.models import Attempt, CadenceOrder, Event, Job
 from jobs.reliability import mttf
 from portal.models import AuditEntry, Project, User
@@ -86,11 +87,42 @@ class TestTelling:
         count()
         found = asked(ada, job)
         assert found["mtbf_source"] == "seen"
-        seen = mttf.hours_between_failures(2, names=["a", "b"])
-        assert seen is not None
-        assert found["mtbf_seconds"] == pytest.approx(seen * 3600, rel=1e-4)
+        # Three runs of 20 hours on both, two of which "a" interrupted: its two and one more, over 120 node-hours and
+        # those in which the rest, which is these same two, would have had one.
+        rate = (2 + 1) / (120 + (120 + 24) / (2 + 1))
+        assert found["mtbf_seconds"] == pytest.approx(3600 / rate / 2, rel=1e-2)
         tell(job, source="config", mtbf_seconds=5e5)
         assert asked(ada, job)["mtbf_seconds"] == 5e5
+
+    def test_while_the_next_attempt_waits_its_nodes_are_those_it_had(self, ada: User, job: Job) -> None:
+        tell(job)
+        ran(20.0, nodes=["a", "b"], cause="gpu.ecc", node="a")
+        count()
+        before = asked(ada, job)
+        next_attempt(job.attempts.get(), Attempt.Origin.RESTARTED)
+        waiting = asked(ada, job)
+        assert waiting["gpu_hours_a_day"] == pytest.approx(24 * 16 * waiting["gain"])
+        assert waiting["mtbf_seconds"] == pytest.approx(before["mtbf_seconds"], rel=1e-3)
+        assert waiting["best_every"] == before["best_every"], "and a step takes what it took"
+
+    def test_of_nodes_that_it_never_had_as_many_as_it_asks_for(self, ada: User, job: Job) -> None:
+        tell(job)
+        ran(20.0, nodes=["a", "b"], cause="gpu.ecc", node="a")
+        count()
+        job.attempts.update(nodes=[])
+        job.spec["resources"]["nodes"] = "2:64"
+        job.save(update_fields=["spec"])
+        of_all = mttf.hours_between_failures(1)
+        assert of_all is not None
+        assert asked(ada, job)["mtbf_seconds"] == pytest.approx(of_all * 3600 / 64, rel=1e-3)
+        assert asked(ada, job)["gpu_hours_a_day"] == pytest.approx(24 * 8 * 64 * asked(ada, job)["gain"])
+
+    def test_a_step_takes_what_it_took_though_the_interval_was_somebodys_order(self, ada: User, job: Job) -> None:
+        tell(job, interval_seconds=12_000.0)
+        job.spec["run"]["checkpoint_every"] = 50
+        job.save(update_fields=["spec"])
+        job.attempts.update(pace_seconds=1000.0, pace_steps=500.0)
+        assert asked(ada, job)["best_every"] == round(asked(ada, job)["best_interval_seconds"] / 2.0)
 
     def test_auto_does_it_by_itself_and_says_so(self, ada: User, job: Job) -> None:
         tell(job, automatic=True)
