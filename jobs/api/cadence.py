@@ -12,7 +12,6 @@ from jobs.api.request import NOT_YOURS, job_of
 from jobs.gathering import cadence as gathering
 from jobs.gathering import life as lives
 from jobs.gathering.cadence import Cadence
-from jobs.models import CadenceOrder
 from jobs.presenting import cadence as words
 from jobs.submitting import cadence as ordering
 from portal import formatting
@@ -24,9 +23,10 @@ router = Router(tags=["jobs"])
 
 
 class CadenceOrderShape(Schema):
-    """What the next attempt does, whatever the specification says."""
+    """What attempts do that are handed over after it was asked for, whatever the specification says."""
 
     every: int = Field(description="Steps from one save to the next.")
+    from_attempt: int = Field(description="The first one that does.")
     asked_by: str | None
     asked_at: datetime
 
@@ -51,7 +51,8 @@ class CadenceShape(Schema):
 class CadenceAsked(Schema):
     model_config = {"extra": "forbid", "strict": True}
     every: Annotated[int, Field(ge=1, le=ordering.MOST)] | None = Field(
-        description="Steps from one save to the next, from the next attempt on; null: as the specification says."
+        description="Steps from one save to the next, of attempts that are yet to be handed over to the scheduler; "
+        "null: as the specification says."
     )
 
 
@@ -77,7 +78,7 @@ def cadence(request: ApiRequest, job_id: int) -> dict[str, Any]:
     openapi_extra=described(errors={403: NOT_YOURS, 409: "It runs a program of its own, which saves when it likes."}),
 )
 def order_cadence(request: ApiRequest, job_id: int, asked: CadenceAsked) -> Status[None]:
-    """What runs now goes on as it does."""
+    """What runs now, or is in the scheduler's queue, goes on as it is."""
     ordering.order(request.auth, job_of(request, job_id), asked.every)
     return Status(204, None)
 
@@ -94,13 +95,15 @@ def _told(found: Cadence) -> dict[str, Any]:
         "gain": found.gain,
         "gpu_hours_a_day": found.gpu_hours_a_day,
         "gpu_hours_left": found.gpu_hours_left,
-        "order": _order(found.order),
+        "order": _order(found),
         "text": " ".join(words.say(found)).replace(formatting.NBSP, " "),
     }
 
 
-def _order(order: CadenceOrder | None) -> dict[str, Any] | None:
+def _order(found: Cadence) -> dict[str, Any] | None:
+    order = found.order
     if order is None:
         return None
     asked_by = order.asked_by.username if order.asked_by else None
-    return {"every": order.every, "asked_by": asked_by, "asked_at": order.asked_at}
+    told = {"asked_by": asked_by, "asked_at": order.asked_at}
+    return {"every": order.every, "from_attempt": found.from_attempt, **told}

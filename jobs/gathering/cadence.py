@@ -9,6 +9,7 @@ from jobs.models import CadenceOrder, Event
 from jobs.presenting.header import Life
 from jobs.reliability import mttf, saving
 from jobs.reliability.held import whole
+from jobs.submitting.cadence import first_to_obey
 from portal import untrusted
 
 KIND = "checkpoint.cadence"
@@ -34,6 +35,8 @@ class Cadence:
     gpus: int
     left_s: float | None
     order: CadenceOrder | None
+    from_attempt: int
+    """That does as the order says; without one, the first that would."""
 
     @property
     def gain(self) -> float:
@@ -69,6 +72,7 @@ def of(life: Life) -> Cadence | None:
     if event is None or not cost:
         return None
     nodes, count = _nodes(life)
+    order = CadenceOrder.objects.filter(job=life.job).select_related("asked_by").first()
     mtbf_s, source = _between_failures(life, event, nodes, count)
     if not mtbf_s:
         return None
@@ -87,7 +91,8 @@ def of(life: Life) -> Cadence | None:
         step_s=_step(life),
         gpus=count * whole(_resources(life).get("gpus_per_node")),
         left_s=life.progress.eta_seconds,
-        order=CadenceOrder.objects.filter(job=life.job).select_related("asked_by").first(),
+        order=order,
+        from_attempt=first_to_obey(life.attempts, order.asked_at if order else None),
     )
 
 

@@ -1,11 +1,14 @@
-"""Asking for another interval between saves, from a job's next attempt on."""
+"""Asking for another interval between saves, from the next attempt on that is handed over."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from django.db import transaction
 
 from jobs.errors import Conflict, Refused, SpecError
-from jobs.models import CadenceOrder, Job
+from jobs.models import Attempt, CadenceOrder, Job
 from portal.access import can, note_if_sysadmin
 from portal.models import User
 
@@ -13,7 +16,7 @@ MOST = 10**9
 
 
 def order(user: User, job: Job, every: int | None) -> None:
-    """Save every so many steps from the next attempt on; None: as its specification says.
+    """Save every so many steps from the next attempt on that is handed over; None: as its specification says.
 
     Raises Refused, Conflict where it is no run of our trainer, or SpecError.
     """
@@ -29,3 +32,16 @@ def order(user: User, job: Job, every: int | None) -> None:
         else:
             CadenceOrder.objects.update_or_create(job=job, defaults={"every": every, "asked_by": user})
         note_if_sysadmin(user, "job.cadence", job, "" if every is None else f"every {every} steps")
+
+
+def first_to_obey(attempts: Sequence[Attempt], asked_at: datetime | None = None) -> int:
+    """The number of the first attempt that does as was asked then, or would if it were asked now; `attempts`: all.
+
+    What it runs is written as it is handed over, and what the scheduler requeues starts with the same.
+    """
+    asked = asked_at or datetime.max.replace(tzinfo=UTC)
+    for one in attempts:
+        is_later = one.submitting_at > asked if one.submitting_at else one.state == Attempt.State.PENDING
+        if is_later and one.origin != Attempt.Origin.REQUEUED:
+            return one.number
+    return attempts[-1].number + 1

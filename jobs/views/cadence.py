@@ -44,7 +44,7 @@ def shown(life: Life) -> Saves | None:
 @login_required
 @require_POST
 def order(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Save every so many steps from the next attempt on; an empty field is as the specification says."""
+    """Save every so many steps from the next handing over on; an empty field is as the specification says."""
     user = user_of(request)
     job = get_object_or_404(Job.objects.visible_to(user).with_latest_attempt(), pk=job_id)
     text = request.POST.get("every", "")
@@ -55,5 +55,6 @@ def order(request: HttpRequest, job_id: int) -> HttpResponse:
         messages.error(request, str(error))
     else:
         how = "as its specification says" if every is None else f"every {formatting.plural(every, 'step')}"
-        messages.success(request, f"From the next attempt on it saves {how}.")
+        first = ordering.first_to_obey(list(job.attempts.order_by("number")))
+        messages.success(request, f"From attempt {first} on it saves {how}.")
     return redirect("job_checkpoints", job_id=job.pk)
