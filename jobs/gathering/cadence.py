@@ -26,6 +26,8 @@ class Cadence:
     present_s: float | None
     best_s: float
     is_automatic: bool
+    aim_s: float | None
+    """Where its trainer decides by itself: by the time between failures that it was told as it began."""
     mtbf_s: float
     source: str
     """Of the time between failures: config (a person's word), seen (here), assumed."""
@@ -84,6 +86,7 @@ def of(life: Life) -> Cadence | None:
         present_s=present,
         best_s=best,
         is_automatic=event.data.get("automatic") is True,
+        aim_s=untrusted.number(event.data.get("best_interval_seconds")) or None,
         mtbf_s=mtbf_s,
         source=source,
         kept=saving.effective(present, cost=cost, mtbf=mtbf_s) if present else None,

@@ -19,7 +19,8 @@ def say(cadence: Cadence) -> tuple[str, str]:
     """Whether it saves as often as it should, and what the difference costs."""
     best = formatting.duration(cadence.best_s)
     if cadence.is_automatic:
-        return "It decides by itself how often to save.", f"Best is every {best}, and it goes there save by save."
+        aim = formatting.duration(cadence.aim_s) if cadence.aim_s else best
+        return "It decides by itself how often to save.", f"It aims at every {aim}, and goes there save by save."
     if cadence.present_s is None:
         return "It saves at its end alone.", f"A failure would lose all of it. Best is every {best}."
     every = f"It saves every {formatting.duration(cadence.present_s)}"
@@ -31,19 +32,18 @@ def say(cadence: Cadence) -> tuple[str, str]:
 
 
 def facts(cadence: Cadence) -> list[tuple[str, str]]:
-    found = [
+    best_part = formatting.percent(1 - cadence.best_kept)
+    now, part = [], f"{best_part} of the time at best"
+    if cadence.present_s is not None and cadence.kept is not None:
+        now = [("Now", f"every {formatting.duration(cadence.present_s)}")]
+        part = f"{formatting.percent(1 - cadence.kept)} of the time, {best_part} at best"
+    return [
         ("A save costs", formatting.duration(cadence.cost_s)),
         ("Between failures", f"{formatting.duration(cadence.mtbf_s)}, {_SOURCES[cadence.source]}"),
+        *now,
         ("Best", f"every {formatting.duration(cadence.best_s)}{_steps(cadence.best_every)}"),
-        ("Saves and lost work", f"{formatting.percent(1 - cadence.best_kept)} of the time at best"),
+        ("Saves and lost work", part),
     ]
-    if cadence.present_s is not None and cadence.kept is not None:
-        found.insert(2, ("Now", f"every {formatting.duration(cadence.present_s)}"))
-        found[-1] = (
-            found[-1][0],
-            f"{formatting.percent(1 - cadence.kept)} of the time, {found[-1][1].split(' of')[0]} at best",
-        )
-    return found
 
 
 def _steps(every: int | None) -> str:

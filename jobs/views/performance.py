@@ -1,4 +1,4 @@
-"""What a job's page tells of how well it runs: where a step's time goes, what bounds it, goodput, saves, profiles.
+"""What a job's page tells of how well it runs: where a step's time goes, what bounds it, goodput, profiles.
 
 All of it but the goodput is what its trainer told, in events; anybody's program may have told it, so each value is
 looked at, and what is not what it should be is left out.
@@ -30,7 +30,7 @@ from portal.http.api import stream
 from portal.untrusted import whole
 from training.metrics.bottleneck import BOUNDS, LEAST_STEPS, SPLIT
 
-BOTTLENECK, CADENCE = "run.verdict", "checkpoint.cadence"
+BOTTLENECK = "run.verdict"
 SHOWN_PROFILES = 5
 MOST_LETTERS = 400  # of a sentence
 
@@ -56,7 +56,6 @@ _BOUNDS = {
     "input": "Bound by its input",
     "host": "Bound by the host",
 }
-_SOURCES = {"config": "as configured", "portal": "as seen here", "assumed": "assumed"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,6 @@ class Performance:
 
     bottleneck: Bottleneck
     goodput: Goodput | None
-    cadence: list[tuple[str, str]]
     profiles: list[Profile]
     may_profile: bool
     more_profiles: int
@@ -115,19 +113,17 @@ class Performance:
     @property
     def is_measured(self) -> bool:
         """Whether there is anything but what bounds it to show."""
-        return bool(self.goodput or self.bottleneck.facts or self.cadence or self.profiles or self.may_profile)
+        return bool(self.goodput or self.bottleneck.facts or self.profiles or self.may_profile)
 
 
 def tell(life: Life, *, may_change: bool) -> Performance | None:
     """Tells how a run of our trainer that has begun performs; None of anything else."""
     if life.job.kind != "distributed" or not any(attempt.started_at for attempt in life.attempts):
         return None
-    newest = _newest(life.attempts)
     found = profiles(life.attempts)
     return Performance(
-        bottleneck=_bottleneck(newest.get(BOTTLENECK), life),
+        bottleneck=_bottleneck(_newest(life.attempts), life),
         goodput=goodput(life.attempts, life.now),
-        cadence=_cadence(newest.get(CADENCE)),
         profiles=found[:SHOWN_PROFILES],
         may_profile=may_change and life.latest.state == Attempt.State.RUNNING and not life.cancelling,
         more_profiles=max(0, len(found) - SHOWN_PROFILES),
@@ -165,14 +161,10 @@ def download(request: HttpRequest, job_id: int, number: int, name: str) -> Strea
     return response
 
 
-def _newest(attempts: list[Attempt]) -> dict[str, Event]:
-    """The newest event of each kind that rank 0 of the newest attempt and incarnation told, whenever it came."""
-    found: dict[str, Event] = {}
-    for kind in (BOTTLENECK, CADENCE):
-        rows = Event.objects.filter(attempt__in=attempts, kind=kind, rank=0)
-        if (event := rows.order_by("-attempt__number", "-incarnation", "-id").first()) is not None:
-            found[kind] = event
-    return found
+def _newest(attempts: list[Attempt]) -> Event | None:
+    """The newest verdict that rank 0 of the newest attempt and incarnation told, whenever it came."""
+    rows = Event.objects.filter(attempt__in=attempts, kind=BOTTLENECK, rank=0)
+    return rows.order_by("-attempt__number", "-incarnation", "-id").first()
 
 
 def _bottleneck(event: Event | None, life: Life) -> Bottleneck:
@@ -224,32 +216,4 @@ def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("Measured", f"{formatting.plural(steps, 'step')}, to step {formatting.count(last)}{mean}"))
     if sampled := untrusted.count(data.get("sampled_step")):
         found.append(("Sampled", f"step {formatting.count(sampled)}"))
-    return found
-
-
-def _cadence(event: Event | None) -> list[tuple[str, str]]:
-    if event is None:
-        return []
-    data = event.data
-    cost, every, best = (
-        untrusted.number(data.get(f"{name}_seconds")) for name in ("cost", "interval", "best_interval")
-    )
-    mtbf, part, least = (
-        untrusted.number(data.get(name)) for name in ("mtbf_seconds", "overhead_fraction", "best_overhead_fraction")
-    )
-    found = []
-    if every:
-        how = ", by itself" if data.get("automatic") is True else ""
-        found.append(("Saves every", formatting.duration(every) + how))
-    if best:
-        found.append(("Best would be", f"every {formatting.duration(best)}"))
-    if cost is not None:
-        found.append(("A save costs", formatting.duration(cost)))
-    if part is not None:
-        more = f", at best {formatting.percent(least)}" if least is not None else ""
-        # The sum is of the first order: where failures come more often than saves, it passes the whole.
-        found.append(("Saves and lost work", f"{formatting.percent(min(part, 1.0))} of the time{more}"))
-    if mtbf:
-        source = _SOURCES.get(str(data.get("source")), "")
-        found.append(("Between failures", formatting.duration(mtbf) + (f", {source}" if source else "")))
     return found

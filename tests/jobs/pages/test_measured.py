@@ -28,10 +28,6 @@ VERDICT: dict[str, Any] = {
     "sampled_step": 240,
     "split": {"forward": 0.5, "backward": 0.8, "optimizer": 0.0594, "data": 0.64, "other": 0.0006},
 }  # fmt: skip
-CADENCE: dict[str, Any] = {
-    "automatic": True, "cost_seconds": 1.9, "mtbf_seconds": 86_400.0, "source": "assumed", "interval_seconds": 570.0,
-    "best_interval_seconds": 573.0, "overhead_fraction": 0.00663, "best_overhead_fraction": 0.00663,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -72,14 +68,12 @@ def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> No
     """After an outage streams are posted in any order, and a spool may be read once the next attempt runs."""
     second = attempt_of(job, number=2, started_at=timezone.now())
     late = Spooled().tell("run.verdict", **{**VERDICT, "bound": "host"})
-    newest = Spooled(incarnation=1).tell("run.verdict", **VERDICT).tell("checkpoint.cadence", **CADENCE)
+    newest = Spooled(incarnation=1).tell("run.verdict", **VERDICT)
     reports.take(second.pk, post(newest, late))
     before = Spooled().tell("run.verdict", **{**VERDICT, "bound": "memory"})
-    before.tell("checkpoint.cadence", **{**CADENCE, "automatic": False})
     reports.take(job.latest.pk, post(before))  # type: ignore[union-attr]
     shown = page(client, job)
     assert "Bound by its input" in shown
-    assert "9 min 30 s, by itself" in shown
 
 
 def test_says_so_while_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
@@ -93,23 +87,14 @@ def test_says_so_while_too_little_is_measured(client: Client, mira: User, projec
         assert "What bounds it" not in page(client, other)
 
 
-def test_tells_goodput_and_the_cadence_of_saves(client: Client, job: Job) -> None:
+def test_tells_goodput(client: Client, job: Job) -> None:
     stream = Spooled()
     for step in range(1, 76):
         stream.log(step, step_seconds=2.0)
     reports.take(job.latest.pk, post(stream))  # type: ignore[union-attr]
-    tell(job, "checkpoint.cadence", **CADENCE)
     shown = page(client, job)
     assert "Goodput</dt><dd>50" in shown or "Goodput</dt><dd>49.9" in shown
     assert "2 min 30 s of steps that count, in 5 min" in shown
-    assert "9 min 30 s, by itself" in shown
-    assert "0.663 % of the time" in shown
-    assert "24 h, assumed" in shown or "1 d, assumed" in shown
-
-
-def test_saves_never_take_more_than_all_of_the_time(client: Client, job: Job) -> None:
-    tell(job, "checkpoint.cadence", **{**CADENCE, "overhead_fraction": 1.7})
-    assert "100 % of the time" in page(client, job)
 
 
 def test_a_job_that_ended_before_its_first_step_has_nothing_measured(
@@ -131,7 +116,6 @@ NONSENSE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("data", NONSENSE)
 def test_what_makes_no_sense_is_left_out(client: Client, job: Job, data: dict[str, Any]) -> None:
     tell(job, "run.verdict", **data)
-    tell(job, "checkpoint.cadence", **{name: data.get("bound") for name in CADENCE})
     shown = page(client, job)
     assert "<script>" not in shown
     assert "<b>x" not in shown

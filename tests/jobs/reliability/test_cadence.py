@@ -125,9 +125,10 @@ class TestTelling:
         assert asked(ada, job)["best_every"] == round(asked(ada, job)["best_interval_seconds"] / 2.0)
 
     def test_auto_does_it_by_itself_and_says_so(self, ada: User, job: Job) -> None:
-        tell(job, automatic=True)
+        tell(job, automatic=True, best_interval_seconds=4 * 3600.0)
         shown = page(ada, job)
         assert "It decides by itself how often to save." in shown
+        assert "It aims at every 4 h" in shown, "by what its trainer was told"
         assert "from attempt" not in shown
 
     def test_as_good_as_the_best(self, ada: User, job: Job) -> None:
