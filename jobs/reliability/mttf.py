@@ -7,29 +7,34 @@ PRIOR_HOURS.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, date, timedelta
+from datetime import UTC, timedelta
+from functools import lru_cache
+from time import monotonic
 
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Sum
 from django.utils import timezone
 
 from jobs.models import Failure, NodeHeld, ProjectHeld
-from jobs.reliability.held import Holding, uncounted
+from jobs.reliability.held import default_partition, uncounted
 from jobs.reliability.held import since as held_since
 
 DAYS = 30
 PRIOR_HOURS = 24.0
 """One failure in so many node-hours is what is assumed where nothing has been seen; it counts as if it had been."""
+KEPT_S = 60.0
+"""Every attempt asks as it is prepared, a sweep's hundreds at once; what is seen is looked up once in so long."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Interruptions:
     """What was seen: node-hours, and failures by whether it is known on which node."""
 
-    node_hours: float
-    named: int
-    unnamed: int
+    node_hours: float = 0.0
+    named: int = 0
+    unnamed: int = 0
 
     @property
     def total(self) -> int:
@@ -41,45 +46,69 @@ class Interruptions:
         return (self.total + 1) / (self.node_hours + PRIOR_HOURS)
 
 
+@dataclass(frozen=True)
+class _Look:
+    """The last weeks: all together, by partition, and by node."""
+
+    everywhere: Interruptions
+    partitions: dict[str, Interruptions]
+    nodes: dict[str, Interruptions]
+    default_partition: str
+
+
 def hours_between_failures(nodes: int, *, partition: str = "", names: Collection[str] = ()) -> float | None:
     """Mean time between failures of a job on so many nodes, hours; None while less is known than is assumed.
 
     `names`: the nodes, where they are known already; else those of its partition count, as far as there were any.
     """
-    since = timezone.now().astimezone(UTC).date() - timedelta(days=DAYS - 1)
-    live = uncounted(timezone.now())
-    everywhere = interruptions(since, live)
-    if everywhere.node_hours < PRIOR_HOURS:
+    look = _look(int(monotonic() // KEPT_S))
+    if look.everywhere.node_hours < PRIOR_HOURS:
         return None
-    rate = _of_nodes(everywhere, names, since, live) if names else _of_partition(everywhere, partition, since, live)
+    rate = _of_nodes(look, names) if names else _of_partition(look, partition or look.default_partition)
     return 1 / rate / max(1, nodes)
 
 
-def interruptions(since: date, live: list[Holding], partition: str = "") -> Interruptions:
-    """Those of all nodes together, or of one partition."""
-    only = Q(partition=partition) if partition else Q()
-    hours = (ProjectHeld.objects.filter(only, held_since(since)).aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600
-    hours += sum(_hours(one, since) * max(1, len(one.nodes)) for one in live if partition in ("", one.partition))
-    failures = Failure.objects.filter(only, day__gte=since, is_interruption=True)
-    counts = failures.aggregate(named=Count("pk", filter=~Q(node="")), unnamed=Count("pk", filter=Q(node="")))
-    return Interruptions(hours, counts["named"], counts["unnamed"])
-
-
-def _of_partition(everywhere: Interruptions, partition: str, since: date, live: list[Holding]) -> float:
+def _of_partition(look: _Look, partition: str) -> float:
     if not partition:
-        return everywhere.per_hour
-    own = interruptions(since, live, partition)
-    return (own.total + 1) / (own.node_hours + 1 / everywhere.per_hour)
+        return look.everywhere.per_hour
+    own = look.partitions.get(partition, Interruptions())
+    return (own.total + 1) / (own.node_hours + 1 / look.everywhere.per_hour)
 
 
-def _of_nodes(everywhere: Interruptions, names: Collection[str], since: date, live: list[Holding]) -> float:
+def _of_nodes(look: _Look, names: Collection[str]) -> float:
     """Of one of these nodes: their own failures, and their part of those of which nobody knows the node."""
-    held = NodeHeld.objects.filter(held_since(since), node__in=names).aggregate(s=Sum("node_s"))["s"] or 0.0
-    hours = held / 3600 + sum(_hours(one, since) * len(set(one.nodes) & set(names)) for one in live)
-    own = Failure.objects.filter(day__gte=since, node__in=names, is_interruption=True).count()
-    known = everywhere.node_hours + PRIOR_HOURS
-    return (own + 1) / (hours + known / (everywhere.named + 1)) + everywhere.unnamed / known
+    own = [look.nodes[name] for name in set(names) if name in look.nodes]
+    hours, failures = sum(one.node_hours for one in own), sum(one.named for one in own)
+    known = look.everywhere.node_hours + PRIOR_HOURS
+    return (failures + 1) / (hours + known / (look.everywhere.named + 1)) + look.everywhere.unnamed / known
 
 
-def _hours(one: Holding, since: date) -> float:
-    return sum(seconds for day, seconds in one.days() if day >= since) / 3600
+@lru_cache(maxsize=1)
+def _look(when: int) -> _Look:
+    """All that anybody may ask of now: it is nobody's own, and as many rows as there are partitions and nodes."""
+    now = timezone.now()
+    since = now.astimezone(UTC).date() - timedelta(days=DAYS - 1)
+    everywhere = Interruptions()
+    partitions: dict[str, Interruptions] = defaultdict(Interruptions)
+    nodes: dict[str, Interruptions] = defaultdict(Interruptions)
+    for name, seconds in ProjectHeld.objects.filter(held_since(since)).values_list("partition").annotate(Sum("node_s")):
+        partitions[name].node_hours += seconds / 3600
+    for name, seconds in NodeHeld.objects.filter(held_since(since)).values_list("node").annotate(Sum("node_s")):
+        nodes[name].node_hours += seconds / 3600
+    for one in uncounted(now):
+        hours = sum(seconds for day, seconds in one.days() if day >= since) / 3600
+        partitions[one.partition].node_hours += hours * max(1, len(one.nodes))
+        for name in one.nodes:
+            nodes[name].node_hours += hours
+    failures = Failure.objects.filter(day__gte=since, is_interruption=True).order_by()
+    for partition, name, number in failures.values_list("partition", "node").annotate(Count("pk")):
+        if name:
+            partitions[partition].named += number
+            nodes[name].named += number
+        else:
+            partitions[partition].unnamed += number
+    for several in partitions.values():
+        everywhere.node_hours += several.node_hours
+        everywhere.named += several.named
+        everywhere.unnamed += several.unnamed
+    return _Look(everywhere, dict(partitions), dict(nodes), default_partition())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.following import follow, known, poll
+from jobs.reliability import mttf
 from portal.models import Project, User
 from tests.jobs.schedulers import Told
 from tests.lab import a_project, person
@@ -54,3 +55,9 @@ def told() -> Told:
 def _no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker diagnoses here, so none is waited for: what follows is decided by how an attempt ended."""
     monkeypatch.setattr(known, "VERDICT_WITHIN", timedelta(0))
+
+
+@pytest.fixture(autouse=True)
+def _failures_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test has seen of its nodes is nothing to the next."""
+    monkeypatch.setattr(mttf, "KEPT_S", 1e-9)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from jobs.disk.prepare import run_toml
 from jobs.models import Attempt, Event
 from jobs.reliability import mttf
 from jobs.reliability.mttf import PRIOR_HOURS
 from jobs.spec import JobSpec
+from nodes.models import Partition
 from tests.jobs.reliability.lab import count, failed, ran
 
 pytestmark = pytest.mark.django_db
@@ -71,6 +74,30 @@ def test_a_partition_is_as_good_as_the_rest_until_it_shows_otherwise() -> None:
     assert old == pytest.approx((160 + everywhere) / (2 + 1))
     assert old < everywhere < new  # type: ignore[operator]
     assert unseen == pytest.approx(everywhere)
+
+
+def test_a_job_that_names_no_partition_runs_in_the_default_one() -> None:
+    Partition.objects.create(name="old", is_default=True)
+    ran(100.0, ago=120, cause="gpu.off_bus")
+    ran(100.0, ago=120, partition="new")
+    count()
+    assert mttf.hours_between_failures(1) == mttf.hours_between_failures(1, partition="old")
+    assert mttf.hours_between_failures(1) != mttf.hours_between_failures(1, partition="new")
+
+
+def test_one_look_a_minute_serves_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of a sweep are prepared at once, beside thousands of attempts that run."""
+    clock = [1e15]
+    monkeypatch.setattr(mttf, "KEPT_S", 60.0)
+    monkeypatch.setattr(mttf, "monotonic", lambda: clock[0])
+    ran(100.0, nodes=["a"])
+    before = mttf.hours_between_failures(1)
+    ran(100.0, nodes=["a"])
+    with CaptureQueriesContext(connection) as asked:
+        assert mttf.hours_between_failures(1, partition="x") == mttf.hours_between_failures(1, names=["b"]) == before
+    assert not asked.captured_queries
+    clock[0] += 60
+    assert mttf.hours_between_failures(1) == pytest.approx(200 + PRIOR_HOURS)
 
 
 def test_nodes_that_are_known_by_name_have_their_own() -> None:
