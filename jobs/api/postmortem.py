@@ -62,9 +62,9 @@ class PostMortemFigures(Schema):
     gpu_hours: float | None = Field(description="Null: it held no GPUs.")
     money: float | None = Field(description="Where the site names a price.")
     currency: str
-    detect_seconds: float | None = Field(description="From the first sign to the end.")
-    again_seconds: float | None = Field(description="From the first sign to the next attempt's first step.")
-    catch_up_seconds: float | None = Field(description="From the first sign until the last step was done again.")
+    detect_seconds: float | None = Field(description="From the last step that rank 0 told of to the end.")
+    again_seconds: float | None = Field(description="From the end until the next attempt trained.")
+    catch_up_seconds: float | None = Field(description="From the end until the last step was done again.")
 
 
 class PostMortemAct(Schema):

@@ -11,14 +11,16 @@ from typing import Any
 
 from django.conf import settings
 
+from jobs import lost
 from jobs.causes import CAUSES, UNKNOWN, Cause
 from jobs.gathering import alike, rank_steps, restart_curve, verdicts
 from jobs.gathering.verdicts import Piece
+from jobs.lost import Lost
 from jobs.models import Attempt, Checkpoint, Diagnosis, FollowUp, Incident, Job, PostMortem
 from jobs.presenting import cost, headline, lanes, rejoin
 from jobs.presenting import rank_steps as strips
 from jobs.presenting.cost import Again, Cost
-from jobs.presenting.header import ranks_and_nodes
+from jobs.reliability.held import whole
 from portal import formatting
 from portal.models import User
 
@@ -118,12 +120,13 @@ class Document:
         return last if last is not None and last <= ended and (began is None or last >= began) else None
 
     @cached_property
+    def lost(self) -> Lost:
+        return lost.of(self.incident)
+
+    @property
     def kept(self) -> Checkpoint | None:
         """What the next attempt went on from; where there is none, the newest that it could have."""
-        if self.following is not None:
-            return self.following.resume_from
-        own = Checkpoint.objects.resumable().filter(attempt=self.attempt).order_by("-generation", "-step").first()
-        return own or self.attempt.resume_from
+        return self.lost.kept
 
     @cached_property
     def again(self) -> Again | None:
@@ -141,24 +144,19 @@ class Document:
             from_step=start,
             first_step_at=restart_curve.done_at(one, self.series, start + 1),
             caught_up_at=restart_curve.done_at(one, self.series, last) if last is not None else None,
-            gpus=_gpus(self.job, one),
             nodes=tuple(one.nodes),
         )
 
     @cached_property
     def cost(self) -> Cost:
-        kept = self.kept
-        ended = cost.Ended(
-            noticed_at=self.incident.at,
-            bad_at=self.bad_at,
-            started_at=self.attempt.started_at,
+        return cost.cost(
+            self.lost,
             step=self.attempt.step,
-            kept_step=kept.step if kept else 0,
-            kept_at=kept.created_at if kept is not None and kept.attempt_id == self.attempt.pk else None,
-            gpus=_gpus(self.job, self.attempt),
-            again=self.again,
+            gpus=whole((self.job.spec.get("resources") or {}).get("gpus_per_node")),
+            caught_up_at=self.again.caught_up_at if self.again else None,
+            price=settings.VIGIL_GPU_HOUR_PRICE,
+            currency=settings.VIGIL_CURRENCY,
         )
-        return cost.cost(ended, price=settings.VIGIL_GPU_HOUR_PRICE, currency=settings.VIGIL_CURRENCY)
 
     @cached_property
     def headline(self) -> headline.Headline:
@@ -213,8 +211,8 @@ class Document:
     def curve(self) -> rejoin.Rejoin | None:
         if self.following is None:
             return None
-        kept = self.kept.step if self.kept else 0
-        return restart_curve.draw(self.attempt, self.following, self.series, kept)
+        start = self.following.resume_from.step if self.following.resume_from else 0
+        return restart_curve.draw(self.attempt, self.following, self.series, start)
 
     def timeline(self, span: str) -> lanes.Lanes | None:
         """None where it never ran."""
@@ -284,9 +282,3 @@ def of(job: Job, number: int | None) -> Document | None:
         following=following,
         written=getattr(incident, "written", None),
     )
-
-
-def _gpus(job: Job, attempt: Attempt) -> int:
-    """GPUs that it held; 0 where it had none, or nobody knows."""
-    total, nodes, has_gpus = ranks_and_nodes(job.spec)
-    return total // max(1, nodes) * (len(attempt.nodes) or nodes) if has_gpus else 0

@@ -33,7 +33,8 @@ def _went_on(again: Again, cost: Cost) -> str:
     where = f" on {formatting.listed(list(again.nodes))}" if 0 < len(again.nodes) <= 2 else ""
     start = f"from step {formatting.count(again.from_step)}" if again.from_step else "from the beginning"
     if again.first_step_at is not None:
-        return f"Training went on {start}{where} after {formatting.duration(cost.again_seconds)}."
+        after = f" after {formatting.duration(cost.again_seconds)}" if cost.again_seconds is not None else ""
+        return f"Training went on {start}{where}{after}."
     if again.ended_at is not None:
         return f"Attempt {again.number} was to go on {start}, and ended before it had made a step."
     if again.started_at is not None:

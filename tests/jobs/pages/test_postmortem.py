@@ -101,7 +101,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     )
     told = {attempt: (range(90, 121), ended - timedelta(seconds=30)), following: (range(101, 131), again)}
     for one, (steps, began) in told.items():
-        spooled = Spooled()
+        spooled = Spooled().tell("run.started", (began + timedelta(minutes=1)).timestamp(), start_step=steps[0] - 1)
         for i, step in enumerate(steps):
             spooled.log(
                 step,
@@ -110,7 +110,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
             )
         reports.take(one.pk, post(spooled))
     html = page_of(client, incident)
-    assert "Training went on from step 100 on dgx-01 and dgx-04 after" in html
+    assert "Training went on from step 100 on dgx-01 and dgx-04 after 3 min" in html
     assert "<dd>20 <small>of 120</small></dd>" in html
     # Six minutes of work and one more held on 16 GPUs, at 2.00 each.
     assert "1.87 <small>GPU-h · €3.73</small>" in html

@@ -14,8 +14,8 @@ from jobs.models import Attempt, Failure, Incident, Job, JobTime, NodeHeld, Proj
 from jobs.reliability.held import WEEK, Holding, monday, since
 from nodes.models import Partition
 from portal.models import Lease
-from tests.jobs.reliability.lab import count, failed, ran, trains
-from tests.lab import a_checkpoint, a_job, a_project, person
+from tests.jobs.reliability.lab import count, failed, ran
+from tests.lab import a_project
 from tests.portal.series import write
 
 pytestmark = pytest.mark.django_db
@@ -161,59 +161,6 @@ class TestFailures:
         count()
         assert not Failure.objects.exists()
 
-    def test_what_it_cost_and_how_long_it_took(self) -> None:
-        """Saved an hour before the end, the next attempt held its nodes for ten minutes before it trained."""
-        first = ran(5.0, nodes=["a", "b"], cause="scheduler.node_fail", node="a")
-        assert first.ended_at is not None
-        saved = a_checkpoint(first.job, 100, attempt=first, created_at=first.ended_at - timedelta(hours=1))
-        count()
-        before = Failure.objects.get()
-        assert (before.lost_node_s, before.recover_s) == (2 * 3600, None)
-        assert (before.node, before.is_settled) == ("a", True)
-        Failure.objects.update(is_settled=False)
-        second = ran(4.0, nodes=["c", "b"], ago=42.0, job=first.job)
-        Attempt.objects.filter(pk=second.pk).update(resume_from=saved)
-        trains(second, 600)
-        count()
-        after = Failure.objects.get()
-        assert after.lost_node_s == pytest.approx(2 * (3600 + 600))
-        assert after.lost_gpu_s == pytest.approx(16 * (3600 + 600))
-        assert after.recover_s == pytest.approx(3600 + 600)
-
-    def test_it_is_looked_at_again_until_the_next_attempt_trains(self) -> None:
-        first = ran(5.0, ago=6, cause="scheduler.node_fail")
-        second = ran(0.5, ago=0.9, job=first.job)
-        Attempt.objects.filter(pk=second.pk).update(ended_at=None, closed_at=None)
-        count()
-        assert not Failure.objects.get().is_settled
-        trains(second, 60)
-        count()
-        assert Failure.objects.get().is_settled
-        assert Failure.objects.get().recover_s == pytest.approx(0.1 * 3600 + 60)
-
-    def test_a_restart_in_place_lost_what_came_after_the_checkpoint(self) -> None:
-        attempt = ran(5.0)
-        assert attempt.started_at is not None
-        trains(attempt, 30)
-        at = attempt.started_at + timedelta(hours=2)
-        failed(attempt, "gpu.ecc", at=at, incarnation=0)
-        a_checkpoint(attempt.job, 100, attempt=attempt, created_at=at - timedelta(minutes=10))
-        trains(attempt, 2 * 3600 + 20, incarnation=1)
-        count()
-        found = Failure.objects.get()
-        assert (found.lost_node_s, found.recover_s) == (pytest.approx(620), pytest.approx(20))
-        assert found.is_interruption
-
-    def test_from_the_last_step_to_the_end_that_was_noticed(self) -> None:
-        attempt = ran(5.0)
-        assert attempt.ended_at is not None
-        end = attempt.ended_at.timestamp()
-        for step in range(1, 51):
-            write("step_seconds", (0, [(step, 6.0)]), owner=("attempt", attempt.pk), time=end - 400 + 6 * step)
-        failed(attempt, "collective.timeout")
-        count()
-        assert Failure.objects.get().detect_s == pytest.approx(100, abs=1e-3)
-
     def test_one_program_by_its_fingerprint_and_machines_by_the_job(self) -> None:
         for _ in range(2):
             ran(1.0, cause="program.exception", fingerprint="abc")
@@ -246,9 +193,13 @@ class TestTimeOfJobs:
             told = ProjectHeld.objects.filter(days=days).aggregate(s=Sum("jobs_held_s"))["s"]
             assert told == pytest.approx(11 * 3600)
 
-    def test_of_what_reports_no_steps_nothing_is_said(self) -> None:
+    def test_of_what_reports_no_steps_or_has_not_ended_nothing_is_said(self) -> None:
         ran(1.0)
-        alive = a_job(person("ada"), a_project(), state="running")
+        alive = ran(1.0)
+        steps(alive, 1, 10, 100.0)
+        Attempt.objects.filter(pk=alive.pk).update(ended_at=None)
         count()
         assert not JobTime.objects.exists()
-        assert timezone.now() >= alive.created_at
+        steps(ran(1.0), 1, 10, 100.0)
+        count()
+        assert JobTime.objects.count() == 1
