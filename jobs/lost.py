@@ -166,9 +166,9 @@ def _last_step(attempt: Attempt, incarnation: int | None) -> datetime | None:
         newest = reading.curve(2, only=reading.sources.index(known[-1])).last_step
         exact = read.Reading(owners, name, ids, start=newest)
         sources = exact.look()
-        times = exact.curve(None, only=sources.index(known[-1])).time if known[-1] in sources else []
-        if newest is not None and len(times):
-            return datetime.fromtimestamp(float(times[-1]), UTC)
+        if newest is not None and known[-1] in sources:
+            last = exact.curve(None, only=sources.index(known[-1]))
+            return datetime.fromtimestamp(float(last.time[-1]), UTC) if len(last.time) else None
     return None
 
 

@@ -6,24 +6,33 @@ closed, and once; an incident with each version of its verdict, and with a perso
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
+from django.db import DataError
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from jobs import lease
 from jobs.failures import sums, times
-from jobs.failures.incidents import fields_of
+from jobs.failures.incidents import SETTLED_AFTER, fields_of
 from jobs.lease import Held
 from jobs.models import Attempt, Failure, Incident
 from jobs.reliability.held import default_partition, holdings
 
+logger = logging.getLogger(__name__)
+
 BUDGET_S = 10.0
-ROWS = 200  # of a transaction: reports wait for it on SQLite
+ROWS = 200  # attempts of a transaction: reports wait for it on SQLite
+NODE_DAYS = 2_000  # of a transaction, but of an attempt that has more by itself
 FEW = 25  # incidents of a transaction: each takes several queries, and the lease ends
 AGAIN = 200  # failures that are looked at once more, by chance, until what follows them is known
+
+Row = TypeVar("Row", Attempt, Incident)
+Fields = dict[str, Any] | None
 
 
 def count(budget_s: float = BUDGET_S) -> int:
@@ -33,8 +42,8 @@ def count(budget_s: float = BUDGET_S) -> int:
     """
     now = timezone.now()
     closed = Attempt.objects.filter(is_counted=False).exclude(closed_at=None).select_related("job")
-    incidents = Incident.objects.filter(is_counted=False).select_related("attempt__job")
-    unsettled = Failure.objects.filter(is_settled=False).exclude(incident=None)
+    incidents = Incident.objects.filter(is_counted=False).select_related("attempt__job", "failure")
+    unsettled = _unsettled(now)
     if not (closed.exists() or incidents.exists() or unsettled.exists()):
         return 0
     held = lease.take("reliability")
@@ -44,37 +53,70 @@ def count(budget_s: float = BUDGET_S) -> int:
         until = time.monotonic() + budget_s
         done = _count_incidents(held, _each(incidents, until, FEW), now)
         again = list(unsettled.order_by("?").values_list("incident", flat=True)[:AGAIN])
-        followed = Incident.objects.filter(pk__in=again).select_related("attempt__job")
+        followed = Incident.objects.filter(pk__in=again).select_related("attempt__job", "failure")
         _count_incidents(held, _each(followed, until, FEW), now)
-        return done + _count_attempts(held, _each(closed, until, ROWS), now)
+        return done + _count_attempts(held, _each(closed, until, ROWS, _short), now)
     finally:
         held.release()
 
 
-def _each(rows: Any, until: float, most: int) -> Any:
+def _unsettled(now: datetime) -> Any:
+    """Failures of which more may come: not while the attempt that is to go on waits for its start."""
+    attempt = "incident__attempt"
+    waits = Attempt.objects.filter(
+        job=OuterRef(f"{attempt}__job"), number=OuterRef(f"{attempt}__number") + 1, started_at=None, ended_at=None
+    )
+    rows = Failure.objects.filter(is_settled=False).exclude(incident=None)
+    return rows.filter(~Exists(waits) | Q(at__lt=now - SETTLED_AFTER))
+
+
+def _each(rows: Any, until: float, most: int, cut: Callable[[list[Any]], list[Any]] = list) -> Any:
     """Some rows after the other, by number, until there are none or it is time."""
     last = 0
     while time.monotonic() < until:
-        some = list(rows.filter(pk__gt=last).order_by("pk")[:most])
+        some = cut(list(rows.filter(pk__gt=last).order_by("pk")[:most]))
         if not some:
             return
         yield some
         last = some[-1].pk
 
 
+def _together(some: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> int:
+    """In one transaction; where the database can't take what one of them says, each alone, and without that one."""
+    try:
+        write(some)
+    except DataError:
+        if len(some) == 1:
+            logger.exception("reliability: %s can't be counted, and is left out", some[0])
+            type(some[0])._default_manager.filter(pk=some[0].pk).update(is_counted=True)
+        else:
+            for one in some:
+                _together([one], write)
+    return len(some)
+
+
 def _count_incidents(held: Held, several: Any, now: datetime) -> int:
-    done, default = 0, default_partition()
-    for some in several:
-        told = [(one, fields_of(one, default, now)) for one in some if not one.attempt.is_unconfirmed]
-        with held.writing():
-            for incident, fields in told:
-                _write(incident, fields)
-            _mark_strangers(some, {one.pk for one, _ in told})
-        done += len(some)
-    return done
+    default = default_partition()
+
+    def write(some: Sequence[Incident]) -> None:
+        told = [(one, None if one.attempt.is_unconfirmed else fields_of(one, default, now)) for one in some]
+        if changed := [(one, fields) for one, fields in told if _differs(one, fields)]:
+            with held.writing():
+                for incident, fields in changed:
+                    _write(incident, fields)
+
+    return sum(_together(some, write) for some in several)
 
 
-def _write(incident: Incident, fields: dict[str, Any] | None) -> None:
+def _differs(incident: Incident, fields: Fields) -> bool:
+    """Whether there is anything to write; of attempts that only somebody says are theirs there is no failure."""
+    before = getattr(incident, "failure", None)
+    if not incident.is_counted or before is None or fields is None:
+        return not incident.is_counted or before is not fields
+    return any(getattr(before, name) != value for name, value in fields.items())
+
+
+def _write(incident: Incident, fields: Fields) -> None:
     """Its failure as it was read; where the incident has changed since, the next look finds it."""
     same = Incident.objects.filter(
         pk=incident.pk, version=incident.version, overruled_cause=incident.overruled_cause, is_final=incident.is_final
@@ -87,19 +129,24 @@ def _write(incident: Incident, fields: dict[str, Any] | None) -> None:
         Failure.objects.update_or_create(incident=incident, defaults=fields)
 
 
-def _mark_strangers(some: Sequence[Incident], known: set[int]) -> None:
-    """Of attempts that only somebody says are theirs nothing counts."""
-    Incident.objects.filter(pk__in={one.pk for one in some} - known).update(is_counted=True)
-
-
 def _count_attempts(held: Held, several: Any, now: datetime) -> int:
-    done = 0
-    for some in several:
+    def write(some: Sequence[Attempt]) -> None:
         known = {one.pk for one in some if not one.is_unconfirmed and one.started_at is not None}
         found = holdings(Attempt.objects.filter(pk__in=known), now)
-        jobs = times.of_jobs(held, {one.job_id for one in some}, now)
+        added = sums.added(found, times.of_jobs(held, {one.job_id for one in some}, now))
         with held.writing():
-            sums.add(found, jobs)
+            added.write()
             Attempt.objects.filter(pk__in=[one.pk for one in some]).update(is_counted=True)
-        done += len(some)
-    return done
+
+    return sum(_together(some, write) for some in several)
+
+
+def _short(rows: list[Attempt]) -> list[Attempt]:
+    """The first of these, as many as make a short transaction."""
+    total = 0
+    for place, one in enumerate(rows):
+        days = (one.ended_at - one.started_at).days + 1 if one.started_at and one.ended_at else 0
+        total += len(one.nodes) * days
+        if place and total > NODE_DAYS:
+            return rows[:place]
+    return rows

@@ -8,7 +8,7 @@ from typing import Any
 from jobs import lost
 from jobs.failures.counted import MACHINES, NOT_FAILURES, PROGRAMS, UNDIAGNOSED
 from jobs.models import Incident
-from jobs.reliability.held import whole
+from jobs.reliability.held import partition_of, whole
 
 SETTLED_AFTER = timedelta(days=2)
 
@@ -26,7 +26,7 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
         "at": incident.at,
         "day": incident.at.astimezone(UTC).date(),
         "project_id": job.project_id,
-        "partition": resources.get("partition") or default_partition,
+        "partition": partition_of(resources.get("partition"), default_partition),
         "node": incident.node or (attempt.nodes[0] if len(attempt.nodes) == 1 else ""),
         "cause": cause,
         "program": _program(incident, cause),

@@ -9,7 +9,7 @@ from jobs.goodput import SERIES, goodput
 from jobs.intake.reports import owner_of
 from jobs.lease import Held
 from jobs.models import Attempt, JobTime
-from jobs.reliability.held import default_partition
+from jobs.reliability.held import default_partition, partition_of
 from portal.series import read
 
 FEW = 25  # jobs between two looks at the lease: each may take a while
@@ -47,7 +47,7 @@ def _of_job(attempts: list[Attempt], default_partition: str, now: datetime) -> J
         held += nodes * _seconds(one.started_at, one.ended_at)
     return JobTime(
         job=job.pk, project_id=job.project_id, day=last.ended_at.astimezone(UTC).date(), queued_node_s=queued,
-        partition=(job.spec.get("resources") or {}).get("partition") or default_partition, held_node_s=held,
+        partition=partition_of((job.spec.get("resources") or {}).get("partition"), default_partition), held_node_s=held,
         kept_node_s=told.fraction * held,
     )  # fmt: skip
 

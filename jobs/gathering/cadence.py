@@ -105,7 +105,7 @@ def _resources(life: Life) -> dict[str, Any]:
 
 def _nodes(life: Life) -> tuple[list[str], int]:
     """Those of the newest attempt that had any, and how many; before the first as many as it may get."""
-    names = next((one.nodes for one in reversed(life.attempts) if one.nodes), [])
+    names: list[str] = next((one.nodes for one in reversed(life.attempts) if one.nodes), [])
     return names, len(names) or max(1, whole(str(_resources(life).get("nodes", 1)).split(":")[-1]))
 
 

@@ -15,6 +15,7 @@ from nodes.models import Partition
 
 MOST = 5_000
 """Attempts that are looked at one by one; after an update with a long history there may be more for some minutes."""
+MOST_NAME = 255
 WEEK = 7
 _DAY = timedelta(days=1)
 
@@ -57,7 +58,7 @@ def holdings(attempts: Any, now: datetime) -> list[Holding]:
         project=F("job__project"),
     ).values_list("pk", "job", "project", "partition", "nodes", "gpus", "started_at", "ended_at")
     return [
-        Holding(pk, job, project, partition or default, nodes or [], whole(gpus), since, until or now)
+        Holding(pk, job, project, partition_of(partition, default), nodes or [], whole(gpus), since, until or now)
         for pk, job, project, partition, nodes, gpus, since, until in rows
         if since is not None
     ]
@@ -77,6 +78,11 @@ def since(first: date) -> Q:
 def default_partition() -> str:
     """Where a job runs that names none; "" where the scheduler has none."""
     return Partition.objects.filter(is_default=True).values_list("name", flat=True).first() or ""
+
+
+def partition_of(named: object, default: str) -> str:
+    """A spec's; of what was started outside Vigil it is anybody's text."""
+    return str(named or "")[:MOST_NAME] or default
 
 
 def whole(value: object) -> int:

@@ -56,8 +56,9 @@ def _make(lent: Held) -> None:
             rate = 0.34 if node == BAD_NODE and back < BAD_SINCE else 0.007
             failures += [_failure(chance, day, node, whose, MACHINES) for _ in range(chance.poisson(rate))]
             failures += [_failure(chance, day, node, whose, PROGRAMS) for _ in range(chance.poisson(0.03))]
+    added = sums.added(held, [])
     with lent.writing():
-        sums.add(held, [])
+        added.write()
         Failure.objects.bulk_create(failures)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from django.db import DataError, connection
 from django.db.models import F, Sum
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from jobs import lease
@@ -55,7 +58,7 @@ class TestHeldTime:
         today = timezone.now().date()
         begins = [datetime(*(today - timedelta(days=n)).timetuple()[:3], tzinfo=UTC) for n in range(400)]
         found = [Holding(0, 0, a_project().pk, "", ["a"], 1, at, at + timedelta(seconds=1)) for at in begins]
-        sums.add(found, [])
+        sums.added(found, []).write()
         first = today - timedelta(days=back)
         rows = NodeHeld.objects.filter(since(first))
         assert rows.aggregate(s=Sum("node_s"))["s"] == back + 1
@@ -120,6 +123,58 @@ class TestHeldTime:
         count()
         assert held_hours(NodeHeld) == 16
         assert NodeHeld.objects.filter(node="shared", days=1).aggregate(s=Sum("node_s"))["s"] == 8 * 3600
+
+    def test_transactions_are_short_however_many_nodes_there_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nor does reading what there is take the database's lock: all of it is done before."""
+        monkeypatch.setattr(counting, "NODE_DAYS", 8)
+        for _ in range(5):
+            ran(1.0, nodes=["a", "b", "c"])
+        ran(1.0, nodes=[f"n{number}" for number in range(20)])
+        with CaptureQueriesContext(connection) as asked:
+            count()
+        assert held_hours(NodeHeld) == 35
+        transactions: list[list[str]] = []
+        for one in asked.captured_queries:
+            if one["sql"].startswith(("SAVEPOINT", "BEGIN")) or one["sql"].startswith(("RELEASE", "COMMIT")):
+                transactions.append([])
+            elif transactions:
+                transactions[-1].append(one["sql"])
+        wrote = [several for several in transactions if any('INTO "jobs_nodeheld"' in sql for sql in several)]
+        assert len(wrote) == 4, "two attempts at a time, and the large one by itself"
+        assert not [sql for several in wrote for sql in several if sql.startswith("SELECT")]
+
+    def test_what_somebody_calls_a_partition_holds_up_nobody(self) -> None:
+        """Of what was started outside Vigil its spec is unchecked text."""
+        ran(1.0, nodes=["a"], partition="x" * 300, cause="gpu.ecc")
+        ran(1.0, nodes=["b"], cause="gpu.ecc")
+        count()
+        assert held_hours(NodeHeld) == 2
+        assert set(ProjectHeld.objects.values_list("partition", flat=True)) == {"x" * 255, ""}
+        assert set(Failure.objects.values_list("partition", flat=True)) == {"x" * 255, ""}
+
+    def test_what_the_database_cannot_take_is_left_out_and_said(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        bad, good = ran(1.0, nodes=["bad"], cause="gpu.ecc"), ran(1.0, nodes=["good"], cause="gpu.ecc")
+        added, fields_of = sums.added, counting.fields_of
+
+        def refusing(found: Any, jobs: Any) -> Any:
+            if any(one.attempt == bad.pk for one in found):
+                raise DataError("value too long")
+            return added(found, jobs)
+
+        def refusing_too(incident: Incident, *more: Any) -> Any:
+            if incident.attempt_id == bad.pk:
+                raise DataError("value too long")
+            return fields_of(incident, *more)
+
+        monkeypatch.setattr(sums, "added", refusing)
+        monkeypatch.setattr(counting, "fields_of", refusing_too)
+        count()
+        assert list(NodeHeld.objects.filter(days=1).values_list("node", flat=True)) == ["good"]
+        assert Failure.objects.get().incident == good.incidents.get()
+        assert [one.message for one in caplog.records if "can't be counted" in one.message] != []
+        assert not Attempt.objects.filter(is_counted=False).exists()
 
     def test_it_outlives_its_job(self) -> None:
         attempt = ran(5.0, cause="gpu.ecc")
