@@ -105,8 +105,6 @@ class Curve:
     line: str
     best_x: float
     best_y: float
-    is_right: bool
-    """Whether there is room for words left of the best alone."""
     young_x: float
     ticks: list[tuple[float, str]]
     scale: list[tuple[float, str]]
@@ -138,7 +136,7 @@ def curve(found: Forecast) -> Curve | None:
     best = formatting.duration(found.best_seconds)
     alternative = f"What is kept by how often it saves: at most {formatting.percent(found.best)}, every {best}."
     top_x, top_y = x(found.best_seconds), _pixels(y(found.best))
-    return Curve(line, top_x, top_y, top_x > 60, x(young), _apart(ticks), scale, alternative)
+    return Curve(line, top_x, top_y, x(young), _apart(ticks), scale, alternative)
 
 
 def _pixels(y: float) -> float:

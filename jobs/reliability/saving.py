@@ -43,8 +43,3 @@ def best_period(cost: float, mtbf: float) -> float:
 def young(cost: float, mtbf: float) -> float:
     """√(2CM): what the best period comes to where C is small (Young, 1974, doi 10.1145/361147.361115)."""
     return math.sqrt(2 * cost * mtbf)
-
-
-def first_order(cost: float, mtbf: float, restart: float = 0.0) -> float:
-    """C + √(2(M + R)C + C²) (arXiv 2410.18124), which lets nothing fail twice: somewhat long where C is not small."""
-    return cost + math.sqrt(2 * (mtbf + restart) * cost + cost * cost)
