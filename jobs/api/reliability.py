@@ -138,9 +138,9 @@ class ForecastShape(Schema):
     is_assumed: bool = Field(description="Too few failures were seen here: the rate is one that others published.")
     per_1000_node_days: float
     expected_failures: float
-    expected_failures_interval: list[float]
+    expected_failures_interval: list[float] | None = Field(description="Null: the rate is assumed.")
     chance_of_none: float
-    chance_of_none_interval: list[float]
+    chance_of_none_interval: list[float] | None
     mtbf_seconds: float = Field(description="Between failures of all its nodes together.")
     best_interval_seconds: float = Field(description="From one save to the next: what keeps most.")
     young_interval_seconds: float = Field(description="√(2·C·MTTF), which is the same where saves are cheap.")
@@ -193,17 +193,18 @@ def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> 
     seen, recover = reading.interruptions(request.auth, Wanted(days=wanted.window), timezone.now())
     plan = forecasting.plan_of(wanted.nodes, wanted.days, wanted.save_seconds, wanted.restart_seconds, recover)
     found = forecasting.by_what_was_seen(plan, seen)
+    is_assumed = isinstance(found.rate, Assumed)
     return {
         "nodes": plan.nodes,
         "days": plan.days,
         "save_seconds": plan.save_seconds,
         "restart_seconds": plan.restart_seconds,
-        "is_assumed": isinstance(found.rate, Assumed),
+        "is_assumed": is_assumed,
         "per_1000_node_days": 1000 * found.rate.per_day,
         "expected_failures": found.failures,
-        "expected_failures_interval": [found.failures_low, found.failures_high],
+        "expected_failures_interval": None if is_assumed else [found.failures_low, found.failures_high],
         "chance_of_none": found.none,
-        "chance_of_none_interval": [found.none_low, found.none_high],
+        "chance_of_none_interval": None if is_assumed else [found.none_low, found.none_high],
         "mtbf_seconds": found.mtbf_seconds,
         "best_interval_seconds": found.best_seconds,
         "young_interval_seconds": found.young_seconds,
