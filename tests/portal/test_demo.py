@@ -7,17 +7,28 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from jobs.models import Attempt, Checkpoint, Job
+from jobs import lease
+from jobs.models import Attempt, Checkpoint, Failure, Job
 from nodes.cluster import sync
 from nodes.models import Agent, Gpu, GpuUse, Node, NodeEvent
 from nodes.telemetry import read
 from portal.accounts import actions
-from portal.demo import lab, telemetry
-from portal.demo.scenarios import LIVE, NODES, STORIES
-from portal.models import Chunk, User
+from portal.demo import failures, lab, telemetry
+from portal.demo.scenarios import LIVE, NODES, PROJECTS, STORIES
+from portal.models import Chunk, Project, User
 from tests.jobs.schedulers import Told
 
 pytestmark = pytest.mark.django_db
+
+
+def test_what_failed_is_made_once_nobody_counts_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for slug in PROJECTS:
+        Project.objects.get_or_create(slug=slug)
+    other = lease.take("reliability")
+    assert other is not None
+    monkeypatch.setattr(failures, "sleep", lambda seconds: other.release())
+    failures.make()
+    assert Failure.objects.exists()
 
 
 @pytest.fixture
