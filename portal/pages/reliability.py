@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
@@ -50,7 +52,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "expects": saying.expect(forecast),
         "curve": drawing.curve(forecast),
         "published": PUBLISHED,
-        "csv": f"days={wanted.days}&by={wanted.by}&kind={wanted.kind}",
+        "csv": urlencode({"days": wanted.days, "by": wanted.by, "kind": wanted.kind, "project": wanted.project}),
         "mttf": saying.mttf(found.total.rate),
         "rate": saying.per_thousand(found.total.rate),
         "lost": saying.lost(found.total.lost_gpu_hours),
@@ -71,7 +73,7 @@ def wanted_of(params: QueryDict) -> Wanted:
 
 
 def _line(row: Row, wanted: Wanted) -> dict[str, object]:
-    """A row's cells. By cause the time between failures is of one cause alone, which nobody asks for."""
+    """A row's cells."""
     return {
         "row": row,
         "name": f"{formatting.NBSP}".join((f"{row.since.day}", f"{row.since:%b}")) if row.since else row.name,

@@ -113,6 +113,7 @@ class TestForecast:
         client = bearer(lab["sam"], "read")
         few = client.get("/api/v1/reliability/forecast?nodes=64&days=14&save_seconds=20").json()
         assert few["is_assumed"]
+        assert few["expected_failures_interval"] is few["chance_of_none_interval"] is None
         assert few["expected_failures"] == pytest.approx(6.5 * 64 * 14 / 1000)
         for _ in range(4):
             ran(24.0, cause="gpu.ecc")
@@ -159,6 +160,15 @@ class TestPage:
     def test_its_form(self, lab: dict[str, User]) -> None:
         page = text(signed_in(lab["sam"]).get("/reliability?nodes=1&for=3.5&save=12&restart=60"))
         assert "1 node for 3.5 days: expect 0.0227 failures" in page
+
+    def test_of_one_project_it_says_so_and_keeps_to_it(self, lab: dict[str, User]) -> None:
+        client = signed_in(lab["sam"])
+        answer = client.get("/reliability?project=siskin&days=7&by=node")
+        page = text(answer)
+        assert 'in <b>siskin</b> · <a href="?days=7&amp;by=node">All projects</a>' in page
+        assert "reliability.csv?days=7&amp;by=node&amp;kind=all&amp;project=siskin" in page
+        assert 'name="project" value="siskin"' in page
+        assert "All projects" not in text(client.get("/reliability"))
 
     def test_money_where_the_site_names_a_price(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_GPU_HOUR_PRICE, settings.VIGIL_CURRENCY = 2.5, "CHF"
