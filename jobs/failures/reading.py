@@ -130,7 +130,7 @@ class _Asked:
 
     def total(self) -> _Counts:
         found = _Counts(0, sum(self._held("day").values()))
-        for one in self._counted("cause").values():
+        for one in self._counted("day").values():
             found.failures += one.failures
             found.lost_gpu_s += one.lost_gpu_s
         return found
@@ -224,7 +224,8 @@ class _Asked:
     def _programs(self, nodes: list[str]) -> dict[str, int]:
         found: dict[str, int] = {}
         for at in range(0, len(nodes), 500):
-            rows = self.failures.filter(node__in=nodes[at : at + 500]).order_by().values_list("node")
+            # Without the condition of its partial index SQLite would read all failures of the window.
+            rows = self.failures.filter(node__in=nodes[at : at + 500]).exclude(node="").order_by().values_list("node")
             found |= dict(rows.annotate(Count("program", distinct=True)))
         return found
 

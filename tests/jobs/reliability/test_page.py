@@ -8,6 +8,8 @@ import json
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from jobs.models import Job
 from nodes.models import RackPlace
@@ -106,6 +108,19 @@ class TestNumbers:
         page = text(signed_in(lab["sam"]).get("/reliability"))
         assert "bad fails" in page
         assert "under different programs" in page
+
+
+    def test_programs_of_a_few_nodes_are_found_by_their_index(self, lab: dict[str, User]) -> None:
+        for _ in range(5):
+            ran(0.5, ago=50, nodes=["bad"], cause="gpu.off_bus")
+        count()
+        with CaptureQueriesContext(connection) as asked_of:
+            assert asked(lab["sam"])["offenders"]
+        (programs,) = [one["sql"] for one in asked_of if "DISTINCT" in one["sql"]]
+        if connection.vendor == "sqlite":
+            with connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN QUERY PLAN {programs}")
+                assert "failures_of_a_node" in str(cursor.fetchall())
 
 
 class TestForecast:
