@@ -14,7 +14,7 @@ from jobs.models import Attempt
 from nodes.models import Partition
 
 MOST = 5_000
-"""Attempts that are looked at one by one; after an update with a long history there may be more for some minutes."""
+"""Attempts that are looked at one by one, the newest; more than that hardly run at once."""
 MOST_NAME = 255
 WEEK = 7
 _DAY = timedelta(days=1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.db import DataError, connection
 from django.db.models import F, Sum
 from django.test.utils import CaptureQueriesContext
@@ -175,6 +177,16 @@ class TestHeldTime:
         assert Failure.objects.get().incident == good.incidents.get()
         assert [one.message for one in caplog.records if "can't be counted" in one.message] != []
         assert not Attempt.objects.filter(is_counted=False).exists()
+
+    def test_what_closed_before_incidents_were_kept_is_left_out(self) -> None:
+        """Else an update would have weeks of node-hours without a failure, and runs would save far too seldom."""
+        ran(500.0, ago=600)
+        import_module("jobs.migrations.0011_tmp").leave_out(apps, None)
+        ran(5.0)
+        running = ran(1.0)
+        Attempt.objects.filter(pk=running.pk).update(closed_at=None)
+        count()
+        assert held_hours(NodeHeld) == 5
 
     def test_it_outlives_its_job(self) -> None:
         attempt = ran(5.0, cause="gpu.ecc")
