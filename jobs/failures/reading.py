@@ -21,7 +21,7 @@ from jobs.causes import CAUSES
 from jobs.failures.counted import causes_of
 from jobs.listing.sight import sees_all
 from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.reliability.held import Holding, monday, uncounted
+from jobs.reliability.held import monday, uncounted
 from jobs.reliability.held import since as held_since
 from jobs.reliability.offenders import Offender, Seen, offenders
 from jobs.reliability.rate import Rate
@@ -269,15 +269,13 @@ class _Asked:
         """By the Monday of a week, where it is asked for by the day."""
         rows = self._mine(ProjectHeld.objects.filter(held_since(self.since)))
         found: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
-        keys: dict[str, Callable[[Holding, date], Any]] = {
-            "day": lambda one, day: day,
-            "partition": lambda one, day: one.partition,
-            "project": lambda one, day: one.project,
-        }
         for one in self.live:
-            for day, seconds in one.days():
-                if day >= self.since:
-                    found[keys[name](one, day)] += seconds * max(1, len(one.nodes))
+            nodes = max(1, len(one.nodes))
+            if name == "day":
+                for day, seconds in one.days(self.since):
+                    found[day] += seconds * nodes
+            else:
+                found[getattr(one, name)] += one.seconds(self.since) * nodes
         return found
 
     def _held_by_node(self, name: str) -> dict[str, float]:
@@ -285,7 +283,7 @@ class _Asked:
         rows = self._mine(model.objects.filter(held_since(self.since)))
         found: dict[str, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         for one in self.live:
-            seconds = sum(seconds for day, seconds in one.days() if day >= self.since)
+            seconds = one.seconds(self.since)
             for node in one.nodes:
                 found[node] += seconds
         return found

@@ -17,7 +17,8 @@ MOST = 5_000
 """Attempts that are looked at one by one, the newest; more than that hardly run at once."""
 MOST_NAME = 255
 WEEK = 7
-_DAY = timedelta(days=1)
+DAY_S = 86_400
+_EPOCH = date(1970, 1, 1).toordinal()
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,21 @@ class Holding:
     since: datetime
     until: datetime
 
-    def days(self) -> Iterator[tuple[date, float]]:
-        """(day of UTC, seconds of it)."""
-        at = self.since.astimezone(UTC)
-        end = self.until.astimezone(UTC)
+    def days(self, first: date = date.min) -> Iterator[tuple[date, float]]:
+        """(day of UTC, seconds of it), from this day on."""
+        at, end = self._begin(first).timestamp(), self.until.timestamp()
+        number = int(at // DAY_S)
         while at < end:
-            midnight = datetime.combine(at.date() + _DAY, time(), UTC)
-            yield at.date(), (min(midnight, end) - at).total_seconds()
-            at = midnight
+            number += 1
+            yield date.fromordinal(_EPOCH + number - 1), min(number * DAY_S, end) - at
+            at = number * DAY_S
+
+    def seconds(self, first: date) -> float:
+        """All of them, from this day on."""
+        return max(0.0, (self.until - self._begin(first)).total_seconds())
+
+    def _begin(self, first: date) -> datetime:
+        return max(self.since, datetime.combine(first, time(), UTC))
 
 
 def uncounted(now: datetime, *, most: int = MOST) -> list[Holding]:

@@ -96,7 +96,7 @@ def _look(when: int) -> _Look:
     for name, seconds in NodeHeld.objects.filter(held_since(since)).values_list("node").annotate(Sum("node_s")):
         nodes[name].node_hours += seconds / 3600
     for one in uncounted(now):
-        hours = sum(seconds for day, seconds in one.days() if day >= since) / 3600
+        hours = one.seconds(since) / 3600
         partitions[one.partition].node_hours += hours * max(1, len(one.nodes))
         for name in one.nodes:
             nodes[name].node_hours += hours
