@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 BUDGET_S = 10.0
 ROWS = 200  # attempts of a transaction: reports wait for it on SQLite
-NODE_DAYS = 2_000  # of a transaction, but of an attempt that has more by itself
+NODE_DAYS = 1_000  # of a transaction, some 60 ms; an attempt that has more is one by itself
 FEW = 25  # incidents of a transaction: each takes several queries, and the lease ends
 AGAIN = 200  # failures that are looked at once more, by chance, until what follows them is known
 
