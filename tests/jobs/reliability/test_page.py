@@ -109,7 +109,6 @@ class TestNumbers:
         assert "bad fails" in page
         assert "under different programs" in page
 
-
     def test_programs_of_a_few_nodes_are_found_by_their_index(self, lab: dict[str, User]) -> None:
         for _ in range(5):
             ran(0.5, ago=50, nodes=["bad"], cause="gpu.off_bus")
