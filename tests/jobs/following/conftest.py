@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
-from jobs.following import follow
+from jobs.following import follow, known
 from jobs.intake import reports
 from jobs.models import Job
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting.submit import submit
 from portal.models import User
+from tests.jobs.following.launchers import machines
 from tests.jobs.schedulers import Told
 
 
@@ -31,6 +33,21 @@ def tick(told: Told, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], 
 def job(oskar: User, tick: Callable[[], bool]) -> Job:
     """A job that the scheduler has, pending."""
     spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 1}})
+    made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    tick()
+    return made
+
+
+@pytest.fixture
+def _verdicts_are_waited_for(_no_verdict: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "VERDICT_WITHIN", timedelta(seconds=15))
+
+
+@pytest.fixture
+def job_of_two_nodes(_verdicts_are_waited_for: None, oskar: User, told: Told, tick: Callable[[], bool]) -> Job:
+    """A job on two of twenty nodes, running."""
+    machines(told, *(f"dgx{number:02}" for number in range(1, 21)))
+    spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 5}, "resources": {"nodes": 2}})
     made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
     return made

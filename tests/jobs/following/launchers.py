@@ -1,13 +1,20 @@
-"""Launchers as far as the follower sees them: what an attempt leaves behind."""
+"""Attempts as far as the follower sees them: what their launchers leave behind, and how they die."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jobs.disk import rundir
-from jobs.models import Attempt
+from jobs.models import Attempt, Incident
+from nodes.models import Node
+from tests.jobs.schedulers import DGX_01, Told
+
+Tick = Callable[[], bool]
+EXCEPTION = {"rank": 1, "incarnation": 0, "kind": "exception", "exit_code": 1, "signal": None, "error": "KeyError: 'a'"}
 
 
 def newest() -> Attempt:
@@ -24,3 +31,34 @@ def launched(attempt: Attempt, **result: Any) -> Path:
     if result:
         (folder / "result.json").write_text(json.dumps(result))
     return folder
+
+
+def machines(told: Told, *names: str) -> None:
+    told.machines = [replace(DGX_01, name=name, plays_many=False) for name in names]
+    Node.objects.all().delete()
+    Node.objects.bulk_create(Node(name=name, cpus=8) for name in names)
+
+
+def die(told: Told, tick: Tick, cause: str, *, nodes: tuple[str, ...] = ("dgx01", "dgx02"), **more: Any) -> Attempt:
+    """The newest attempt ends badly, and a worker finds out of what, as `cause` and `more` say; then it is decided."""
+    attempt = newest()
+    told.say(attempt.scheduler_id, state="running", nodes=nodes)
+    tick()
+    launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
+    told.say(attempt.scheduler_id, state="failed", exit_code=1, nodes=nodes)
+    tick()
+    verdict(attempt, cause, **more)
+    tick()
+    attempt.refresh_from_db()
+    return attempt
+
+
+def verdict(attempt: Attempt, cause: str, **more: Any) -> None:
+    told = {
+        "confidence": 0.94,
+        "fingerprint": f"of attempt {attempt.number}"[:32],
+        "version": 1,
+        "due_at": None,
+        **more,
+    }
+    assert Incident.objects.filter(attempt=attempt).update(cause=cause, **told) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -13,9 +12,8 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.causes import CAUSES
-from jobs.disk import rundir
-from jobs.following import handover, known, moves
-from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
+from jobs.following import handover, moves
+from jobs.models import Attempt, Incident, Job, Sweep
 from jobs.spec import JobSpec, restarts, write_toml
 from jobs.spec.sweep import SweepSpec
 from jobs.submitting import sweeps
@@ -23,65 +21,17 @@ from jobs.submitting.submit import submit
 from nodes.models import Node, NodeOrder
 from nodes.schedulers.base import SchedulerError
 from portal.models import Project, User
-from tests.jobs.following.launchers import launched
-from tests.jobs.schedulers import DGX_01, Told
+from tests.jobs.following.launchers import EXCEPTION, die, launched, machines, newest, verdict
+from tests.jobs.schedulers import Told
 from tests.lab import a_checkpoint, bearer, send, signed_in, sysadmin
 
-pytestmark = pytest.mark.django_db
-EXCEPTION = {"rank": 1, "incarnation": 0, "kind": "exception", "exit_code": 1, "signal": None, "error": "KeyError: 'a'"}
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("_verdicts_are_waited_for")]
 Tick = Callable[[], bool]
 
 
-@pytest.fixture(autouse=True)
-def _verdicts_are_waited_for(_no_verdict: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "VERDICT_WITHIN", timedelta(seconds=15))
-
-
 @pytest.fixture
-def job(oskar: User, told: Told, tick: Tick) -> Job:
-    """A job on two of twenty nodes, running."""
-    machines(told, *(f"dgx{number:02}" for number in range(1, 21)))
-    spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 5}, "resources": {"nodes": 2}})
-    made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
-    tick()
-    return made
-
-
-def machines(told: Told, *names: str) -> None:
-    told.machines = [replace(DGX_01, name=name, plays_many=False) for name in names]
-    Node.objects.all().delete()
-    Node.objects.bulk_create(Node(name=name, cpus=8) for name in names)
-
-
-def newest() -> Attempt:
-    found = Attempt.objects.order_by("number").last()
-    assert found is not None
-    return found
-
-
-def die(told: Told, tick: Tick, cause: str, *, nodes: tuple[str, ...] = ("dgx01", "dgx02"), **more: Any) -> Attempt:
-    """The newest attempt ends badly, and a worker finds out of what, as `cause` and `more` say; then it is decided."""
-    attempt = newest()
-    told.say(attempt.scheduler_id, state="running", nodes=nodes)
-    tick()
-    launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
-    told.say(attempt.scheduler_id, state="failed", exit_code=1, nodes=nodes)
-    tick()
-    verdict(attempt, cause, **more)
-    tick()
-    attempt.refresh_from_db()
-    return attempt
-
-
-def verdict(attempt: Attempt, cause: str, **more: Any) -> None:
-    told = {
-        "confidence": 0.94,
-        "fingerprint": f"of attempt {attempt.number}"[:32],
-        "version": 1,
-        "due_at": None,
-        **more,
-    }
-    assert Incident.objects.filter(attempt=attempt).update(cause=cause, **told) == 1
+def job(job_of_two_nodes: Job) -> Job:
+    return job_of_two_nodes
 
 
 def test_it_is_decided_once_it_is_known_why(job: Job, told: Told, tick: Tick) -> None:
@@ -192,17 +142,6 @@ def test_another_failure_is_not_the_same(job: Job, told: Told, tick: Tick) -> No
     assert "as attempt 3" in second.decision
 
 
-def test_a_broken_checkpoint_is_gone_back_behind(job: Job, told: Told, tick: Tick) -> None:
-    a_checkpoint(job, 20, attempt=newest())
-    a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
-    die(told, tick, "storage.io")
-    assert newest().resume_from == Checkpoint.objects.get(step=40)
-    second = die(told, tick, "checkpoint.corrupt")
-    assert "Started anew from step 20 as attempt 3" in second.decision
-    hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
-    assert hint == {"number": 3, "resume": "step-20"}, "its launchers would find the newest"
-
-
 def test_of_one_machine_no_node_is_left_out(job: Job, told: Told, tick: Tick) -> None:
     machines(told, "dgx01", "dgx02")
     attempt = die(told, tick, "gpu.off_bus", node="dgx02")
@@ -286,49 +225,6 @@ def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
     assert "was not started" not in first.decision
 
 
-@pytest.mark.parametrize("cause", ["scheduler.launch", "scheduler.node_fail"])
-def test_where_it_was_to_start_is_kept_until_it_has(job: Job, told: Told, tick: Tick, cause: str) -> None:
-    """Its launchers, which never ran, would have made it their line."""
-    a_checkpoint(job, 20, attempt=newest())
-    a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
-    die(told, tick, "checkpoint.corrupt")
-    assert (newest().resume_from.step, newest().starts_back) == (20, True)
-    die(told, tick, cause)
-    assert (newest().number, newest().resume_from.step, newest().starts_back) == (3, 20, True)
-    a_checkpoint(job, 60, attempt=newest(), generation=2, parent_step=20, parent_generation=1)
-    die(told, tick, "storage.io")
-    assert (newest().resume_from.step, newest().starts_back) == (60, False), "it has a line of its own"
-
-
-def test_requeued_by_slurm_it_starts_where_it_was_to(job: Job, told: Told, tick: Tick) -> None:
-    a_checkpoint(job, 20, attempt=newest())
-    a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
-    die(told, tick, "checkpoint.corrupt", nodes=("dgx01", "dgx02"))
-    told.say("102", state="running", nodes=("dgx03", "dgx04"))
-    tick()
-    told.say("102", state="pending", restart_count=1)
-    tick()
-    tick()
-    assert (newest().origin, newest().starts_back, newest().excluded_nodes) == ("requeued", True, [])
-    hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
-    assert hint == {"number": 3, "resume": "step-20"}
-
-
-class TestBeforeABrokenCheckpoint:
-    def test_is_the_one_before_its_own_newest(self, job: Job, told: Told, tick: Tick) -> None:
-        """It had gone on from 20, and saved 40 and 60: what it could not read in the end is 60."""
-        a_checkpoint(job, 20, attempt=newest())
-        die(told, tick, "storage.io")
-        a_checkpoint(job, 40, generation=2, parent_step=20, parent_generation=1, attempt=newest())
-        a_checkpoint(job, 60, generation=2, parent_step=40, parent_generation=2, attempt=newest())
-        assert "Started anew from step 40" in die(told, tick, "checkpoint.corrupt").decision
-
-    def test_is_what_is_left_where_it_was_found_out_already(self, job: Job, told: Told, tick: Tick) -> None:
-        a_checkpoint(job, 20, attempt=newest())
-        a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest(), state=Checkpoint.State.CORRUPT)
-        assert "Started anew from step 20" in die(told, tick, "checkpoint.corrupt").decision
-
-
 class TestOthers:
     """Where it is blamed, whether enough nodes are left is asked of those that the job may run on."""
 
@@ -361,23 +257,6 @@ class TestOthers:
         NodeOrder.objects.create(**order, ended_at=timezone.now())
         die(told, tick, "storage.io", nodes=("dgx03", "dgx04"))
         assert newest().excluded_nodes == []
-
-
-def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, told: Told, tick: Tick) -> None:
-    """`restart` in place of `rewind` is what it says."""
-    machines(told, "dgx01", "dgx02", "dgx03")
-    spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"numerics.divergence": "restart"}}})
-    submit(oskar, spec, spec_toml=write_toml(spec))
-    tick()
-    told.say("101", state="running", nodes=("dgx01",))
-    tick()
-    error = "NumericsError: numerics.divergence: at step 500 the smoothed loss is 9"
-    launched(newest(), exit_code=1, cause="failed", first_failure={**EXCEPTION, "error": error})
-    told.say("101", state="failed", exit_code=1)
-    tick()
-    verdict(Attempt.objects.get(number=1), "numerics.divergence")
-    tick()
-    assert (newest().number, newest().rewinds) == (2, 0)
 
 
 class TestChangedRows:

@@ -181,7 +181,7 @@ class TestHeldTime:
     def test_what_closed_before_incidents_were_kept_is_left_out(self) -> None:
         """Else an update would have weeks of node-hours without a failure, and runs would save far too seldom."""
         ran(500.0, ago=600)
-        import_module("jobs.migrations.0011_tmp").leave_out(apps, None)
+        import_module("jobs.migrations.0011_before_incidents").leave_out(apps, None)
         ran(5.0)
         running = ran(1.0)
         Attempt.objects.filter(pk=running.pk).update(closed_at=None)
