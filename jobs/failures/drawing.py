@@ -93,9 +93,14 @@ def _line(one: Published, at: float, text: float) -> Line:
 
 
 def _scale(y: _Place, most: float) -> list[tuple[float, str]]:
-    step = 10 ** math.floor(math.log10(most))
-    step = step / 2 if most / step < 2.5 else step * 2 if most / step > 6 else step
-    return [(y(n * step), formatting.measure(n * step)) for n in range(int(most / step) + 1)]
+    step = _round_step(most)
+    return [(y(n * step), f"{n * step:g}") for n in range(int(most / step) + 1)]
+
+
+def _round_step(length: float) -> float:
+    """One, two or five times a power of ten, of which a length has two to six."""
+    step = 10.0 ** math.floor(math.log10(length))
+    return step / 2 if length / step < 2.5 else step * 2 if length / step > 6 else step
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,9 @@ def curve(found: Forecast) -> Curve | None:
 
     line = " ".join(f"{x(period)},{y(kept)}" for period, kept in points)
     ticks = [(x(p), formatting.rough(p)) for p in _PERIODS if points[0][0] <= p <= points[-1][0]]
-    parts = [low + part * (high - low) for part in (0.25, 0.5, 0.75)]
-    scale = [(_pixels(y(part)), formatting.percent(round(part, 3))) for part in parts]
+    step = _round_step(high - low)
+    shares = [n * step for n in range(math.ceil(low / step), int(high / step) + 1)]
+    scale = [(_pixels(y(share)), f"{100 * share:g}{formatting.NBSP}%") for share in shares if low < share < high]
     young = min(max(found.young_seconds, points[0][0]), points[-1][0])
     best = formatting.duration(found.best_seconds)
     alternative = f"What is kept by how often it saves: at most {formatting.percent(found.best)}, every {best}."
