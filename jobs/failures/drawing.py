@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from jobs.failures.reading import Row
 from jobs.reliability.forecast import Forecast
@@ -13,6 +14,7 @@ from portal import formatting
 
 HEIGHT, TOP = 150.0, 8.0
 MOST_LABELS = 8
+ENOUGH = 4  # a week's node-days, to set the scale: the median's part
 LEAST_APART = 13.0  # pixels between two labels that are written below each other
 _Place = Callable[[float], float]
 _PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 10 * 86400)
@@ -54,7 +56,8 @@ def weeks(rows: Sequence[Row]) -> Weeks | None:
     if not held:
         return None
     rates = [row.rate.per_thousand or 0.0 for _, row in held]
-    most = 1.25 * max(*rates, *(one.per_thousand for one in PUBLISHED[1:]), 1.0)
+    typical = _typical(rates, [row.rate.node_days for _, row in held])
+    most = 1.25 * max(*typical, *(one.per_thousand for one in PUBLISHED[1:]), 1.0)
 
     def y(value: float) -> float:
         return round(TOP + HEIGHT * (1 - min(1.0, value / most)), 1)
@@ -73,6 +76,12 @@ def weeks(rows: Sequence[Row]) -> Weeks | None:
         marks.append(Mark(x, y(row.rate.per_thousand or 0.0), y(low), y(high), title, label))
     told = ", ".join(f"{formatting.measure(rate)}" for rate in rates[-12:])
     return Weeks(marks, _lines(y, most), _scale(y, most), f"Failures per 1,000 node-days by week, the last: {told}.")
+
+
+def _typical(rates: list[float], node_days: list[float]) -> list[float]:
+    """Those of weeks in which enough nodes were held: one that has just begun may have any rate, and ends above."""
+    enough = median(node_days) / ENOUGH
+    return [rate for rate, days in zip(rates, node_days, strict=True) if days >= enough]
 
 
 def _lines(y: _Place, most: float) -> list[Line]:
@@ -94,7 +103,7 @@ def _line(one: Published, at: float, text: float) -> Line:
 
 def _scale(y: _Place, most: float) -> list[tuple[float, str]]:
     step = _round_step(most)
-    return [(y(n * step), f"{n * step:g}") for n in range(int(most / step) + 1)]
+    return [(y(n * step), f"{n * step:,g}") for n in range(int(most / step) + 1)]
 
 
 def _round_step(length: float) -> float:

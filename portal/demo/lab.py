@@ -97,7 +97,7 @@ def _tell_attempt(job: Job, story: Story, chapter: Try, number: int) -> None:
         decision=chapter.decision, exit_code=chapter.exit_code, signal=chapter.signal, nodes=list(chapter.nodes),
         scheduler_id=f"demo-{attempt.pk}", directory=f"attempt-{number}", token_digest="",
         created_at=submitted, submitted_at=submitted + timedelta(seconds=1), started_at=started, ended_at=ended,
-        decided_at=ended, closed_at=ended, last_report_at=ended,
+        decided_at=ended, closed_at=ended, last_report_at=ended, pace_seconds=story.step_s, pace_steps=1.0,
         cancel_asked_at=ended - timedelta(seconds=40) if chapter.cause == "cancelled" else None,
         cancel_asked_by=job.owner if chapter.cause == "cancelled" else None,
     )  # fmt: skip

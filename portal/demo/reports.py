@@ -23,6 +23,7 @@ FIRST_RANK_ONLY = (
     "learning_rate", "tokens_per_second", "samples_per_second", "data_seconds", "forward_seconds", "backward_seconds",
     "optimizer_seconds", "mfu",
 )  # fmt: skip
+SILENT_S = 52.0  # from the last step of ranks that fail to their end
 SAMPLED = 60  # steps from one that is looked at from inside to the next
 PEAK = 989.5e12  # of an H100, FLOP/s
 TOKENS_A_SAMPLE = 2048
@@ -82,7 +83,13 @@ class _Incarnation:
         for start in range(self.first, self.last, size):
             stop = min(start + size, self.last)
             yield self._post(ranks, values, start, stop)
+        if self._fails:
+            self.now += SILENT_S
         yield self._closing(ranks[0])
+
+    @property
+    def _fails(self) -> bool:
+        return self.last < self.story.steps and self.chapter.cause not in {"stopped", "cancelled"}
 
     def _opening(self, ranks: list[_Stream]) -> dict[str, Any]:
         story = self.story

@@ -160,7 +160,7 @@ STORIES = (
         ),
         tries=(
             Try(
-                hours_ago=15.2, steps=((0, 3180),), state="node_fail", cause="node_fail", exit_code=None,
+                hours_ago=15.2144, steps=((0, 3180),), state="node_fail", cause="node_fail", exit_code=None,
                 nodes=("dgx-03",), queued_minutes=41, reason="Node dgx-03 stopped responding",
                 failure={
                     "rank": 5, "incarnation": 0, "exit_code": 1, "kind": "exception",

@@ -1,0 +1,25 @@
+"""Scales of what reliability is drawn on."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from jobs.failures.drawing import HEIGHT, TOP, weeks
+from jobs.failures.reading import Row
+from jobs.reliability.rate import Rate
+
+
+def test_a_week_that_has_just_begun_does_not_flatten_the_others() -> None:
+    monday = date(2026, 11, 2)
+    told = [(12, 150.0), (6, 140.0), (9, 160.0), (4, 1.1)]
+    rows = [
+        Row(f"week {number}", Rate(failures, node_days), since=monday + timedelta(weeks=number))
+        for number, (failures, node_days) in enumerate(told)
+    ]
+    drawn = weeks(rows)
+    assert drawn is not None
+    assert [label for _, label in drawn.scale] == ["0", "50", "100"]
+    first, *_, last = drawn.marks
+    assert first.y < TOP + HEIGHT / 2
+    assert last.y == TOP, "it stands at the edge"
+    assert last.title.startswith("Week of 23")
