@@ -13,13 +13,16 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import suppress
+from typing import Any
 
 gc.disable()  # nothing of what a worker loads is garbage, and looking for some is a tenth of its start
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.settings")
 
 import django  # noqa: E402
-from celery.signals import task_postrun, task_prerun, worker_ready  # noqa: E402
+from celery.signals import task_postrun, task_prerun, worker_ready, worker_shutting_down  # noqa: E402
 from celery.utils.nodenames import host_format  # noqa: E402
+from redis.exceptions import RedisError  # noqa: E402
 
 from portal.celery import app  # noqa: E402
 
@@ -36,6 +39,18 @@ OPTIONS = ("--pool=solo", "--without-gossip", "--without-mingle", "--without-hea
 def collect_again(**about: object) -> None:
     gc.freeze()  # it stays loaded, so no later collection need look through it
     gc.enable()
+
+
+@worker_ready.connect
+def go_when_asked(sender: Any, **about: object) -> None:
+    """One that waits for a task would go no sooner than that wait is over (polling_interval): it is ended then."""
+
+    def end_wait(**about: object) -> None:
+        told = sender.task_consumer.channel.client.connection.handshake_metadata
+        with suppress(RedisError), app.connection_for_write() as connection:  # a broker that is gone holds up nobody
+            connection.default_channel.client.client_unblock(told[b"id"])
+
+    worker_shutting_down.connect(end_wait, weak=False)
 
 
 @task_prerun.connect

@@ -165,7 +165,7 @@ class Document:
             return headline.Headline(f"Attempt {self.attempt.number} ended badly.", rest)
         return headline.headline(
             says=verdicts.says(self.incident),
-            owner=self.cause.owner,
+            cause=self.cause,
             advice=self.advice,
             decision=self.attempt.decision,
             again=self.again,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jobs.causes import Cause
 from jobs.presenting.cost import Again, Cost
 from portal import formatting
 
@@ -17,14 +18,16 @@ class Headline:
     move: str = ""
 
 
-def headline(*, says: str, owner: str, advice: str, decision: str, again: Again | None, cost: Cost) -> Headline:
-    """`says`: the verdict's sentence, or a person's; `owner`: who must act."""
+def headline(*, says: str, cause: Cause, advice: str, decision: str, again: Again | None, cost: Cost) -> Headline:
+    """`says`: the verdict's sentence, or a person's, on what its cause was."""
     if again is None:
         rest = decision.removesuffix("Your move.").strip() or "What follows is being decided."
-        acts = owner in {"researcher", "both"} and decision
+        if rest.startswith(cause.heading):  # which is said by then
+            rest = rest.partition(". ")[2] or rest
+        acts = cause.owner in {"researcher", "both"} and decision
         return Headline(says, rest, advice if acts else "")
     went_on = _went_on(again, cost)
-    if owner in {"sysadmin", "nobody"}:
+    if cause.owner in {"sysadmin", "nobody"}:
         return Headline(says, f"{went_on} Nothing for its owner to do.")
     return Headline(says, went_on)
 

@@ -54,6 +54,15 @@ def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Cli
     assert "Opened this page" in html
 
 
+def test_what_it_came_of_is_said_once_at_its_head(incident: Incident, client: Client) -> None:
+    said = "The program raised an exception (94 % sure). That would happen again, so Vigil does not start it anew."
+    Attempt.objects.update(decision=f"{said} Your move.", decided_at=timezone.now())
+    head = re.search(r'<p class="say">(.*?)</p>', page_of(client, incident), re.DOTALL)
+    assert head
+    assert head[1].count("The program raised an exception") == 1
+    assert "That would happen again, so Vigil does not start it anew." in head[1]
+
+
 def test_each_line_is_one_click_from_its_log(incident: Incident, client: Client) -> None:
     found = re.search(r'href="(/jobs/\d+/logs\?[^"]+)"[^>]*><code>KeyError', page_of(client, incident))
     assert found
