@@ -285,6 +285,7 @@ LONG_LOG = Planted("long_log", "program.exception", r"Your move\.$", ranks=1)
 SUCCESS = Planted("success", "", r"^$")
 CANCELLED = Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew")
 TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
+PATIENCE = {"step": 2.0, "data": 20.0, "exchange": 20.0, "validate": 20.0, "save": 20.0}
 HUNG = ("collective.timeout", r"Started anew from .* as attempt 2")
 
 
@@ -296,9 +297,9 @@ def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": {"spec_toml": write_toml(JobSpec.parse(dict(spec)))}, "files": {"code": code}}
 
 
-def set_patience(run_directory: Path, **limits: float) -> None:
-    """How long its launcher is to wait for a rank, written into its own run.toml before it begins."""
-    told = "".join(f"{phase} = {seconds}\n" for phase, seconds in limits.items())
+def set_patience(run_directory: Path) -> None:
+    """How long its launcher is to wait for a rank, whatever that is at, written into its run.toml before it begins."""
+    told = "".join(f"{phase} = {seconds}\n" for phase, seconds in PATIENCE.items())
     path = run_directory / "portal" / "run.toml"
     wait_for(path.exists, "its run.toml")
     with path.open("a") as file:
@@ -306,14 +307,16 @@ def set_patience(run_directory: Path, **limits: float) -> None:
 
 
 def rank_of(run_directory: Path, rank: int) -> psutil.Process:
-    """Its process, on whichever node of this machine."""
+    """Its process, on whichever node of this machine; not a child of it, which has the same variables."""
     mine = {"RANK": str(rank), "VIGIL_RUN_DIR": str(run_directory)}
+    found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             environment = process.environ()
             if all(environment.get(key) == value for key, value in mine.items()):
-                return process
-    raise AssertionError(f"no rank {rank} of {run_directory}")
+                found[process.pid] = process, process.ppid()
+    (first, *_) = [process for process, parent in found.values() if parent not in found]
+    return first
 
 
 def tell_xid(kernel_log: Path) -> None:

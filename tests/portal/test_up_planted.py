@@ -172,7 +172,8 @@ def with_recipe(folder: Path) -> str:
 def plant(site: Site, places: ExitStack) -> None:
     for name, what in ENDLESS.items():
         site.submit(name, what, **ASKED.get(name, {}))
-    planted.set_patience(site.run_directory("hung"), step=2.0)
+        if name == "hung":
+            planted.set_patience(site.run_directory(name))
     wait_for(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there")
     for name, what in PLANTED.items():
         site.submit(name, what, **ASKED.get(name, {}))

@@ -139,7 +139,7 @@ def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
     for name, what in PLANTED.items():
         lab.submit(name, what)
         if name == "hung":
-            planted.set_patience(lab.run_directory(name), step=2.0)
+            planted.set_patience(lab.run_directory(name))
     lost = folder / "lost"
     lab.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(lost),)))
     block_output(lab, "launch")
