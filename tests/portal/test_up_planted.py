@@ -85,7 +85,7 @@ LIMITS = {
     Path("/sys/fs/cgroup"): "memory.max",
 }
 SHORT = {"time_limit": "00:00:36"}
-ASKED = {"deaf to its time limit": SHORT, "ended by the warning": SHORT, "hung": {"begin": "+4s"}}
+ASKED = {"deaf to its time limit": SHORT, "ended by the warning": SHORT, "hung": {"begin": "+8s"}}
 
 
 @dataclass

@@ -64,12 +64,12 @@ PLANTED = {
     "success": planted.SUCCESS,
 }
 ASKED: dict[str, dict[str, Any]] = {
-    "hung": {"begin": "+4s"},
+    "hung": {"begin": "+8s"},
     "ended by the warning": {"time_limit": "00:01:00"},
     "exception": {"nodes": 2},
     "preempted": {"exclusive": True, "constraint": TO_PREEMPT},
     "node lost": {"constraint": TO_LOSE},
-    "launch": {"begin": "+4s"},
+    "launch": {"begin": "+8s"},
     "gpu lost": {"gpus_per_node": 1, "ranks_per_node": None},
 }
 
@@ -140,9 +140,10 @@ def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
         lab.submit(name, what)
         if name == "hung":
             planted.set_patience(lab.run_directory(name))
+        if name == "launch":
+            block_output(lab, name)
     lost = folder / "lost"
     lab.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(lost),)))
-    block_output(lab, "launch")
     lab.running("scancel")
     lab.slurm.run("scancel", lab.scheduler_id("scancel"))
     lab.running("preempted")
