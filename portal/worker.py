@@ -46,11 +46,12 @@ def go_when_asked(sender: Any, **about: object) -> None:
     """One that waits for a task would go no sooner than that wait is over (polling_interval): it is ended then."""
 
     def end_wait(**about: object) -> None:
-        told = sender.task_consumer.channel.client.connection.handshake_metadata
-        with suppress(RedisError), app.connection_for_write() as connection:  # a broker that is gone holds up nobody
+        told = sender.task_consumer.channel.client.connection.handshake_metadata or {}
+        # A broker that is gone holds up nobody.
+        with suppress(RedisError, KeyError), app.connection_for_write() as connection:
             connection.default_channel.client.client_unblock(told[b"id"])
 
-    worker_shutting_down.connect(end_wait, weak=False)
+    worker_shutting_down.connect(end_wait, weak=False, dispatch_uid="end_wait")  # ready again: after a broker's restart
 
 
 @task_prerun.connect

@@ -285,6 +285,19 @@ LONG_LOG = Planted("long_log", "program.exception", r"Your move\.$", ranks=1)
 SUCCESS = Planted("success", "", r"^$")
 CANCELLED = Planted("for_ever", "", r"^Cancelled, so Vigil does not start it anew")
 TOO_LATE = ("scheduler.time_limit", r"It had not saved anything .* Your move\.$")
+ANYWHERE = {
+    "device memory": DEVICE_MEMORY,
+    "killed": KILLED,
+    "killed once": ONCE,
+    "mismatch": MISMATCH,
+    "checkpoint": BROKEN_DISK,
+    "missing": MISSING,
+    "package": PACKAGE,
+    "argument": ARGUMENT,
+    "port": PORT,
+    "success": SUCCESS,
+}
+"""Whose end no scheduler has a say in."""
 PATIENCE = {"step": 2.0, "data": 20.0, "exchange": 20.0, "validate": 20.0, "save": 20.0}
 HUNG = ("collective.timeout", r"Started anew from .* as attempt 2")
 

@@ -56,16 +56,7 @@ ENDLESS = {
 PLANTED = {
     "ended by the warning": Planted("endless", *planted.TOO_LATE),
     "exception": planted.EXCEPTION,
-    "device memory": planted.DEVICE_MEMORY,
-    "killed": planted.KILLED,
-    "killed once": planted.ONCE,
-    "mismatch": planted.MISMATCH,
-    "checkpoint": planted.BROKEN_DISK,
-    "missing": planted.MISSING,
-    "package": planted.PACKAGE,
-    "argument": planted.ARGUMENT,
-    "port": planted.PORT,
-    "success": planted.SUCCESS,
+    **planted.ANYWHERE,
     "nan": Trained(
         "nan", "numerics.nan", r"That would happen again.* Its folder numerics/ .* Your move\.$",
         goes_wrong={"nan": sample_at(30, 11)},
