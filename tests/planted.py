@@ -86,6 +86,10 @@ def exception():
 def host_memory(group):
     steps(1, 10)
     save(10)
+    if RANK == 0:
+        (FOLDER / "saved").touch()
+    while not (FOLDER / "saved").exists():
+        time.sleep(0.01)
     if RANK == 1:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     held = []
