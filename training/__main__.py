@@ -16,8 +16,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from training import commands, rank
-from training.config import run_config, run_file
+from training import commands, rank, run_file
+from training.config.asked import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = rank.parse(arguments)
     try:
         run = run_file.load(options.run)
-    except run_config.ConfigError as error:
+    except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     return rank.train(run, options)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import contracts, manifest, units
-from training.config import run_config, run_file
+from training import contracts, manifest, run_file, units
+from training.config.asked import ConfigError
 from training.planning import plan as planning
 from training.planning.ways import Ranks
 from training.provenance import machine
@@ -122,7 +122,7 @@ def prepare(file: Path) -> int:
     except DataError as error:
         print(error.within(f"run.{run.config.recipe}"), file=sys.stderr)
         return 1
-    except run_config.ConfigError as error:
+    except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     facts = ", ".join(f"{name} {value}" for name, value in made.facts.items())
@@ -137,9 +137,10 @@ def plan(options: argparse.Namespace) -> int:
 
     try:
         run = run_file.load(options.run)
-        weights = named.named(run.config)
+        config = run.of_trainer(what="plan")
+        weights = named.named(config)
         is_here = weights is None or os.path.exists(weights)
-        settled = named.settled(contracts.recipe(run.config.recipe), run.config) if is_here else run.config
+        settled = named.settled(contracts.recipe(config.recipe), config) if is_here else config
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node
         memory, where = _memory_of_a_rank(options.gpu_memory, per_node, on_cpu=run.on_cpu)
@@ -148,7 +149,7 @@ def plan(options: argparse.Namespace) -> int:
     except DataError as error:
         print(error, file=sys.stderr)
         return 2
-    except run_config.ConfigError as error:
+    except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:

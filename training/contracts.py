@@ -1,4 +1,4 @@
-"""What a module of recipes/, parallel/ or comm/ may define, and what holds where it leaves something out.
+"""What a module of recipes/, parallel/, comm/ or federated/*/ may define, and what holds where it leaves something out.
 
 A module is taken by the names of its functions and constants; nothing is registered or inherited. What the portal asks
 for (`check`, `dims`, `knows_sizes`) needs no torch, so neither does importing the module: torch is imported inside the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -25,14 +25,17 @@ from training.config import choices
 from training.config.choices import ChoiceError, Value
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from training.comm._exchange import Exchange
+    from training.config.asked import Asked
     from training.config.dims import Dims
-    from training.config.run_config import RunConfig
     from training.config.shape import Misfit, Shape
-    from training.data import Batch, Prepared, Task
+    from training.data import Batch, Labels, Prepared, Task
+    from training.federation.config import FederationConfig
     from training.step.optimizer import Optimizer
     from training.trainer import Trainer
 
@@ -51,6 +54,30 @@ def communication(name: str) -> Communication:
     return _taken("comm", name, Communication)
 
 
+def algorithm(name: str) -> Algorithm:
+    return _taken("federated.algorithms", name, Algorithm)
+
+
+def aggregation(name: str) -> Aggregation:
+    return _taken("federated.aggregation", name, Aggregation)
+
+
+def selection(name: str) -> Selection:
+    return _taken("federated.selection", name, Selection)
+
+
+def split(name: str) -> DataSplit:
+    return _taken("federated.split", name, DataSplit)
+
+
+def pace(name: str) -> Pace:
+    return _taken("federated.pace", name, Pace)
+
+
+def filter_(name: str) -> Filter:
+    return _taken("federated.filters", name, Filter)
+
+
 # What modules that leave something out are taken to mean.
 
 
@@ -58,11 +85,15 @@ def _anything(shape: Shape, **options: object) -> None:
     """Nothing is refused."""
 
 
-def _no_misfit(config: RunConfig, shape: Shape) -> Iterable[Misfit]:
+def _no_misfit(config: Asked, shape: Shape) -> Iterable[Misfit]:
     return ()
 
 
 def _no_dims(**options: object) -> Dims | None:
+    return None
+
+
+def _no_labels(data: Path, **options: object) -> Labels | None:
     return None
 
 
@@ -72,6 +103,22 @@ def _yes(**options: object) -> bool:
 
 def _no_weights(*arguments: object, **options: object) -> Any:
     raise ChoiceError("a recipe with an option from_weights needs functions `settle` and `weights`, too")
+
+
+def _no_federated_misfit(config: FederationConfig) -> Iterable[Misfit]:
+    return ()
+
+
+def _keeps_nothing(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+    return {}
+
+
+def _nobody(model: nn.Module, **options: object) -> Collection[str]:
+    return ()
+
+
+def _the_same(model: Tensor, kept: Mapping[str, Tensor], **options: object) -> Tensor:
+    return model
 
 
 def _plainly(model: nn.Module) -> AbstractContextManager[None]:
@@ -116,12 +163,18 @@ class Recipe:
     together. None: it has none that anybody knows, and only the batch is divided over ranks."""
     knows_sizes: Callable[..., bool] = _yes
     """(**options): whether the options settle `dims`; False: weights that it starts from will, where they lie."""
-    check: Callable[[RunConfig, Shape], Iterable[Misfit]] = _no_misfit
+    check: Callable[[Asked, Shape], Iterable[Misfit]] = _no_misfit
     """What of its options can't work together, or on this shape, known without opening a file."""
     settle: Callable[..., dict[str, Value]] = _no_weights
     """(path, **options): the options as the weights at `path` make them; DataError where they say otherwise."""
     weights: Callable[[Path, Path], Callable[[str], Tensor | None]] = _no_weights
     """(weights, data): name of a parameter → the whole of it, mapped; None: the seed gives it."""
+    labels: Callable[..., Labels | None] = _no_labels
+    """(data, **options): what a federation divides the samples by; None: it can't be divided. Without torch."""
+    has_owners: Callable[..., bool] = _no
+    """(**options): whether `labels` tells to whom each sample belongs by nature."""
+    SHIPPED: bool = False
+    """The data come with it: `prepare` makes nothing, and anybody may look at them."""
 
     def prepared(
         self, cache: Path, identity: str | None, options: Mapping[str, Value], *, tell: Callable[..., None]
@@ -131,6 +184,10 @@ class Recipe:
         if "tell" in inspect.signature(self.prepare).parameters:
             given["tell"] = tell
         return self.prepare(cache, identity, **given)
+
+    def labelled(self, data: Path, options: Mapping[str, Value]) -> Labels | None:
+        """What its own `labels` makes of those options of a run that it declares."""
+        return self.labels(data, **_declared(self.labels, options))
 
     def built(self, data: Path, options: Mapping[str, Value]) -> Task:
         """What its own `build` makes of those options of a run that it declares."""
@@ -181,6 +238,83 @@ class Communication:
     """(**options): bytes of memory for each number that is trained, beside what training without it takes."""
     REMEMBERS: bool = False
     """Whether gradients of several steps are added up."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What clients compute and send in a round, and what the server makes of it (training.federated.client, .server).
+
+    Vectors are (numbers,): of all that is trained, or of the part that travels.
+    """
+
+    train: Callable[..., Mapping[str, Tensor]]
+    """(client, **options): what one client sends, by the names in SENT."""
+    aggregate: Callable[..., Tensor]
+    """(server, **options): the next model's shared part."""
+    SENT: Mapping[str, str]
+    """What leaves a client, by name, and what its sum is weighted by: "samples", or "clients" (each counts one)."""
+    begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
+    """(model, **options): what a client keeps before its first round, by name."""
+    memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
+    """(model, **options): what the server remembers from round to round, by name, and sends with the model."""
+    personal: Callable[..., Collection[str]] = _nobody
+    """(model, **options): tensors by name that stay with each client."""
+    own: Callable[..., Tensor] = _the_same
+    """(model, kept, **options): what a client uses in the end, and is judged by."""
+    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    """(config): what it can't work with. Without torch."""
+    WHOLE: bool = False
+    """Whether clients look at the loss over everything that they have."""
+    PARTIAL: bool = False
+    """Whether a client that was too slow may send what it has come to."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How the updates of a round become one."""
+
+    combine: Callable[..., tuple[Tensor, Sequence[int]]]
+    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them were left out of it."""
+    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    """(config): what it can't work with. Without torch."""
+    IS_SUM: bool = False
+    """A weighted mean, taken as a sum wherever the clients are; `combine` is not asked."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which clients take part in a round. Without torch."""
+
+    select: Callable[..., NDArray[np.int64]]
+    """(round, **options): numbers of clients, ascending: a function of the seed, the round and what is known."""
+    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+
+
+@dataclass(frozen=True)
+class DataSplit:
+    """Which client has which samples. Without torch."""
+
+    divide: Callable[..., NDArray[np.int64]]
+    """(samples, clients, draw, **options): the client of each sample."""
+    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+
+
+@dataclass(frozen=True)
+class Pace:
+    """For whom the server waits, and how long. Without torch."""
+
+    schedule: Callable[..., Any]
+    """(clock, **options)"""
+    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What is done to an update before it is sent."""
+
+    send: Callable[..., Any]
+    """(rows, **options)"""
+    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
 
 
 def _taken(folder: str, name: str, contract: type[T]) -> T:

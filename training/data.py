@@ -34,6 +34,19 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """What the samples of a task are, as far as a split over clients goes by it; no torch."""
+
+    of: Mapping[Split, Ids]
+    """The label of each sample, a number from 0; all 0 where there are none."""
+    names: tuple[str, ...]
+    """Of the labels."""
+    owners: Mapping[Split, Ids] | None = None
+    """To whom each sample belongs by nature: an author, a hospital, a package. None: nobody knows."""
+    owner_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Task:
     """What is trained: a recipe's model, its samples and its loss."""
 
@@ -45,6 +58,11 @@ class Task:
     """(model, batch) → mean loss over the samples, a scalar."""
     score: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]]
     """(model, batch) → means over the samples; "loss" is among them. Reported as validation_<name>."""
+    each: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]] | None = None
+    """(model, batch) → (samples,) of each sample: "loss" is among them, whose mean is `loss`; "accuracy" may be. None:
+    a sample has no loss of its own."""
+    head: str = ""
+    """The module that makes the answer of what the rest has made of the inputs; "": there is no such."""
     initialise: Callable[[str, Tensor, torch.Generator], None] | None = None
     """(name, whole parameter, generator): fills it. A model whose task has one is made without memory, its weights are
     filled once it is cut, the same on every layout; any other model comes with its weights."""

@@ -12,19 +12,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
-from training import manifest
+from training import manifest, run_file
 from training.attempt import hang, place
 from training.attempt.files import FULL
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
-from training.config import run_config, run_file
+from training.config import run_config
+from training.config.asked import ConfigError
 from training.reporting.reporter import Reporter
 from training.runtime import data_roots
 from training.runtime.imports import without_collections
 
 if TYPE_CHECKING:
+    from training.federation.config import FederationConfig
+    from training.loop import Loop
     from training.runtime.distributed import World
-    from training.trainer import Trainer
 
 STOPPED = 75
 
@@ -90,16 +92,15 @@ def _train(run: run_file.RunFile, where: place.Place, world: World, heartbeat: H
         flush_steps=settings.flush_steps,
     )
     set_determinism(settings.determinism)
-    if settings.compile:
+    if isinstance(settings, run_config.RunConfig) and settings.compile:
         compiled_code.keep_apart()
     if run.data_roots is not None:
         _confine(run.data_roots, where)
     try:
         if not run.on_cpu:
             distributed.check_devices(world, gpus_per_node=run.gpus_per_node)
-        completed = _trainer(settings)(
-            settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=run.mtbf_hours
-        ).run()
+        given = {"reporter": reporter, "heartbeat": heartbeat, "stop": stop, "mtbf_hours": run.mtbf_hours}
+        completed = _loop(settings, where, world, given).run()
     except BaseException as error:
         _fail(reporter, error)
     reporter.close()
@@ -115,13 +116,19 @@ def _confine(roots: Sequence[str], where: place.Place) -> None:
     data_roots.confine(roots, own=[cache_dir(where.run_dir), where.job_dir, library_folder()])
 
 
-def _trainer(settings: run_config.RunConfig) -> type[Trainer]:
-    """The loop of the run: the trainer's, or one that its communication brings."""
+def _loop(
+    settings: run_config.RunConfig | FederationConfig, where: place.Place, world: World, given: dict[str, Any]
+) -> Loop:
+    """The loop of the run: a federation's, the trainer's, or one that its communication brings."""
+    if not isinstance(settings, run_config.RunConfig):
+        from training.federated.rounds import Rounds
+
+        return Rounds(settings, where, world, **given)
     from training import contracts
     from training.trainer import Trainer
 
     own = contracts.communication(settings.communication).trainer
-    return own() if own else Trainer
+    return (own() if own else Trainer)(settings, where, world, **given)
 
 
 def _fail(reporter: Reporter, error: BaseException) -> NoReturn:
@@ -129,7 +136,7 @@ def _fail(reporter: Reporter, error: BaseException) -> NoReturn:
     from training.corpus.errors import DataError
     from training.guards.numerics import NumericsError
 
-    if isinstance(error, run_config.ConfigError | manifest.CheckpointError | DataError | NumericsError):
+    if isinstance(error, ConfigError | manifest.CheckpointError | DataError | NumericsError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)

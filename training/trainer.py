@@ -2,30 +2,22 @@
 
 After each step come in this order: its report; the end, if all agreed on it meanwhile (a stop was asked for, or some
 rank found numbers that can't be trusted); the checks of weights; a save that has ended; profiles; a validation that is
-due; a save. Everything that decides the numbers is a function of the configuration and the step, or lies in the
-checkpoint; so a run that was killed and resumed continues with the very same losses (protocols.md §4).
+due; a save.
 """
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.attempt.lineage import check_fence
 from training.attempt.place import Place
-from training.attempt.stopping import Stopped, StopRequest
-from training.checkpoint.cadence import Cadence, mtbf, nodes_here
-from training.checkpoint.events import tell_committed
-from training.checkpoint.pruning import Keep
-from training.checkpoint.remembering import Remembers, recall, remember
-from training.checkpoint.saving import Checkpoints, load_start
-from training.checkpoint.writing import Facts
+from training.attempt.stopping import StopRequest
+from training.checkpoint.staging import State
 from training.config.run_config import RunConfig
 from training.engine import assembling
 from training.engine.assembling import Assembly
@@ -33,21 +25,23 @@ from training.engine.optimizer_step import Known, OptimizerStep
 from training.engine.validating import Validation
 from training.guards.guards import Guards
 from training.loader import supply
-from training.manifest import CheckpointError, Manifest
+from training.loop import Loop, versions
+from training.manifest import Manifest
 from training.metrics.measuring import Measuring
 from training.metrics.meter import Meter, StepTimes
 from training.metrics.profiling import Profiling
 from training.reporting.reporter import AnyReporter
-from training.runtime.distributed import Agreed, Agreement, World
+from training.runtime.distributed import Agreed, World
 from training.weights import named
 
 STEPS_BEFORE_SAVES = 5
 """Steps after which what the first save needs is made ready: not at the start, whose first step others wait for."""
 
 
-class Trainer:
-    """One rank's run."""
+class Trainer(Loop):
+    """One rank's run of a whole model, trained step by step on batches of all ranks together."""
 
+    config: RunConfig
     assembly: Assembly
     optimizer_step: OptimizerStep
     meter: Meter
@@ -65,39 +59,13 @@ class Trainer:
         mtbf_hours: float | None = None,
     ) -> None:
         """`mtbf_hours`: between failures of this run's nodes, as the portal has seen them."""
-        self.config, self.place, self.world = config, place, world
-        self.reporter, self.heartbeat, self.stop = reporter, heartbeat, stop
-        self.agreement = Agreement(world)
-        self.step = 0
-        """Finished so far."""
-        self.consumed = 0
-        """Samples, in all finished steps."""
+        self.validation = Validation(config, world)
+        super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
+        self.config = config
         self._prepares_at = -1
         self._is_saving = False
-        self.validation = Validation(config, world)
-        self.cadence = Cadence(
-            config.checkpoint_every,
-            mtbf(config.mtbf_hours, mtbf_hours, nodes_here()),
-            keep_every=config.keep_every,
-        )
         self.guards = Guards(config, place, world, reporter)
-        self.remembers: dict[str, Remembers] = {
-            "cadence": self.cadence,
-            "validation": self.validation,
-            "guards": self.guards,
-        }
-        """What goes on from plain values in a checkpoint, by the name under which they lie there."""
-        self.checkpoints = Checkpoints(
-            place.job_dir,
-            place.attempt_dir,
-            world,
-            generation=place.generation,
-            keep=Keep(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best),
-            cadence=self.cadence,
-            reporter=reporter,
-            is_hurried=lambda: stop.asked,
-            forget=self.validation.forget,
-        )
+        self.remembers |= {"validation": self.validation, "guards": self.guards}
         self.profiling = Profiling(
             place.run_dir,
             place.attempt_dir,
@@ -108,25 +76,14 @@ class Trainer:
             heartbeat=heartbeat,
         )
 
-    def run(self) -> bool:
-        """Trains; True if to the end, False if it was asked to stop and left a checkpoint."""
-        check_fence(self.place.job_dir, self.place.generation)
-        self.heartbeat.beat("restore")  # to look through checkpoints, and to remove halves, may outlast "init"
-        start = load_start(self.checkpoints, self.world, self.place.resume)
-        self.checkpoints.start_from(start)
-        self._prepare(start)
-        self._begin(start)
-        stopping = self.agreement.now(stop=self.stop.asked).stop
-        if not stopping and start is not None and self.validation.is_owed(self.step):
-            stopping = self._validate()
+    def _make_up(self, start: Manifest | None) -> bool:
+        if start is not None and self.validation.is_owed(self.step):
+            if self._validate():
+                return True
             if self.validation.has_best(self.step):
                 self._save()  # the one that it starts from does not tell this loss
-        if not stopping:
-            self._profile()
-        while not stopping and self.step < self.config.steps:
-            agreed = self._one_step()
-            stopping = agreed.stop or self._between_steps(agreed)
-        return self._finish(stopping)
+        self._profile()
+        return False
 
     # Setting up.
 
@@ -137,9 +94,7 @@ class Trainer:
         self.assembly = assembling.assemble(
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
-        self.config = self.assembly.config
-        # Once: what decides the numbers is told by files of choices, which an upgrade may replace under a run.
-        self._config_hash, self._numerics = self.config.hash(), self.config.numerics()
+        self.asked = self.config = self.assembly.config
         if self.assembly.base is not None:
             self.remembers["base"] = self.assembly.base
         self.optimizer_step = self.guards.equip(self.assembly)
@@ -167,14 +122,9 @@ class Trainer:
 
     def _restore(self, start: Manifest) -> None:
         self.assembly.restore(lambda state: self.checkpoints.restore(state, start))
-        self.step, self.consumed = start.step, start.consumed_samples
-        recall(self.remembers, start)
+        self._recall(start)
 
-    def _begin(self, start: Manifest | None) -> None:
-        if not self.world.leads:
-            return
-        if start is not None:
-            tell_committed(self.reporter, start)  # perhaps it died between commit and report; the portal takes it once
+    def _tell_started(self, start: Manifest | None) -> None:
         task, share = self.assembly.task, self.assembly.share
         parameters = task.dims.parameters if task.dims else _count(task.model)
         self.reporter.event(
@@ -191,7 +141,7 @@ class Trainer:
             unit=task.unit,
             micro_batch=share.micro_batch,
             resumed_from=start.name if start else None,
-            versions=_versions(),
+            versions=versions(),
             **task.facts,
         )
         supply.tell_prepared(self.reporter, self.assembly.prepared, task, share)
@@ -244,7 +194,6 @@ class Trainer:
         self.guards.look(steps, waited)
 
     def _between_steps(self, agreed: Agreed) -> bool:
-        """What is due at this boundary; True if a validation was cut short because a rank was asked to stop."""
         if agreed.trouble:
             self._end_in_trouble()
         self.guards.check(self.step, self.consumed)
@@ -252,18 +201,9 @@ class Trainer:
         self._profile()
         if self.step == self._prepares_at and not agreed.saving:
             self.checkpoints.prepare(self.assembly.state())
-        last = self.step == self.config.steps
         if self.validation.is_due(self.step) and self._validate():
             return True
-        every = self.config.keep_every
-        is_promised = self.validation.has_best(self.step) or (every and self.step % every == 0)
-        if is_promised and not last:
-            self._save()
-        elif agreed.due and not last:
-            if agreed.saving:
-                self.checkpoints.skip(self.step)
-            else:
-                self._save()
+        self._save_if_due(agreed, promised=self.validation.has_best(self.step) or self._is_kept())
         return False
 
     def _profile(self) -> None:
@@ -295,29 +235,26 @@ class Trainer:
         self.heartbeat.beat("validate", self.step)
         return not self.agreement.now(stop=self.stop.asked).stop
 
-    def _save(self) -> None:
-        """Training stands still for it, and first for the one before, where that is still being written."""
-        self._look()
-        began = time.perf_counter()
-        self._finish_flight()
-        self.heartbeat.beat("save", self.step)
-        facts = Facts(
-            step=self.step,
-            consumed_samples=self.consumed,
-            layout=self.assembly.layout(self.config, self.world),
-            config_hash=self._config_hash,
-            config=self._numerics,
-            data=self.assembly.prepared.identity,
-            state={"validation_loss": self.validation.loss_at(self.step), **remember(self.remembers)},
-            versions=_versions(),
-        )
-        self.checkpoints.save(self.assembly.state(), facts)
+    def _state(self) -> State:
+        return self.assembly.state()
+
+    def _layout(self) -> dict[str, Any]:
+        return self.assembly.layout(self.config, self.world)
+
+    def _data_identity(self) -> str:
+        return self.assembly.prepared.identity
+
+    def _validation_loss(self) -> float | None:
+        return self.validation.loss_at(self.step)
+
+    def _forget(self, state: Mapping[str, Any]) -> None:
+        self.validation.forget(state)
+
+    def _saved(self, seconds: float) -> None:
         self._is_saving = True
-        self.measuring.stalled(self.step, time.perf_counter() - began)
-        self.heartbeat.beat("step", self.step)
+        self.measuring.stalled(self.step, seconds)
 
     def _look(self) -> None:
-        """Looks at the metrics so far, before what they led to is relied on."""
         self.meter.flush()
         self.guards.pause()
         if self.agreement.now(trouble=self.guards.troubled).trouble:
@@ -329,60 +266,12 @@ class Trainer:
         self.meter.flush()
         self.guards.stop()
 
-    def _finish_flight(self) -> None:
-        """Waits for a save that is being written, which may take longer than a step is allowed to."""
-        self.heartbeat.beat("save", self.step)
-        self.checkpoints.finish_flight()
-        self.heartbeat.beat("step", self.step)
-
-    # The end.
-
-    def _finish(self, stopping: bool) -> bool:
-        """The last checkpoint, committed before anybody leaves."""
+    def _close(self) -> None:
         self.assembly.feed.close()
         self.profiling.close(self.step)
         self._look()
         self.measuring.tell()
-        reason = self.stop.why()
-        if stopping and self.world.leads and not self.place.launched:  # the launcher has told it
-            self.reporter.event("stop.requested", reason=reason)
-        self._phase("save")
-        last = self._last_checkpoint()
-        if self.world.leads:
-            if stopping:
-                Stopped(last.step, last.name, last.generation, reason).write(self.place.attempt_dir)
-                self.reporter.event("stop.saved", step=self.step)
-            else:
-                self.reporter.event("run.completed", step=self.step)
-            self._say(f"{'stopped' if stopping else 'completed'} at step {self.step}, saved as {last.name}")
-        self.heartbeat.beat("end", self.step)
-        return not stopping
-
-    def _last_checkpoint(self) -> Manifest:
-        self.checkpoints.finish_flight()
-        latest = self.checkpoints.latest
-        if latest is not None and latest.step == self.step:
-            return latest
-        self._save()
-        try:
-            return self.checkpoints.wait()
-        except CheckpointError:  # the state is still at hand
-            self._save()
-            return self.checkpoints.wait()
-
-    def _phase(self, phase: str) -> None:
-        self.heartbeat.beat(phase, self.step)
-        if self.world.leads:
-            self.reporter.event("phase", phase=phase, step=self.step)
-
-    def _say(self, text: str) -> None:
-        if self.world.leads:
-            print(text, flush=True)
 
 
 def _count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": torch.__version__}

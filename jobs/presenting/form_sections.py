@@ -15,19 +15,21 @@ from tomlkit.exceptions import TOMLKitError
 
 from jobs.errors import Problem, SpecError
 from jobs.presenting.form_fields import NEAREST, Field, Section
-from jobs.spec import JobSpec, read_toml
+from jobs.spec import RUNS, JobSpec, read_toml
 from training.config import choices
+from training.config.asked import Asked
 from training.config.run_config import RunConfig
 
 # What most people set; the rest of a section waits behind "More".
-FIRST = {
+FIRST = (
     *("name", "project", "kind", "tags"),
     *("resources.nodes", "resources.gpus_per_node", "resources.ranks_per_node", "resources.time_limit"),
     *("restart.max_restarts", "restart.in_place"),
-    *("run.recipe", "run.parallelism", "run.steps", "run.global_batch", "run.micro_batch", "run.learning_rate"),
-    *("run.checkpoint_every", "run.validate_every", "run.seed"),
-    *("script.git", "script.ref", "script.directory", "script.entry", "script.python", "script.args", "script.env"),
-}
+    *("run.recipe", "run.parallelism", "run.steps", "run.global_batch", "run.micro_batch"),
+    *("run.algorithm", "run.rounds", "run.clients", "run.per_round", "run.split", "run.epochs", "run.batch"),
+    *("run.learning_rate", "run.seed", "run.validate_every", "run.checkpoint_every"),
+    *("script.git", "script.ref", "script.directory", "script.entry", "script.args", "script.env", "script.python"),
+)
 # What means something to Slurm alone: a fieldset of its own, where there is one.
 SLURM = (
     "partition", "qos", "reservation", "gpu_type", "constraint", "exclusive", "require_nodes", "exclude_nodes",
@@ -63,22 +65,25 @@ def sections(
             drawn = _choose(drawn, [*projects])
         (what.fields if name in FIRST else what.more).append(replace(drawn, required=name == "name"))
     parts = ["resources", "script" if data.get("kind") == "script" else "run", "restart"]
-    found = [what, *(_section(part, schema, _table(data, part), wrong) for part in parts)]
+    found = [what, *(_section(part, schema, data, wrong) for part in parts)]
     if "run" in parts:
-        run = _table(data, "run")
-        for chooses in ("parallelism", "communication"):
-            name = run.get(chooses, RunConfig.model_fields[chooses].default)
-            found[2].more += _options(choices.CHOSEN[chooses], name, run, wrong)
-        for owner in _along_axes(run):
-            found[2].more += _options("parallel", owner, run, wrong)
-        recipe = str(run.get("recipe", RunConfig.model_fields["recipe"].default))
+        run, model = _table(data, "run"), _run_model(data)
+        for chooses, folder in choices.CHOSEN[model.KIND].items():
+            if chooses != "recipe":
+                default = model.model_fields[chooses].get_default(call_default_factory=True)
+                for one in _named(run.get(chooses, default)):
+                    found[2].more += _options(folder, one, run, wrong)
+        if model is RunConfig:
+            for owner in _along_axes(run):
+                found[2].more += _options("parallel", owner, run, wrong)
+        recipe = str(run.get("recipe", model.model_fields["recipe"].default))
         if options := _options("recipes", recipe, run, wrong):
             found.insert(3, Section(f"{recipe.capitalize()} recipe", *_foremost(recipe, options)))
     if fields := [f for f in found[1].more if f.path.partition(".")[2] in SLURM]:
         found[1].more = [f for f in found[1].more if f not in fields]
         if slurm := [f for f in fields if settings.VIGIL_SCHEDULER == "slurm" or f.changed or f.problem]:
             found.insert(2, Section("Slurm", more=[_offering(f, known) for f in slurm]))
-    return [*found, _section("environment", schema, _table(data, "environment"), wrong)]
+    return [*found, _section("environment", schema, data, wrong)]
 
 
 def placed(problem: Problem) -> Problem:
@@ -129,7 +134,9 @@ def _written(text: str, changes: dict[str, Any]) -> str:
 def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
     """Another kind or recipe has other tables: those of the one before would only be refused."""
     if path == "kind":
-        document.pop("run" if value == "script" else "script", None)
+        document.pop("run", None)  # of another kind its fields have other names
+        if value != "script":
+            document.pop("script", None)
         if value == "script" and "script" not in document:
             document["script"] = tomlkit.table()
             document["script"]["entry"] = "train.py"
@@ -144,7 +151,8 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
 def _kind_of_choice(path: str) -> str:
     """The folder that a field names a module of; "" for any other field."""
     table, _, name = path.partition(".")
-    return choices.CHOSEN.get(name, "") if table == "run" else ""
+    of = {field: folder for chosen in choices.CHOSEN.values() for field, folder in chosen.items()}
+    return of.get(name, "") if table == "run" else ""
 
 
 def _typed(drawn: Field, raw: str) -> Any:
@@ -192,7 +200,7 @@ def _numeric(raw: str, *, whole: bool) -> int | float | str:
 # Drawing
 
 _MODELS = {
-    "resources": "Resources", "restart": "Restart", "run": "RunConfig", "script": "Script",
+    "resources": "Resources", "restart": "Restart", "script": "Script",
     "environment": "Environment",
 }  # fmt: skip
 _TITLES = {
@@ -211,17 +219,29 @@ def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-def _section(part: str, schema: dict[str, Any], values: Mapping[str, Any], wrong: dict[str, str]) -> Section:
-    section = Section(_TITLES[part])
-    for name, described in schema["$defs"][_MODELS[part]]["properties"].items():
+def _section(part: str, schema: dict[str, Any], data: Mapping[str, Any], wrong: dict[str, str]) -> Section:
+    section, values = Section(_TITLES[part]), _table(data, part)
+    model = _run_model(data).__name__ if part == "run" else _MODELS[part]
+    for name, described in schema["$defs"][model]["properties"].items():
         path = f"{part}.{name}"
         if path == "run.options" or "const" in described:
             continue
         drawn = _field(path, described, values.get(name), wrong)
-        if kind := _kind_of_choice(path):
+        if (kind := _kind_of_choice(path)) and drawn.kind != "lines":
             drawn = _choose(drawn, described.get("enum") or choices.names(kind))
         (section.fields if path in FIRST else section.more).append(drawn)
+    section.fields.sort(key=lambda field: [*FIRST].index(field.path))
     return section
+
+
+def _run_model(data: Mapping[str, Any]) -> type[Asked]:
+    """What [run] is of this kind of job."""
+    return RUNS.get(str(data.get("kind")), RunConfig)
+
+
+def _named(value: object) -> list[object]:
+    """The one choice, or those in a list."""
+    return value if isinstance(value, list) else [value]
 
 
 def _along_axes(run: Mapping[str, Any]) -> list[str]:

@@ -43,21 +43,23 @@ def mended(model: type[JobSpec], data: dict[str, Any], problems: list[Problem]) 
             return model.model_validate({"name": NAME, **rest}), more
         except ValidationError as error:
             fresh = problems_of(error, model, rest)
-            more += standing(model, fresh, [*problems, *more])
+            more += standing(model, fresh, [*problems, *more], data.get("kind"))
     return None, more
 
 
-def standing(model: type[JobSpec], problems: Iterable[Problem], broken: list[Problem]) -> list[Problem]:
-    """The problems that would be there whatever stood in the broken fields."""
+def standing(model: type[JobSpec], problems: Iterable[Problem], broken: list[Problem], kind: object) -> list[Problem]:
+    """The problems that would be there whatever stood in the broken fields. `kind`: of the job."""
     fields = {_field(problem) for problem in broken}
     # What an unknown key was meant for is not known either: its whole table may be meant.
-    fields |= {field.rpartition(".")[0] for field in fields if not _is_option(field) and not is_known(model, field)}
+    fields |= {
+        field.rpartition(".")[0] for field in fields if not _is_option(field) and not is_known(model, field, kind)
+    }
     return [problem for problem in problems if not any(_touch(a, b) for a in _reads(_field(problem)) for b in fields)]
 
 
 def _reads(field: str) -> tuple[str, ...]:
     if _is_option(field):
-        return (field, "kind", *(f"run.{chooses}" for chooses in choices.CHOSEN))
+        return (field, "kind", *(f"run.{chooses}" for of in choices.CHOSEN.values() for chooses in of))
     return (field, "kind", *READS.get(field, READS.get(field.partition(".")[0], ())))
 
 

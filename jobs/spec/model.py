@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, tzinfo
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from jobs.errors import Problem, SpecError
 from jobs.spec import restarts, slurm, values
@@ -16,9 +24,14 @@ from jobs.spec.mending import mended, standing
 from jobs.spec.part import Part
 from jobs.spec.toml import read_toml
 from jobs.spec.wording import problems_of
+from training.config.asked import Asked
 from training.config.run_config import RunConfig
+from training.federation import checking as federation
+from training.federation.config import FederationConfig
 from training.planning import checking
 
+RUNS: dict[str, type[Asked]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
+"""What [run] is, by kind of job."""
 MAX_DEPTH = 8  # tables in tables
 
 
@@ -203,8 +216,11 @@ class JobSpec(Part):
     name: Annotated[str, AfterValidator(values.name)] = Field(
         title="Name", description="Letters, digits, dots, dashes."
     )
-    kind: Literal["distributed", "script"] = Field(
-        default="distributed", title="Kind", description="distributed: Vigil's trainer. script: a program of your own."
+    kind: Literal["distributed", "federated", "script"] = Field(
+        default="distributed",
+        title="Kind",
+        description="distributed: Vigil's trainer. federated: clients that train apart, in rounds. script: a program "
+        "of your own.",
     )
     project: str = Field(default="default", max_length=64, title="Project", description="Who it belongs to.")
     tags: Annotated[list[str], AfterValidator(values.tags)] = Field(default_factory=list, max_length=50, title="Tags")
@@ -215,8 +231,8 @@ class JobSpec(Part):
     resources: Resources = Field(default_factory=Resources, title="Resources")
     restart: Restart = Field(default_factory=Restart, title="If it fails")
     environment: Environment = Field(default_factory=Environment, title="Environment")
-    run: RunConfig | None = Field(
-        default=None, title="Run", description="The trainer's configuration (kind = distributed)."
+    run: RunConfig | FederationConfig | None = Field(
+        default=None, title="Run", description="What is trained and how, by Vigil (not where kind = script)."
     )
     script: Script | None = Field(default=None, title="Script", description="Your own program (kind = script).")
 
@@ -224,12 +240,19 @@ class JobSpec(Part):
     @classmethod
     def _parts_of_kind(cls, data: Any) -> Any:
         """Every kind has its own part; the trainer's may be left out, it has defaults for everything."""
-        if isinstance(data, dict) and data.get("kind", "distributed") == "distributed":
+        if isinstance(data, dict) and data.get("kind", "distributed") in RUNS:
             if data.get("run") is None:
                 data = {**data, "run": {}}
             if data.get("script") is None:
                 data = {key: value for key, value in data.items() if key != "script"}
         return data
+
+    @field_validator("run", mode="before")
+    @classmethod
+    def _of_its_kind(cls, table: Any, info: ValidationInfo) -> Any:
+        """A table is read as what its kind asks for, so that what is wrong is told of that alone."""
+        model = RUNS.get(info.data.get("kind", ""), RunConfig)
+        return model.model_validate(table) if isinstance(table, dict) else table
 
     @property
     def world_size(self) -> int:
@@ -239,8 +262,6 @@ class JobSpec(Part):
     @classmethod
     def parse(cls, data: dict[str, Any]) -> JobSpec:
         """Reads plain values (JSON, TOML, a form), or raises SpecError with every problem found."""
-        if data.get("kind") == "federated":
-            raise SpecError.at("kind", "federated jobs are not here yet. Take distributed or script.")
         if data.get("kind") == "attached":
             fix = "Start it with sbatch, with `vigil attach -- COMMAND` in its script, or `vigil attach NUMBER` later."
             raise SpecError.at("kind", f"attached jobs are those that Vigil did not submit. {fix}")
@@ -259,7 +280,7 @@ class JobSpec(Part):
         """The problems of single fields, and what can be told without these."""
         rest, more = mended(cls, data, problems)
         found = [*problems, *more]
-        return [*found, *standing(cls, rest._across(), found)] if rest is not None else found
+        return [*found, *standing(cls, rest._across(), found, data.get("kind"))] if rest is not None else found
 
     @classmethod
     def parse_toml(cls, text: str) -> JobSpec:
@@ -280,13 +301,16 @@ class JobSpec(Part):
     def _across_kind(self) -> list[Problem]:
         if self.kind == "script":
             if self.run is not None:
-                return [Problem("run", "[run] is for kind = distributed. Take it out, or change the kind.")]
+                return [Problem("run", "[run] is what Vigil trains. Take it out, or change the kind.")]
             if self.script is None:
                 missing = 'Missing. Write [script] with directory = "." and entry = "train.py".'
                 return [Problem("script", missing)]
             return []
         if self.script is not None:
             return [Problem("script", "[script] is for kind = script. Take it out, or change the kind.")]
+        if isinstance(self.run, FederationConfig):
+            told = federation.problems(self.run, self.world_size)
+            return [Problem(f"run.{p.field}", p.message) for p in told]
         assert self.run is not None
         full = self.resources.local_world_size * self.resources.max_nodes
         found = list(checking.problems(self.run, full))

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from jobs.errors import Problem
 from jobs.spec.model import JobSpec
 from training.config import choices
-from training.config.run_config import RunConfig
+from training.config.asked import Asked
 
 
 class Power(Enum):
@@ -46,7 +46,9 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "recipe parallelism communication mesh steps global_batch micro_batch seed learning_rate warmup_steps "
         "min_learning_rate_ratio weight_decay clip guards check_weights_every validate_every validation_batches "
         "checkpoint_every keep_checkpoints keep_every keep_best mtbf_hours determinism dtype fp8_scaling recompute "
-        "compile flush_seconds flush_steps sample_seconds profile_at profile_steps",
+        "compile flush_seconds flush_steps sample_seconds profile_at profile_steps "
+        "rounds clients per_round epochs local_steps batch ridge algorithm aggregation selection split pace adapters "
+        "transport filters",
     ),
     "run.language": (
         Power.DATA,
@@ -65,6 +67,11 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.parameter_server": (Power.DATA, "staleness"),
     "run.powersgd": (Power.DATA, "rank plain_steps"),
     "run.topk": (Power.DATA, "density"),
+    "run.tabular": (Power.DATA, "source model hidden batch_norm held_out samples features noise"),
+    "run.dirichlet": (Power.DATA, "alpha"),
+    "run.longtail": (Power.DATA, "imbalance"),
+    "run.quantity": (Power.DATA, "exponent"),
+    "run.shards": (Power.DATA, "shards_each"),
     "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
 }
 POWERS: Mapping[str, Power] = {
@@ -126,7 +133,7 @@ def _said(part: BaseModel, table: str = "") -> Iterator[tuple[str, Any]]:
         value = getattr(part, name)
         if isinstance(value, BaseModel):
             yield from _said(value, f"{table}{name}.")
-        elif isinstance(part, RunConfig) and name == "options":
+        elif isinstance(part, Asked) and name == "options":
             yield from _said_options(value)
         elif not _is_data(field := f"{table}{name}") and value and value != about.default:
             yield field, value

@@ -32,44 +32,42 @@ def problems_of(error: ValidationError, model: type[BaseModel], data: dict[str, 
     """One problem a field, in the order of the spec, at most 50."""
     found: dict[str, Problem] = {}
     for detail in error.errors(include_url=False)[:200]:
-        path = _path(model, detail["loc"])
+        path = _path(detail["loc"])
         found.setdefault(path, Problem(path, _message(dict(detail), model, path, data)))
     return list(found.values())[:50]
 
 
-def _path(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+def _path(loc: tuple[int | str, ...]) -> str:
     """The dotted path as a person writes it: pydantic adds the names of union members, we take them out."""
     parts: list[str] = []
-    inside: type[BaseModel] | None = model
     for part in loc:
         if isinstance(part, str) and part in {"int", "str", "float", "bool"} and parts:
             continue
         if isinstance(part, str) and (part.startswith("function-") or (part == "options" and parts == ["run"])):
             continue
         parts.append(f"[{part}]" if isinstance(part, int) else part)
-        if inside is not None and isinstance(part, str):
-            inside = _model_of(inside, part)
     return ".".join(parts).replace(".[", "[")
 
 
-def _model_of(model: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """The model that a field holds, also where it may be None."""
+def _model_of(model: type[BaseModel], field: str, kind: object) -> type[BaseModel] | None:
+    """The model that a field holds, also where it may be None; of several the one of this kind of job."""
     if field not in model.model_fields:
         return None
     annotation = model.model_fields[field].annotation
     choices = get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else (annotation,)
-    return next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    models = [c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)]
+    return next((c for c in models if getattr(c, "KIND", kind) == kind), models[0] if models else None)
 
 
-def is_known(model: type[BaseModel], path: str) -> bool:
-    """Whether such a field is written in the model; what lies in a free table of it counts, too."""
+def is_known(model: type[BaseModel], path: str, kind: object) -> bool:
+    """Whether such a field is written in the model for this kind of job; what lies in a free table counts, too."""
     inside: type[BaseModel] | None = model
     for part in path.split("."):
         if inside is None:
             return True
         if part not in inside.model_fields:
             return False
-        inside = _model_of(inside, part)
+        inside = _model_of(inside, part, kind)
     return True
 
 
@@ -79,7 +77,7 @@ def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: di
     if kind == "missing":
         return f"Missing. Write {key} = …"
     if kind == "extra_forbidden":
-        return _unknown(model, path)
+        return _unknown(model, path, data.get("kind"))
     if kind in _KINDS:
         wanted, example = _KINDS[kind]
         if path.startswith("run.mesh."):
@@ -103,15 +101,15 @@ def _message(detail: dict[str, Any], model: type[BaseModel], path: str, data: di
     return message.removeprefix("Value error, ")
 
 
-def _unknown(model: type[BaseModel], path: str) -> str:
+def _unknown(model: type[BaseModel], path: str, kind: object) -> str:
     """What an unknown key may have meant: a key at its own place, else the same key in another table."""
     *tables, key = path.split(".")
     inside: type[BaseModel] | None = model
     for table in tables:
-        inside = _model_of(inside, table) if inside is not None else None
+        inside = _model_of(inside, table, kind) if inside is not None else None
     names = list(inside.model_fields) if inside is not None else []
     where = f"[{'.'.join(tables)}]" if tables else "The specification"
-    for other, other_names in _tables(model):
+    for other, other_names in _tables(model, kind):
         if key in other_names and other != ".".join(tables):
             return f'{where} has no "{key}". It belongs under [{other}].'
     if close := difflib.get_close_matches(key, names, n=1, cutoff=0.6):
@@ -120,9 +118,9 @@ def _unknown(model: type[BaseModel], path: str) -> str:
     return f'{where} has no "{key[:80]}".' + (f" It knows {known}." if known else "")
 
 
-def _tables(model: type[BaseModel]) -> Iterator[tuple[str, list[str]]]:
+def _tables(model: type[BaseModel], kind: object) -> Iterator[tuple[str, list[str]]]:
     for name in model.model_fields:
-        if (inner := _model_of(model, name)) is not None:
+        if (inner := _model_of(model, name, kind)) is not None:
             yield name, list(inner.model_fields)
 
 

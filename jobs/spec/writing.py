@@ -7,6 +7,7 @@ from typing import Any
 import tomlkit
 
 from jobs.spec.model import JobSpec, Script
+from training.config.asked import Asked
 from training.config.choices import CHOSEN
 from training.config.run_config import RunConfig
 
@@ -16,6 +17,7 @@ def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
     always = {"name", "kind", "project", "resources.nodes", "resources.gpus_per_node", "resources.time_limit"}
     always |= {"resources.ranks_per_node"} if not spec.resources.gpus_per_node else set()
     always |= {"restart.max_restarts", "run.recipe", "run.steps", "script.entry"}
+    always |= {"run.rounds", "run.clients", "run.algorithm", "run.split"}
     plain = spec.model_dump(mode="json", exclude_none=True)
     base = {} if defaults else _defaults(spec)
     document = tomlkit.document()
@@ -26,15 +28,21 @@ def write_toml(spec: JobSpec, *, defaults: bool = False) -> str:
 def _defaults(spec: JobSpec) -> dict[str, Any]:
     """The defaults of everything that has one, in the shape of a dumped spec."""
     base = JobSpec.model_construct(name="").model_dump(mode="json", exclude_none=True)
-    run = RunConfig.model_validate(_deciding(spec)).model_dump(mode="json", exclude_none=True)
-    base["run"] = run | {field: RunConfig.model_fields[field].default for field in CHOSEN}
+    model: type[Asked] = type(spec.run) if spec.run is not None else RunConfig
+    run = model.model_validate(_deciding(spec)).model_dump(mode="json", exclude_none=True)
+    base["run"] = run | {
+        field: model.model_fields[field].get_default(call_default_factory=True) for field in CHOSEN[model.KIND]
+    }
     base["script"] = Script.model_construct().model_dump(mode="json", exclude_none=True)
     return base
 
 
 def _deciding(spec: JobSpec) -> dict[str, Any]:
     """What decides a run's defaults: what it chose, whose options have their own, and its steps, for the warm-up."""
-    return {field: getattr(spec.run, field) for field in (*CHOSEN, "steps")} if spec.run else {}
+    if spec.run is None:
+        return {}
+    length = ("steps",) if isinstance(spec.run, RunConfig) else ()
+    return {field: getattr(spec.run, field) for field in (*CHOSEN[spec.run.KIND], *length)}
 
 
 def _write(

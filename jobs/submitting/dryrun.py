@@ -28,6 +28,7 @@ from nodes.scheduling.capacity import Cluster
 from portal import formatting
 from portal.models import Project, User
 from training.config import choices
+from training.federation.config import FederationConfig
 
 NEWEST = 200
 """Jobs of a project among which one alike is looked for."""
@@ -71,11 +72,17 @@ def sweep_run(user: User, sweep: SweepSpec) -> list[Finding]:
 
 def _specification(spec: JobSpec) -> Finding:
     ranks = f"{spec.world_size} rank{'s' * (spec.world_size > 1)}"
-    what = (
-        f"{spec.run.steps:,} steps of {spec.run.recipe}" if spec.run else f"{spec.script.entry if spec.script else ''}"
-    )
+    what = _what(spec)
     limit = spec.resources.time_limit
     return Finding("ok", "Specification", f"Holds: {what} on {ranks}, {limit} at most for each attempt.")
+
+
+def _what(spec: JobSpec) -> str:
+    if isinstance(spec.run, FederationConfig):
+        return f"{spec.run.rounds:,} rounds of {spec.run.algorithm} on {spec.run.recipe}, {spec.run.clients:,} clients"
+    if spec.run is not None:
+        return f"{spec.run.length:,} steps of {spec.run.recipe}"
+    return spec.script.entry if spec.script else ""
 
 
 def _start(user: User, spec: JobSpec, project: Project) -> Iterator[Finding]:

@@ -127,7 +127,7 @@ def draft(user: User, text: str) -> Draft:
         spec = JobSpec.parse(data)
     except SpecError as error:
         rest, _ = mended(JobSpec, data, error.problems)
-        more = standing(JobSpec, _beside(user, rest), error.problems) if rest is not None else []
+        more = standing(JobSpec, _beside(user, rest), error.problems, data.get("kind")) if rest is not None else []
         return Draft(text, data, None, [form_sections.placed(problem) for problem in (*error.problems, *more)], [])
     if problems := _beside(user, spec):
         return Draft(text, data, None, problems, [])

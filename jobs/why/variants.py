@@ -15,6 +15,7 @@ from jobs.errors import SpecError
 from jobs.spec import JobSpec, limit_of
 from nodes.scheduling.capacity import Cluster, Request, of_partition
 from portal import formatting
+from training.config.run_config import RunConfig
 from training.planning import checking
 
 MOST = 5
@@ -216,7 +217,7 @@ def _is_allowed(plain: dict[str, Any], changes: dict[str, Any]) -> bool:
 
 def _divides(spec: JobSpec, ranks: int) -> bool:
     """Whether the run can be shared out among so many ranks."""
-    return spec.run is None or checking.can_work(spec.run, ranks)
+    return not isinstance(spec.run, RunConfig) or checking.can_work(spec.run, ranks)
 
 
 def _largest(spec: JobSpec, cluster: Cluster) -> int:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from training.config import choices, run_config, run_file
+from training import run_file
+from training.config import choices, run_config
+from training.config.asked import ConfigError
 from training.config.choices import ChoiceError
-from training.config.run_config import ConfigError, RunConfig
+from training.config.run_config import RunConfig
 from training.config.shape import Misfit
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.ranks import Run
-from training.config import run_file
+from training import run_file
 from training.runtime import devices
 from training.runtime.devices import Seen, problem
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from training import contracts
 from training.config import choices, communication, shape
-from training.config.run_config import ConfigError, RunConfig, parse
+from training.config.asked import ConfigError
+from training.config.run_config import RunConfig, parse
 from training.planning import checking
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")

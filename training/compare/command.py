@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from training import run_file
 from training.attempt.heartbeat import heartbeat_path, read_beat
 from training.compare import asked, picture
 from training.compare.asked import Candidate, Refused
 from training.compare.results import Comparison, Result
 from training.compare.running import Failed, Run, Stopped, Work, run
 from training.compare.table import seconds, size, table
-from training.config import run_config, run_file
+from training.config.asked import ConfigError
 from training.launch.ranks import become_subreaper
 from training.launch.stop import Signals
 from training.provenance.machine import gpus, processors
@@ -63,9 +64,9 @@ def compare(options: argparse.Namespace) -> int:
         ranks = options.ranks or _ranks_of(options.run) or there or 2
         if 0 < there < ranks:
             raise Refused([f"--ranks: {ranks} ranks need a GPU each, and here are {there}."])
-        ways = asked.candidates(base.config, options.changes, steps=options.steps, ranks=ranks)
+        ways = asked.candidates(base.of_trainer(what="compare"), options.changes, steps=options.steps, ranks=ranks)
         out = _folder(options.out, options.run, base.name)
-    except (run_config.ConfigError, Refused, OSError) as error:
+    except (ConfigError, Refused, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     signals = Signals()

@@ -19,9 +19,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from training import rank
+from training import rank, run_file
 from training.attempt.heartbeat import Heartbeat
-from training.config import run_file
 from training.runtime.imports import without_collections
 from training.units import MIB
 

@@ -23,10 +23,35 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Value = int | float | bool | str | None
 
-ENTRY = {"recipes": ("prepare", "build"), "parallel": ("apply",), "comm": ("exchange",)}
+ENTRY = {
+    "recipes": ("prepare", "build"),
+    "parallel": ("apply",),
+    "comm": ("exchange",),
+    "federated.algorithms": ("begin", "correct", "train", "aggregate"),
+    "federated.aggregation": ("combine",),
+    "federated.selection": ("select",),
+    "federated.split": ("divide",),
+    "federated.pace": ("schedule",),
+    "federated.adapters": ("adapt",),
+    "federated.transport": ("exchange",),
+    "federated.filters": ("send",),
+}
 """The functions whose keyword-only arguments are a choice's options, by folder. Every module has the last of them."""
-CHOSEN = {"recipe": "recipes", "parallelism": "parallel", "communication": "comm"}
-"""The fields of [run] that name a module, with its folder."""
+CHOSEN = {
+    "distributed": {"recipe": "recipes", "parallelism": "parallel", "communication": "comm"},
+    "federated": {
+        "recipe": "recipes",
+        "algorithm": "federated.algorithms",
+        "aggregation": "federated.aggregation",
+        "selection": "federated.selection",
+        "split": "federated.split",
+        "pace": "federated.pace",
+        "adapters": "federated.adapters",
+        "transport": "federated.transport",
+        "filters": "federated.filters",
+    },
+}
+"""By kind of job the fields of [run] that name a module, or several in a list, with its folder."""
 
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
 PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")

@@ -7,75 +7,38 @@ steps = 400
 layers = 4
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from training.config import choices, communication, shape
-from training.config.choices import Choice, Value
+from training.config import asked, choices, communication, shape
+from training.config.asked import Asked, ConfigError, Problem
+from training.config.choices import Choice
 from training.config.dims import Dims
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong with a configuration: the field by its dotted path, and what to do about it."""
-
-    field: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.message}"
-
-
-class ConfigError(ValueError):
-    """A configuration that can't be run; `problems` says why, field by field."""
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = list(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
-
-    def __reduce__(self) -> tuple[type[Self], tuple[list[Problem]]]:
-        return type(self), (self.problems,)  # rank 0 sends it to the others
-
-
-def _names(kind: str, *more: str) -> Callable[[dict[str, Any]], None]:
-    """Puts a folder's modules into the JSON schema, so that a form can offer them."""
-    return lambda schema: schema.update(enum=[*choices.names(kind), *more])
-
 
 WARMUP_STEPS = 20
 
 
-class RunConfig(BaseModel):
-    """The trainer's own configuration. Frozen: what was validated is what runs."""
+class RunConfig(Asked):
+    """The trainer's own configuration."""
 
-    # Descriptions are arguments: pydantic finds docstrings of attributes by reading the source, 40 ms in every rank.
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    KIND: ClassVar[str] = "distributed"
+    BOOKKEEPING: ClassVar[frozenset[str]] = Asked.BOOKKEEPING | {
+        *("validation_batches", "check_weights_every", "micro_batch"),
+        *("sample_seconds", "profile_at", "profile_steps"),
+    }
 
-    recipe: str = Field("language", json_schema_extra=_names("recipes"), description="What is trained, on what data.")
     parallelism: str = Field(
         "ddp",
-        json_schema_extra=_names("parallel", shape.AUTO),
+        json_schema_extra=asked.named("parallel", shape.AUTO),
         description="What is done with the ranks that the batch is divided over; auto: chosen with the mesh, by the "
         "model's size and a rank's memory.",
     )
     communication: str = Field(
-        "plain", json_schema_extra=_names("comm"), description="How replicas average their gradients, or stay apart."
+        "plain",
+        json_schema_extra=asked.named("comm"),
+        description="How replicas average their gradients, or stay apart.",
     )
     mesh: dict[str, int] = Field(
         default_factory=dict,
@@ -92,9 +55,6 @@ class RunConfig(BaseModel):
         None,
         ge=1,
         description="Samples per rank and forward pass; left out: the global batch over the ranks, so no accumulation.",
-    )
-    seed: int = Field(
-        0, ge=0, le=2**32 - 1, description="Of the initial weights, the order of the data and the dropout."
     )
     learning_rate: float = Field(
         3e-4, gt=0, le=100, allow_inf_nan=False, description="The highest, at the end of the warm-up."
@@ -126,41 +86,7 @@ class RunConfig(BaseModel):
         description="Steps between checks that the ranks hold the same bits and compute alike, which name broken "
         "hardware. A check takes less than ten steps' time, so 2,000 cost below 0.5 %; 0: none.",
     )
-    validate_every: int = Field(100, ge=0, description="Steps between validations; 0: none.")
     validation_batches: int = Field(8, ge=1, description="Global batches per validation; spread over its data.")
-    checkpoint_every: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        "auto",
-        description="Steps between checkpoints, or auto: as often as their measured cost and failures make it best; "
-        "0: only at the end and when stopped.",
-    )
-    keep_checkpoints: int = Field(
-        3,
-        ge=1,
-        description="How many of the newest checkpoints to keep, beside pinned ones and the one the run started from.",
-    )
-    keep_every: int = Field(
-        0, ge=0, description="A checkpoint at every multiple of so many steps is made, and kept for good; 0: none."
-    )
-    keep_best: int = Field(
-        0,
-        ge=0,
-        le=1000,
-        description="How many checkpoints with the lowest validation losses are made and kept, too; 0: none.",
-    )
-    mtbf_hours: float | None = Field(
-        None,
-        gt=0,
-        le=1e6,
-        allow_inf_nan=False,
-        description="Hours between failures of the run's nodes together, for checkpoint_every = auto; left out: as the "
-        "portal has seen them, else 24 for each node.",
-    )
-    determinism: Literal["bitwise", "scientific", "fast"] = Field(
-        "bitwise",
-        description="bitwise: the same run gives the same losses, bit for bit, at the cost of slower kernels on a GPU; "
-        "scientific: same data, weights and dropout, kernels may add in another order; fast: kernels are chosen by "
-        "trying them, and float32 products may be rounded to TF32.",
-    )
     dtype: Literal["fp32", "bf16", "fp16", "fp8"] = Field(
         "fp32",
         description="Of the arithmetic; weights and the optimizer's state are always float32. fp8: the blocks' "
@@ -177,16 +103,6 @@ class RunConfig(BaseModel):
     compile: bool = Field(
         False, description="Blocks are compiled by torch.compile: a minute or more at each start, then faster steps."
     )
-    flush_seconds: float = Field(
-        1.0,
-        gt=0,
-        le=60,
-        allow_inf_nan=False,
-        description="Longest time that a metric waits on the device before it is reported.",
-    )
-    flush_steps: int = Field(
-        50, ge=1, le=10_000, description="Most steps that a metric waits on the device before it is reported."
-    )
     sample_seconds: float = Field(
         60.0,
         ge=0,
@@ -199,27 +115,6 @@ class RunConfig(BaseModel):
         0, ge=0, description="The first step that torch.profiler records on rank 0; 0: none but those asked for later."
     )
     profile_steps: int = Field(5, ge=1, le=100, description="How many steps it then records.")
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="The own options of recipe, parallelism and communication, defaults too; written as [run.<name>].",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_tables(cls, data: Any) -> Any:
-        """Moves [run.<recipe>], [run.<parallelism>] and [run.<communication>] into `options`."""
-        if not isinstance(data, Mapping):
-            return data
-        known = {name for kind in choices.CHOSEN.values() for name in choices.names(kind)} - set(cls.model_fields)
-        tables = {name: value for name, value in data.items() if name in known}
-        rest = {name: value for name, value in data.items() if name not in known}
-        options = rest.get("options", {})
-        if tables and isinstance(options, Mapping):
-            if both := [name for name in tables if name in options]:
-                fix = "is given here and under run.options. Keep one of them."
-                raise ValidationError.from_exception_data("RunConfig", [_line((n,), fix, tables[n]) for n in both])
-            rest["options"] = {**options, **tables}
-        return rest
 
     @model_validator(mode="before")
     @classmethod
@@ -229,28 +124,15 @@ class RunConfig(BaseModel):
             return {**data, "warmup_steps": min(WARMUP_STEPS, max(0, steps // 5))}
         return data
 
-    @field_validator("checkpoint_every", mode="wrap")
-    @classmethod
-    def _is_cadence(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValidationError:  # one for each kind that it could be
-            raise ValueError(f'must be "auto", or a whole number of steps of at least 0, not {value!r}.') from None
-
-    @field_validator("recipe")
-    @classmethod
-    def _is_recipe(cls, name: str) -> str:
-        return _chosen("recipes", name)
-
     @field_validator("parallelism")
     @classmethod
     def _is_parallelism(cls, name: str) -> str:
-        return name if name == shape.AUTO else _chosen("parallel", name)
+        return name if name == shape.AUTO else asked.chosen("parallel", name)
 
     @field_validator("communication")
     @classmethod
     def _is_communication(cls, name: str) -> str:
-        return _chosen("comm", name)
+        return asked.chosen("comm", name)
 
     @field_validator("mesh")
     @classmethod
@@ -263,49 +145,25 @@ class RunConfig(BaseModel):
                 raise ValueError(f"{axis} is {size}. The smallest allowed is 1.")
         return mesh
 
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        chosen = {self.recipe: choices.get("recipes", self.recipe)}
+    def taken(self) -> dict[str, Choice]:
+        taken = {self.recipe: choices.get("recipes", self.recipe)}
         # What auto will choose is not known yet, so the options of all may stand there.
-        asked = self.options if self.parallelism == shape.AUTO else shape.modules(self)
-        chosen |= {name: choices.get("parallel", name) for name in asked if name in choices.names("parallel")}
-        chosen |= {self.communication: choices.get("comm", self.communication)}
-        wrong = [line for table, given in self.options.items() for line in self._wrong_options(chosen, table, given)]
-        if wrong:
-            # Raised inside a validator, these keep their own places: run.language.layers, not run.
-            raise ValidationError.from_exception_data("RunConfig", wrong)
-        filled = {table: choice.with_defaults(self.options.get(table, {})) for table, choice in chosen.items()}
-        object.__setattr__(self, "options", {table: options for table, options in filled.items() if options})
-        return self
+        named = self.options if self.parallelism == shape.AUTO else shape.modules(self)
+        taken |= {name: choices.get("parallel", name) for name in named if name in choices.names("parallel")}
+        return taken | {self.communication: choices.get("comm", self.communication)}
 
-    def _wrong_options(self, chosen: Mapping[str, Choice], table: str, given: object) -> Iterator[InitErrorDetails]:
-        if table not in chosen:
-            axes = shape.axes_of(table) if table in choices.names("parallel") else ()
-            own = [axis for axis in axes if axis not in shape.DATA_AXES]
-            remedy = f"give mesh.{own[0]} a size" if own else f"choose {table}"
-            message = (
-                f"is a table of options that this run doesn't use (recipe {self.recipe}, parallelism "
-                f"{self.parallelism}, communication {self.communication}). Remove it, or {remedy}."
-            )
-            yield _line((table,), message, given)
-        elif not isinstance(given, Mapping):
-            yield _line((table,), f"must be a table, [run.{table}].", given)
-        else:
-            for name, message in chosen[table].problems(given):
-                yield _line((table, name), message, given[name])
+    def _unused(self, table: str) -> str:
+        axes = shape.axes_of(table) if table in choices.names("parallel") else ()
+        own = [axis for axis in axes if axis not in shape.DATA_AXES]
+        remedy = f"give mesh.{own[0]} a size" if own else f"choose {table}"
+        return (
+            f"is a table of options that this run doesn't use (recipe {self.recipe}, parallelism "
+            f"{self.parallelism}, communication {self.communication}). Remove it, or {remedy}."
+        )
 
-    @model_serializer(mode="wrap")
-    def _flatten(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The shape people write: options as tables named after what they belong to, nothing that is None."""
-        data: dict[str, Any] = handler(self)
-        tables = data.pop("options", {})
-        if not data["mesh"]:
-            del data["mesh"]
-        written = {name: value for name, value in data.items() if value is not None}
-        for name, options in tables.items():
-            if said := {option: value for option, value in options.items() if value is not None}:
-                written[name] = said
-        return written
+    @property
+    def length(self) -> int:
+        return self.steps
 
     def check(self, world_size: int, dims: Dims | None = None, *, lacking: bool = False) -> Iterator[Problem]:
         """What of a layout that is given can't work on this many ranks, with the nearest values that can.
@@ -330,64 +188,10 @@ class RunConfig(BaseModel):
                 f"reach its value. Try {max(1, self.steps // 10)}.",
             )
 
-    def recipe_options(self) -> dict[str, Value]:
-        return dict(self.options.get(self.recipe, {}))
-
-    def options_of(self, name: str) -> dict[str, Value]:
-        """Of one of the run's parallelisms, or of its communication."""
-        return dict(self.options.get(name, {}))
-
-    def hash(self) -> str:
-        """Of everything that decides the numbers a run computes; a checkpoint remembers it."""
-        return hashlib.sha256(json.dumps(self.numerics(), sort_keys=True).encode()).hexdigest()[:16]
-
-    def numerics(self) -> dict[str, Any]:
-        """The fields that decide the numbers; how often things are written or reported doesn't."""
-        data = self.model_dump()
-        own = choices.get("recipes", self.recipe).constants.get("BOOKKEEPING", ())
-        if isinstance(own, tuple) and self.recipe in data:
-            data[self.recipe] = {name: value for name, value in data[self.recipe].items() if name not in own}
-        return {name: value for name, value in data.items() if name not in BOOKKEEPING}
-
-
-BOOKKEEPING = {
-    *("validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints", "check_weights_every"),
-    *("keep_every", "keep_best", "mtbf_hours"),
-    *("flush_seconds", "flush_steps", "micro_batch"),
-    *("sample_seconds", "profile_at", "profile_steps"),
-}
-
 
 def parse(table: Mapping[str, Any]) -> RunConfig:
     """A [run] table as RunConfig; ConfigError names every field that is wrong, as `run.<field>`."""
     try:
         return RunConfig.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(problems(error)) from error
-
-
-def problems(error: ValidationError, prefix: str = "run") -> list[Problem]:
-    """Pydantic's errors as problems, each naming its field and the fix."""
-    return [_problem(item, prefix) for item in error.errors(include_url=False)]
-
-
-def _problem(item: ErrorDetails, prefix: str) -> Problem:
-    location = item["loc"]
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        known = sorted(set(RunConfig.model_fields) - {"options"})
-        message = f"is not a setting of [run]. {choices.suggest(str(location[-1]), known)}"
-    return Problem(".".join([prefix, *map(str, location)]), message)
-
-
-def _line(location: tuple[str, ...], message: str, given: object) -> InitErrorDetails:
-    # The message goes in as a value: it may hold braces, which a template would read.
-    kind = PydanticCustomError("option", "{message}", {"message": message})
-    return InitErrorDetails(type=kind, loc=location, input=given)
-
-
-def _chosen(kind: str, name: str) -> str:
-    known = choices.names(kind)
-    if name not in known:
-        raise ValueError(f'"{name}" does not exist. {choices.suggest(name, known)}')
-    return name
+        raise ConfigError(asked.problems(error, RunConfig)) from error

@@ -13,8 +13,9 @@ from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config import choices, communication, shape
+from training.config.asked import ConfigError, Problem
 from training.config.dims import Dims
-from training.config.run_config import ConfigError, Problem, RunConfig
+from training.config.run_config import RunConfig
 from training.corpus.cache import cache_dir
 from training.data import Prepared, Task
 from training.engine.composing import Composed

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.config.run_config import ConfigError, Problem, RunConfig
+from training.config.asked import ConfigError, Problem
+from training.config.run_config import RunConfig
 from training.data import Batch, Task
 
 Context = AbstractContextManager[Any]

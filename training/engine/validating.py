@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from training.config.asked import Asked
 from training.config.run_config import RunConfig
 from training.engine.assembling import Assembly
 from training.engine.best import BestLosses
@@ -14,18 +15,18 @@ from training.loader.order import fixed_batch
 from training.runtime.distributed import World, broadcast, sum_over_ranks
 
 
-class Validation:
-    """When it is due, and what it has found. A stop may cut it short; then the next start does it first."""
+class Validations:
+    """When they are due, and what they have found. A stop may cut one short; then the next start does it first."""
 
-    def __init__(self, config: RunConfig, world: World) -> None:
-        self._config, self._world = config, world
-        self._best = BestLosses(config.keep_best)
+    def __init__(self, asked: Asked, world: World) -> None:
+        self._asked, self._world = asked, world
+        self._best = BestLosses(asked.keep_best)
         self._step: int | None = None
         self._loss: float | None = None
 
     def is_due(self, step: int) -> bool:
-        every = self._config.validate_every
-        return bool(every) and (step == self._config.steps or step % every == 0)
+        every = self._asked.validate_every
+        return bool(every) and (step == self._asked.length or step % every == 0)
 
     def is_owed(self, step: int) -> bool:
         """Whether the run was stopped at a step whose validation was due and not finished."""
@@ -36,7 +37,7 @@ class Validation:
 
         As rank 0 has it: a rank may learn a step later than another that a save has failed.
         """
-        if not self._config.keep_best or self._step != step or self._loss is None:
+        if not self._asked.keep_best or self._step != step or self._loss is None:
             return False
         return bool(broadcast(self._world, self._best.enters(self._loss)))
 
@@ -47,6 +48,26 @@ class Validation:
 
     def loss_at(self, step: int) -> float | None:
         return self._loss if self._step == step else None
+
+    def found(self, step: int, means: dict[str, float]) -> dict[str, float]:
+        """Takes note of what one has found."""
+        self._step, self._loss = step, means["loss"]
+        return means
+
+    def remember(self) -> dict[str, Any]:
+        return {"step": self._step, "loss": self._loss, "best": self._best.remember()}
+
+    def recall(self, told: Mapping[str, Any]) -> None:
+        self._step, self._loss = told.get("step"), told.get("loss")
+        self._best.recall(told.get("best") or {})
+
+
+class Validation(Validations):
+    """The trainer's: means over the same batches each time."""
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        super().__init__(config, world)
+        self._config = config
 
     def run(self, assembly: Assembly, step: int, *, goes_on: Callable[[], bool]) -> dict[str, float] | None:
         """Means by name over all ranks; None if `goes_on`, which is asked after every batch, said no."""
@@ -66,21 +87,10 @@ class Validation:
                         return None
         finally:
             model.train()
-        return self._found(step, self._means(sums, seen))
+        return self.found(step, self._means(sums, seen))
 
     def _means(self, sums: Mapping[str, torch.Tensor], seen: int) -> dict[str, float]:
         names = sorted(sums)
         flat = torch.tensor([*(sums[name] for name in names), seen], dtype=torch.float64)
         *totals, count = sum_over_ranks(self._world, flat).tolist()
         return {name: total / count for name, total in zip(names, totals, strict=True)}
-
-    def _found(self, step: int, means: dict[str, float]) -> dict[str, float]:
-        self._step, self._loss = step, means["loss"]
-        return means
-
-    def remember(self) -> dict[str, Any]:
-        return {"step": self._step, "loss": self._loss, "best": self._best.remember()}
-
-    def recall(self, told: Mapping[str, Any]) -> None:
-        self._step, self._loss = told.get("step"), told.get("loss")
-        self._best.recall(told.get("best") or {})

@@ -24,12 +24,17 @@ def most_nodes(plan: Plan, there: int) -> int:
 @functools.cache
 def _fits(path: Path, world_size: int) -> bool:
     """Whether the run's own check lets it run so. What cannot be checked is tried: then the ranks say what is wrong."""
-    from training.config import run_config, run_file  # here, as only elastic jobs need it: it takes a tenth of a second
+    # Here, as only elastic jobs need it: it takes a tenth of a second.
+    from training import run_file
+    from training.config.asked import ConfigError
+    from training.config.run_config import RunConfig
     from training.planning import checking
 
     try:
         settings = run_file.load(path).config
-    except run_config.ConfigError:
+    except ConfigError:
         return True
+    if not isinstance(settings, RunConfig):
+        return True  # a federation's clients spread over any ranks
     # An elastic run goes on with uneven shares and more accumulation, but for a pipeline.
     return checking.can_work(settings, world_size, lacking=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from training.config import choices
 from training.config import shape as shapes
+from training.config.asked import ConfigError, Problem
 from training.config.dims import Dims
-from training.config.run_config import ConfigError, Problem, RunConfig
+from training.config.run_config import RunConfig
 from training.planning.plan import plan
 from training.planning.ways import Plan, Ranks, find
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from training.config import choices
 from training.config import shape as shapes
+from training.config.asked import ConfigError, Problem
 from training.config.dims import Dims
-from training.config.run_config import ConfigError, Problem, RunConfig
+from training.config.run_config import RunConfig
 from training.planning import remedies
 from training.planning.ways import Plan, Ranks, Refusal, estimate_of, find
 from training.units import size_text

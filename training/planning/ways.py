@@ -15,8 +15,9 @@ from typing import Any
 from training import contracts
 from training.config import choices
 from training.config import shape as shapes
+from training.config.asked import Problem
 from training.config.dims import Dims
-from training.config.run_config import Problem, RunConfig
+from training.config.run_config import RunConfig
 from training.config.shape import Misfit, Shape
 from training.parallel import fsdp, pipeline
 from training.planning.changes import changed

@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from training import run_file
 from training.attempt.files import read_json, write_json
-from training.config import run_file
 from training.launch.capturing import FILE
 from training.launch.plan import Plan, read_plan
 from training.launch.ranks import inherited

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from training.config.dims import Dims
+from training.config.run_config import RunConfig
 from training.config.shape import Misfit, Shape
 from training.corpus import preparing
 from training.corpus.errors import DataError
@@ -20,7 +21,7 @@ from training.models.llama_sizes import PRESETS, VOCABULARY, llama_dims
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.config.run_config import RunConfig
+    from training.config.asked import Asked
     from training.weights.lora import Lora
     from training.weights.opening import Weights
 
@@ -77,10 +78,10 @@ def _is_bytes(given: Mapping[str, Any]) -> bool:
     return bool(tokenizer == "bytes") or bool(tokenizer == "auto" and given.get("source", "stdlib") == "stdlib")
 
 
-def check(config: RunConfig, shape: Shape) -> Iterator[Misfit]:
+def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
     """What can't work together, known without opening a file."""
     options = config.recipe_options()
-    if options.get("lora_rank"):
+    if options.get("lora_rank") and isinstance(config, RunConfig):
         from training.weights import lora
 
         for field, message in lora.problems(config, shape):

@@ -31,7 +31,7 @@ def test_the_form_comes_from_the_schema_with_its_defaults() -> None:
     form = fields(TEXT)
     assert form["run.steps"].value == form["run.steps"].default == "200"
     assert form["run.global_batch"].value == "64"
-    assert form["run.recipe"].choices == ("language", "vision")
+    assert form["run.recipe"].choices == ("language", "tabular", "vision")
     assert form["project"].choices == ("default", "nightjar")
     assert form["resources.gpus_per_node"].title == "GPUs a node"
     assert form["run.learning_rate"].kind == "decimal"

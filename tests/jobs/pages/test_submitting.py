@@ -77,7 +77,6 @@ def test_checking_changes_nothing(client: Client) -> None:
         (('"from-a-test"', '"has spaces"'), "f-name-e", "cannot be a name"),
         (("steps = 20", "stepz = 20"), "findings", "Did you mean &quot;steps&quot;?"),
         (('project = "default"', 'project = "nobodys"'), "f-project-e", "is not a project of yours"),
-        (('kind = "distributed"', 'kind = "federated"'), "f-kind-e", "federated jobs are not here yet"),
         (("[run]", "[run"), "say", "Line 8: a table&#x27;s name stands in brackets"),
     ],
 )

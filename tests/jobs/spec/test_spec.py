@@ -137,11 +137,31 @@ def test_scripts(change: dict[str, Any], field: str, says: str) -> None:
 def test_parts_belong_to_their_kind() -> None:
     assert "script" in problems({"name": "x", "kind": "script"})
     assert "kind = script" in problems({"name": "x", "script": {"directory": "."}})["script"]
-    assert "kind = distributed" in problems({**SCRIPT, "run": {}})["run"]
+    assert "what Vigil trains" in problems({**SCRIPT, "run": {}})["run"]
 
 
-def test_federated_is_refused_by_name() -> None:
-    assert "not here yet" in problems({"name": "x", "kind": "federated"})["kind"]
+def test_a_federations_table_is_another_than_the_trainers() -> None:
+    federated = {"name": "x", "kind": "federated"}
+    assert JobSpec.parse({**federated, "run": {"rounds": 5}}).run.length == 5
+    assert 'has no "steps"' in problems({**federated, "run": {"steps": 5}})["run.steps"]
+    assert 'has no "rounds"' in problems({"name": "x", "run": {"rounds": 5}})["run.rounds"]
+    assert 'Did you mean "fedavg"?' in problems({**federated, "run": {"algorithm": "fedavgg"}})["run.algorithm"]
+    told = problems({**federated, "run": {"epochs": 1, "local_steps": 2, "dirichlet": {}}})
+    assert told["run.local_steps"] == "is given beside epochs. Keep one of them."
+    assert 'write split = "dirichlet"' in problems({**federated, "run": {"dirichlet": {}}})["run.dirichlet"]
+
+
+@pytest.mark.parametrize(
+    ("run", "field", "said"),
+    [
+        ({"clients": 10, "per_round": 11}, "run.per_round", "11 are more than all 10 clients"),
+        ({"clients": 1500}, "run.clients", "there are 1,497 samples. Write at most 1497."),
+        ({"clients": 900, "split": "dirichlet", "dirichlet": {"alpha": 0.01}}, "run.split", "without a sample"),
+        ({"tabular": {"model": "linear"}}, "run.tabular.model", 'Write "logistic" or "mlp"'),
+    ],
+)
+def test_what_a_federation_cannot_work_with_is_refused_by_field(run: dict[str, Any], field: str, said: str) -> None:
+    assert said in problems({"name": "x", "kind": "federated", "run": run})[field]
 
 
 def test_the_trainers_own_checks_come_with_the_world_size() -> None:

@@ -11,7 +11,7 @@ from jobs.spec import JobSpec
 from jobs.spec.sweep import Over
 from jobs.spec.trust import HARMLESS, POWERS, Power, misuses
 from training.config import choices
-from training.config.run_config import RunConfig
+from training.config.asked import Asked
 
 CODE = {
     "python": "/any/program", "conda": "/envs/mine", "modules": ["mine"], "container": "/images/mine.sif",
@@ -24,8 +24,9 @@ def fields(model: type[BaseModel], table: str = "") -> Iterator[str]:
     for name, about in model.model_fields.items():
         inner = [one for one in (about.annotation, *get_args(about.annotation)) if _is_table(one)]
         if inner:
-            yield from fields(inner[0], f"{table}{name}.")
-        elif not (model is RunConfig and name == "options"):
+            for one in inner:
+                yield from fields(one, f"{table}{name}.")
+        elif not (issubclass(model, Asked) and name == "options"):
             yield f"{table}{name}"
 
 

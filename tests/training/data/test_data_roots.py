@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.config import run_file
+from training import run_file
 from training.corpus import preparing
 from training.corpus.errors import DataError
 from training.corpus.preparing import CorpusOptions

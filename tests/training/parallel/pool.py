@@ -79,10 +79,10 @@ def _rank(turns: Sequence[_Turn], world: int, rank: int, folder: Path, spy: str)
 
 
 def _take(turn: _Turn, world: object) -> None:
+    from training import run_file
     from training.attempt.heartbeat import NullHeartbeat
     from training.attempt.place import Place
     from training.attempt.stopping import StopRequest
-    from training.config import run_file
     from training.reporting.reporter import Reporter
     from training.step.determinism import set_determinism
     from training.trainer import Trainer

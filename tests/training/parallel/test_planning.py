@@ -12,7 +12,8 @@ from tests.training.parallel import peaks
 from tests.training.ranks import TINY, Run, fork
 from tests.training.weights import origins
 from training import commands
-from training.config.run_config import ConfigError, parse
+from training.config.asked import ConfigError
+from training.config.run_config import parse
 from training.models.llama_sizes import llama_dims
 from training.planning.checking import problems
 from training.planning.footprint import Footprint

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.training.parallel import advice
-from training.config.run_config import ConfigError, parse
+from training.config.asked import ConfigError
+from training.config.run_config import parse
 from training.planning import checking
 from training.planning.plan import plan
 from training.planning.ways import Ranks

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.training.parallel import advice
-from training.config.run_config import ConfigError, parse
+from training.config.asked import ConfigError
+from training.config.run_config import parse
 from training.planning.plan import plan
 from training.planning.ways import USABLE, Plan, Ranks
 from training.units import GIB

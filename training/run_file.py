@@ -6,8 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from training.config.run_config import ConfigError, Problem, RunConfig, parse
+from training.config import run_config
+from training.config.asked import ConfigError, Problem
+from training.config.run_config import RunConfig
+from training.federation import config as federation
+from training.federation.config import FederationConfig
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class RunFile:
     """A run.toml or a whole job spec, as far as the trainer cares."""
 
     name: str
-    config: RunConfig
+    config: RunConfig | FederationConfig
     on_cpu: bool
     """The job asked for no GPU, so none is used even where there is one."""
     mtbf_hours: float | None = None
@@ -27,6 +32,13 @@ class RunFile:
     """GPUs that were asked for; 0: none, or it is not said."""
     data_roots: tuple[str, ...] | None = None
     """The folders that alone it may read of what it names; None: any."""
+
+    def of_trainer(self, *, what: str) -> RunConfig:
+        """The configuration of a distributed run; ConfigError for one of another kind. `what`: is only for those."""
+        if isinstance(self.config, RunConfig):
+            return self.config
+        message = f'is "{self.config.KIND}", and {what} is for kind = "{RunConfig.KIND}" only.'
+        raise ConfigError([Problem("kind", message)])
 
 
 def load(path: Path) -> RunFile:
@@ -45,7 +57,7 @@ def load(path: Path) -> RunFile:
     hours, gpus = allocation.get("mtbf_hours"), allocation.get("gpus_per_node")
     return RunFile(
         str(data.get("name", path.stem)),
-        parse(data["run"]),
+        parse(str(data.get("kind", RunConfig.KIND)), data["run"]),
         on_cpu=allocation.get("gpus_per_node") == 0,
         mtbf_hours=float(hours) if isinstance(hours, int | float) and hours > 0 else None,
         nodes=_most(allocation.get("max_nodes", allocation.get("nodes"))),
@@ -53,6 +65,11 @@ def load(path: Path) -> RunFile:
         gpus_per_node=_most(gpus) if gpus else 0,
         data_roots=_roots(allocation),
     )
+
+
+def parse(kind: str, table: Mapping[str, Any]) -> RunConfig | FederationConfig:
+    """[run] of a job of this kind; ConfigError names every field that is wrong, as `run.<field>`."""
+    return federation.parse(table) if kind == FederationConfig.KIND else run_config.parse(table)
 
 
 def _roots(allocation: Mapping[str, object]) -> tuple[str, ...] | None:

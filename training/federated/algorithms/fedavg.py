@@ -1,0 +1,22 @@
+"""FedAvg: the mean of the clients' updates, weighted by their samples (McMahan et al., 2017, arXiv 1602.05629)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.client import Client
+    from training.federated.server import Round
+
+SENT = {"delta": "samples"}
+
+
+def train(client: Client) -> Mapping[str, Tensor]:
+    return {"delta": client.descend() - client.model}
+
+
+def aggregate(server: Round) -> Tensor:
+    return server.model + server.mean["delta"]

@@ -1,0 +1,85 @@
+"""One client in one round, as an algorithm sees it.
+
+An algorithm's functions are written for one client, with vectors and plain arithmetic, as its paper has them. The
+engine runs them for many clients at once (torch.func.vmap), so they must not ask for a tensor's value (`if loss > 1`),
+and change nothing in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value
+
+Correct = Callable[[Tensor, Tensor], Tensor]
+"""(w, gradient at w) → the direction to go against."""
+Losses = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""(w, statistics, step) → mean loss of that step's batch, and the statistics after it."""
+
+
+class Client:
+    """What one client has: the model that it was sent, its data, and what it kept of earlier rounds."""
+
+    def __init__(
+        self,
+        model: Tensor,
+        *,
+        statistics: Tensor,
+        losses: Losses,
+        steps: int,
+        learning_rate: float,
+        samples: Tensor,
+        server: Mapping[str, Tensor],
+        kept: Mapping[str, Tensor],
+        everything: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.model = model
+        """(numbers,): as the round begins; its personal part at the end."""
+        self.statistics = statistics
+        """Running means and variances, as they are after the last step that was taken."""
+        self.steps, self.learning_rate = steps, learning_rate
+        self.samples = samples
+        """How many it has, a scalar."""
+        self.server = server
+        """What else the server sends, by the names in its memory."""
+        self.kept = dict(kept)
+        """What this client keeps from round to round, by the names in the algorithm's `begin`: to be replaced."""
+        self._losses, self._everything = losses, everything
+        self._seen: list[Tensor] = []
+
+    def gradient(self, w: Tensor, step: int) -> Tensor:
+        """Of the mean loss of a step's batch, at w. Running statistics go on with it."""
+
+        def loss(w: Tensor) -> tuple[Tensor, Tensor]:
+            return self._losses(w, self.statistics, step)
+
+        gradient: Tensor
+        gradient, (value, self.statistics) = grad_and_value(loss, has_aux=True)(w)
+        self._seen.append(value)
+        return gradient
+
+    def descend(self, correct: Correct | None = None, *, begin: Tensor | None = None) -> Tensor:
+        """Where all its steps of gradient descent lead: w ← w − η · correct(w, gradient)."""
+        w = self.model if begin is None else begin
+        for step in range(self.steps):
+            gradient = self.gradient(w, step)
+            w = w - self.learning_rate * (gradient if correct is None else correct(w, gradient))
+        return w
+
+    def loss(self, w: Tensor) -> Tensor:
+        """The mean over everything that it has. Only for algorithms that say WHOLE."""
+        assert self._everything is not None
+        return self._everything(w)
+
+    def whole_gradient(self, w: Tensor) -> Tensor:
+        """Of the mean loss over everything that it has. Only for algorithms that say WHOLE."""
+        assert self._everything is not None
+        gradient: Tensor = grad(self._everything)(w)
+        return gradient
+
+    @property
+    def seen(self) -> Tensor:
+        """The mean loss of the batches that it has trained on, a scalar; NaN: none."""
+        return torch.stack(self._seen).mean() if self._seen else self.model.new_full((), torch.nan)

@@ -1,0 +1,139 @@
+"""How good the global model is, for all and for each client: every sample is looked at once, by whichever rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call
+
+from training.data import Batch, Ids, Task
+from training.federated.server import Server
+from training.federated.working import PERSONAL, STATISTICS, Model
+from training.federation.splitting import Divided
+from training.runtime.distributed import World, gather
+
+BATCH = 1024
+"""Samples that are looked at together, a function of the data alone."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Means by name of what a recipe scores, "loss" among them."""
+
+    means: dict[str, float]
+    by_client: dict[str, NDArray[np.float64]]
+    """(clients,): over each client's own; NaN: it has none."""
+
+
+class Judge:
+    """Looks at what was kept for validation."""
+
+    def __init__(self, model: Model, divided: Divided, world: World) -> None:
+        self._model, self._divided, self._world = model, divided, world
+        self._samples = len(divided.owners["validation"])
+
+    def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
+        """None if `goes_on`, which all ranks ask after every batch, said no."""
+        self._model.task.model.eval()
+        try:
+            with torch.no_grad():
+                batches = self._own(server) if self._is_personal(server) else self._same(server)
+                scores = self._all(batches, goes_on)
+        finally:
+            self._model.task.model.train()
+        return None if scores is None else self._judged(scores)
+
+    def _is_personal(self, server: Server) -> bool:
+        """Whether clients are judged by models of their own."""
+        from training.contracts import Algorithm
+
+        own = self._model.algorithm.own is not Algorithm.__dataclass_fields__["own"].default
+        return own or PERSONAL in server.kept or STATISTICS in server.kept
+
+    def _same(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+        """One model for all: batches of samples, whoever's they are."""
+
+        def look(ids: Ids) -> tuple[Ids, dict[str, Tensor]]:
+            return ids, self._scores(server.weights, server.statistics, self._look_up(ids))
+
+        ids = np.arange(self._samples)
+        return [lambda part=part: look(part) for part in np.split(ids, range(BATCH, len(ids), BATCH))]  # type: ignore[misc]
+
+    def _own(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
+        """A model each: client after client."""
+
+        def look(client: int) -> tuple[Ids, dict[str, Tensor]]:
+            ids = self._divided.validation[client]
+            return ids, self._scores(*self._model_of(server, client), self._look_up(ids))
+
+        some = [client for client in range(server.clients) if len(self._divided.validation[client])]
+        return [lambda client=client: look(client) for client in some]  # type: ignore[misc]
+
+    def _model_of(self, server: Server, client: int) -> tuple[Tensor, Tensor]:
+        kept = {name: values[client] for name, values in server.kept.items()}
+        weights = server.weights
+        if PERSONAL in kept:
+            weights = torch.cat([server.shared, kept[PERSONAL]])
+        weights = self._model.algorithm.own(weights, kept, **self._model.options)
+        return weights, kept.get(STATISTICS, server.statistics)
+
+    def _scores(self, weights: Tensor, statistics: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """(samples,) by name."""
+        task = self._model.task
+        tensors = {**self._model.weights.tensors(weights), **self._model.statistics.tensors(statistics)}
+
+        def model(*inputs: Tensor) -> Tensor:
+            answer: Tensor = functional_call(task.model, tensors, inputs)
+            return answer
+
+        if task.each is not None:
+            return {name: values.double() for name, values in task.each(model, batch).items()}
+        return _one_by_one(task, model, batch)
+
+    def _look_up(self, ids: Ids) -> Batch:
+        device, dtype = self._model.device, self._model.dtype
+        found = self._model.task.batch("validation", ids)
+        return tuple(part.to(device, dtype if part.is_floating_point() else None) for part in found)
+
+    def _all(
+        self, batches: list[Callable[[], tuple[Ids, dict[str, Tensor]]]], goes_on: Callable[[], bool]
+    ) -> dict[str, NDArray[np.float64]] | None:
+        """(samples,) by name, the same on every rank: each looks at some of the batches."""
+        mine = []
+        turns = -(-len(batches) // self._world.size)
+        for turn in range(turns):
+            place = turn * self._world.size + self._world.rank
+            if place < len(batches):
+                ids, scores = batches[place]()
+                mine.append((ids, {name: values.cpu().numpy() for name, values in scores.items()}))
+            if not goes_on():
+                return None
+        found: dict[str, NDArray[np.float64]] = {}
+        for parts in gather(self._world, mine):
+            for ids, scores in parts:
+                for name, values in scores.items():
+                    found.setdefault(name, np.full(self._samples, np.nan))[ids] = values
+        return found
+
+    def _judged(self, scores: dict[str, NDArray[np.float64]]) -> Judged:
+        owners = self._divided.owners["validation"]
+        by_client, means = {}, {}
+        for name, values in scores.items():
+            known = ~np.isnan(values)
+            means[name] = float(values[known].mean()) if known.any() else float("nan")
+            owned = known & (owners >= 0)
+            sums = np.bincount(owners[owned], values[owned], minlength=self._divided.clients)
+            counts = np.bincount(owners[owned], minlength=self._divided.clients)
+            with np.errstate(invalid="ignore"):
+                by_client[name] = sums / counts
+        return Judged(means, by_client)
+
+
+def _one_by_one(task: Task, model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
+    found = [task.score(model, tuple(part[i : i + 1] for part in batch)) for i in range(len(batch[0]))]
+    return {name: torch.stack([score[name].double() for score in found]) for name in found[0]}

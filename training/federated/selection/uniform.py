@@ -1,0 +1,15 @@
+"""So many, each as likely as any other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from training.federated.selecting import Asked
+
+
+def select(asked: Asked) -> NDArray[np.int64]:
+    return np.sort(asked.draw.permutation(asked.eligible)[: asked.count])

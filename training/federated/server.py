@@ -1,0 +1,107 @@
+"""The server's side of a federation: the model, what it remembers, and what clients keep; the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.federated.working import PERSONAL, STATISTICS, Model
+
+QUARANTINED_AFTER = 3
+"""Updates that were no numbers, after which a client is not asked again."""
+SAMPLES, CLIENTS = "samples", "clients"
+
+
+@dataclass
+class Round:
+    """What an algorithm's `aggregate` sees of a round: sums in float64, and what the server remembers."""
+
+    model: Tensor
+    """(numbers,) float64: the shared part, as the round began."""
+    sum: Mapping[str, Tensor]
+    """Weighted, by the names in SENT."""
+    mean: Mapping[str, Tensor]
+    memory: dict[str, Tensor]
+    """What the server remembers: to be replaced."""
+    number: int
+    """From 1."""
+    selected: int
+    """Clients whose updates count."""
+    clients: int
+    """All that there are."""
+
+
+class Server:
+    """The state of a federation between two rounds."""
+
+    def __init__(self, model: Model, clients: int, start: Tensor, statistics: Tensor) -> None:
+        """`start`: (numbers,) all weights as the seed gives them; `statistics`: all running ones."""
+        shared = model.weights.shared
+        algorithm, options = model.algorithm, model.options
+        self._model = model
+        self.clients = clients
+        self.weights = start.clone()
+        """(numbers,): the personal part stays what the seed gave."""
+        self.statistics = statistics.clone()
+        self.memory = dict(algorithm.memory(start[:shared], **options))
+        begun = dict(algorithm.begin(start[:shared], **options))
+        if shared < len(start):
+            begun[PERSONAL] = start[shared:]
+        if len(statistics) and not model.statistics.shared:
+            begun[STATISTICS] = statistics
+        self.kept = {name: value.expand(clients, *value.shape).clone() for name, value in begun.items()}
+        """(clients, …) by name: what each client keeps."""
+        self.losses = np.full(clients, np.nan)
+        """The mean loss of each client's batches when it last trained."""
+        self.broken = np.zeros(clients, dtype=np.int64)
+        """How many of each client's updates were no numbers."""
+
+    @property
+    def shared(self) -> Tensor:
+        return self.weights[: self._model.weights.shared]
+
+    @property
+    def eligible(self) -> NDArray[np.int64]:
+        """The clients that may be asked."""
+        return np.flatnonzero(self.broken < QUARANTINED_AFTER)
+
+    def apply(self, total: Mapping[str, Tensor], *, number: int, samples: float, selected: int) -> None:
+        """One round's sums make the next model. `samples`: of the clients whose updates count."""
+        weight = {SAMPLES: samples, CLIENTS: float(selected)}
+        mean = {name: value / weight[self.weighted_by(name)] for name, value in total.items()}
+        round_ = Round(self.shared.double(), total, mean, self.memory, number, selected, self.clients)
+        made = self._model.algorithm.aggregate(round_, **self._model.options)
+        self.shared.copy_(made)
+        self.memory = {name: value.to(self._model.dtype) for name, value in round_.memory.items()}
+        if STATISTICS in mean:
+            self.statistics.copy_(mean[STATISTICS])
+
+    def weighted_by(self, name: str) -> str:
+        return SAMPLES if name == STATISTICS else self._model.algorithm.SENT[name]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: the very tensors."""
+        model = {**self._model.weights.tensors(self.weights), **self._model.statistics.tensors(self.statistics)}
+        parts = {"model": model, "server": self.memory, "clients": self.kept}
+        return {name: part for name, part in parts.items() if part}
+
+    # What goes on from plain values in a checkpoint (training.checkpoint.remembering).
+
+    def remember(self) -> dict[str, Any]:
+        known = np.flatnonzero(~np.isnan(self.losses))
+        broken = np.flatnonzero(self.broken)
+        return {
+            "losses": dict(zip(map(str, known.tolist()), self.losses[known].tolist(), strict=True)),
+            "broken": dict(zip(map(str, broken.tolist()), self.broken[broken].tolist(), strict=True)),
+        }
+
+    def recall(self, told: Mapping[str, Any]) -> None:
+        for client, loss in (told.get("losses") or {}).items():
+            self.losses[int(client)] = loss
+        for client, count in (told.get("broken") or {}).items():
+            self.broken[int(client)] = count

@@ -1,0 +1,13 @@
+"""Everybody has the same mixture, and as much of it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data import Labels
+
+
+def divide(labels: Labels, clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
+    samples = len(labels.of["train"])
+    return draw.permutation(np.arange(samples) % clients)

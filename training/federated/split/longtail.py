@@ -1,0 +1,30 @@
+"""Each client has another head: its classes fall off geometrically, from one that it has most of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data import Labels
+from training.federation.shares import shared_out
+
+
+def divide(
+    labels: Labels,
+    clients: int,
+    draw: np.random.RandomState,
+    *,
+    imbalance: Annotated[float, "1..10000", "How many times more it has of its first class than of its last."] = 100.0,
+) -> NDArray[np.int64]:
+    of = labels.of["train"]
+    classes = np.unique(of)
+    heads = draw.permutation(np.arange(clients) % len(classes))
+    owners = np.empty(len(of), dtype=np.int64)
+    for place, label in enumerate(classes):
+        away = (place - heads) % len(classes)
+        weights = imbalance ** -(away / max(1, len(classes) - 1))
+        rows = draw.permutation(np.flatnonzero(of == label))
+        owners[rows] = shared_out(len(rows), weights / weights.sum())
+    return owners

@@ -1,0 +1,23 @@
+"""The same mixture for everybody, but more for some than for others: sizes by a power law."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data import Labels
+from training.federation.shares import shared_out
+
+
+def divide(
+    labels: Labels,
+    clients: int,
+    draw: np.random.RandomState,
+    *,
+    exponent: Annotated[float, "0..4", "Client k of N has k^-exponent as much as the first; 0: all the same."] = 1.0,
+) -> NDArray[np.int64]:
+    weights = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
+    samples = len(labels.of["train"])
+    return draw.permutation(shared_out(samples, weights / weights.sum(), at_least=1))

@@ -1,0 +1,26 @@
+"""Sorted by class, cut into shards, a few for each client (McMahan et al., 2017, arXiv 1602.05629)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data import Labels
+
+
+def divide(
+    labels: Labels,
+    clients: int,
+    draw: np.random.RandomState,
+    *,
+    shards_each: Annotated[int, "1..1000", "Shards of a client: about so many classes it has."] = 2,
+) -> NDArray[np.int64]:
+    of = labels.of["train"]
+    by_class = np.argsort(of, kind="stable")
+    shard_owners = draw.permutation(np.arange(clients * shards_each) % clients)
+    owners = np.empty(len(of), dtype=np.int64)
+    for owner, rows in zip(shard_owners, np.array_split(by_class, clients * shards_each), strict=True):
+        owners[rows] = owner
+    return owners

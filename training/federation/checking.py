@@ -1,0 +1,62 @@
+"""What can't work of a federation, before anything is allocated, with the nearest that can; no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from training import contracts
+from training.config.asked import Problem
+from training.config.shape import Misfit, Shape
+from training.data import Labels
+from training.federation import combinations, splitting
+from training.federation.config import FederationConfig
+
+NOWHERE = Path(os.devnull)
+
+
+def problems(config: FederationConfig, ranks: int) -> Iterator[Problem]:
+    """Each by its field below [run]."""
+    for misfit in _misfits(config, ranks):
+        yield Problem(misfit.field, str(misfit))
+
+
+def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
+    if config.per_round is not None and config.per_round > config.clients:
+        yield Misfit("per_round", f"{config.per_round:,} are more than all {config.clients:,} clients. Write fewer.")
+        return
+    if ranks > config.selected:
+        yield Misfit(
+            "clients" if config.per_round is None else "per_round",
+            f"{config.selected} clients a round leave nothing to do for some of {ranks} ranks. Ask for fewer ranks.",
+        )
+    found = [
+        *contracts.recipe(config.recipe).check(config, Shape({"dp": ranks})),
+        *contracts.algorithm(config.algorithm).check(config),
+        *contracts.aggregation(config.aggregation).check(config),
+        *contracts.selection(config.selection).check(config),
+        *contracts.split(config.split).check(config),
+        *contracts.pace(config.pace).check(config),
+        *(misfit for name in config.filters for misfit in contracts.filter_(name).check(config)),
+        *combinations.check(config),
+    ]
+    yield from found
+    if not found and (labels := shipped_labels(config)) is not None:
+        yield from splitting.check(config, splitting.divide(config, labels))
+
+
+def shipped_labels(config: FederationConfig) -> Labels | None:
+    """Of data that come with the recipe; None: what the data are, only the allocation will tell."""
+    recipe = contracts.recipe(config.recipe)
+    if not recipe.SHIPPED:
+        return None
+    return _labels(config.recipe, tuple(sorted(config.recipe_options().items())))
+
+
+@lru_cache(maxsize=16)
+def _labels(name: str, options: tuple[tuple[str, object], ...]) -> Labels | None:
+    recipe, given = contracts.recipe(name), dict(options)
+    data = recipe.prepared(NOWHERE, None, given, tell=lambda *said: None)  # type: ignore[arg-type]
+    return recipe.labelled(data.path, given)  # type: ignore[arg-type]

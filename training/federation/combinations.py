@@ -1,0 +1,25 @@
+"""Which choices of a federation go together, and why others don't. docs/federated.md is made of this.
+
+What stands here is refused before anything is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from training.config import choices
+from training.config.shape import Misfit
+from training.federation.config import FOLDERS, FederationConfig
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    """What of the run's choices contradicts another one."""
+    sent = choices.get(FOLDERS["algorithm"], config.algorithm).constants.get("SENT")
+    is_sum = choices.get(FOLDERS["aggregation"], config.aggregation).constants.get("IS_SUM")
+    if not is_sum and isinstance(sent, dict) and set(sent) != {"delta"}:
+        more = ", ".join(sorted(set(sent) - {"delta"}))
+        yield Misfit(
+            "aggregation",
+            f'"{config.aggregation}" combines one update a client, but {config.algorithm} sends {more}, too. '
+            'Write "mean", or algorithm = "fedavg".',
+        )

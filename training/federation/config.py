@@ -1,0 +1,158 @@
+"""What a federated run is: validated before anything is allocated, by the portal and by the ranks alike; no torch.
+
+[run]
+recipe = "tabular"
+rounds = 30
+clients = 10
+algorithm = "fedavg"
+split = "dirichlet"
+[run.dirichlet]       # the options of what is chosen (see training.config.choices)
+alpha = 0.3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from training.config import asked, choices
+from training.config.asked import Asked, ConfigError
+from training.config.choices import Choice
+
+FOLDERS = choices.CHOSEN["federated"]
+MOST_FILTERS = 4
+
+
+def _filter_names(schema: dict[str, Any]) -> None:
+    """Puts the filters that there are into the JSON schema, so that a form can offer them."""
+    schema["items"]["enum"] = choices.names(FOLDERS["filters"])
+
+
+class FederationConfig(Asked):
+    """A federation's own configuration. A round is to it what a step is to the trainer."""
+
+    KIND: ClassVar[str] = "federated"
+
+    recipe: str = Field(
+        "tabular", json_schema_extra=asked.named("recipes"), description="What is trained, on what data."
+    )
+    rounds: int = Field(
+        30, ge=1, le=1_000_000, description="Exchanges between the server and clients; each makes one new global model."
+    )
+    clients: int = Field(10, ge=1, le=100_000, description="Among how many the data are divided.")
+    per_round: int | None = Field(None, ge=1, description="Clients that train in a round; left out: all of them.")
+    epochs: int | None = Field(
+        None, ge=1, le=10_000, description="How often a client goes through its data in a round; left out: once."
+    )
+    local_steps: int | None = Field(
+        None, ge=1, le=1_000_000, description="Instead of epochs: steps of a client in a round, whatever it has."
+    )
+    batch: int = Field(
+        32, ge=1, le=1_000_000, description="Samples of a client's step; more than it has: all that it has."
+    )
+    learning_rate: float = Field(0.1, gt=0, le=100, allow_inf_nan=False, description="Of the clients' own steps.")
+    ridge: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
+        description="λ: half of it times the squared weights is added to each loss.",
+    )
+    algorithm: str = Field(
+        "fedavg",
+        json_schema_extra=asked.named(FOLDERS["algorithm"]),
+        description="What clients compute and send, and what the server makes of it.",
+    )
+    aggregation: str = Field(
+        "mean",
+        json_schema_extra=asked.named(FOLDERS["aggregation"]),
+        description="How the updates of a round become one.",
+    )
+    selection: str = Field(
+        "uniform",
+        json_schema_extra=asked.named(FOLDERS["selection"]),
+        description="Which clients take part in a round.",
+    )
+    split: str = Field(
+        "iid", json_schema_extra=asked.named(FOLDERS["split"]), description="Which client has which samples."
+    )
+    pace: str = Field(
+        "rounds", json_schema_extra=asked.named(FOLDERS["pace"]), description="For whom the server waits, and how long."
+    )
+    adapters: str = Field(
+        "none", json_schema_extra=asked.named(FOLDERS["adapters"]), description="Which weights are trained and travel."
+    )
+    transport: str = Field(
+        "ranks",
+        json_schema_extra=asked.named(FOLDERS["transport"]),
+        description="Where clients are, and how they are reached.",
+    )
+    filters: list[str] = Field(
+        default_factory=list,
+        max_length=MOST_FILTERS,
+        json_schema_extra=_filter_names,
+        description="What is done to an update before it is sent, in this order.",
+    )
+    dtype: Literal["fp32", "fp64", "bf16"] = Field(
+        "fp32", description="Of the weights and of the arithmetic; bf16: of the arithmetic alone."
+    )
+    validate_every: int = Field(1, ge=0, description="Rounds between validations; 0: none.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _once_through(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("epochs") is None and data.get("local_steps") is None:
+            return {**data, "epochs": 1}
+        return data
+
+    @field_validator("algorithm", "aggregation", "selection", "split", "pace", "adapters", "transport")
+    @classmethod
+    def _is_choice(cls, name: str, info: Any) -> str:
+        return asked.chosen(FOLDERS[info.field_name], name)
+
+    @field_validator("filters")
+    @classmethod
+    def _are_filters(cls, names: list[str]) -> list[str]:
+        for name in names:
+            asked.chosen(FOLDERS["filters"], name)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f'names "{twice[0]}" twice. Keep one of them.')
+        return names
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> Self:
+        if self.epochs is not None and self.local_steps is not None:
+            raise ValidationError.from_exception_data(
+                type(self).__name__,
+                [asked.line(("local_steps",), "is given beside epochs. Keep one of them.", self.local_steps)],
+            )
+        return self
+
+    def taken(self) -> dict[str, Choice]:
+        named = {folder: getattr(self, field) for field, folder in FOLDERS.items() if field != "filters"}
+        taken = {name: choices.get(folder, name) for folder, name in named.items()}
+        return taken | {name: choices.get(FOLDERS["filters"], name) for name in self.filters}
+
+    def _unused(self, table: str) -> str:
+        field = next(field for field, folder in FOLDERS.items() if table in choices.names(folder))
+        remedy = f'add "{table}" to filters' if field == "filters" else f'write {field} = "{table}"'
+        return f"is a table of options that this run doesn't use. Remove it, or {remedy}."
+
+    @property
+    def length(self) -> int:
+        return self.rounds
+
+    @property
+    def selected(self) -> int:
+        """Clients that are asked in a round."""
+        return self.clients if self.per_round is None else self.per_round
+
+
+def parse(table: Mapping[str, Any]) -> FederationConfig:
+    """A [run] table of this kind; ConfigError names every field that is wrong, as `run.<field>`."""
+    try:
+        return FederationConfig.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(asked.problems(error, FederationConfig)) from error
