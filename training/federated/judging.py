@@ -131,6 +131,7 @@ class Judge:
             counts = np.bincount(owners[owned], minlength=self._divided.clients)
             with np.errstate(invalid="ignore"):
                 by_client[name] = sums / counts
+        means.setdefault("loss", float("nan"))  # nothing was kept for validation
         return Judged(means, by_client)
 
 

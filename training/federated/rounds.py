@@ -23,10 +23,10 @@ from training.checkpoint.staging import State
 from training.engine.validating import Validations
 from training.federated import assembling, messages, schedule, sums
 from training.federated.assembling import Federation
-from training.federated.judging import Judge
+from training.federated.judging import Judge, Judged
 from training.federated.schedule import Chunk, Ids
 from training.federated.selecting import select
-from training.federated.telling import Telling, Told
+from training.federated.telling import BROKEN, DROPPED, TRAINED, Telling, Told
 from training.federated.transport.ranks import exchange
 from training.federated.working import Sent
 from training.federation.config import FederationConfig
@@ -134,8 +134,7 @@ class Rounds(Loop):
         agreed = self.agreement.end()
         told.seconds = time.perf_counter() - began
         self.cadence.note_step(told.seconds, saving=agreed.saving)
-        if self.world.leads:
-            self.telling.tell(round_, told)
+        self._told = told
         return agreed
 
     def _round(self, round_: int) -> Told:
@@ -238,7 +237,7 @@ class Rounds(Loop):
         return Told(
             clients=clients,
             losses=losses,
-            is_counted=counts,
+            states=_states(clients, counts, failed),
             failed=failed,
             samples=int(samples[counts].sum()),
             loss=float((losses[counts] * samples[counts]).sum() / weight),
@@ -247,6 +246,7 @@ class Rounds(Loop):
             transfer_seconds=time.perf_counter() - began - waited,
             bytes_up=self.messages.up * int(counts.sum()),
             bytes_down=self.messages.down * len(clients),
+            client_seconds=np.full(len(clients), np.nan),
         )
 
     def _note(
@@ -276,26 +276,30 @@ class Rounds(Loop):
     def _between_steps(self, agreed: Agreed) -> bool:
         if not self.checkpoints.busy:
             self.checkpoints.settle()
-        if self.validations.is_due(self.step) and self._validate():
+        judged: Judged | None = None
+        if self.validations.is_due(self.step):
+            judged = self._validate()
+        if self.world.leads:
+            self.telling.tell(self.step, self._told, judged)
+        if judged is None and self.validations.is_owed(self.step):
             return True
         self._save_if_due(agreed, promised=self.validations.has_best(self.step) or self._is_kept())
         return False
 
     def _make_up(self, start: Manifest | None) -> bool:
-        return start is not None and self.validations.is_owed(self.step) and self._validate()
+        return start is not None and self.validations.is_owed(self.step) and self._validate() is None
 
-    def _validate(self) -> bool:
-        """True if cut short by a stop."""
+    def _validate(self) -> Judged | None:
+        """None if cut short by a stop."""
         self.heartbeat.beat("validate", self.step)
         judged = self.judge.judge(self.server, goes_on=self._goes_on)
         if judged is None:
-            return True
-        if judged.means:
-            self.validations.found(self.step, judged.means)
-            if self.world.leads:
-                self.telling.tell_judged(self.step, judged)
+            return None
+        self.validations.found(self.step, judged.means)
+        if self.world.leads:
+            self.telling.tell_judged(self.step, judged)
         self.heartbeat.beat("step", self.step)
-        return False
+        return judged
 
     def _goes_on(self) -> bool:
         self.heartbeat.beat("validate", self.step)
@@ -322,3 +326,8 @@ class Rounds(Loop):
 
     def _close(self) -> None:
         self.telling.close()
+
+
+def _states(clients: Ids, counts: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.int64]:
+    did = np.isin(clients, list(failed))
+    return np.select([counts, did], [TRAINED, DROPPED], BROKEN)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +12,14 @@ from numpy.typing import NDArray
 from training.federated.assembling import Federation
 from training.federated.judging import Judged
 from training.federated.schedule import Ids
+from training.federation import tables
+from training.federation.tables import Columns
 from training.reporting.reporter import AnyReporter
 from training.units import MIB
 
+MOST_HELD = 8 * tables.NAMED
+"""Clients that are held until the next event, of whom most will not be told of."""
+TRAINED, LATE, DROPPED, REJECTED, BROKEN = range(len(tables.STATES))
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
@@ -23,7 +30,8 @@ class Told:
     clients: Ids
     """Who took part, in the order in which they were computed."""
     losses: NDArray[np.float64]
-    is_counted: NDArray[np.bool_]
+    states: NDArray[np.int64]
+    """Numbers of tables.STATES."""
     failed: dict[int, str]
     """Client → its traceback."""
     samples: int
@@ -33,30 +41,41 @@ class Told:
     transfer_seconds: float
     bytes_up: int
     bytes_down: int
+    client_seconds: NDArray[np.float64]
+    """Of each client, by the clock of the pace; NaN: it has none."""
     seconds: float = 0.0
-    late: int = 0
-    rejected: list[int] = field(default_factory=list)
+
+    @property
+    def is_counted(self) -> NDArray[np.bool_]:
+        return np.isin(self.states, (TRAINED, LATE))
 
 
 class Telling:
-    """On rank 0."""
+    """On rank 0: numbers round by round, and once a second, ever rarer, who did what."""
 
     def __init__(self, reporter: AnyReporter, federation: Federation) -> None:
         self._reporter, self._federation = reporter, federation
+        self._rounds: list[dict[str, float]] = []
+        self._clients: list[Columns] = []
+        self._began = self._told_at = time.monotonic()
 
     def tell_split(self) -> None:
         """Once: how the data lie."""
-        sizes = self._federation.divided.sizes
+        divided = self._federation.divided
+        sizes = divided.sizes
         self._reporter.event(
             "data.prepared",
             identity=self._federation.prepared.identity,
             samples=int(sizes.sum()),
-            validation_samples=len(self._federation.divided.owners["validation"]),
+            validation_samples=len(divided.owners["validation"]),
             clients={"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         )
+        for part in tables.splits(divided.counts(), divided.labels.names):
+            self._reporter.event("clients.split", **part.pack())
 
-    def tell(self, round_: int, told: Told) -> None:
-        broken = [c for c in told.clients[~told.is_counted].tolist() if c not in told.failed]
+    def tell(self, round_: int, told: Told, judged: Judged | None) -> None:
+        """`judged`: what the validation after it has found, where there was one."""
+        count = {state: int((told.states == number).sum()) for number, state in enumerate(tables.STATES)}
         self._reporter.log(
             round_,
             loss=told.loss,
@@ -67,25 +86,88 @@ class Telling:
             transfer_seconds=told.transfer_seconds,
             mib_up=told.bytes_up / MIB,
             mib_down=told.bytes_down / MIB,
-            trained=float(told.is_counted.sum()),
-            late=float(told.late),
-            dropped=float(len(told.failed)),
-            rejected=float(len(broken) + len(told.rejected)),
+            trained=float(count["trained"]),
+            late=float(count["late"]),
+            dropped=float(count["dropped"]),
+            rejected=float(count["rejected"] + count["broken"]),
             **spread("client_loss", told.losses[told.is_counted]),
         )
         for client, text in told.failed.items():
             self._reporter.event("client.dropped", step=round_, client=client, traceback=text)
-        for client in broken:
+        for client in told.clients[told.states == BROKEN].tolist():
             self._reporter.event("client.broken", step=round_, client=client)
+        accuracy = judged.by_client.get("accuracy") if judged is not None else None
+        self._note(round_, told, count, judged, accuracy)
+        self._say(round_, told, judged)
 
     def tell_judged(self, round_: int, judged: Judged) -> None:
         means = {f"validation_{name}" if name == "loss" else name: mean for name, mean in judged.means.items()}
         spreads = spread("client_accuracy", judged.by_client["accuracy"]) if "accuracy" in judged.by_client else {}
         self._reporter.log(round_, **means, **spreads)
-        print(f"round {round_}  " + "  ".join(f"{name} {mean:.4f}" for name, mean in means.items()), flush=True)
 
     def close(self) -> None:
+        self._tell_rounds()
         self._reporter.flush()
+
+    def _note(
+        self,
+        round_: int,
+        told: Told,
+        count: dict[str, int],
+        judged: Judged | None,
+        accuracy: NDArray[np.float64] | None,
+    ) -> None:
+        is_known = accuracy is not None and not np.isnan(accuracy).all()
+        self._rounds.append(
+            {
+                "round": round_,
+                **count,
+                "seconds": told.seconds,
+                "bytes_up": told.bytes_up,
+                "bytes_down": told.bytes_down,
+                "loss": told.loss,
+                "accuracy": judged.means.get("accuracy", np.nan) if judged is not None else np.nan,
+                "worst": int(np.nanargmin(accuracy)) if is_known else -1,  # type: ignore[arg-type]
+            }
+        )
+        own = accuracy[told.clients] if accuracy is not None else np.full(len(told.clients), np.nan)
+        columns = {
+            "round": np.full(len(told.clients), round_),
+            "client": told.clients,
+            "state": told.states,
+            "loss": told.losses,
+            "accuracy": own,
+            "seconds": told.client_seconds,
+        }
+        self._clients.append(columns)
+        self._clients = (
+            [tables.foremost(joined(self._clients))] if len(self._clients) * len(own) > MOST_HELD else self._clients
+        )
+        now = time.monotonic()
+        if len(self._rounds) == tables.ROUNDS or now - self._told_at >= self._interval(now):
+            self._tell_rounds()
+
+    def _interval(self, now: float) -> float:
+        """Seconds from one event to the next: 20,000 in a month."""
+        return max(1.0, (now - self._began) / 2500)
+
+    def _tell_rounds(self) -> None:
+        if not self._rounds:
+            return
+        rounds = {name: np.array([one[name] for one in self._rounds]) for name in tables.ROUND_COLUMNS}
+        table = tables.RoundTable(rounds, joined(self._clients))
+        self._reporter.event("round.clients", step=int(self._rounds[-1]["round"]), **table.pack())
+        self._rounds, self._clients, self._told_at = [], [], time.monotonic()
+
+    def _say(self, round_: int, told: Told, judged: Judged | None) -> None:
+        means = {} if judged is None else judged.means
+        found = "".join(f"  {'validation ' * (name == 'loss')}{name} {mean:.4f}" for name, mean in means.items())
+        rest = f"  {int(told.is_counted.sum()):,} of {len(told.clients):,} clients  {told.seconds:.2f} s"
+        print(f"round {round_}  loss {told.loss:.4f}{found}{rest}", flush=True)
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in tables.CLIENT_COLUMNS}
 
 
 def spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:

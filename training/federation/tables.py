@@ -1,0 +1,151 @@
+"""Who did what in which round, and who has which data: packed for an event, and read again without trust. No torch.
+
+An attempt may tell 50,000 events of 32 KiB, and a federation has rounds of 50 ms with thousands of clients. So an event
+holds all rounds since the one before it: of each its counts, which are whole, and of at most NAMED clients what each
+did; those with whom something was the matter first.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAMED = 1000
+"""Clients that one event tells of, over all its rounds."""
+ROUNDS = 400
+"""Rounds that one event tells of."""
+STATES = ("trained", "late", "dropped", "rejected", "broken")
+"""late: its update came after its round, and was used. dropped: it sent nothing, or too late. rejected: the aggregation
+left its update out. broken: its update was no numbers."""
+State = Literal["trained", "late", "dropped", "rejected", "broken"]
+ROUND_COLUMNS = {
+    "round": "<u4", "trained": "<u4", "late": "<u4", "dropped": "<u4", "rejected": "<u4", "broken": "<u4",
+    "seconds": "<f4", "bytes_up": "<u8", "bytes_down": "<u8", "loss": "<f4", "accuracy": "<f4", "worst": "<i4",
+}  # fmt: skip
+"""Of a round. `accuracy`: NaN where there was no validation; `worst`: the client with the lowest, -1: none is known."""
+CLIENT_COLUMNS = {
+    "round": "<u4", "client": "<u4", "state": "<u1", "loss": "<f4", "accuracy": "<f4", "seconds": "<f4",
+}  # fmt: skip
+"""Of one client in one round; NaN: not known."""
+SPLIT_NUMBERS = 6000
+"""Counts in one event: clients times labels."""
+SPLIT_LABELS = 64
+"""Labels that are told apart; what is beyond is added to the last."""
+
+Columns = dict[str, NDArray[Any]]
+
+
+class TableError(ValueError):
+    """What somebody packed can't be what we pack."""
+
+
+@dataclass
+class RoundTable:
+    """Rounds, and what is known of clients in them: columns of equal length."""
+
+    rounds: Columns = field(default_factory=lambda: empty(ROUND_COLUMNS))
+    clients: Columns = field(default_factory=lambda: empty(CLIENT_COLUMNS))
+
+    def pack(self) -> dict[str, str]:
+        """The fields of an event."""
+        return {"rounds": _pack(self.rounds, ROUND_COLUMNS), "clients": _pack(foremost(self.clients), CLIENT_COLUMNS)}
+
+    @classmethod
+    def unpack(cls, event: Mapping[str, object]) -> RoundTable:
+        """TableError for what `pack` would never make."""
+        rounds = _unpack(event.get("rounds"), ROUND_COLUMNS, most=ROUNDS)
+        clients = _unpack(event.get("clients"), CLIENT_COLUMNS, most=NAMED)
+        if (clients["state"] >= len(STATES)).any():
+            raise TableError("a state that there is none of")
+        if not np.isin(clients["round"], rounds["round"]).all():
+            raise TableError("a client of a round that is not told of")
+        return cls(rounds, clients)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The data of some clients: `first` and those after it."""
+
+    first: int
+    labels: tuple[str, ...]
+    counts: NDArray[np.uint32]
+    """(clients, labels): samples that each trains on."""
+
+    def pack(self) -> dict[str, object]:
+        body = base64.b85encode(zlib.compress(self.counts.astype("<u4").tobytes())).decode()
+        return {"first": self.first, "labels": list(self.labels), "counts": body}
+
+    @classmethod
+    def unpack(cls, event: Mapping[str, object]) -> Split:
+        """TableError for what `pack` would never make."""
+        first, labels = event.get("first"), event.get("labels")
+        if type(first) is not int or not 0 <= first < 2**32 or not isinstance(labels, list):
+            raise TableError("no clients, or no labels")
+        if not 1 <= len(labels) <= SPLIT_LABELS or not all(isinstance(name, str) for name in labels):
+            raise TableError("no labels")
+        counts = np.frombuffer(_inflated(event.get("counts"), 4 * SPLIT_NUMBERS), dtype="<u4")
+        if not len(counts) or len(counts) % len(labels):
+            raise TableError("counts that fit no labels")
+        return cls(first, tuple(name[:100] for name in labels), counts.reshape(-1, len(labels)))
+
+
+def splits(counts: NDArray[np.int64], labels: Sequence[str]) -> list[Split]:
+    """The data of all clients, (clients, labels), as many events as they take."""
+    names = tuple(name[:100] for name in labels)
+    if len(names) > SPLIT_LABELS:
+        kept = SPLIT_LABELS - 1
+        counts = np.concatenate([counts[:, :kept], counts[:, kept:].sum(axis=1, keepdims=True)], axis=1)
+        names = (*names[:kept], "others")
+    each = SPLIT_NUMBERS // len(names)
+    return [
+        Split(first, names, counts[first : first + each].astype(np.uint32)) for first in range(0, len(counts), each)
+    ]
+
+
+def empty(columns: Mapping[str, str]) -> Columns:
+    return {name: np.zeros(0, dtype=kind) for name, kind in columns.items()}
+
+
+def foremost(clients: Columns) -> Columns:
+    """At most NAMED rows: those with whom something was the matter first, then of the newest round."""
+    if len(clients["round"]) <= NAMED:
+        return clients
+    order = np.lexsort((clients["client"], -clients["round"].astype(np.int64), clients["state"] == 0))[:NAMED]
+    return {name: values[order] for name, values in clients.items()}
+
+
+def _pack(columns: Columns, kinds: Mapping[str, str]) -> str:
+    body = b"".join(columns[name].astype(kind).tobytes() for name, kind in kinds.items())
+    return base64.b85encode(zlib.compress(body)).decode()
+
+
+def _unpack(text: object, kinds: Mapping[str, str], *, most: int) -> Columns:
+    width = sum(np.dtype(kind).itemsize for kind in kinds.values())
+    body = _inflated(text, width * most)
+    if len(body) % width:
+        raise TableError("columns of different lengths")
+    rows, found, begin = len(body) // width, {}, 0
+    for name, kind in kinds.items():
+        found[name] = np.frombuffer(body, dtype=kind, count=rows, offset=begin)
+        begin += rows * np.dtype(kind).itemsize
+    return found
+
+
+def _inflated(text: object, most: int) -> bytes:
+    if not isinstance(text, str):
+        raise TableError("no table")
+    try:
+        unpacker = zlib.decompressobj()
+        body = unpacker.decompress(base64.b85decode(text.encode("ascii")), most + 1)
+    except (ValueError, zlib.error, binascii.Error) as error:
+        raise TableError(f"no table: {error}") from None
+    if len(body) > most or not unpacker.eof:
+        raise TableError("a table that is cut short, or far too large")
+    return body
