@@ -16,6 +16,7 @@ from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
 from training.data import Prepared, Task
 from training.federated.layout import Layout, parameters, statistics
+from training.federated.pending import Pending
 from training.federated.server import Server
 from training.federated.working import Model, Work, why_alone
 from training.federation import splitting
@@ -74,8 +75,9 @@ def assemble(
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
     model, weights, running = _as_vectors(config, task, world.device, dtype)
     work = Work(config, model, divided, alone=why_alone(config, model))
-    server = Server(model, config.clients, weights, running)
+    server = Server(model, divided.sizes, weights, running)
     work.try_out(server)
+    server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
     return Federation(config=config, prepared=prepared, divided=divided, model=model, work=work, server=server)
 
 

@@ -35,6 +35,7 @@ class Asked:
 
 def select(
     config: FederationConfig,
+    count: int,
     *,
     eligible: NDArray[np.int64],
     samples: NDArray[np.int64],
@@ -42,9 +43,9 @@ def select(
     round_: int,
     attempt: int = 1,
 ) -> NDArray[np.int64]:
-    """The numbers of those that are asked in this round, ascending."""
-    count = min(config.selected, len(eligible))
-    if config.per_round is None and config.selection == "uniform":
+    """The numbers of those that are asked in this round, `count` of the `eligible`, ascending."""
+    count = min(count, len(eligible))
+    if count == len(eligible) and config.selection == "uniform":
         return eligible
     draw = np.random.RandomState(derive_seed(config.seed, SELECTED, round_, attempt) % 2**32)
     asked = Asked(count, eligible, samples, losses, round_, attempt, draw)
