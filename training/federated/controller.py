@@ -253,7 +253,8 @@ class Controller:
 
 def _are_numbers(sent: Sent) -> Tensor:
     """(clients,): whether each one's answer is there, and made of numbers."""
-    good = torch.isfinite(sent.losses) | ~sent.has_losses
+    good = torch.isfinite(sent.losses) if sent.has_losses else torch.ones(len(sent.clients), dtype=torch.bool)
+    good = good.to(sent.losses.device)
     for value in sent.values.values():
         good &= torch.isfinite(value).flatten(start_dim=1).all(dim=1) if value.ndim > 1 else torch.isfinite(value)
     return good.cpu() & ~torch.from_numpy(np.isin(sent.clients, list(sent.failed)))

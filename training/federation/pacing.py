@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from training.federation.speeds import seconds_of
+from training.federation.speeds import seconds_of, speeds
 
 Ids = NDArray[np.int64]
 
@@ -26,6 +26,11 @@ class Flight:
     """The round in which each began."""
     arrives: NDArray[np.float64]
     """By the simulated clock."""
+
+    def arriving_by(self, ends: float) -> Ids:
+        """Whose updates are there by then, ascending."""
+        found: Ids = np.sort(self.clients[self.arrives <= ends])
+        return found
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,13 @@ class Scene:
     def seconds(self, clients: Ids) -> NDArray[np.float64]:
         """What each takes for all its steps in this round."""
         return seconds_of(self.seed, self.round, clients, self.full_steps(clients))
+
+    def usual_seconds(self, clients: Ids) -> NDArray[np.float64]:
+        """What each is expected to take."""
+        found: NDArray[np.float64] = (
+            self.full_steps(clients) / speeds(self.seed, int(clients.max(initial=0)) + 1)[clients]
+        )
+        return found
 
 
 @dataclass
