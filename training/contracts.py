@@ -270,6 +270,8 @@ class Algorithm:
     """(config): what it can't work with. Without torch."""
     BROADCAST: tuple[str, ...] = ()
     """Of what the server remembers, that which it sends with the model."""
+    STEPS: bool = True
+    """Whether clients go through their data in batches; else they send a "loss" over everything."""
     WHOLE: bool = False
     """Whether clients look at the loss over everything that they have."""
     PARTIAL: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.federated import schedule, sums
+from training.federated.client import Client
 from training.federated.pending import Arrivals
 from training.federated.schedule import Chunk, Ids
 from training.federated.server import Round, Server
@@ -104,12 +105,12 @@ class Controller:
         self._chunks = self._cut()
         self._shares = schedule.shares(self._chunks, world.size)
 
-    def train(self) -> Answer:
+    def train(self, model: Tensor | None = None) -> Answer:
         """The algorithm's own question, with late answers of earlier rounds; whoever keeps something keeps it.
 
-        QuorumLost if too few answers count.
+        `model`: what clients are sent instead of the server's. QuorumLost if too few answers count.
         """
-        question = self._work.training
+        question = replace(self._work.training, model=model)
         self.arrivals = arrivals = self.server.pending.arriving(self.plan)
         answer, mine, facts = self._asked(question, arrivals)
         self.facts = facts
@@ -126,8 +127,21 @@ class Controller:
             self.server.statistics.copy_(answer.mean[STATISTICS])
         return self.server.round(self.round, answer)
 
-    def ask(self, question: Question) -> Answer:
-        """Another one, of the same clients; nothing of it is kept."""
+    def ask(
+        self,
+        name: str,
+        answer: Callable[[Client], Mapping[str, Tensor]],
+        sent: Mapping[str, str],
+        *,
+        vectors: Mapping[str, Tensor],
+        model: Tensor | None = None,
+    ) -> Answer:
+        """Another question, about everything that each of the same clients has; nothing of it is kept.
+
+        `sent`: what each number of the answer is weighted by; `vectors`: what is sent with it; `model`: one that they
+        have been sent already.
+        """
+        question = Question(name, answer, sent, vectors=vectors, is_whole=True, takes_steps=False, model=model)
         return self._asked(question, Arrivals.none())[0]
 
     def samples_of(self, clients: Ids) -> Ids:

@@ -85,7 +85,7 @@ class Server:
     def round(self, number: int, answer: Answer) -> Round:
         """What `aggregate` sees."""
         return Round(
-            model=self.shared.double(),
+            model=self.shared.double().clone(),
             sum=answer.sum,
             mean=answer.mean,
             memory=self.memory,

@@ -100,6 +100,10 @@ class Question:
     """(what one client sent): what of it is added up."""
     is_whole: bool = False
     """Whether clients look at everything that they have."""
+    takes_steps: bool = True
+    """Whether they go through it in batches."""
+    model: Tensor | None = None
+    """The shared part that clients start from; None: the server's."""
     trains: bool = False
     """Clients keep what they have come to."""
 
@@ -127,6 +131,7 @@ class Work:
             algorithm.SENT,
             fold=algorithm.fold,
             is_whole=algorithm.WHOLE,
+            takes_steps=algorithm.STEPS,
             trains=True,
         )
 
@@ -205,17 +210,14 @@ class Work:
     def run(self, chunk: Chunk, round_: int, question: Question, server: Server, *, strict: bool = False) -> Sent:
         """What these clients answer. `strict`: what goes wrong with all of them together is raised."""
         torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
-        owned = [self._divided.train[client] for client in chunk.clients]
-        ids, there = batches(
-            chunk, owned, self._config.batch, seed=derive_seed(self._config.seed, SHUFFLED), round_=round_
-        )
+        ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         rows = torch.from_numpy(chunk.clients).to(self._model.device)
         own = {name: values[rows] for name, values in server.kept.items()}
         one = _One(
             self._config,
             self._model,
             question,
-            server.shared,
+            server.shared if question.model is None else question.model.to(self._model.dtype),
             server.statistics,
             self._broadcast(question, server),
             chunk.steps,
@@ -230,6 +232,11 @@ class Work:
                 raise
             # Some client's: which, only one by one can tell.
             return self._one_by_one(one, chunk, ids, there, own, counts)
+
+    def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
+        owned = [self._divided.train[client] for client in chunk.clients]
+        seed = derive_seed(self._config.seed, SHUFFLED)
+        return batches(chunk, owned, self._config.batch, seed=seed, round_=round_)
 
     def _together(
         self, one: _One, chunk: Chunk, ids: Ids, there: Any, own: Mapping[str, Tensor], counts: Tensor
@@ -334,7 +341,7 @@ class _One:
         if model.statistics.size:
             place = sent if model.statistics.shared else client.kept
             place[STATISTICS] = client.statistics
-        return sent, client.kept, client.seen
+        return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
 
     def _loss(self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         task = self._model.task
@@ -353,6 +360,11 @@ class _One:
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
+
+
+def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:
+    nothing = np.zeros((len(chunk.clients), 0, 1), dtype=np.int64)
+    return nothing, nothing.astype(bool)
 
 
 def _gathered(
