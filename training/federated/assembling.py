@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
@@ -89,11 +90,19 @@ def _as_vectors(
     options = config.options_of(config.algorithm)
     module: nn.Module = task.model.to(device, dtype)
     module.train()
+    _stop_counting(module)
     own = frozenset(algorithm.personal(module, **options))
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
     model = Model(task, weights, others, algorithm, options, device, dtype)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)
+
+
+def _stop_counting(module: nn.Module) -> None:
+    """Layers that normalise count their batches, in place, and for nothing where their momentum is a constant."""
+    for layer in module.modules():
+        if isinstance(layer, _NormBase) and layer.momentum is not None:
+            layer.num_batches_tracked = None
 
 
 @contextmanager
