@@ -71,7 +71,7 @@ class Rounds(Loop):
         )
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
-        self.judge = Judge(self.federation.model, self.federation.divided, self.world)
+        self.judge = Judge(self.federation.model, self.federation.divided, self.world, alone=bool(self.work.alone))
         self.telling = Telling(self.reporter, self.federation)
         if start is not None:
             self._phase("restore")
