@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from training.config.dims import Dims
     from training.config.shape import Misfit, Shape
     from training.data import Batch, Labels, Prepared, Task
+    from training.federated.filtering import Passing
     from training.federation.config import FederationConfig
     from training.federation.pacing import Plan
     from training.step.optimizer import Optimizer
@@ -111,6 +112,10 @@ def _no_federated_misfit(config: FederationConfig) -> Iterable[Misfit]:
 
 
 def _keeps_nothing(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+    return {}
+
+
+def _keeps_no_more(given: Tensor, received: Tensor, passing: Passing, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
@@ -319,11 +324,27 @@ class Pace:
 
 @dataclass(frozen=True)
 class Filter:
-    """What is done to an update before it is sent."""
+    """What is done to an update before it is sent, for several clients at once: a row each.
 
-    send: Callable[..., Any]
-    """(rows, **options)"""
+    What it makes of a row must not depend on the rows beside it, nor on anything but the row, `passing`
+    (training.federated.filtering: who, in which round, and what each keeps) and its options.
+    """
+
+    send: Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
+    """(given (clients, numbers), passing, **options): the values that are sent, on which the next filter works, and by
+    name what is sent beside them; (clients, …) each."""
+    receive: Callable[..., Tensor]
+    """(values, beside, passing, **options): (clients, numbers) again, as the server takes them. ValueError for what
+    `send` would never make; a number that is none stays none."""
+    begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
+    """(row (numbers,), **options): what a client, and the server of it, keeps before its first round, by name."""
+    keep: Callable[..., Mapping[str, Tensor]] = _keeps_no_more
+    """(given, received, passing, **options): what they keep from now on, (clients, …), once the server has taken
+    `received` for what was given. Filters after this one have had their part in it."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    """(config): what it can't work with. Without torch."""
+    STAGE: str = ""
+    """Which of federation.combinations.STAGES it is: of each there may be one, in their order."""
 
 
 def _taken(folder: str, name: str, contract: type[T]) -> T:

@@ -17,10 +17,12 @@ from training.attempt.place import Place
 from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
 from training.data import Prepared, Task
+from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.pending import Pending
 from training.federated.server import Server
-from training.federated.working import Model, Work, why_alone
+from training.federated.stacking import why_alone
+from training.federated.working import Model, Work
 from training.federation import splitting
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided
@@ -81,8 +83,10 @@ def assemble(
     if misfits := list(splitting.check(config, divided)):
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
     model, weights, running = _as_vectors(config, task, world.device, dtype)
-    work = Work(config, model, divided, alone=why_alone(config, model))
+    filters = Chain(config, model.weights.shared, dtype)
+    work = Work(config, model, divided, filters, alone=why_alone(config, model))
     server = Server(model, divided.sizes, weights, running)
+    server.kept |= filters.begin(config.clients, world.device)
     work.try_out(server)
     server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
     return Federation(config=config, prepared=prepared, divided=divided, model=model, work=work, server=server)

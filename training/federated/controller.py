@@ -18,6 +18,7 @@ from torch import Tensor
 
 from training.federated import schedule, sums
 from training.federated.client import Client
+from training.federated.messages import Traffic
 from training.federated.pending import Arrivals
 from training.federated.schedule import Chunk, Ids
 from training.federated.server import Round, Server
@@ -64,8 +65,7 @@ class Costs:
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
     transfer_seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    traffic: Traffic = field(default_factory=Traffic.none)
 
 
 @dataclass
@@ -178,9 +178,17 @@ class Controller:
         self.costs.compute_seconds += computed - began
         self.costs.wait_seconds += waited - computed
         self.costs.transfer_seconds += time.perf_counter() - waited
-        self.costs.bytes_up += self._work.message_of(question, self.server).up * int(found.is_fine.sum())
-        self.costs.bytes_down += self._work.message_of(question, self.server).down * len(found.clients)
+        self.costs.traffic += self._traffic(question, found)
         return self._answer(question, sums.split(total, sizes), found, arrivals), mine, found
+
+    def _traffic(self, question: Question, facts: Facts) -> Traffic:
+        """Those that are given up were asked to train, too; what is no number was sent all the same."""
+        given_up = self.plan.too_slow if question.trains else self.plan.too_slow[:0]
+        clients = np.concatenate([facts.clients, given_up])
+        silent = [*facts.failed, *given_up.tolist()]
+        messages = self._work.messages_of(question, self.server)
+        samples = self._work.samples_of(clients)
+        return messages.traffic(self.round, clients, samples, did_answer=~np.isin(clients, silent))
 
     def _answer(self, question: Question, total: Mapping[str, Tensor], facts: Facts, arrivals: Arrivals) -> Answer:
         counted = facts.is_fine & self.plan.is_now(facts.clients)

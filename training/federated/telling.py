@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from training.federated.assembling import Federation
 from training.federated.controller import Controller
 from training.federated.judging import Judged
+from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federation import tables
 from training.federation.tables import Columns
@@ -40,8 +41,7 @@ class Told:
     compute_seconds: float
     wait_seconds: float
     transfer_seconds: float
-    bytes_up: int
-    bytes_down: int
+    traffic: Traffic
     client_seconds: NDArray[np.float64]
     """Of each client, by the clock of the pace; NaN: it has none."""
     seconds: float = 0.0
@@ -71,8 +71,7 @@ def told_of(controller: Controller) -> Told:
         compute_seconds=costs.compute_seconds,
         wait_seconds=costs.wait_seconds,
         transfer_seconds=costs.transfer_seconds,
-        bytes_up=costs.bytes_up,
-        bytes_down=costs.bytes_down,
+        traffic=costs.traffic,
         client_seconds=np.array([plan.seconds.get(client, np.nan) for client in clients.tolist()]),
     )
 
@@ -111,8 +110,8 @@ class Telling:
             compute_seconds=told.compute_seconds,
             wait_seconds=told.wait_seconds,
             transfer_seconds=told.transfer_seconds,
-            mib_up=told.bytes_up / MIB,
-            mib_down=told.bytes_down / MIB,
+            mib_up=told.traffic.bytes_up / MIB,
+            mib_down=told.traffic.bytes_down / MIB,
             trained=float(count["trained"]),
             late=float(count["late"]),
             dropped=float(count["dropped"]),
@@ -150,8 +149,8 @@ class Telling:
                 "round": round_,
                 **count,
                 "seconds": told.seconds,
-                "bytes_up": told.bytes_up,
-                "bytes_down": told.bytes_down,
+                "bytes_up": told.traffic.bytes_up,
+                "bytes_down": told.traffic.bytes_down,
                 "loss": told.loss,
                 "accuracy": judged.means.get("accuracy", np.nan) if judged is not None else np.nan,
                 "worst": int(np.nanargmin(accuracy)) if is_known else -1,  # type: ignore[arg-type]

@@ -23,9 +23,9 @@ from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Task
 from training.federated.client import Client
+from training.federated.filtering import Chain
 from training.federated.layout import Layout
-from training.federated.messages import Sizes
-from training.federated.messages import size as message_size
+from training.federated.messages import Description, Messages
 from training.federated.schedule import Chunk, Ids, batches, steps_of, widths_of
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided
@@ -34,8 +34,6 @@ from training.runtime.seeds import derive_seed
 if TYPE_CHECKING:
     from training.federated.server import Server
 
-STACKED_PARAMETERS = 100_000
-"""Models of more are computed one by one: at 85,000 stacking was twice as fast on a CPU, at 814,000 it lost."""
 STATISTICS = "statistics"
 """What is sent beside the algorithm's own: running means and variances, where the model has any."""
 PERSONAL = "personal"
@@ -75,7 +73,7 @@ class Sent:
 
     clients: Ids
     values: dict[str, Tensor]
-    """(clients, numbers) by name."""
+    """(clients, …) by name, as the server has them."""
     kept: dict[str, Tensor]
     """(clients, …) by name."""
     losses: Tensor
@@ -83,6 +81,8 @@ class Sent:
     has_losses: bool = True
     failed: dict[int, str] = field(default_factory=dict)
     """Client → its traceback. It is among `clients`, and what stands for it counts for nothing."""
+    wire: dict[str, Tensor] = field(default_factory=dict)
+    """(clients, …) by name: what a message of each holds, from which the server has `values`."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ class Question:
 class Work:
     """Runs chunks of clients."""
 
-    def __init__(self, config: FederationConfig, model: Model, divided: Divided, *, alone: str) -> None:
+    def __init__(self, config: FederationConfig, model: Model, divided: Divided, filters: Chain, *, alone: str) -> None:
         """`alone`: why clients are computed one by one; "": they are stacked."""
         self._config, self._model, self._divided = config, model, divided
-        self.alone = alone
-        self._sizes: dict[str, tuple[dict[str, int], Sizes]] = {}
+        self._filters, self.alone = filters, alone
+        self._sizes: dict[str, tuple[dict[str, int], Messages]] = {}
         algorithm = model.algorithm
         self.training = Question(
             "train",
@@ -158,8 +158,8 @@ class Work:
         """How many numbers of each name are added up."""
         return self._tried(question, server)[0]
 
-    def message_of(self, question: Question, server: Server) -> Sizes:
-        """Bytes of a question to one client, and of its answer."""
+    def messages_of(self, question: Question, server: Server) -> Messages:
+        """What a question to one client holds, and its answer."""
         return self._tried(question, server)[1]
 
     def try_out(self, server: Server) -> None:
@@ -171,7 +171,7 @@ class Work:
                 self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
         self._tried(self.training, server)
 
-    def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Sizes]:
+    def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Messages]:
         """What one client's answer is made of: known once it has been asked, by way of trial."""
         if question.name not in self._sizes:
             client = np.array([np.argmin(self._divided.sizes)])
@@ -180,27 +180,17 @@ class Work:
             if sent.failed:
                 raise ClientsFailed(f"client {client[0]} fails at its first step", sent.failed[int(client[0])])
             sizes = {name: value.shape[1] for name, value in question.folded(sent.values).items()}
-            self._sizes[question.name] = sizes, self._measured(question, server, sent)
+            self._sizes[question.name] = sizes, self._described(question, server, sent)
         return self._sizes[question.name]
 
-    def _measured(self, question: Question, server: Server, sent: Sent) -> Sizes:
-        """What a message of either kind takes, rounds and clients with as many digits as they may have."""
-        config, model = self._config, self._model
-        dtype = str(model.dtype).removeprefix("torch.")
-        down = [*model.weights.travelling.items(), *model.statistics.travelling.items()] if question.trains else []
-        down += [(name, value.shape) for name, value in self._broadcast(question, server).items()]
-        up = [(name, value.shape[1:]) for name, value in sent.values.items()]
-        most = int(self._divided.sizes.max())
-        return Sizes(
-            up=message_size(
-                [(name, tuple(shape), dtype) for name, shape in up],
-                client=config.clients - 1,
-                round_=config.rounds,
-                samples=most,
-            ),
-            down=message_size(
-                [(name, tuple(shape), dtype) for name, shape in down], client=None, round_=config.rounds, samples=None
-            ),
+    def _described(self, question: Question, server: Server, sent: Sent) -> Messages:
+        model = self._model
+        shapes = {**model.weights.travelling, **model.statistics.travelling} if question.trains else {}
+        down = {name: (tuple(shape), model.dtype) for name, shape in shapes.items()}
+        beside = self._broadcast(question, server)
+        down |= {f"server.{name}": (tuple(value.shape), value.dtype) for name, value in beside.items()}
+        return Messages(
+            up=Description.of({name: value[0] for name, value in sent.wire.items()}), down=Description(down)
         )
 
     def _broadcast(self, question: Question, server: Server) -> dict[str, Tensor]:
@@ -209,10 +199,18 @@ class Work:
 
     def run(self, chunk: Chunk, round_: int, question: Question, server: Server, *, strict: bool = False) -> Sent:
         """What these clients answer. `strict`: what goes wrong with all of them together is raised."""
-        torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
-        ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         rows = torch.from_numpy(chunk.clients).to(self._model.device)
         own = {name: values[rows] for name, values in server.kept.items()}
+        filters = {name: own.pop(name) for name in self._filters.keeps}
+        sent = self._answered(chunk, round_, question, server, own, strict=strict)
+        sent.wire = dict(sent.values)
+        return self._filters.passed(sent, round_, filters) if question.trains else sent
+
+    def _answered(
+        self, chunk: Chunk, round_: int, question: Question, server: Server, own: Mapping[str, Tensor], *, strict: bool
+    ) -> Sent:
+        torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
+        ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         one = _One(
             self._config,
             self._model,
@@ -373,7 +371,7 @@ def _gathered(
     """As many rows as clients; where one failed, nothing in place of what it would have sent."""
     whole = next((found for found in done if found is not None), None)
     if whole is None:
-        return Sent(chunk.clients, {}, {}, torch.full((len(done),), torch.nan), has_losses, failed)
+        return Sent(chunk.clients, {}, dict(own), torch.full((len(done),), torch.nan), has_losses, failed)
     nothing = {name: torch.zeros_like(value) for name, value in whole[0].items()}
     values = [nothing if found is None else found[0] for found in done]
     kept = [{name: own[name][i] for name in whole[1]} if found is None else found[1] for i, found in enumerate(done)]
@@ -386,18 +384,6 @@ def _gathered(
         has_losses,
         failed,
     )
-
-
-def why_alone(config: FederationConfig, model: Model) -> str:
-    """Why a model's clients can't be stacked, as far as that is known without trying; "": they can."""
-    task = model.task
-    if task.each is None:
-        return f"{config.recipe} knows no loss of a single sample, by which places without one are left out"
-    if (numbers := model.weights.size) > STACKED_PARAMETERS:
-        return f"it trains {numbers:,} parameters, more than {STACKED_PARAMETERS:,}"
-    if any(isinstance(module, _NormBase) and module.training for module in task.model.modules()):
-        return "it normalises over whole batches, which places without a sample would change"
-    return ""
 
 
 def _precision(dtype: str, device: torch.device) -> AbstractContextManager[object]:
