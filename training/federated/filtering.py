@@ -6,7 +6,7 @@ client lies with everything that clients keep (Server.kept), so it is in every c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -138,24 +138,22 @@ class Chain:
 
         ValueError for what no client of ours would send.
         """
-        *_, (_, rows) = self._received(wire, clients, round_, kept)
-        return rows
+        return self._received(wire, clients, round_, kept)[0]
 
     def _through(self, rows: Tensor, clients: Ids, round_: int, kept: Mapping[str, Tensor]) -> Passed:
         wire: dict[str, Tensor] = {}
-        given, values = [], rows
+        given = [rows]
         for stage in self._stages:
+            values, beside = self._send(stage, given[-1], clients, round_, kept)
             given.append(values)
-            values, beside = self._send(stage, values, clients, round_, kept)
             wire |= {stage.sent_as(name): value for name, value in beside.items()}
-        wire = {UPDATE: values, **wire}
+        wire = {UPDATE: given[-1], **wire}
+        received = self._received(wire, clients, round_, kept)
         after: dict[str, Tensor] = {}
-        received = values
-        for stage, received in self._received(wire, clients, round_, kept):
-            passing = self._passing(stage, clients, round_, kept)
-            own = stage.filter.keep(given.pop(), received, passing, **stage.options)
+        for stage, was, came in zip(self._stages, given, received, strict=False):
+            own = stage.filter.keep(was, came, self._passing(stage, clients, round_, kept), **stage.options)
             after |= {stage.kept_as(name): value for name, value in own.items()}
-        return Passed(received, wire, after)
+        return Passed(received[0], wire, after)
 
     def _send(
         self, stage: _Stage, given: Tensor, clients: Ids, round_: int, kept: Mapping[str, Tensor]
@@ -164,15 +162,15 @@ class Chain:
 
     def _received(
         self, wire: Mapping[str, Tensor], clients: Ids, round_: int, kept: Mapping[str, Tensor]
-    ) -> Iterator[tuple[_Stage, Tensor]]:
-        """From the last filter to the first: what it takes to have been given."""
-        values = wire[UPDATE]
+    ) -> list[Tensor]:
+        """What each filter takes to have been given, from the first on; at the end what came."""
+        found = [wire[UPDATE]]
         for stage in reversed(self._stages):
             prefix = stage.sent_as("")
             beside = {name.removeprefix(prefix): value for name, value in wire.items() if name.startswith(prefix)}
             passing = self._passing(stage, clients, round_, kept)
-            values = stage.filter.receive(values, beside, passing, **stage.options)
-            yield stage, values
+            found.append(stage.filter.receive(found[-1], beside, passing, **stage.options))
+        return found[::-1]
 
     def _passing(self, stage: _Stage, clients: Ids, round_: int, kept: Mapping[str, Tensor]) -> Passing:
         own = {name: kept[stage.kept_as(name)] for name in stage.begun}
