@@ -55,8 +55,10 @@ def _largest(whole: Tensor, count: int) -> Tensor:
 
     What is no number counts as the largest, so that the server sees it.
     """
+    import torch
+
     size = whole.abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
-    least = size.topk(count, dim=1).values[:, -1:]
+    least = size.topk(count, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     is_above, is_equal = size > least, size == least
-    is_equal &= is_equal.cumsum(dim=1) <= count - is_above.sum(dim=1, keepdim=True)
+    is_equal &= is_equal.cumsum(dim=1, dtype=torch.int32) <= count - is_above.sum(dim=1, keepdim=True)
     return (is_above | is_equal).nonzero()[:, 1].view(len(whole), count)
