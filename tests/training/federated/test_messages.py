@@ -17,10 +17,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.training.federated.in_process import alone, federation
-from training.federated.messages import HEADER_BYTES, Description, MessageError
+from tests.training.federated.runs import DIGITS, Telling, run
+from training.federated.controller import Controller
+from training.federated.messages import HEADER_BYTES, Description, MessageError, Traffic
+from training.federated.rounds import Rounds
 from training.federated.telling import Told
-from training.federated.working import Sent
+from training.federated.working import Question, Sent
 
 TENSORS = {
     "delta": torch.tensor([1.5, -2.0, float("nan")]),
@@ -180,36 +182,45 @@ class TestWild:
 def test_counted_is_what_each_client_s_message_takes(
     filters: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three rounds: every message that would have been sent is encoded, and decoded again."""
+    """Three rounds: every message that would be sent is encoded, and decoded again."""
+    up: dict[tuple[int, int], int] = {}
+    down: list[int] = []
     told: list[Told] = []
-    written: dict[tuple[int, int], int] = {}
-    with alone() as world, federation(tmp_path, world, rounds=3, filters=filters, clients=12, per_round=9) as rounds:
-        one_round, summed = rounds._round, rounds._summed
+    summed, one_round = Controller._summed, Rounds._round
 
-        def watched(round_: int) -> Told:
-            told.append(one_round(round_))
-            down = rounds.work.messages.down
-            model = rounds.federation.model.weights.tensors(rounds.server.weights)
-            size = len(down.encode(model, round_=round_, client=None, samples=None))
-            assert told[-1].bytes_down.tolist() == [size] * 9
-            return told[-1]
+    def encoded(controller: Controller, question: Question, sizes: Any, sent: Sent, mine: Any) -> Tensor:
+        described = controller._work.messages_of(question, controller.server).up
+        samples = controller.samples_of(sent.clients).tolist()
+        for place, client in enumerate(sent.clients.tolist()):
+            tensors = {name: value[place] for name, value in sent.wire.items()}
+            sender = {"round_": controller.round, "client": client, "samples": samples[place]}
+            message = described.encode(tensors, **sender)
+            up[controller.round, client] = len(message)
+            decoded = described.decode(message, **sender).tensors
+            assert all(torch.equal(decoded[name], value) for name, value in tensors.items())
+        return summed(controller, question, sizes, sent, mine)
 
-        def encoded(done: Sent, mine: Any) -> Tensor:
-            round_, up = rounds.step + 1, rounds.work.messages.up
-            for place, client in enumerate(done.clients.tolist()):
-                mine_of_it = {name: value[place] for name, value in done.wire.items()}
-                sender = {"round_": round_, "client": client, "samples": int(rounds.federation.divided.sizes[client])}
-                message = up.encode(mine_of_it, **sender)
-                written[round_, client] = len(message)
-                decoded = up.decode(message, **sender).tensors
-                assert all(torch.equal(decoded[name], value) for name, value in mine_of_it.items())
-            return summed(done, mine)
+    def played(loop: Rounds, round_: int) -> Told:
+        model = loop.federation.model.weights.tensors(loop.server.weights)
+        described = loop.work.messages_of(loop.work.training, loop.server).down
+        down.append(len(described.encode(model, round_=round_, client=None, samples=None)))
+        told.append(one_round(loop, round_))
+        return told[-1]
 
-        monkeypatch.setattr(rounds, "_round", watched)
-        monkeypatch.setattr(rounds, "_summed", encoded)
-        assert rounds.run()
+    monkeypatch.setattr(Controller, "_summed", encoded)
+    monkeypatch.setattr(Rounds, "_round", played)
+    series = Telling()
+    run(tmp_path, {**DIGITS, "rounds": 3, "per_round": 9, "filters": filters}, reporter=series)
     assert len(told) == 3
-    for number, one in enumerate(told, start=1):
-        assert one.bytes_up.tolist() == [written[number, client] for client in one.clients.tolist()]
-    assert sum(int(one.bytes_up.sum()) for one in told) == sum(written.values())
-    assert np.isin(told[0].states, (0,)).all()
+    for round_, (one, size) in enumerate(zip(told, down, strict=True), start=1):
+        assert one.traffic.clients.tolist() == sorted(one.clients.tolist())
+        assert one.traffic.up.tolist() == [up[round_, client] for client in one.traffic.clients.tolist()]
+        assert one.traffic.down.tolist() == [size] * 9
+    assert sum(series.series["mib_up"].values()) * 2**20 == pytest.approx(sum(up.values()))
+
+
+def test_traffic_of_several_questions_is_added_up_by_client() -> None:
+    first = Traffic(np.array([5, 2]), np.array([10, 20]), np.array([1, 1]))
+    both = Traffic.none() + first + Traffic(np.array([2, 9]), np.array([3, 4]), np.array([2, 2]))
+    assert (both.clients.tolist(), both.up.tolist(), both.down.tolist()) == ([2, 5, 9], [23, 10, 4], [3, 1, 2])
+    assert (both.bytes_up, both.bytes_down) == (37, 6)
