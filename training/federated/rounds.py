@@ -24,6 +24,7 @@ from training.federated import assembling
 from training.federated.assembling import Federation
 from training.federated.controller import Controller, Facts, QuorumLost
 from training.federated.judging import Judge, Judged
+from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federated.selecting import select
 from training.federated.telling import Telling, Told, told_of
@@ -127,7 +128,7 @@ class Rounds(Loop):
 
     def _round(self, round_: int) -> Told:
         """Configure, train, aggregate: one new global model."""
-        lost: Exception | None = None
+        lost, wasted = None, Traffic.none()
         for attempt in range(1, ATTEMPTS + 1):
             plan = self._configure(round_, attempt)
             controller = Controller(
@@ -136,7 +137,7 @@ class Rounds(Loop):
             try:
                 model = self._play(controller)
             except QuorumLost as error:
-                lost = error
+                lost, wasted = error, wasted + controller.costs.traffic
                 self._note(controller.facts)
                 if self.world.leads:
                     self.reporter.event("round.lost", step=round_, attempt=attempt, why=str(error))
@@ -145,6 +146,7 @@ class Rounds(Loop):
             self.server.shared.copy_(model)
             self.server.clock = plan.ends if plan.ends is not None else self.server.clock
             self._note(controller.facts)
+            controller.costs.traffic += wasted
             return told_of(controller)
         raise QuorumLost(f"round {round_} was lost {ATTEMPTS} times: {lost}")
 

@@ -123,6 +123,29 @@ class TestAClientWhoseUpdateDoesNotCount:
         assert changed == [client != 3 for client in range(12)]
 
 
+def test_what_was_sent_in_vain_is_counted(tmp_path: Path) -> None:
+    """A round that was lost, and tried again with others."""
+    loop = start(tmp_path, {**TOPK_INT8, "rounds": 1, "per_round": 3})
+    loop.checkpoints.start_from(None)
+    loop._prepare(None)
+    answered, asked = loop.work._answered, []
+
+    def breaking(*arguments: Any, **options: Any) -> Sent:
+        sent = answered(*arguments, **options)
+        asked.extend(sent.clients.tolist())
+        if len(asked) <= 3:
+            sent.values["delta"][:] = torch.nan
+        return sent
+
+    loop.work._answered = breaking  # type: ignore[method-assign]
+    loop._one_step()
+    traffic = loop._told.traffic
+    assert len(asked) == 6
+    assert traffic.clients.tolist() == sorted(set(asked))
+    assert (traffic.down // traffic.down.min()).tolist() == [asked.count(client) for client in traffic.clients]
+    assert (traffic.up > 400).all()
+
+
 def test_whoever_was_given_up_has_been_asked(tmp_path: Path) -> None:
     loop = run(tmp_path, {**LATE, "rounds": 1, "deadline": {"quantile": 0.5, "late": "drop"}})
     told = loop._told
