@@ -274,11 +274,17 @@ class Aggregation:
     """How the updates of a round become one."""
 
     combine: Callable[..., tuple[Tensor, Sequence[int]]]
-    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them were left out of it."""
+    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them, never all, were left out.
+
+    In order of the clients' numbers, in the model's dtype, all of them numbers; weights and the answer are float64. It
+    raises _robust.TooFew where it can't tell: the round is tried again. Nothing is made (clients, clients, numbers)."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
     """(config): what it can't work with. Without torch."""
     IS_SUM: bool = False
     """A weighted mean, taken as a sum wherever the clients are; `combine` is not asked."""
+    TRUSTED: bool = False
+    """`combine` wants a third: the update (numbers,) that the server makes from `root_samples` rows of its own, an
+    option. They are taken from what is kept for validation, and not judged by."""
 
 
 @dataclass(frozen=True)
