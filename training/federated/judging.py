@@ -36,6 +36,7 @@ class Judge:
     def __init__(self, model: Model, divided: Divided, world: World) -> None:
         self._model, self._divided, self._world = model, divided, world
         self._samples = len(divided.owners["validation"])
+        self._ids = np.setdiff1d(np.arange(self._samples), divided.root)
 
     def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
         """None if `goes_on`, which all ranks ask after every batch, said no."""
@@ -61,8 +62,7 @@ class Judge:
         def look(ids: Ids) -> tuple[Ids, dict[str, Tensor]]:
             return ids, self._scores(server.weights, server.statistics, self._look_up(ids))
 
-        ids = np.arange(self._samples)
-        return [lambda part=part: look(part) for part in np.split(ids, range(BATCH, len(ids), BATCH))]  # type: ignore[misc]
+        return [lambda part=part: look(part) for part in np.split(self._ids, range(BATCH, len(self._ids), BATCH))]  # type: ignore[misc]
 
     def _own(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
         """A model each: client after client."""

@@ -23,10 +23,11 @@ from training.checkpoint.staging import State
 from training.engine.validating import Validations
 from training.federated import assembling, messages, schedule, sums
 from training.federated.assembling import Federation
+from training.federated.combining import Combined, Combining, combining
 from training.federated.judging import Judge, Judged
 from training.federated.schedule import Chunk, Ids
 from training.federated.selecting import select
-from training.federated.telling import BROKEN, DROPPED, TRAINED, Telling, Told
+from training.federated.telling import BROKEN, DROPPED, REJECTED, TRAINED, Telling, Told
 from training.federated.transport.ranks import exchange
 from training.federated.working import Sent
 from training.federation.config import FederationConfig
@@ -49,6 +50,8 @@ class _Mine:
     """Whether each one's update counts: it is there, and made of numbers."""
     failed: dict[int, str] = field(default_factory=dict)
     kept: list[dict[str, Tensor]] = field(default_factory=list)
+    rows: list[dict[str, Tensor]] = field(default_factory=list)
+    """By chunk what they have sent, where it is not added up."""
     seconds: float = 0.0
 
 
@@ -83,6 +86,7 @@ class Rounds(Loop):
         )
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
+        self.combining = combining(self.federation, self.exchange, self.world)
         self.judge = Judge(self.federation.model, self.federation.divided, self.world)
         self.telling = Telling(self.reporter, self.federation)
         if start is not None:
@@ -177,12 +181,14 @@ class Rounds(Loop):
             chunk = chunks[number]
             done = self.work.run(chunk, round_, self.server.shared, self.server.statistics, sent, self.server.kept)
             tree.put((number, 1), self._summed(done, mine))
+            if self.combining is not None:
+                mine.rows.append(self.combining.rows(done))
         mine.seconds = time.perf_counter() - began
         return mine, tree
 
     def _summed(self, done: Sent, mine: _Mine) -> Tensor:
         """The weighted sum of a chunk's updates, without those that are no numbers."""
-        sizes = self.work.sizes
+        sizes = self.work.sizes if self.combining is None else {}
         total = sums.zeros(sum(sizes.values()), self.world.device)
         missing = set(done.failed)
         good = torch.isfinite(done.losses)
@@ -226,28 +232,45 @@ class Rounds(Loop):
         counts = np.array([count for part in facts for count in part[2]], dtype=bool)
         failed: dict[int, str] = {client: text for part in facts for client, text in part[3].items()}
         self._note(clients, losses, counts, failed)
-        total = self.exchange.total(tree, shares, len(chunks), sum(self.work.sizes.values()))
-        if not counts.any():
-            return None
         samples = self.federation.divided.sizes[clients]
+        sent = counts.copy()
+        if self.combining is None:
+            total = self.exchange.total(tree, shares, len(chunks), sum(self.work.sizes.values()))
+            if not counts.any():
+                return None
+            parts = sums.split(total, self.work.sizes)
+            self.server.apply(parts, number=round_, samples=float(samples[counts].sum()), selected=int(counts.sum()))
+        else:
+            combined = self._combine(self.combining, round_, mine, facts)
+            if combined is None:
+                return None
+            counts &= ~combined.left_out
+            self.server.become(combined.total, combined.mean, number=round_, selected=int(counts.sum()))
         weight = float(samples[counts].sum())
-        parts = sums.split(total, self.work.sizes)
-        self.server.apply(parts, number=round_, samples=weight, selected=int(counts.sum()))
         self._keep(mine, facts, clients)
         return Told(
             clients=clients,
             losses=losses,
-            states=_states(clients, counts, failed),
+            states=_states(clients, counts, sent, failed),
             failed=failed,
             samples=int(samples[counts].sum()),
             loss=float((losses[counts] * samples[counts]).sum() / weight),
             compute_seconds=float(mine.seconds),
             wait_seconds=waited,
             transfer_seconds=time.perf_counter() - began - waited,
-            bytes_up=self.messages.up * int(counts.sum()),
+            bytes_up=self.messages.up * int(sent.sum()),
             bytes_down=self.messages.down * len(clients),
             client_seconds=np.full(len(clients), np.nan),
         )
+
+    def _combine(self, combining: Combining, round_: int, mine: _Mine, facts: list[Any]) -> Combined | None:
+        """None: too few have sent an update for the aggregation to tell good ones from bad."""
+        counts = {client: count for part in facts for client, count in zip(part[0], part[2], strict=True)}
+        combined = combining.combine(mine.rows, [len(part[0]) for part in facts], counts, round_=round_)
+        if isinstance(combined, str):
+            self._say(f"round {round_} is tried again: {combined}")
+            return None
+        return combined
 
     def _note(
         self, clients: Ids, losses: NDArray[np.float64], counts: NDArray[np.bool_], failed: dict[int, str]
@@ -328,6 +351,9 @@ class Rounds(Loop):
         self.telling.close()
 
 
-def _states(clients: Ids, counts: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.int64]:
+def _states(
+    clients: Ids, counts: NDArray[np.bool_], sent: NDArray[np.bool_], failed: Mapping[int, str]
+) -> NDArray[np.int64]:
+    """`sent`: an update that is one, whether or not it `counts`."""
     did = np.isin(clients, list(failed))
-    return np.select([counts, did], [TRAINED, DROPPED], BROKEN)
+    return np.select([counts, sent, did], [TRAINED, REJECTED, DROPPED], BROKEN)

@@ -74,6 +74,10 @@ class Server:
         """One round's sums make the next model. `samples`: of the clients whose updates count."""
         weight = {SAMPLES: samples, CLIENTS: float(selected)}
         mean = {name: value / weight[self.weighted_by(name)] for name, value in total.items()}
+        self.become(total, mean, number=number, selected=selected)
+
+    def become(self, total: Mapping[str, Tensor], mean: Mapping[str, Tensor], *, number: int, selected: int) -> None:
+        """The next model, from what the clients' updates have become."""
         round_ = Round(self.shared.double(), total, mean, self.memory, number, selected, self.clients)
         made = self._model.algorithm.aggregate(round_, **self._model.options)
         self.shared.copy_(made)

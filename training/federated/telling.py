@@ -67,7 +67,7 @@ class Telling:
             "data.prepared",
             identity=self._federation.prepared.identity,
             samples=int(sizes.sum()),
-            validation_samples=len(divided.owners["validation"]),
+            validation_samples=len(divided.owners["validation"]) - len(divided.root),
             clients={"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         )
         for part in tables.splits(divided.counts(), divided.labels.names):
