@@ -31,7 +31,7 @@ BEARS = {"trimmed_mean": "trim"}
 NAMES = choices.names(FOLDERS["aggregation"])
 
 
-def combine(name: str, rows: Tensor, weights: Tensor | None = None, **options: Any) -> tuple[list[float], list[int]]:
+def combine(name: str, rows: Tensor, weights: Any = None, **options: Any) -> tuple[list[float], list[int]]:
     weights = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights
     row, left_out = contracts.aggregation(name).combine(rows, weights, **options)
     assert row.dtype == torch.float64
@@ -173,7 +173,8 @@ def test_bulyan_s_short_cut_chooses_whom_krum_would_choose_again_and_again(clien
 
     f = (clients - 3) // 4
     apart = distances(torch.randn(clients, 4, generator=torch.Generator().manual_seed(seed)))
-    left, chosen = list(range(clients)), []
+    left = list(range(clients))
+    chosen: list[int] = []
     while len(chosen) < clients - 2 * f:
         scores = _robust.krum_scores(apart[left][:, left], f)
         chosen.append(left.pop(int(scores.argmin())))
