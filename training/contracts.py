@@ -301,7 +301,9 @@ class DataSplit:
     """Which client has which samples. Without torch."""
 
     divide: Callable[..., NDArray[np.int64]]
-    """(samples, clients, draw, **options): the client of each sample."""
+    """(labels, clients, draw, **options): the client of each sample."""
+    view: Callable[..., Batch] | None = None
+    """(batch, owners (samples,), seed, **options): samples as their clients see them. None: as they are."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
 
 

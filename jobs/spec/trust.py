@@ -83,6 +83,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.longtail": (Power.DATA, "imbalance"),
     "run.quantity": (Power.DATA, "exponent"),
     "run.shards": (Power.DATA, "shards_each"),
+    "run.shift": (Power.DATA, "strength"),
     "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
 }
 POWERS: Mapping[str, Power] = {
