@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from training.config.shape import Misfit, Shape
     from training.data import Batch, Labels, Prepared, Task
     from training.federation.config import FederationConfig
+    from training.federation.pacing import Plan
     from training.step.optimizer import Optimizer
     from training.trainer import Trainer
 
@@ -249,20 +250,28 @@ class Algorithm:
 
     train: Callable[..., Mapping[str, Tensor]]
     """(client, **options): what one client sends, by the names in SENT."""
-    aggregate: Callable[..., Tensor]
-    """(server, **options): the next model's shared part."""
     SENT: Mapping[str, str]
     """What leaves a client, by name, and what its sum is weighted by: "samples", or "clients" (each counts one)."""
+    aggregate: Callable[..., Tensor] | None = None
+    """(round, **options): the next model's shared part, of the sums of what the clients have sent."""
+    play: Callable[..., Tensor] | None = None
+    """(controller, **options): the same, where one exchange a round is not enough."""
+    fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    """(what one client sent): what of it the server adds up, by the same names; None: that itself."""
     begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(model, **options): what a client keeps before its first round, by name."""
     memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(model, **options): what the server remembers from round to round, by name, and sends with the model."""
+    """(model, **options): what the server remembers from round to round, by name, in float64."""
     personal: Callable[..., Collection[str]] = _nobody
     """(model, **options): tensors by name that stay with each client."""
     own: Callable[..., Tensor] = _the_same
     """(model, kept, **options): what a client uses in the end, and is judged by."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
     """(config): what it can't work with. Without torch."""
+    BROADCAST: tuple[str, ...] = ()
+    """Of what the server remembers, that which it sends with the model."""
+    STEPS: bool = True
+    """Whether clients go through their data in batches; else they send a "loss" over everything."""
     WHOLE: bool = False
     """Whether clients look at the loss over everything that they have."""
     PARTIAL: bool = False
@@ -311,8 +320,8 @@ class DataSplit:
 class Pace:
     """For whom the server waits, and how long. Without torch."""
 
-    schedule: Callable[..., Any]
-    """(clock, **options)"""
+    schedule: Callable[..., Plan]
+    """(scene, **options): who starts, how far each comes, and whose updates count in this round."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
@@ -16,6 +17,7 @@ from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.federated.layout import Layout, parameters, statistics
+from training.federated.pending import Pending
 from training.federated.server import Server
 from training.federated.working import Model, Work, why_alone
 from training.federation import splitting
@@ -75,8 +77,9 @@ def assemble(
     task = _as_seen(config, task, divided)
     model, weights, running = _as_vectors(config, task, world.device, dtype)
     work = Work(config, model, divided, alone=why_alone(config, model))
-    server = Server(model, config.clients, weights, running)
+    server = Server(model, divided.sizes, weights, running)
     work.try_out(server)
+    server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
     return Federation(config=config, prepared=prepared, divided=divided, model=model, work=work, server=server)
 
 
@@ -100,11 +103,19 @@ def _as_vectors(
     options = config.options_of(config.algorithm)
     module: nn.Module = task.model.to(device, dtype)
     module.train()
+    _stop_counting(module)
     own = frozenset(algorithm.personal(module, **options))
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
     model = Model(task, weights, others, algorithm, options, device, dtype)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)
+
+
+def _stop_counting(module: nn.Module) -> None:
+    """Layers that normalise count their batches, in place, and for nothing where their momentum is a constant."""
+    for layer in module.modules():
+        if isinstance(layer, _NormBase) and layer.momentum is not None:
+            layer.num_batches_tracked = None
 
 
 @contextmanager

@@ -20,11 +20,11 @@ from training.contracts import Aggregation
 from training.federated import sums
 from training.federated.aggregation._robust import TooFew
 from training.federated.assembling import Federation
+from training.federated.pending import Arrivals
 from training.federated.rooting import Root
 from training.federated.schedule import Ids
-from training.federated.server import SAMPLES
 from training.federated.transport.ranks import Ranks
-from training.federated.working import Sent
+from training.federated.working import SAMPLES, Question
 from training.runtime.distributed import World
 
 COMBINED = "delta"
@@ -37,19 +37,20 @@ class Combined:
 
     mean: dict[str, Tensor]
     """(numbers,) float64 by name; of COMBINED what the aggregation made of it."""
-    total: dict[str, Tensor]
-    left_out: NDArray[np.bool_]
-    """By client, as they were handed in."""
+    sum: dict[str, Tensor]
+    left_out: Ids
+    """Clients, ascending."""
 
 
 @dataclass(frozen=True)
 class Handed:
-    """What the clients of all ranks have sent, in order of their numbers, without those that don't count."""
+    """Updates that count, in order of their clients' numbers."""
 
+    clients: Ids
+    factors: NDArray[np.float64]
+    """By which a late one weighs less."""
     rows: Mapping[str, Tensor]
-    """(clients, numbers) by name."""
-    weights: Mapping[str, Tensor]
-    """(clients,) float64 by name."""
+    """(clients, numbers) by name. On rank 0; elsewhere nothing."""
 
 
 def combining(federation: Federation, exchange: Ranks, world: World) -> Combining | None:
@@ -62,64 +63,90 @@ class Combining:
     """Brings the clients' updates together, and makes one of them. Every rank calls the same."""
 
     def __init__(self, federation: Federation, aggregation: Aggregation, exchange: Ranks, world: World) -> None:
-        config, work = federation.config, federation.work
-        self._server, self._samples = federation.server, federation.divided.sizes
+        config, work, server = federation.config, federation.work, federation.server
+        self._server, self._samples = server, federation.divided.sizes
         self._aggregation, self._options = aggregation, config.options_of(config.aggregation)
         self._exchange, self._world = exchange, world
-        dtype = federation.model.dtype
-        self._like = {name: torch.empty(size, dtype=dtype, device=world.device) for name, size in work.sizes.items()}
+        sizes = work.sizes_of(work.training, server)
+        self._like = {name: server.weights.new_empty(size) for name, size in sizes.items()}
         """By name what a client sends."""
         self._root = Root(federation) if aggregation.TRUSTED and world.leads else None
 
-    def rows(self, done: Sent) -> dict[str, Tensor]:
+    def rows(self, clients: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a chunk's clients have sent, (clients, numbers) by name; zeros where all of them failed."""
-        many = len(done.clients)
-        return {name: done.values.get(name, like.new_zeros(many, len(like))) for name, like in self._like.items()}
+        return {name: values.get(name, like.new_zeros(clients, len(like))) for name, like in self._like.items()}
 
     def combine(
-        self, mine: Sequence[Mapping[str, Tensor]], shares: Sequence[int], counts: Mapping[int, bool], *, round_: int
+        self,
+        question: Question,
+        mine: Sequence[Mapping[str, Tensor]],
+        each: Sequence[int],
+        *,
+        clients: Ids,
+        counts: NDArray[np.bool_],
+        late: Arrivals,
+        round_: int,
     ) -> Combined | str:
-        """`mine`: of this rank's chunks; `shares`: how many clients each rank has had; `counts`: by client, rank after
-        rank, whether its update is one. A string says why nothing can be made of them."""
-        own = {name: torch.cat([rows[name] for rows in mine]) for name in self._like} if mine else {}
-        every = self._exchange.rows(own, shares, self._like)
-        clients, is_good = np.array(list(counts), dtype=np.int64), np.array(list(counts.values()), dtype=bool)
-        order = np.argsort(clients)
-        places = order[is_good[order]]
-        if not len(places):
-            return "nobody has sent an update"
-        weights = {name: self._weights(name, clients[places]) for name in self._like}
+        """`mine`: `rows` of this rank's chunks; `each`: how many clients every rank has had; `clients` and `counts`: of
+        all of them, rank after rank, the numbers and whose update counts. Those that are `late` count with them. A
+        string says why nothing can be made of it."""
+        handed = self._handed(mine, each, clients, counts, late)
+        if not len(handed.clients):
+            return "no client has sent an update"
+        weights = {name: self._weights(question, name, handed) for name in self._like}
         made: dict[str, Tensor] = {}
         told: list[int] | str = []
         if self._world.leads:
-            handed = Handed({name: rows[torch.from_numpy(places)] for name, rows in every.items()}, weights)
             try:
-                made, told = self._made(handed, round_)
+                made, told = self._made(question, handed.rows, weights, round_)
             except TooFew as few:
                 told = str(few)
-        del every
         told = self._exchange.facts(told)[0]
         if isinstance(told, str):
             return told
-        made = self._from_first(made)
-        left_out = np.zeros(len(clients), dtype=bool)
-        left_out[places[told]] = True
-        return _combined(made, _without(weights, told), left_out)
+        return _combined(self._from_first(made), _without(weights, told), handed.clients[told])
 
-    def _weights(self, name: str, clients: Ids) -> Tensor:
+    def _handed(
+        self,
+        mine: Sequence[Mapping[str, Tensor]],
+        each: Sequence[int],
+        clients: Ids,
+        counts: NDArray[np.bool_],
+        late: Arrivals,
+    ) -> Handed:
+        everybody = np.concatenate([clients, late.clients])
+        order = np.argsort(everybody, kind="stable")
+        places = order[np.concatenate([counts, np.ones(len(late.clients), dtype=bool)])[order]]
+        factors = np.concatenate([np.ones(len(clients)), late.factors])[places]
+        own = {name: torch.cat([part[name] for part in mine]) for name in self._like} if mine else {}
+        every = self._exchange.rows(own, each, self._like)
+        rows = self._rows_at(places, every, late) if self._world.leads else {}
+        return Handed(everybody[places], factors, rows)
+
+    def _rows_at(self, places: Ids, every: Mapping[str, Tensor], late: Arrivals) -> dict[str, Tensor]:
+        """Of those of this round, with the late ones after them."""
+        where = torch.from_numpy(places).to(self._world.device)
+        found = {name: every.get(name, like.new_empty(0, len(like))) for name, like in self._like.items()}
+        if late.rows is not None:
+            then = sums.split(late.rows, {name: len(like) for name, like in self._like.items()})
+            found = {name: torch.cat([value, then[name]]) for name, value in found.items()}
+        return {name: value[where] for name, value in found.items()}
+
+    def _weights(self, question: Question, name: str, handed: Handed) -> Tensor:
         """(clients,)"""
-        by_samples = self._server.weighted_by(name) == SAMPLES
-        each = self._samples[clients] if by_samples else np.ones(len(clients))
-        return torch.from_numpy(each).double().to(self._world.device)
+        by_samples = question.weighted_by(name) == SAMPLES
+        weights = handed.factors * (self._samples[handed.clients] if by_samples else 1.0)
+        return torch.from_numpy(weights).to(self._world.device)
 
-    def _made(self, handed: Handed, round_: int) -> tuple[dict[str, Tensor], list[int]]:
+    def _made(
+        self, question: Question, rows: Mapping[str, Tensor], weights: Mapping[str, Tensor], round_: int
+    ) -> tuple[dict[str, Tensor], list[int]]:
         """The combined row and the sums of what else was sent, by name; and the places of those left out."""
-        trusted = () if self._root is None else (self._root.update(self._server, round_),)
-        rows, weights = handed.rows[COMBINED], handed.weights[COMBINED]
-        combined, left_out = self._aggregation.combine(rows, weights, *trusted, **self._options)
-        left = _without(handed.weights, left_out)
-        made = {name: _sum(rows, left[name]) for name, rows in handed.rows.items() if name != COMBINED}
-        return {COMBINED: combined, **made}, sorted(left_out)
+        trusted = () if self._root is None else (self._root.update(self._server, question, round_),)
+        combined, out = self._aggregation.combine(rows[COMBINED], weights[COMBINED], *trusted, **self._options)
+        left = _without(weights, out)
+        made = {name: _sum(value, left[name]) for name, value in rows.items() if name != COMBINED}
+        return {COMBINED: combined, **made}, sorted(out)
 
     def _from_first(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What rank 0 has made, on every rank."""
@@ -129,7 +156,7 @@ class Combining:
         return {name: value[0] for name, value in found.items()}
 
 
-def _combined(made: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: NDArray[np.bool_]) -> Combined:
+def _combined(made: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Ids) -> Combined:
     mean, total = {}, {}
     for name, value in made.items():
         weight = weights[name].sum()

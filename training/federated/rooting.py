@@ -5,6 +5,8 @@ The rows are some of those kept for validation (training.federation.splitting), 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from training.federated.aggregation._robust import TooFew
 from training.federated.assembling import Federation
 from training.federated.schedule import Chunk
 from training.federated.server import Server
-from training.federated.working import Work
+from training.federated.working import Question, Work
 from training.federation.splitting import ROOT, Divided
 from training.runtime.seeds import derive_seed
 
@@ -29,18 +31,16 @@ class Root:
         own = Divided(divided.labels, {"train": owners}, clients=1)
         apart = config.model_copy(update={"seed": derive_seed(config.seed, ROOT) % 2**32})
         self._work = Work(apart, federation.model, own, alone=federation.work.alone, split="validation")
-        self._dtype = federation.model.dtype
         steps = schedule.steps_of(own.sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)
         widths = schedule.widths_of(own.sizes, config.batch)
         self._chunk = Chunk(np.zeros(1, dtype=np.int64), int(steps[0]), int(widths[0]))
 
-    def update(self, server: Server, round_: int) -> Tensor:
-        """(numbers,); TooFew if it is no numbers."""
-        memory = {name: value.to(self._dtype) for name, value in server.memory.items()}
-        sent = self._work.run(self._chunk, round_, server.shared, server.statistics, memory, {})
+    def update(self, server: Server, question: Question, round_: int) -> Tensor:
+        """(numbers,): its answer to what the clients were asked; TooFew if it is no numbers."""
+        sent = self._work.run(self._chunk, round_, replace(self._work.training, model=question.model), server)
         if sent.failed:
             raise RuntimeError(f"the server's own update failed:\n{sent.failed[0]}")
-        update = sent.values["delta"][0]
+        update = self._work.training.folded(sent.values)["delta"][0]
         if not torch.isfinite(update).all():
             raise TooFew("the server's own update is no numbers")
         return update

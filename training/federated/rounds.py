@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
 from training.checkpoint.staging import State
 from training.engine.validating import Validations
-from training.federated import assembling, messages, schedule, sums
+from training.federated import assembling
 from training.federated.assembling import Federation
-from training.federated.combining import Combined, Combining, combining
+from training.federated.combining import combining
+from training.federated.controller import Controller, Facts, QuorumLost
 from training.federated.judging import Judge, Judged
-from training.federated.schedule import Chunk, Ids
+from training.federated.schedule import Ids
 from training.federated.selecting import select
-from training.federated.telling import BROKEN, DROPPED, REJECTED, TRAINED, Telling, Told
+from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
-from training.federated.working import Sent
+from training.federated.working import ClientsFailed
 from training.federation.config import FederationConfig
+from training.federation.pacing import Plan, Scene
 from training.loop import Loop, versions
 from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
@@ -38,21 +39,6 @@ from training.runtime.distributed import Agreed, World
 
 ATTEMPTS = 3
 """How often a round is tried with other clients before the run ends."""
-
-
-@dataclass
-class _Mine:
-    """What one rank's clients of a round came to."""
-
-    clients: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    counts: list[bool] = field(default_factory=list)
-    """Whether each one's update counts: it is there, and made of numbers."""
-    failed: dict[int, str] = field(default_factory=dict)
-    kept: list[dict[str, Tensor]] = field(default_factory=list)
-    rows: list[dict[str, Tensor]] = field(default_factory=list)
-    """By chunk what they have sent, where it is not added up."""
-    seconds: float = 0.0
 
 
 class Rounds(Loop):
@@ -87,12 +73,12 @@ class Rounds(Loop):
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
         self.combining = combining(self.federation, self.exchange, self.world)
-        self.judge = Judge(self.federation.model, self.federation.divided, self.world)
+        self.judge = Judge(self.federation.model, self.federation.divided, self.world, alone=bool(self.work.alone))
         self.telling = Telling(self.reporter, self.federation)
         if start is not None:
             self._phase("restore")
+            self._recall(start)  # first: it says how many updates are on their way
             self.checkpoints.restore(self.server.state(), start)
-            self._recall(start)
 
     def _tell_started(self, start: Manifest | None) -> None:
         config, model = self.config, self.federation.model
@@ -143,156 +129,85 @@ class Rounds(Loop):
 
     def _round(self, round_: int) -> Told:
         """Configure, train, aggregate: one new global model."""
+        lost: Exception | None = None
         for attempt in range(1, ATTEMPTS + 1):
-            chosen = self._configure(round_, attempt)
-            chunks = self._chunks(chosen)
-            shares = schedule.shares(chunks, self.world.size)
-            mine, total = self._train(round_, chunks, shares)
-            told = self._aggregate(round_, chosen, chunks, shares, mine, total)
-            if told is not None:
-                return told
-        raise RuntimeError(f"round {round_}: no client's update counted, {ATTEMPTS} times")
+            plan = self._configure(round_, attempt)
+            controller = Controller(
+                self.server,
+                self.work,
+                self.exchange,
+                self.world,
+                plan,
+                combining=self.combining,
+                round_=round_,
+                beat=self._beat,
+            )
+            try:
+                model = self._play(controller)
+            except QuorumLost as error:
+                lost = error
+                self._note(controller.facts)
+                if self.world.leads:
+                    self.reporter.event("round.lost", step=round_, attempt=attempt, why=str(error))
+                self._check_anybody(controller.facts)
+                continue
+            self.server.shared.copy_(model)
+            self.server.clock = plan.ends if plan.ends is not None else self.server.clock
+            self._note(controller.facts)
+            return told_of(controller)
+        raise QuorumLost(f"round {round_} was lost {ATTEMPTS} times: {lost}")
 
-    def _configure(self, round_: int, attempt: int) -> Ids:
-        """Who takes part."""
-        return select(
-            self.config,
-            eligible=self.server.eligible,
-            samples=self.federation.divided.sizes,
-            losses=self.server.losses,
-            round_=round_,
-            attempt=attempt,
+    def _play(self, controller: Controller) -> Tensor:
+        """The algorithm's own way through a round, or one question and its sums."""
+        model = self.federation.model
+        if model.algorithm.play is not None:
+            return model.algorithm.play(controller, **model.options)
+        assert model.algorithm.aggregate is not None
+        return model.algorithm.aggregate(controller.train_round(), **model.options)
+
+    def _configure(self, round_: int, attempt: int) -> Plan:
+        """Who takes part, and for whom is waited."""
+        config, server = self.config, self.server
+
+        def chosen(count: int, without: Ids) -> Ids:
+            eligible = np.setdiff1d(server.eligible, without, assume_unique=True)
+            return select(
+                config,
+                count,
+                eligible=eligible,
+                samples=self.federation.divided.sizes,
+                losses=server.losses,
+                round_=round_,
+                attempt=attempt,
+            )
+
+        scene = Scene(
+            seed=config.seed,
+            round=round_,
+            now=server.clock,
+            wanted=config.selected,
+            select=chosen,
+            full_steps=self.work.full_steps,
+            flight=server.pending.flight,
+            is_partial=self.federation.model.algorithm.PARTIAL,
         )
+        return contracts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
 
-    def _chunks(self, chosen: Ids) -> list[Chunk]:
-        config, samples = self.config, self.federation.divided.sizes[chosen]
-        steps = schedule.steps_of(samples, config.batch, epochs=config.epochs, local_steps=config.local_steps)
-        widths = schedule.widths_of(samples, config.batch)
-        numbers = self.federation.model.weights.size
-        return schedule.cut(chosen, steps, widths, numbers=numbers, alone=bool(self.work.alone))
-
-    def _train(self, round_: int, chunks: list[Chunk], shares: list[range]) -> tuple[_Mine, sums.Tree]:
-        """This rank's clients, their updates added up as they come."""
-        began = time.perf_counter()
-        mine, tree = _Mine(), sums.Tree(len(chunks))
-        sent = {name: value.to(self.federation.model.dtype) for name, value in self.server.memory.items()}
-        for number in shares[self.world.rank]:
-            self.heartbeat.beat("step", self.step)
-            chunk = chunks[number]
-            done = self.work.run(chunk, round_, self.server.shared, self.server.statistics, sent, self.server.kept)
-            tree.put((number, 1), self._summed(done, mine))
-            if self.combining is not None:
-                mine.rows.append(self.combining.rows(done))
-        mine.seconds = time.perf_counter() - began
-        return mine, tree
-
-    def _summed(self, done: Sent, mine: _Mine) -> Tensor:
-        """The weighted sum of a chunk's updates, without those that are no numbers."""
-        sizes = self.work.sizes if self.combining is None else {}
-        total = sums.zeros(sum(sizes.values()), self.world.device)
-        missing = set(done.failed)
-        good = torch.isfinite(done.losses)
-        for value in done.values.values():
-            good &= torch.isfinite(value).all(dim=1)
-        counts = [
-            bool(fine) and client not in missing for fine, client in zip(good.tolist(), done.clients, strict=True)
-        ]
-        samples = torch.from_numpy(self.federation.divided.sizes[done.clients]).double()
-        weight = torch.tensor(counts, dtype=torch.float64)
-        for (name, part), value in zip(sums.split(total, sizes).items(), done.values.values(), strict=False):
-            rows = value if all(counts) else torch.where(weight[:, None].bool(), value, 0)
-            sums.add_weighted(part, rows, weight * samples if self.server.weighted_by(name) == "samples" else weight)
-        mine.clients += done.clients.tolist()
-        mine.losses += done.losses.tolist()
-        mine.counts += counts
-        mine.failed |= done.failed
-        if done.kept:
-            mine.kept.append(self._kept(done, counts))
-        return total
-
-    def _kept(self, done: Sent, counts: list[bool]) -> dict[str, Tensor]:
-        """What the clients keep; those whose update does not count keep what they had."""
-        if all(counts):
-            return done.kept
-        is_good, rows = torch.tensor(counts), torch.from_numpy(done.clients)
-        return {
-            name: torch.where(is_good.view(-1, *[1] * (value.ndim - 1)), value, self.server.kept[name][rows])
-            for name, value in done.kept.items()
-        }
-
-    def _aggregate(
-        self, round_: int, chosen: Ids, chunks: list[Chunk], shares: list[range], mine: _Mine, tree: sums.Tree
-    ) -> Told | None:
-        """The next model, the same on every rank; None if no update counts."""
-        began = time.perf_counter()
-        facts = self.exchange.facts((mine.clients, mine.losses, mine.counts, mine.failed, mine.seconds))
-        waited = time.perf_counter() - began
-        clients = np.array([client for part in facts for client in part[0]], dtype=np.int64)
-        losses = np.array([loss for part in facts for loss in part[1]])
-        counts = np.array([count for part in facts for count in part[2]], dtype=bool)
-        failed: dict[int, str] = {client: text for part in facts for client, text in part[3].items()}
-        self._note(clients, losses, counts, failed)
-        samples = self.federation.divided.sizes[clients]
-        sent = counts.copy()
-        if self.combining is None:
-            total = self.exchange.total(tree, shares, len(chunks), sum(self.work.sizes.values()))
-            if not counts.any():
-                return None
-            parts = sums.split(total, self.work.sizes)
-            self.server.apply(parts, number=round_, samples=float(samples[counts].sum()), selected=int(counts.sum()))
-        else:
-            combined = self._combine(self.combining, round_, mine, facts)
-            if combined is None:
-                return None
-            counts &= ~combined.left_out
-            self.server.become(combined.total, combined.mean, number=round_, selected=int(counts.sum()))
-        weight = float(samples[counts].sum())
-        self._keep(mine, facts, clients)
-        return Told(
-            clients=clients,
-            losses=losses,
-            states=_states(clients, counts, sent, failed),
-            failed=failed,
-            samples=int(samples[counts].sum()),
-            loss=float((losses[counts] * samples[counts]).sum() / weight),
-            compute_seconds=float(mine.seconds),
-            wait_seconds=waited,
-            transfer_seconds=time.perf_counter() - began - waited,
-            bytes_up=self.messages.up * int(sent.sum()),
-            bytes_down=self.messages.down * len(clients),
-            client_seconds=np.full(len(clients), np.nan),
-        )
-
-    def _combine(self, combining: Combining, round_: int, mine: _Mine, facts: list[Any]) -> Combined | None:
-        """None: too few have sent an update for the aggregation to tell good ones from bad."""
-        counts = {client: count for part in facts for client, count in zip(part[0], part[2], strict=True)}
-        combined = combining.combine(mine.rows, [len(part[0]) for part in facts], counts, round_=round_)
-        if isinstance(combined, str):
-            self._say(f"round {round_} is tried again: {combined}")
-            return None
-        return combined
-
-    def _note(
-        self, clients: Ids, losses: NDArray[np.float64], counts: NDArray[np.bool_], failed: dict[int, str]
-    ) -> None:
-        self.server.losses[clients[counts]] = losses[counts]
-        for client in clients[~counts].tolist():
-            if client not in failed:
+    def _note(self, facts: Facts) -> None:
+        """What is remembered of those who were asked."""
+        self.server.losses[facts.clients[facts.is_fine]] = facts.losses[facts.is_fine]
+        for client in facts.clients[~facts.is_fine].tolist():
+            if client not in facts.failed:
                 self.server.broken[client] += 1
 
-    def _keep(self, mine: _Mine, facts: list[Any], clients: Ids) -> None:
-        if not self.server.kept:
-            return
-        own = {name: torch.cat([part[name] for part in mine.kept]) for name in self.server.kept} if mine.kept else {}
-        like = {name: values[0] for name, values in self.server.kept.items()}
-        rows = self.exchange.rows(own, [len(part[0]) for part in facts], like)
-        where = torch.from_numpy(clients)
-        for name, values in rows.items():
-            self.server.kept[name][where] = values
+    def _check_anybody(self, facts: Facts) -> None:
+        """Where nobody can do the work it is no use to ask others: the first client's error is the run's."""
+        if len(facts.failed) == len(facts.clients) > 0:
+            client = min(facts.failed)
+            raise ClientsFailed(f"all {len(facts.clients)} clients failed, client {client} so", facts.failed[client])
 
-    @property
-    def messages(self) -> messages.Sizes:
-        return self.work.messages
+    def _beat(self) -> None:
+        self.heartbeat.beat("step", self.step)
 
     # Between rounds.
 
@@ -349,11 +264,3 @@ class Rounds(Loop):
 
     def _close(self) -> None:
         self.telling.close()
-
-
-def _states(
-    clients: Ids, counts: NDArray[np.bool_], sent: NDArray[np.bool_], failed: Mapping[int, str]
-) -> NDArray[np.int64]:
-    """`sent`: an update that is one, whether or not it `counts`."""
-    did = np.isin(clients, list(failed))
-    return np.select([counts, sent, did], [TRAINED, REJECTED, DROPPED], BROKEN)

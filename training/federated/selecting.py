@@ -20,7 +20,7 @@ class Asked:
     """What a selection may go by."""
 
     wanted: int
-    """How many in a round."""
+    """How many, if there are so many."""
     eligible: NDArray[np.int64]
     """Among which, ascending."""
     samples: NDArray[np.int64]
@@ -50,6 +50,7 @@ class Asked:
 
 def select(
     config: FederationConfig,
+    count: int,
     *,
     eligible: NDArray[np.int64],
     samples: NDArray[np.int64],
@@ -57,9 +58,11 @@ def select(
     round_: int,
     attempt: int = 1,
 ) -> NDArray[np.int64]:
-    """The numbers of those that are asked in this round, ascending."""
-    if config.per_round is None and config.selection == "uniform":
+    """The numbers of those that are asked in this round, `count` of the `eligible`, ascending."""
+    if count <= 0:
+        return eligible[:0]
+    if count >= len(eligible) and config.selection == "uniform":
         return eligible
     draw = np.random.RandomState(derive_seed(config.seed, SELECTED, round_, attempt) % 2**32)
-    asked = Asked(config.selected, eligible, samples, losses, round_, attempt, draw, config.seed)
+    asked = Asked(count, eligible, samples, losses, round_, attempt, draw, config.seed)
     return contracts.selection(config.selection).select(asked, **config.options_of(config.selection))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.federated.pending import Pending
 from training.federated.working import PERSONAL, STATISTICS, Model
+
+if TYPE_CHECKING:
+    from training.federated.controller import Answer
 
 QUARANTINED_AFTER = 3
 """Updates that were no numbers, after which a client is not asked again."""
-SAMPLES, CLIENTS = "samples", "clients"
 
 
 @dataclass
@@ -34,13 +37,17 @@ class Round:
     """Clients whose updates count."""
     clients: int
     """All that there are."""
+    discount: float
+    """The mean factor by which late updates count less; 1: there are none."""
 
 
 class Server:
     """The state of a federation between two rounds."""
 
-    def __init__(self, model: Model, clients: int, start: Tensor, statistics: Tensor) -> None:
-        """`start`: (numbers,) all weights as the seed gives them; `statistics`: all running ones."""
+    def __init__(self, model: Model, samples: NDArray[np.int64], start: Tensor, statistics: Tensor) -> None:
+        """`samples`: of each client; `start`: (numbers,) all weights as the seed gives them; `statistics`: all running
+        ones."""
+        clients = len(samples)
         shared = model.weights.shared
         algorithm, options = model.algorithm, model.options
         self._model = model
@@ -48,7 +55,8 @@ class Server:
         self.weights = start.clone()
         """(numbers,): the personal part stays what the seed gave."""
         self.statistics = statistics.clone()
-        self.memory = dict(algorithm.memory(start[:shared], **options))
+        self.memory = {n: v.double() for n, v in algorithm.memory(start[:shared], **options).items()}
+        """What the algorithm remembers, float64 by name."""
         begun = dict(algorithm.begin(start[:shared], **options))
         if shared < len(start):
             begun[PERSONAL] = start[shared:]
@@ -56,6 +64,10 @@ class Server:
             begun[STATISTICS] = statistics
         self.kept = {name: value.expand(clients, *value.shape).clone() for name, value in begun.items()}
         """(clients, …) by name: what each client keeps."""
+        self.clock = 0.0
+        """The simulated clock, where the pace has one; seconds."""
+        self.pending = Pending(samples, 0, start)
+        """Updates on their way."""
         self.losses = np.full(clients, np.nan)
         """The mean loss of each client's batches when it last trained."""
         self.broken = np.zeros(clients, dtype=np.int64)
@@ -70,28 +82,25 @@ class Server:
         """The clients that may be asked."""
         return np.flatnonzero(self.broken < QUARANTINED_AFTER)
 
-    def apply(self, total: Mapping[str, Tensor], *, number: int, samples: float, selected: int) -> None:
-        """One round's sums make the next model. `samples`: of the clients whose updates count."""
-        weight = {SAMPLES: samples, CLIENTS: float(selected)}
-        mean = {name: value / weight[self.weighted_by(name)] for name, value in total.items()}
-        self.become(total, mean, number=number, selected=selected)
-
-    def become(self, total: Mapping[str, Tensor], mean: Mapping[str, Tensor], *, number: int, selected: int) -> None:
-        """The next model, from what the clients' updates have become."""
-        round_ = Round(self.shared.double(), total, mean, self.memory, number, selected, self.clients)
-        made = self._model.algorithm.aggregate(round_, **self._model.options)
-        self.shared.copy_(made)
-        self.memory = {name: value.to(self._model.dtype) for name, value in round_.memory.items()}
-        if STATISTICS in mean:
-            self.statistics.copy_(mean[STATISTICS])
-
-    def weighted_by(self, name: str) -> str:
-        return SAMPLES if name == STATISTICS else self._model.algorithm.SENT[name]
+    def round(self, number: int, answer: Answer) -> Round:
+        """What `aggregate` sees."""
+        return Round(
+            model=self.shared.double().clone(),
+            sum=answer.sum,
+            mean=answer.mean,
+            memory=self.memory,
+            number=number,
+            selected=answer.selected,
+            clients=self.clients,
+            discount=answer.discount,
+        )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: the very tensors."""
         model = {**self._model.weights.tensors(self.weights), **self._model.statistics.tensors(self.statistics)}
-        parts = {"model": model, "server": self.memory, "clients": self.kept}
+        parts: dict[str, dict[str, Any]] = {"model": model, "server": self.memory, "clients": self.kept}
+        if len(self.pending.clients):
+            parts["pending"] = {"rows": self.pending.rows}
         return {name: part for name, part in parts.items() if part}
 
     # What goes on from plain values in a checkpoint (training.checkpoint.remembering).
@@ -102,6 +111,8 @@ class Server:
         return {
             "losses": dict(zip(map(str, known.tolist()), self.losses[known].tolist(), strict=True)),
             "broken": dict(zip(map(str, broken.tolist()), self.broken[broken].tolist(), strict=True)),
+            "clock": self.clock,
+            "pending": self.pending.remember(),
         }
 
     def recall(self, told: Mapping[str, Any]) -> None:
@@ -109,3 +120,5 @@ class Server:
             self.losses[int(client)] = loss
         for client, count in (told.get("broken") or {}).items():
             self.broken[int(client)] = count
+        self.clock = float(told.get("clock") or 0.0)
+        self.pending.recall(told.get("pending") or {})

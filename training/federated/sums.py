@@ -76,8 +76,8 @@ def subtrees(chunks: range, of: int) -> list[Node]:
 
 
 def split(total: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """The parts of a sum by the names of what was sent."""
-    return dict(zip(sizes, torch.split(total, list(sizes.values())), strict=True))
+    """The parts of (…, numbers) by the names of what was sent."""
+    return dict(zip(sizes, torch.split(total, list(sizes.values()), dim=-1), strict=True))
 
 
 def whole(tree_of: int, parts: Mapping[Node, Tensor]) -> Tensor:

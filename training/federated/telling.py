@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federated.assembling import Federation
+from training.federated.controller import Controller
 from training.federated.judging import Judged
 from training.federated.schedule import Ids
 from training.federation import tables
@@ -48,6 +49,34 @@ class Told:
     @property
     def is_counted(self) -> NDArray[np.bool_]:
         return np.isin(self.states, (TRAINED, LATE))
+
+
+def told_of(controller: Controller) -> Told:
+    """What a round came to; the late updates that counted in it after those that were begun in it."""
+    facts, plan, late, costs = controller.facts, controller.plan, controller.arrivals, controller.costs
+    sizes = controller.samples_of(facts.clients)
+    states = np.where(facts.is_fine, TRAINED, np.where(np.isin(facts.clients, list(facts.failed)), DROPPED, BROKEN))
+    states = np.where(np.isin(facts.clients, controller.rejected), REJECTED, states)
+    lates = np.where(np.isin(late.clients, controller.rejected), REJECTED, LATE)
+    now = plan.is_now(facts.clients) | ~facts.is_fine
+    clients = np.concatenate([facts.clients[now], late.clients, plan.too_slow])
+    losses = np.concatenate([facts.losses[now], late.losses, np.full(len(plan.too_slow), np.nan)])
+    good = facts.is_fine & now & (states != REJECTED)
+    counted = np.concatenate([sizes[good], late.samples[lates == LATE]])
+    return Told(
+        clients=clients,
+        losses=losses,
+        states=np.concatenate([states[now], lates, np.full(len(plan.too_slow), DROPPED)]),
+        failed=facts.failed,
+        samples=int(counted.sum()),
+        loss=float(np.average(np.concatenate([facts.losses[good], late.losses[lates == LATE]]), weights=counted)),
+        compute_seconds=costs.compute_seconds,
+        wait_seconds=costs.wait_seconds,
+        transfer_seconds=costs.transfer_seconds,
+        bytes_up=costs.bytes_up,
+        bytes_down=costs.bytes_down,
+        client_seconds=np.array([plan.seconds.get(client, np.nan) for client in clients.tolist()]),
+    )
 
 
 class Telling:

@@ -7,13 +7,14 @@ fewer ranks, must come to the same model.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
@@ -25,7 +26,7 @@ from training.federated.client import Client
 from training.federated.layout import Layout
 from training.federated.messages import Sizes
 from training.federated.messages import size as message_size
-from training.federated.schedule import Chunk, Ids, batches, widths_of
+from training.federated.schedule import Chunk, Ids, batches, steps_of, widths_of
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided
 from training.runtime.seeds import derive_seed
@@ -42,6 +43,15 @@ PERSONAL = "personal"
 DROPPED, SHUFFLED = 3, 2
 """Of what is derived from a run's seed: dropout, and the order of samples."""
 TRACEBACK_LETTERS = 4000
+SAMPLES, CLIENTS = "samples", "clients"
+"""What sums are weighted by."""
+
+
+class ClientsFailed(RuntimeError):
+    """No client could do its work; the traceback of the first says why."""
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(f"{message}:\n{traceback}")
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,40 @@ class Sent:
     """(clients, …) by name."""
     losses: Tensor
     """(clients,): mean over the batches that each has trained on."""
+    has_losses: bool = True
     failed: dict[int, str] = field(default_factory=dict)
     """Client → its traceback. It is among `clients`, and what stands for it counts for nothing."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What clients are asked, and what comes back."""
+
+    name: str
+    answer: Callable[..., Mapping[str, Tensor]]
+    """(client): what one client sends, by the names in `sent`."""
+    sent: Mapping[str, str]
+    """By what each is weighted: "samples" or "clients"."""
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)
+    """What is sent beside the model."""
+    fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    """(what one client sent): what of it is added up."""
+    is_whole: bool = False
+    """Whether clients look at everything that they have."""
+    takes_steps: bool = True
+    """Whether they go through it in batches."""
+    model: Tensor | None = None
+    """The shared part that clients start from; None: the server's."""
+    trains: bool = False
+    """Clients keep what they have come to."""
+
+    def weighted_by(self, name: str) -> str:
+        return SAMPLES if name == STATISTICS else self.sent[name]
+
+    def folded(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """(clients, numbers) by name: of what they have sent, what is added up."""
+        found = vmap(self.fold)(dict(values)) if self.fold is not None and values else values
+        return {name: value.reshape(len(value), -1) for name, value in found.items()}
 
 
 class Work:
@@ -83,67 +125,106 @@ class Work:
         """`alone`: why clients are computed one by one; "": they are stacked. `split`: where their samples are."""
         self._config, self._model, self._divided, self._split = config, model, divided, split
         self.alone = alone
-        self._samples = torch.from_numpy(divided.sizes).to(model.dtype)
+        self._sizes: dict[str, tuple[dict[str, int], Sizes]] = {}
+        algorithm = model.algorithm
+        self.training = Question(
+            "train",
+            lambda client: algorithm.train(client, **model.options),
+            algorithm.SENT,
+            fold=algorithm.fold,
+            is_whole=algorithm.WHOLE,
+            takes_steps=algorithm.STEPS,
+            trains=True,
+        )
+
+    @property
+    def batch(self) -> int:
+        return self._config.batch
+
+    def full_steps(self, clients: Ids) -> Ids:
+        """Of a whole round of these clients."""
+        config = self._config
+        sizes = self._divided.sizes[clients]
+        return steps_of(sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)
+
+    @property
+    def numbers(self) -> int:
+        """Of the weights."""
+        return self._model.weights.size
+
+    def samples_of(self, clients: Ids) -> NDArray[np.int64]:
+        """That these clients train on."""
+        return self._divided.sizes[clients]
+
+    def sizes_of(self, question: Question, server: Server) -> dict[str, int]:
+        """How many numbers of each name are added up."""
+        return self._tried(question, server)[0]
+
+    def message_of(self, question: Question, server: Server) -> Sizes:
+        """Bytes of a question to one client, and of its answer."""
+        return self._tried(question, server)[1]
 
     def try_out(self, server: Server) -> None:
         """One client's work, thrown away: whether stacking works at all, and what a client sends."""
-        client = int(np.argmin(self._divided.sizes))
-        samples = self._divided.sizes[[client]]
-        width = int(widths_of(samples, self._config.batch)[0])
-        chunk = Chunk(np.array([client]), 1, width)
-        memory = {name: value.to(self._model.dtype) for name, value in server.memory.items()}
-        arguments = (chunk, 0, server.shared, server.statistics, memory, server.kept)
         if not self.alone:
             try:
-                sent = self.run(*arguments, strict=True)
+                self._tried(self.training, server)
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
-        if self.alone:
-            sent = self.run(*arguments)
-            if sent.failed:
-                raise RuntimeError(f"client {client} fails at its first step:\n{sent.failed[client]}")
-        self.sizes = {name: value.shape[1] for name, value in sent.values.items()}
-        self.messages = self._measured(server)
+        self._tried(self.training, server)
 
-    def _measured(self, server: Server) -> Sizes:
+    def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Sizes]:
+        """What one client's answer is made of: known once it has been asked, by way of trial."""
+        if question.name not in self._sizes:
+            client = np.array([np.argmin(self._divided.sizes)])
+            chunk = Chunk(client, 1, int(widths_of(self._divided.sizes[client], self.batch)[0]))
+            sent = self.run(chunk, 0, question, server, strict=True)
+            if sent.failed:
+                raise ClientsFailed(f"client {client[0]} fails at its first step", sent.failed[int(client[0])])
+            sizes = {name: value.shape[1] for name, value in question.folded(sent.values).items()}
+            self._sizes[question.name] = sizes, self._measured(question, server, sent)
+        return self._sizes[question.name]
+
+    def _measured(self, question: Question, server: Server, sent: Sent) -> Sizes:
         """What a message of either kind takes, rounds and clients with as many digits as they may have."""
         config, model = self._config, self._model
         dtype = str(model.dtype).removeprefix("torch.")
-        shared = [(name, shape, dtype) for name, shape in model.weights.travelling.items()]
-        shared += [(name, shape, dtype) for name, shape in model.statistics.travelling.items()]
-        more = [(name, value.shape, dtype) for name, value in server.memory.items()]
-        up = [(name, (size,), dtype) for name, size in self.sizes.items()]
-        most = {"round_": config.rounds, "samples": int(self._divided.sizes.max())}
+        down = [*model.weights.travelling.items(), *model.statistics.travelling.items()] if question.trains else []
+        down += [(name, value.shape) for name, value in self._broadcast(question, server).items()]
+        up = [(name, value.shape[1:]) for name, value in sent.values.items()]
+        most = int(self._divided.sizes.max())
         return Sizes(
-            up=message_size(up, client=config.clients - 1, **most),
-            down=message_size(shared + more, client=None, round_=config.rounds, samples=None),
+            up=message_size(
+                [(name, tuple(shape), dtype) for name, shape in up],
+                client=config.clients - 1,
+                round_=config.rounds,
+                samples=most,
+            ),
+            down=message_size(
+                [(name, tuple(shape), dtype) for name, shape in down], client=None, round_=config.rounds, samples=None
+            ),
         )
 
-    def run(
-        self,
-        chunk: Chunk,
-        round_: int,
-        start: Tensor,
-        statistics: Tensor,
-        server: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        *,
-        strict: bool = False,
-    ) -> Sent:
-        """What these clients send after their steps from `start`, the shared part of the model.
+    def _broadcast(self, question: Question, server: Server) -> dict[str, Tensor]:
+        memory = {name: server.memory[name] for name in self._model.algorithm.BROADCAST} if question.trains else {}
+        return {name: value.to(self._model.dtype) for name, value in {**memory, **question.vectors}.items()}
 
-        `statistics`: running ones; `server`: what else it has sent; `kept`: (all clients, …) by name.
-        `strict`: what goes wrong with all of them together is raised.
-        """
+    def run(self, chunk: Chunk, round_: int, question: Question, server: Server, *, strict: bool = False) -> Sent:
+        """What these clients answer. `strict`: what goes wrong with all of them together is raised."""
         torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
-        owned = [self._divided.train[client] for client in chunk.clients]
-        ids, there = batches(
-            chunk, owned, self._config.batch, seed=derive_seed(self._config.seed, SHUFFLED), round_=round_
+        ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
+        rows = torch.from_numpy(chunk.clients).to(self._model.device)
+        own = {name: values[rows] for name, values in server.kept.items()}
+        one = _One(
+            self._config,
+            self._model,
+            question,
+            server.shared if question.model is None else question.model.to(self._model.dtype),
+            server.statistics,
+            self._broadcast(question, server),
+            chunk.steps,
         )
-        rows = torch.from_numpy(chunk.clients)
-        own = {name: values[rows.to(values.device)] for name, values in kept.items()}
-        counts = self._samples[rows].to(self._model.device)
-        one = _One(self._config, self._model, start, statistics, server, chunk.steps, is_alone=bool(self.alone))
+        counts = torch.from_numpy(self._divided.sizes[chunk.clients]).to(self._model.device, self._model.dtype)
         if self.alone:
             return self._one_by_one(one, chunk, ids, there, own, counts)
         try:
@@ -152,19 +233,23 @@ class Work:
             if strict:
                 raise
             # Some client's: which, only one by one can tell.
-            one.is_alone = True
             return self._one_by_one(one, chunk, ids, there, own, counts)
+
+    def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
+        owned = [self._divided.train[client] for client in chunk.clients]
+        seed = derive_seed(self._config.seed, SHUFFLED)
+        return batches(chunk, owned, self._config.batch, seed=seed, round_=round_)
 
     def _together(
         self, one: _One, chunk: Chunk, ids: Ids, there: Any, own: Mapping[str, Tensor], counts: Tensor
     ) -> Sent:
         batch = self._look_up(ids.reshape(-1), ids.shape)
         weights = torch.from_numpy(there).to(self._model.device, self._model.dtype)
-        everything = self._everything(chunk) if self._model.algorithm.WHOLE else None
+        everything = self._everything(chunk) if one.question.is_whole else None
         dims = (0, 0, 0, 0, None if everything is None else 0)
         stacked = vmap(one, in_dims=dims, randomness="different")
         values, kept, losses = stacked(dict(own), counts, batch, weights, everything)
-        return Sent(chunk.clients, values, kept, losses)
+        return Sent(chunk.clients, values, kept, losses, has_losses=one.question.trains)
 
     def _one_by_one(
         self, one: _One, chunk: Chunk, ids: Ids, there: Any, own: Mapping[str, Tensor], counts: Tensor
@@ -176,13 +261,13 @@ class Work:
             try:
                 parts = [self._look_up(step[held], (-1,)) for step, held in zip(ids[place], there[place], strict=True)]
                 whole = None
-                if self._model.algorithm.WHOLE:
+                if one.question.is_whole:
                     whole = (self._look_up(self._divided.train[client], (-1,)), None)
                 done.append(one(mine, counts[place], parts, None, whole))
             except Exception:
                 failed[client] = traceback.format_exc()[-TRACEBACK_LETTERS:]
                 done.append(None)
-        return _gathered(chunk, done, failed, own)
+        return _gathered(chunk, done, failed, own, has_losses=one.question.trains)
 
     def _look_up(self, ids: Ids, shape: Sequence[int]) -> Batch:
         """The samples, as (*shape, …)."""
@@ -210,24 +295,22 @@ class _One:
         self,
         config: FederationConfig,
         model: Model,
+        question: Question,
         start: Tensor,
         statistics: Tensor,
         server: Mapping[str, Tensor],
         steps: int,
-        *,
-        is_alone: bool,
     ) -> None:
-        self._config, self._model = config, model
+        self._config, self._model, self.question = config, model, question
         self._start, self._statistics, self._server = start, statistics, server
         self._steps = steps
-        self.is_alone = is_alone
 
     def __call__(
         self, kept: dict[str, Tensor], samples: Tensor, batch: Any, weights: Tensor | None, everything: Any
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         """`batch`: (steps, width, …) each, or a list of the steps' batches; `weights` (steps, width): 1 where a place
         holds a sample; None: all do."""
-        model, algorithm = self._model, self._model.algorithm
+        model = self._model
         shared = model.weights.shared
         start = torch.cat([self._start, kept.pop(PERSONAL)]) if PERSONAL in kept else self._start
         statistics = kept.pop(STATISTICS, self._statistics)
@@ -251,14 +334,16 @@ class _One:
             kept=kept,
             everything=whole if everything is not None else None,
         )
-        sent = dict(algorithm.train(client, **model.options))
+        sent = dict(self.question.answer(client))
+        if not self.question.trains:
+            return sent, {}, client.seen
         if len(start) > shared:
             client.kept[PERSONAL] = client.model[shared:] + sent["delta"][shared:]
             sent = {name: value[:shared] if value.shape == start.shape else value for name, value in sent.items()}
         if model.statistics.size:
             place = sent if model.statistics.shared else client.kept
             place[STATISTICS] = client.statistics
-        return {name: value.reshape(-1) for name, value in sent.items()}, client.kept, client.seen
+        return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
 
     def _loss(self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         task = self._model.task
@@ -279,11 +364,18 @@ class _One:
         return loss, changed
 
 
-def _gathered(chunk: Chunk, done: Sequence[Any], failed: dict[int, str], own: Mapping[str, Tensor]) -> Sent:
+def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:
+    nothing = np.zeros((len(chunk.clients), 0, 1), dtype=np.int64)
+    return nothing, nothing.astype(bool)
+
+
+def _gathered(
+    chunk: Chunk, done: Sequence[Any], failed: dict[int, str], own: Mapping[str, Tensor], *, has_losses: bool
+) -> Sent:
     """As many rows as clients; where one failed, nothing in place of what it would have sent."""
     whole = next((found for found in done if found is not None), None)
     if whole is None:
-        return Sent(chunk.clients, {}, {}, torch.full((len(done),), torch.nan), failed)
+        return Sent(chunk.clients, {}, {}, torch.full((len(done),), torch.nan), has_losses, failed)
     nothing = {name: torch.zeros_like(value) for name, value in whole[0].items()}
     values = [nothing if found is None else found[0] for found in done]
     kept = [{name: own[name][i] for name in whole[1]} if found is None else found[1] for i, found in enumerate(done)]
@@ -293,6 +385,7 @@ def _gathered(chunk: Chunk, done: Sequence[Any], failed: dict[int, str], own: Ma
         {name: torch.stack([value[name].detach() for value in values]) for name in nothing},
         {name: torch.stack([value[name].detach() for value in kept]) for name in whole[1]},
         torch.stack(losses),
+        has_losses,
         failed,
     )
 

@@ -14,6 +14,12 @@ from training.federation.config import FOLDERS, FederationConfig
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
     """What of the run's choices contradicts another one."""
+    algorithm = choices.get(FOLDERS["algorithm"], config.algorithm)
+    paces = algorithm.constants.get("PACES")
+    if isinstance(paces, tuple) and config.pace not in paces:
+        yield Misfit(
+            "pace", f'is "{config.pace}", but {config.algorithm} is for "{paces[0]}". Write pace = "{paces[0]}".'
+        )
     sent = choices.get(FOLDERS["algorithm"], config.algorithm).constants.get("SENT")
     is_sum = choices.get(FOLDERS["aggregation"], config.aggregation).constants.get("IS_SUM")
     if not is_sum and isinstance(sent, dict) and set(sent) != {"delta"}:

@@ -1,4 +1,4 @@
-"""How fast clients are, beside each other, where they are simulated: by the seed alone. No torch."""
+"""How fast each virtual client is: by seed, the same wherever it is asked. No torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ from numpy.typing import NDArray
 
 from training.runtime.seeds import derive_seed
 
-SPEEDS = 5
-"""Of what is derived from a run's seed, this number is for the clients' speeds."""
+SPEED, JITTER = 5, 6
+"""Of what is derived from a run's seed, these are for how fast clients are, and for how much that varies."""
+SECONDS_A_STEP = 0.1
+"""Of the client in the middle."""
+SPREAD = 0.8
+"""Of the logarithm of speeds: the slowest of a hundred takes some six times as long as the one in the middle."""
+VARIES = 0.1
+"""Of the logarithm, from round to round."""
 
 
-def speeds(seed: int, clients: int, *, spread: float = 0.5) -> NDArray[np.float64]:
-    """(clients,): lognormal, the middle one's about 1. Who is faster than whom does not depend on `spread`, the
-    deviation of the logarithm; more clients change nobody's."""
-    draw = np.random.RandomState(derive_seed(seed, SPEEDS) % 2**32)
-    return np.exp(spread * draw.standard_normal(clients))
+def speeds(seed: int, clients: int) -> NDArray[np.float64]:
+    """Steps a second of clients 0 to `clients` - 1, log-normal."""
+    draw = np.random.RandomState(derive_seed(seed, SPEED) % 2**32)
+    return np.exp(SPREAD * draw.standard_normal(clients)) / SECONDS_A_STEP
+
+
+def seconds_of(seed: int, round_: int, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What each of these clients takes for so many steps in this round."""
+    most = int(clients.max(initial=0)) + 1
+    draw = np.random.RandomState(derive_seed(seed, JITTER, round_) % 2**32)
+    varies = np.exp(VARIES * draw.standard_normal(most))[clients]
+    found: NDArray[np.float64] = steps / speeds(seed, most)[clients] * varies
+    return found

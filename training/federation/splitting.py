@@ -16,7 +16,7 @@ from training.federation.config import FederationConfig
 from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
 
-DRAWN, ROOT = 1, 6
+DRAWN, ROOT = 1, 9
 """Of what is derived from a run's seed, these numbers are for the split, and for what the server trains on itself."""
 
 

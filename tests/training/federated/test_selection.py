@@ -40,6 +40,7 @@ def select(
 ) -> Ids:
     return selecting.select(
         of,
+        of.selected,
         eligible=np.arange(of.clients) if eligible is None else eligible,
         samples=np.full(of.clients, 10) if samples is None else samples,
         losses=np.full(of.clients, np.nan) if losses is None else losses,
@@ -118,6 +119,10 @@ class TestPoisson:
         sizes = [len(select(of, round_, eligible=np.arange(50))) for round_ in range(1, 401)]
         assert np.mean(sizes) == pytest.approx(10, abs=0.6)
 
+    def test_while_all_are_under_way_nobody_is_asked(self) -> None:
+        some, losses = np.arange(20), np.zeros(20)
+        assert not len(selecting.select(asked("poisson"), 0, eligible=some, samples=some, losses=losses, round_=1))
+
 
 class TestWeighted:
     def test_by_samples(self) -> None:
@@ -142,14 +147,6 @@ class TestByResource:
 
     def test_without_preference_all_alike(self) -> None:
         assert np.abs(shares(asked("by_resource", preference=0.0), 1000) - 0.1).max() < 0.05
-
-    def test_speeds_are_lognormal_and_stay_whoever_joins(self) -> None:
-        logs = np.log(speeds(3, 20_000, spread=0.5))
-        assert np.median(logs) == pytest.approx(0, abs=0.02)
-        assert logs.std() == pytest.approx(0.5, abs=0.02)
-        assert np.array_equal(speeds(3, 10), speeds(3, 20_000)[:10])
-        assert np.array_equal(np.argsort(speeds(3, 50, spread=0.1)), np.argsort(speeds(3, 50, spread=2.0)))
-        assert not np.array_equal(speeds(4, 10), speeds(3, 10))
 
 
 class TestByLoss:

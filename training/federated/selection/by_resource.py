@@ -18,5 +18,5 @@ def select(
     *,
     preference: Annotated[float, "0..20", "0: as likely as the slow ones; larger: the rather the fast ones."] = 2.0,
 ) -> NDArray[np.int64]:
-    fast = speeds(asked.seed, len(asked.samples), spread=preference)
-    return asked.weighted(fast[asked.eligible], asked.count)
+    fast = speeds(asked.seed, len(asked.samples))[asked.eligible]
+    return asked.weighted(fast**preference, asked.count)

@@ -1,0 +1,110 @@
+"""What Newton-type algorithms share: a client's Hessian and its sketch, the server's step and its line search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from training.config.shape import Misfit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.client import Client
+    from training.federated.controller import Answer, Controller
+    from training.federation.config import FederationConfig
+
+HALVINGS = 20
+"""Step lengths that a line search asks for in one exchange: 1, 1/2, 1/4, …"""
+DECREASE = 1e-4
+"""Part of the decrease that the gradient promises which a step must bring (Armijo's rule)."""
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    """The whole Hessian of each client is computed: only small convex models."""
+    if config.recipe != "tabular" or config.recipe_options().get("model") == "mlp":
+        message = f'"{config.algorithm}" is for convex models. Write recipe = "tabular", and model = "logistic" there.'
+        yield Misfit("algorithm", message)
+    if config.pace != "rounds":
+        yield Misfit("pace", f'is "{config.pace}", but {config.algorithm} asks all clients several times a round.')
+
+
+def hessian(client: Client, w: Tensor) -> Tensor:
+    """(numbers, numbers): of the mean loss over everything that the client has."""
+    from torch.func import grad, jacrev  # forward mode would import the old compiler first
+
+    found: Tensor = jacrev(grad(client.loss))(w)
+    return found
+
+
+def root(matrix: Tensor) -> Tensor:
+    """A square root of a positive semi-definite matrix: (numbers, numbers), its transpose times it is the matrix."""
+    import torch
+
+    values, vectors = torch.linalg.eigh(matrix)
+    half: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.mT
+    return half
+
+
+def sketch(rows: int, like: Tensor, *, kind: str) -> Tensor:
+    """(rows, numbers), S with E SᵀS = 1. orthogonal: √(d/k) times orthonormal rows; gaussian: independent numbers."""
+    import torch
+
+    numbers = like.shape[-1]
+    drawn = torch.randn(numbers, rows, dtype=like.dtype, device=like.device)
+    if kind == "gaussian":
+        return drawn.T / math.sqrt(rows)
+    basis: Tensor = torch.linalg.qr(drawn).Q
+    return basis.T * math.sqrt(numbers / rows)
+
+
+def sketched(client: Client, rows: int, kind: str) -> Mapping[str, Tensor]:
+    """Loss, gradient, and the sketched root of the Hessian at the model that it was sent."""
+    w = client.model
+    half = root(hessian(client, w))
+    part = sketch(min(rows, len(w)), w, kind=kind) @ half
+    return {"loss": client.loss(w), "gradient": client.whole_gradient(w), "root": part}
+
+
+def squared(sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The server adds up what the roots stand for."""
+    return {**sent, "root": sent["root"].mT @ sent["root"]}
+
+
+def stepped(controller: Controller, start: Tensor, answer: Answer, matrix: Tensor, *, line_search: bool) -> Tensor:
+    """start - μ H⁻¹ g; μ by Armijo's rule, which takes one more exchange, or 1."""
+    gradient = answer.mean["gradient"]
+    direction = _solved(matrix, gradient)
+    if not line_search:
+        return start - direction
+    return start - _length(controller, start, answer.mean["loss"], gradient, direction) * direction
+
+
+def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+    """The least of the solutions, of a symmetric matrix that may be singular: few small sketches leave it so.
+
+    By its eigenvalues: LAPACK's least squares gave other last bits from call to call.
+    """
+    import torch
+
+    values, vectors = torch.linalg.eigh(matrix)
+    there = values > values.abs().max() * len(values) * torch.finfo(values.dtype).eps
+    found: Tensor = vectors @ torch.where(there, (vectors.T @ right) / torch.where(there, values, 1.0), 0.0)
+    return found
+
+
+def _length(controller: Controller, start: Tensor, loss: Tensor, gradient: Tensor, direction: Tensor) -> float:
+    """The longest of 1, 1/2, 1/4, … that decreases the loss enough; 0 if none does."""
+    import torch
+
+    lengths = 0.5 ** torch.arange(HALVINGS, dtype=start.dtype, device=start.device)
+
+    def along(client: Client) -> Mapping[str, Tensor]:
+        towards = client.server["direction"]
+        found = [client.loss(client.model - length * towards) for length in lengths.to(towards.dtype)]
+        return {"losses": torch.stack(found)}
+
+    found = controller.ask("line", along, {"losses": "samples"}, vectors={"direction": direction}, model=start)
+    enough = found.mean["losses"] <= loss - DECREASE * lengths * (gradient @ direction)
+    return float(lengths[enough.nonzero()[0, 0]]) if bool(enough.any()) else 0.0

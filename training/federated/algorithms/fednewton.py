@@ -1,0 +1,48 @@
+"""FedNewton: each client sends its Hessian and gradient, the server takes one Newton step (Nocedal & Wright, 2006)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+from training.federated.algorithms._newton import check, hessian, stepped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.client import Client
+    from training.federated.controller import Controller
+
+__all__ = ["check", "play", "train"]
+SENT = {"loss": "samples", "gradient": "samples", "hessian": "samples"}
+WHOLE = True
+STEPS = False
+
+
+def train(client: Client, **options: object) -> Mapping[str, Tensor]:
+    """The Hessian as its upper triangle: d (d + 1) / 2 numbers."""
+    import torch
+
+    matrix = hessian(client, client.model)
+    upper = torch.triu_indices(len(matrix), len(matrix), device=matrix.device)
+    return {
+        "loss": client.loss(client.model),
+        "gradient": client.whole_gradient(client.model),
+        "hessian": matrix[upper[0], upper[1]],
+    }
+
+
+def play(
+    controller: Controller,
+    *,
+    line_search: Annotated[bool, "The step's length by Armijo's rule, which takes one more exchange; else 1."] = True,
+) -> Tensor:
+    import torch
+
+    answer = controller.train()
+    start = controller.server.shared.double()
+    numbers = len(start)
+    upper = torch.triu_indices(numbers, numbers, device=start.device)
+    matrix = start.new_zeros(numbers, numbers)
+    matrix[upper[0], upper[1]] = answer.mean["hessian"]
+    return stepped(controller, start, answer, matrix + matrix.triu(1).mT, line_search=line_search)

@@ -1,0 +1,44 @@
+"""FedNS: a Newton step from sketches of the clients' Hessians (Li et al., 2024, arXiv 2401.02734)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from training.federated.algorithms._newton import check, sketched, squared, stepped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.client import Client
+    from training.federated.controller import Controller
+
+__all__ = ["check", "fold", "play", "train"]
+SENT = {"loss": "samples", "gradient": "samples", "root": "samples"}
+WHOLE = True
+STEPS = False
+fold = squared
+
+
+def train(
+    client: Client,
+    *,
+    rows: Annotated[int, "1..2000", "Of each sketch: a client sends rows × numbers, beside its gradient."] = 15,
+    sketch: Annotated[
+        Literal["orthogonal", "gaussian"], "orthogonal rows halve the rounds where there are half as many as numbers."
+    ] = "orthogonal",
+    **options: object,
+) -> Mapping[str, Tensor]:
+    return sketched(client, rows, sketch)
+
+
+def play(
+    controller: Controller,
+    *,
+    line_search: Annotated[bool, "The step's length by Armijo's rule, which takes one more exchange; else 1."] = True,
+    **options: object,
+) -> Tensor:
+    answer = controller.train()
+    start = controller.server.shared.double()
+    matrix = answer.mean["root"].view(len(start), len(start))
+    return stepped(controller, start, answer, matrix, line_search=line_search)

@@ -1,0 +1,312 @@
+"""One round's exchange: the server asks those that take part, and has the sums of what they answer.
+
+An algorithm that needs more than one answer a round (a line search) asks again. Everything here happens on all ranks
+alike: each computes a share of the clients, and all of them end with the same sums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.federated import schedule, sums
+from training.federated.client import Client
+from training.federated.combining import Combining
+from training.federated.pending import Arrivals
+from training.federated.schedule import Chunk, Ids
+from training.federated.server import Round, Server
+from training.federated.transport.ranks import Ranks
+from training.federated.working import CLIENTS, SAMPLES, STATISTICS, Question, Sent, Work
+from training.federation.pacing import Plan
+from training.runtime.distributed import World
+
+
+class QuorumLost(RuntimeError):
+    """Too few updates of a round count."""
+
+
+@dataclass
+class Facts:
+    """What is known of the clients of one question, by rank, then in the order in which they were computed."""
+
+    clients: Ids
+    losses: NDArray[np.float64]
+    is_fine: NDArray[np.bool_]
+    """It answered, with numbers."""
+    failed: dict[int, str]
+    """Client → its traceback."""
+
+
+@dataclass
+class Answer:
+    """The sums of what was answered, the same on every rank, in float64."""
+
+    sum: Mapping[str, Tensor]
+    mean: Mapping[str, Tensor]
+    facts: Facts
+    selected: int
+    """Clients whose answers count, late ones with them."""
+    samples: float
+    discount: float
+    """The mean factor by which answers to older questions count less; 1: there were none."""
+
+
+@dataclass
+class Costs:
+    """What a round has taken so far."""
+
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass
+class _Mine:
+    """What this rank's clients have answered."""
+
+    clients: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    is_fine: list[bool] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    kept: list[dict[str, Tensor]] = field(default_factory=list)
+    sent: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """By chunk what was answered, where it is not added up."""
+    rows: list[Tensor] = field(default_factory=list)
+    """(clients, numbers): of those whose answers arrive later."""
+
+
+class Controller:
+    """Asks the clients of one round."""
+
+    def __init__(
+        self,
+        server: Server,
+        work: Work,
+        exchange: Ranks,
+        world: World,
+        plan: Plan,
+        *,
+        combining: Combining | None = None,
+        round_: int,
+        beat: Callable[[], None],
+    ) -> None:
+        self.server, self.plan, self.round = server, plan, round_
+        self.costs = Costs()
+        self.facts = _facts(())
+        """Of the question that trains."""
+        self.arrivals = Arrivals.none()
+        """Late answers to it of earlier rounds."""
+        self.rejected: Ids = np.zeros(0, dtype=np.int64)
+        """Whose updates the aggregation left out."""
+        self._work, self._exchange, self._world, self._beat = work, exchange, world, beat
+        self._combining = combining
+        self._chunks = self._cut()
+        self._shares = schedule.shares(self._chunks, world.size)
+
+    def train(self, model: Tensor | None = None) -> Answer:
+        """The algorithm's own question, with late answers of earlier rounds; whoever keeps something keeps it.
+
+        `model`: what clients are sent instead of the server's. QuorumLost if too few answers count.
+        """
+        question = replace(self._work.training, model=model)
+        self.arrivals = arrivals = self.server.pending.arriving(self.plan)
+        answer, mine, facts = self._asked(question, arrivals)
+        self.facts = facts
+        if answer.selected < max(1, self.plan.quorum):
+            raise QuorumLost(f"{answer.selected} of the {max(1, self.plan.quorum)} updates that it takes")
+        if self._combining is not None:
+            answer = self._combined(self._combining, question, answer, mine)
+        self._keep(mine, facts)
+        self._hold(mine, facts)
+        return answer
+
+    def train_round(self) -> Round:
+        """The same, as an algorithm's `aggregate` sees it."""
+        answer = self.train()
+        if STATISTICS in answer.mean:
+            self.server.statistics.copy_(answer.mean[STATISTICS])
+        return self.server.round(self.round, answer)
+
+    def ask(
+        self,
+        name: str,
+        answer: Callable[[Client], Mapping[str, Tensor]],
+        sent: Mapping[str, str],
+        *,
+        vectors: Mapping[str, Tensor],
+        model: Tensor | None = None,
+    ) -> Answer:
+        """Another question, about everything that each of the same clients has; nothing of it is kept.
+
+        `sent`: what each number of the answer is weighted by; `vectors`: what is sent with it; `model`: one that they
+        have been sent already.
+        """
+        question = Question(name, answer, sent, vectors=vectors, is_whole=True, takes_steps=False, model=model)
+        return self._asked(question, Arrivals.none())[0]
+
+    def samples_of(self, clients: Ids) -> Ids:
+        return self._work.samples_of(clients)
+
+    def _cut(self) -> list[Chunk]:
+        samples = self._work.samples_of(self.plan.clients)
+        widths = schedule.widths_of(samples, self._work.batch)
+        return schedule.cut(
+            self.plan.clients, self.plan.steps, widths, numbers=self._work.numbers, alone=bool(self._work.alone)
+        )
+
+    def _asked(self, question: Question, arrivals: Arrivals) -> tuple[Answer, _Mine, Facts]:
+        began = time.perf_counter()
+        combining = self._combining if question.trains else None
+        sizes = self._work.sizes_of(question, self.server) if combining is None else {}
+        added = arrivals if combining is None else Arrivals.none()
+        chunks = len(self._chunks) + added.chunks
+        tree, mine = sums.Tree(chunks), _Mine()
+        for number in self._shares[self._world.rank]:
+            self._beat()
+            sent = self._work.run(self._chunks[number], self.round, question, self.server)
+            tree.put((number, 1), self._summed(question, sizes, sent, mine))
+            if combining is not None:
+                mine.sent.append(combining.rows(len(sent.clients), question.folded(sent.values)))
+        shares = self._shares
+        if added.chunks:
+            shares = [*shares[:-1], range(shares[-1].start, chunks)]
+            if self._world.rank == self._world.size - 1:
+                tree.put((chunks - 1, 1), added.summed(sizes, self._weights_of(question, added), self._world.device))
+        computed = time.perf_counter()
+        facts = self._exchange.facts((mine.clients, mine.losses, mine.is_fine, mine.failed))
+        waited = time.perf_counter()
+        total = self._exchange.total(tree, shares, chunks, sum(sizes.values()))
+        found = _facts(facts)
+        self.costs.compute_seconds += computed - began
+        self.costs.wait_seconds += waited - computed
+        self.costs.transfer_seconds += time.perf_counter() - waited
+        self.costs.bytes_up += self._work.message_of(question, self.server).up * int(found.is_fine.sum())
+        self.costs.bytes_down += self._work.message_of(question, self.server).down * len(found.clients)
+        return self._answer(question, sums.split(total, sizes), found, arrivals), mine, found
+
+    def _answer(self, question: Question, total: Mapping[str, Tensor], facts: Facts, arrivals: Arrivals) -> Answer:
+        counted = facts.is_fine & self.plan.is_now(facts.clients)
+        own = self._work.samples_of(facts.clients)[counted]
+        selected = int(counted.sum()) + len(arrivals.clients)
+        samples = float(own.sum() + arrivals.samples.sum())
+        weight = {SAMPLES: samples, CLIENTS: float(selected)}
+        mean = {name: value / max(1.0, weight[question.weighted_by(name)]) for name, value in total.items()}
+        factors = float(counted.sum() + arrivals.factors.sum())
+        return Answer(total, mean, facts, selected, samples, factors / max(1, selected))
+
+    def _combined(self, combining: Combining, question: Question, answer: Answer, mine: _Mine) -> Answer:
+        """What an aggregation that is no sum makes of the same updates."""
+        began = time.perf_counter()
+        facts = answer.facts
+        counts = facts.is_fine & self.plan.is_now(facts.clients)
+        each = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
+        combined = combining.combine(
+            question, mine.sent, each, clients=facts.clients, counts=counts, late=self.arrivals, round_=self.round
+        )
+        self.costs.transfer_seconds += time.perf_counter() - began
+        if isinstance(combined, str):
+            raise QuorumLost(combined)
+        self.rejected = combined.left_out
+        kept = np.setdiff1d(np.concatenate([facts.clients[counts], self.arrivals.clients]), combined.left_out)
+        return Answer(
+            combined.sum, combined.mean, facts, len(kept), float(self._work.samples_of(kept).sum()), discount=1.0
+        )
+
+    def _summed(self, question: Question, sizes: Mapping[str, int], sent: Sent, mine: _Mine) -> Tensor:
+        """The weighted sum of a chunk's answers, without those that are no numbers or arrive later."""
+        total = sums.zeros(sum(sizes.values()), self._world.device)
+        fine = _are_numbers(sent)
+        now = fine & torch.from_numpy(self.plan.is_now(sent.clients))
+        samples = torch.from_numpy(self._work.samples_of(sent.clients)).double()
+        folded = question.folded(sent.values)
+        for (name, part), value in zip(sums.split(total, sizes).items(), folded.values(), strict=False):
+            rows = value if bool(now.all()) else torch.where(now[:, None].to(value.device), value, 0)
+            weights = now * samples if question.weighted_by(name) == SAMPLES else now.double()
+            sums.add_weighted(part, rows, weights.to(value.device))
+        mine.clients += sent.clients.tolist()
+        mine.losses += sent.losses.tolist()
+        mine.is_fine += fine.tolist()
+        mine.failed |= sent.failed
+        if sent.kept:
+            mine.kept.append(self._kept(sent, fine))
+        if not bool(now.all()) and folded:
+            later = (fine & ~now).to(sent.losses.device)
+            mine.rows.append(torch.cat(list(folded.values()), dim=1)[later])
+        return total
+
+    def _kept(self, sent: Sent, fine: Tensor) -> dict[str, Tensor]:
+        """What the clients keep; those whose update is no good keep what they had."""
+        if bool(fine.all()):
+            return sent.kept
+        rows = torch.from_numpy(sent.clients)
+        return {
+            name: torch.where(
+                fine.view(-1, *[1] * (value.ndim - 1)).to(value.device), value, self.server.kept[name][rows]
+            )
+            for name, value in sent.kept.items()
+        }
+
+    def _keep(self, mine: _Mine, facts: Facts) -> None:
+        if not self.server.kept:
+            return
+        own = {name: torch.cat([part[name] for part in mine.kept]) for name in self.server.kept} if mine.kept else {}
+        like = {name: values[0] for name, values in self.server.kept.items()}
+        counts = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
+        rows = self._exchange.rows(own, counts, like)
+        where = torch.from_numpy(facts.clients)
+        for name, values in rows.items():
+            self.server.kept[name][where] = values
+
+    def _hold(self, mine: _Mine, facts: Facts) -> None:
+        """Takes note of answers that arrive later, on every rank."""
+        later = facts.is_fine & ~self.plan.is_now(facts.clients)
+        self.server.pending.drop(self.plan.arriving)
+        if not later.any():
+            return
+        ranks = np.repeat(
+            np.arange(len(self._shares)), [sum(len(self._chunks[n].clients) for n in s) for s in self._shares]
+        )
+        counts = np.bincount(ranks[later], minlength=len(self._shares)).tolist()
+        own = {"rows": torch.cat(mine.rows)} if mine.rows else {}
+        like = {
+            "rows": self.server.weights.new_empty(sum(self._work.sizes_of(self._work.training, self.server).values()))
+        }
+        rows = self._exchange.rows(own, counts, like)["rows"]
+        clients = facts.clients[later]
+        self.server.pending.hold(
+            clients, rows, started=self.round, arrives=self.plan.arrives(clients), losses=facts.losses[later]
+        )
+
+    def _weights_of(self, question: Question, arrivals: Arrivals) -> dict[str, Tensor]:
+        samples = torch.from_numpy(arrivals.samples * arrivals.factors)
+        ones = torch.from_numpy(arrivals.factors)
+        return {
+            name: samples if question.weighted_by(name) == SAMPLES else ones for name in [*question.sent, STATISTICS]
+        }
+
+
+def _are_numbers(sent: Sent) -> Tensor:
+    """(clients,): whether each one's answer is there, and made of numbers."""
+    good = torch.isfinite(sent.losses) if sent.has_losses else torch.ones(len(sent.clients), dtype=torch.bool)
+    good = good.to(sent.losses.device)
+    for value in sent.values.values():
+        good &= torch.isfinite(value).flatten(start_dim=1).all(dim=1) if value.ndim > 1 else torch.isfinite(value)
+    return good.cpu() & ~torch.from_numpy(np.isin(sent.clients, list(sent.failed)))
+
+
+def _facts(parts: Sequence[tuple[Any, ...]]) -> Facts:
+    return Facts(
+        clients=np.array([client for part in parts for client in part[0]], dtype=np.int64),
+        losses=np.array([loss for part in parts for loss in part[1]], dtype=np.float64),
+        is_fine=np.array([fine for part in parts for fine in part[2]], dtype=bool),
+        failed={client: text for part in parts for client, text in part[3].items()},
+    )

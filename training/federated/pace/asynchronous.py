@@ -1,0 +1,52 @@
+"""Nobody waits: clients train all the time, and each few updates that arrive make a new model (Xie et al., 2019).
+
+arXiv 1903.03934 takes them one by one; with a buffer it is Nguyen et al., 2021, arXiv 2106.06639.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import numpy as np
+
+from training.config.shape import Misfit
+from training.federation.config import FederationConfig
+from training.federation.pacing import Plan, Scene
+
+
+def schedule(
+    scene: Scene,
+    *,
+    buffer: Annotated[int, "1..100000", "Updates that make a new model."] = 1,
+    staleness_exponent: Annotated[float, "0..10", "An update that is τ models old counts (1 + τ)^-exponent."] = 0.5,
+) -> Plan:
+    """`wanted` clients are under way at any time; a round ends with the arrival that fills the buffer."""
+    flight = scene.flight
+    clients = scene.select(scene.wanted - len(flight.clients), flight.clients)
+    takes = scene.seconds(clients)
+    everybody = np.concatenate([flight.clients, clients])
+    at = np.concatenate([flight.arrives, scene.now + takes])
+    order = np.lexsort((everybody, at))[:buffer]
+    ends = float(at[order].max(initial=scene.now))
+    counted = np.sort(everybody[order])
+    later = ~np.isin(clients, counted)
+    return Plan(
+        scene.round,
+        clients,
+        scene.full_steps(clients),
+        later=clients[later],
+        later_at=scene.now + takes[later],
+        arriving=np.intersect1d(flight.clients, counted),
+        staleness_exponent=staleness_exponent,
+        ends=ends,
+        seconds=dict(zip(everybody.tolist(), (at - scene.now).tolist(), strict=True)),
+        quorum=1,
+    )
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    buffer = config.options_of("asynchronous")["buffer"]
+    if isinstance(buffer, int) and buffer > config.selected:
+        message = f"waits for {buffer} updates, but {config.selected} clients are under way. Write at most that."
+        yield Misfit("asynchronous.buffer", message)

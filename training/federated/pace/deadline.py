@@ -1,0 +1,70 @@
+"""The server waits for a time that it settles anew each round, and for a quorum; whoever is slower is late.
+
+Semi-synchronous rounds with more clients than are wanted, as Bonawitz et al. describe them (2019, arXiv 1902.01046).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import numpy as np
+
+from training.config.shape import Misfit
+from training.federation.config import FederationConfig
+from training.federation.pacing import Plan, Scene
+
+
+def schedule(
+    scene: Scene,
+    *,
+    quantile: Annotated[
+        float, "0.05..1", "The deadline: by when this part of those asked is expected to be done."
+    ] = 0.8,
+    over_selection: Annotated[float, "1..10", "How many times as many are asked as are wanted."] = 1.0,
+    quorum: Annotated[float, "0.01..1", "Part of those wanted without whom there is no new model."] = 0.5,
+    late: Annotated[
+        Literal["use", "drop"],
+        "What becomes of an update that comes after its round: it counts in a later one, or not.",
+    ] = "use",
+    late_exponent: Annotated[float, "0..10", "A late update that is τ rounds old counts (1 + τ)^-exponent."] = 0.5,
+) -> Plan:
+    needed = max(1, int(np.ceil(quorum * scene.wanted)))
+    clients = scene.select(int(np.ceil(scene.wanted * over_selection)), scene.flight.clients)
+    full, takes = scene.full_steps(clients), scene.seconds(clients)
+    # Whoever is expected by whom: as fast as it usually is. What the round brings differs from that.
+    ends = scene.now + float(np.quantile(scene.usual_seconds(clients), quantile)) if len(clients) else scene.now
+    arriving = scene.flight.arriving_by(ends)
+    missing = needed - len(arriving) - int((scene.now + takes <= ends).sum())
+    if missing > 0 and len(clients):  # the quorum-th is waited for
+        slower = np.sort(scene.now + takes[scene.now + takes > ends])
+        ends = float(slower[min(missing, len(slower)) - 1])
+        arriving = scene.flight.arriving_by(ends)
+    on_time = scene.now + takes <= ends
+    share = np.where(on_time, 1.0, (ends - scene.now) / takes)
+    steps = np.where(on_time, full, np.floor(full * share).astype(np.int64)) if scene.is_partial else full
+    works = steps > 0 if scene.is_partial else on_time | (late == "use")
+    later = works & ~on_time & (not scene.is_partial)
+    return Plan(
+        scene.round,
+        clients[works],
+        steps[works],
+        later=clients[later],
+        later_at=scene.now + takes[later],
+        arriving=arriving,
+        staleness_exponent=late_exponent,
+        too_slow=clients[~works],
+        ends=ends,
+        seconds=dict(zip(clients.tolist(), takes.tolist(), strict=True)),
+        quorum=needed,
+    )
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    options = config.options_of("deadline")
+    asked = int(np.ceil(config.selected * float(options["over_selection"] or 1)))
+    if asked > config.clients and config.per_round is not None:
+        message = (
+            f"asks {asked} clients a round of {config.clients}. Write at most {config.clients / config.selected:g}."
+        )
+        yield Misfit("deadline.over_selection", message)

@@ -1,0 +1,120 @@
+"""Updates on their way: begun from an older model, not yet arrived. Part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.federated import sums
+from training.federated.schedule import Ids
+from training.federation.pacing import Flight, Plan
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Those of them that count in this round."""
+
+    clients: Ids
+    rows: Tensor | None
+    """(clients, numbers)."""
+    samples: NDArray[np.float64]
+    factors: NDArray[np.float64]
+    """By which each counts less, as it is from an older model."""
+    losses: NDArray[np.float64]
+
+    @classmethod
+    def none(cls) -> Arrivals:
+        nothing = np.zeros(0)
+        return cls(np.zeros(0, dtype=np.int64), None, nothing, nothing, nothing)
+
+    @property
+    def chunks(self) -> int:
+        return int(len(self.clients) > 0)
+
+    def summed(self, sizes: Mapping[str, int], weights: Mapping[str, Tensor], device: torch.device) -> Tensor:
+        """Their weighted sum, client after client."""
+        assert self.rows is not None
+        total = sums.zeros(sum(sizes.values()), device)
+        rows = sums.split(self.rows, sizes)
+        for name, part in sums.split(total, sizes).items():
+            sums.add_weighted(part, rows[name], weights[name].to(device))
+        return total
+
+
+class Pending:
+    """What is on its way, in the order of the clients' numbers: one update a client at most."""
+
+    def __init__(self, samples: NDArray[np.int64], numbers: int, like: Tensor) -> None:
+        """`samples`: of all clients; `numbers`: of an update."""
+        self._samples = samples
+        self.clients: Ids = np.zeros(0, dtype=np.int64)
+        self.started: Ids = np.zeros(0, dtype=np.int64)
+        self.arrives: NDArray[np.float64] = np.zeros(0)
+        self.losses: NDArray[np.float64] = np.zeros(0)
+        self.rows = like.new_empty(0, numbers)
+
+    @property
+    def flight(self) -> Flight:
+        return Flight(self.clients, self.started, self.arrives)
+
+    def arriving(self, plan: Plan) -> Arrivals:
+        """What of it counts in this round."""
+        if not len(plan.arriving):
+            return Arrivals.none()
+        where = np.flatnonzero(np.isin(self.clients, plan.arriving))
+        staleness = plan.round - self.started[where]
+        return Arrivals(
+            self.clients[where],
+            self.rows[torch.from_numpy(where)],
+            self._samples[self.clients[where]].astype(np.float64),
+            np.power(1.0 + staleness, -plan.staleness_exponent, dtype=np.float64),
+            self.losses[where],
+        )
+
+    def drop(self, clients: Ids) -> None:
+        self._take(np.flatnonzero(~np.isin(self.clients, clients)))
+
+    def hold(
+        self,
+        clients: Ids,
+        rows: Tensor,
+        *,
+        started: int,
+        arrives: NDArray[np.float64],
+        losses: NDArray[np.float64],
+    ) -> None:
+        self.clients = np.concatenate([self.clients, clients])
+        self.started = np.concatenate([self.started, np.full(len(clients), started)])
+        self.arrives = np.concatenate([self.arrives, arrives])
+        self.losses = np.concatenate([self.losses, losses])
+        self.rows = torch.cat([self.rows, rows.to(self.rows.dtype)])
+        self._take(np.argsort(self.clients, kind="stable"))
+
+    def _take(self, where: Ids) -> None:
+        self.clients, self.started = self.clients[where], self.started[where]
+        self.arrives, self.losses = self.arrives[where], self.losses[where]
+        self.rows = self.rows[torch.from_numpy(where)]
+
+    # What goes on from plain values in a checkpoint (training.checkpoint.remembering). The rows lie among its tensors.
+
+    def remember(self) -> dict[str, Any]:
+        return {
+            "clients": self.clients.tolist(),
+            "started": self.started.tolist(),
+            "arrives": self.arrives.tolist(),
+            "losses": self.losses.tolist(),
+        }
+
+    def recall(self, told: Mapping[str, Any]) -> None:
+        """Makes room for the rows, too, which are read after this."""
+        self.clients = np.array(told.get("clients") or [], dtype=np.int64)
+        self.started = np.array(told.get("started") or [], dtype=np.int64)
+        self.arrives = np.array(told.get("arrives") or [], dtype=np.float64)
+        self.losses = np.array(told.get("losses") or [], dtype=np.float64)
+        self.rows = self.rows.new_empty(len(self.clients), self.rows.shape[1])
