@@ -277,6 +277,11 @@ class Algorithm:
     PARTIAL: bool = False
     """Whether a client that was too slow may send what it has come to."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep something from round to round."""
+        return self.begin is not _keeps_nothing or self.personal is not _nobody
+
 
 @dataclass(frozen=True)
 class Aggregation:
@@ -332,6 +337,8 @@ class Filter:
     send: Callable[..., Any]
     """(rows, **options)"""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    SUM_ONLY: bool = False
+    """The server learns nothing but the sum of all updates."""
 
 
 def _taken(folder: str, name: str, contract: type[T]) -> T:

@@ -242,7 +242,18 @@ class TestChecks:
     def test_so_few_that_no_f_helps(self) -> None:
         ((field, message),) = self.of("krum", 2)
         assert field == "clients"
-        assert "at least 3 clients a round. Write 3" in message
+        assert "at least 3 updates a round, and 2 are waited for. Write clients = 3." in message
+
+    def test_of_a_deadline_only_the_quorum_is_sure(self) -> None:
+        def of(quorum: float) -> list[tuple[str, str]]:
+            table = {"aggregation": "bulyan", "clients": 10, "pace": "deadline", "deadline": {"quorum": quorum}}
+            found = checking.problems(FederationConfig.model_validate(table), 1)
+            return [(problem.field, problem.message) for problem in found]
+
+        ((field, message),) = of(0.5)
+        assert field == "bulyan.f"
+        assert message.endswith("and 5 are waited for. Write 0, or quorum = 0.7 in [run.deadline].")
+        assert of(0.7) == []
 
     def test_more_kept_than_may_be_good(self) -> None:
         ((field, message),) = self.of("multi_krum", 10, f=2, m=9)

@@ -201,3 +201,13 @@ class TestAvailability:
         (found,) = select(of, 5)
         assert found == since.argmax()
         assert len(select(of, 5, attempt=2)) == 2
+
+    @pytest.mark.parametrize("per_round", [None, 8])
+    def test_more_than_are_there_at_a_time_are_refused(self, per_round: int | None) -> None:
+        table: dict[str, Any] = {"selection": "availability", "clients": 14}
+        (problem,) = checking.problems(
+            config.parse(table if per_round is None else {**table, "per_round": per_round}), 1
+        )
+        assert problem.field == "per_round"
+        assert problem.message.endswith("but about 7 are there at a time. Write 7.")
+        assert not list(checking.problems(config.parse({**table, "per_round": 7}), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,21 +27,37 @@ def need(rows: Tensor, least: int) -> None:
         raise TooFew(f"{len(rows)} updates are left, at least {least} are needed")
 
 
+def waited_for(config: FederationConfig) -> int:
+    """Updates that a round has at least: all that are asked for, or the quorum of a deadline."""
+    quorum = config.options_of("deadline").get("quorum") if config.pace == "deadline" else None
+    return config.selected if quorum is None else math.ceil(float(quorum) * config.selected)
+
+
 def misfits(config: FederationConfig, option: str, value: int, *, each: int, more: int) -> Iterator[Misfit]:
     """`value` bad clients need each · value + more of them in a round; what works if there are fewer."""
-    clients = config.selected
-    if clients >= each * value + more:
+    updates = waited_for(config)
+    if updates >= each * value + more:
         return
-    size = "clients" if config.per_round is None else "per_round"
-    if clients < more:
-        yield Misfit(size, f'"{config.aggregation}" needs at least {more} clients a round. Write {more} or more.')
+    if updates < more:
+        text = f'"{config.aggregation}" needs at least {more} updates a round, and {updates} are waited for.'
+        yield Misfit(_size(config), f"{text} Write {_enough(config, more)}.")
         return
-    most = (clients - more) // each
+    most = (updates - more) // each
     yield Misfit(
         option,
-        f"is {value}, for which {each * value + more} clients a round are needed, and there are {clients}. "
-        f"Write {most}{' or less' if most else ''}, or {size} = {each * value + more}.",
+        f"is {value}, for which {each * value + more} updates a round are needed, and {updates} are waited for. "
+        f"Write {most}{' or less' if most else ''}, or {_enough(config, each * value + more)}.",
     )
+
+
+def _size(config: FederationConfig) -> str:
+    return "clients" if config.per_round is None else "per_round"
+
+
+def _enough(config: FederationConfig, updates: int) -> str:
+    if updates <= config.selected:  # the deadline's quorum is what leaves too few
+        return f"quorum = {math.ceil(100 * updates / config.selected) / 100:g} in [run.deadline]"
+    return f"{_size(config)} = {updates}"
 
 
 def blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:

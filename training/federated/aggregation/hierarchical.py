@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from training import contracts
 from training.config.shape import Misfit
-from training.federated.aggregation._robust import TooFew, need
+from training.federated.aggregation._robust import TooFew, need, waited_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,21 +52,21 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     options = config.options_of("hierarchical")
     groups, f = int(options["groups"] or 0), int(options["f"] or 0)
     inner, outer = str(options["inner"]), str(options["outer"])
-    least, most = NEEDS[outer][1], config.selected // NEEDS[inner][1]
+    updates = waited_for(config)
+    least, most = NEEDS[outer][1], updates // NEEDS[inner][1]
     if most < max(2, least):
         yield Misfit(
             "hierarchical.inner",
-            f"is {inner}, below {outer}: too much for {config.selected} clients a round. "
-            'Write "mean", or more clients.',
+            f'is {inner}, below {outer}: too much for {updates} updates a round. Write "mean", or more clients.',
         )
     elif not least <= groups <= most:
         yield Misfit(
             "hierarchical.groups",
-            f"are {groups}, but {inner} below {outer} goes with {max(2, least)} to {most} of {config.selected} clients "
+            f"are {groups}, but {inner} below {outer} goes with {max(2, least)} to {most} of {updates} updates "
             f"a round. Write {least if groups < least else most}.",
         )
     else:
-        yield from _misfits(inner, f, config.selected // groups, "clients of the smallest group")
+        yield from _misfits(inner, f, updates // groups, "updates in the smallest group")
         yield from _misfits(outer, f, groups, "groups")
 
 

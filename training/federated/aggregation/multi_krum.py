@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from training.config.shape import Misfit
-from training.federated.aggregation._robust import but, distances, krum_scores, misfits, need
+from training.federated.aggregation._robust import but, distances, krum_scores, misfits, need, waited_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +43,6 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     f, m = int(options["f"] or 0), options["m"]
     wrong = list(misfits(config, "multi_krum.f", f, each=2, more=3))
     yield from wrong
-    if not wrong and m is not None and int(m) > config.selected - f:
-        most = config.selected - f
-        yield Misfit(
-            "multi_krum.m", f"is {m}, but of {config.selected} clients a round {f} may be bad. Write at most {most}."
-        )
+    most = waited_for(config) - f
+    if not wrong and m is not None and int(m) > most:
+        yield Misfit("multi_krum.m", f"is {m}, but of {most + f} updates a round {f} may be bad. Write at most {most}.")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from training.config.shape import Misfit
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:
     from training.federated.selecting import Asked
+    from training.federation.config import FederationConfig
 
 COMES = 7
 """Of what is derived from a run's seed, this number is for the times at which clients come."""
@@ -31,6 +35,16 @@ def select(
     if not len(there):
         there = asked.eligible[np.argsort(-since, kind="stable")[: asked.attempt]]
     return np.sort(asked.draw.permutation(there)[: asked.count])
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    there = max(1, math.floor(config.clients * float(config.options_of("availability")["on_share"] or 1)))
+    if config.selected > there:
+        says = "left out, all" if config.per_round is None else f"{config.selected:,}"
+        yield Misfit(
+            "per_round",
+            f"is {says} of {config.clients:,} clients, but about {there:,} are there at a time. Write {there}.",
+        )
 
 
 def since_coming(seed: int, clients: int, round_: int, period: int) -> NDArray[np.float64]:
