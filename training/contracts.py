@@ -282,17 +282,28 @@ class Algorithm:
     PARTIAL: bool = False
     """Whether a client that was too slow may send what it has come to."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep something from round to round."""
+        return self.begin is not _keeps_nothing or self.personal is not _nobody
+
 
 @dataclass(frozen=True)
 class Aggregation:
     """How the updates of a round become one."""
 
     combine: Callable[..., tuple[Tensor, Sequence[int]]]
-    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them were left out of it."""
+    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them, never all, were left out.
+
+    In order of the clients' numbers, in the model's dtype, all of them numbers; weights and the answer are float64. It
+    raises _robust.TooFew where it can't tell: the round is tried again. Nothing is made (clients, clients, numbers)."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
     """(config): what it can't work with. Without torch."""
     IS_SUM: bool = False
     """A weighted mean, taken as a sum wherever the clients are; `combine` is not asked."""
+    TRUSTED: bool = False
+    """`combine` wants a third: the update (numbers,) that the server makes from `root_samples` rows of its own, an
+    option. They are taken from what is kept for validation, and not judged by."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +320,9 @@ class DataSplit:
     """Which client has which samples. Without torch."""
 
     divide: Callable[..., NDArray[np.int64]]
-    """(samples, clients, draw, **options): the client of each sample."""
+    """(labels, clients, draw, **options): the client of each sample."""
+    view: Callable[..., Batch] | None = None
+    """(batch, owners (samples,), seed, **options): samples as their clients see them. None: as they are."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
 
 
@@ -344,7 +357,9 @@ class Filter:
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
     """(config): what it can't work with. Without torch."""
     STAGE: str = ""
-    """Which of federation.combinations.STAGES it is: of each there may be one, in their order."""
+    """Which of federation.filter_order.STAGES it is: of each there may be one, in their order."""
+    SUM_ONLY: bool = False
+    """The server learns nothing but the sum of all updates."""
 
 
 def _taken(folder: str, name: str, contract: type[T]) -> T:

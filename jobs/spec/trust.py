@@ -68,6 +68,17 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.powersgd": (Power.DATA, "rank plain_steps"),
     "run.topk": (Power.DATA, "density feedback"),
     "run.tabular": (Power.DATA, "source model hidden batch_norm held_out samples features noise"),
+    "run.median": (Power.DATA, "f"),
+    "run.trimmed_mean": (Power.DATA, "trim"),
+    "run.krum": (Power.DATA, "f"),
+    "run.multi_krum": (Power.DATA, "f m"),
+    "run.bulyan": (Power.DATA, "f"),
+    "run.norm_clipping": (Power.DATA, "norm"),
+    "run.fltrust": (Power.DATA, "root_samples"),
+    "run.hierarchical": (Power.DATA, "groups inner outer f"),
+    "run.by_resource": (Power.DATA, "preference"),
+    "run.by_loss": (Power.DATA, "candidates"),
+    "run.availability": (Power.DATA, "period on_share"),
     "run.dirichlet": (Power.DATA, "alpha"),
     "run.deadline": (Power.DATA, "quantile over_selection quorum late late_exponent"),
     "run.asynchronous": (Power.DATA, "buffer staleness_exponent"),
@@ -81,6 +92,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.shards": (Power.DATA, "shards_each"),
     "run.int8": (Power.DATA, "block rounding"),
     "run.sketch": (Power.DATA, "rows columns estimate"),
+    "run.shift": (Power.DATA, "strength"),
     "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
 }
 POWERS: Mapping[str, Power] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
-from training.data import Prepared, Task
+from training.data import Batch, Ids, Prepared, Split, Task
 from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.pending import Pending
@@ -82,6 +82,7 @@ def assemble(
     divided = splitting.divide(config, labels)
     if misfits := list(splitting.check(config, divided)):
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
+    task = _as_seen(config, task, divided)
     model, weights, running = _as_vectors(config, task, world.device, dtype)
     filters = Chain(config, model.weights.shared, dtype)
     work = Work(config, model, divided, filters, alone=why_alone(config, model))
@@ -90,6 +91,18 @@ def assemble(
     work.try_out(server)
     server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
     return Federation(config=config, prepared=prepared, divided=divided, model=model, work=work, server=server)
+
+
+def _as_seen(config: FederationConfig, task: Task, divided: Divided) -> Task:
+    """The task with samples as their clients see them, whoever looks them up: to train or to judge."""
+    view, options = contracts.split(config.split).view, config.options_of(config.split)
+    if view is None:
+        return task
+
+    def batch(split: Split, ids: Ids) -> Batch:
+        return view(task.batch(split, ids), divided.owners[split][ids], config.seed, **options)
+
+    return replace(task, batch=batch)
 
 
 def _as_vectors(

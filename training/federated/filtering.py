@@ -18,8 +18,8 @@ from training import contracts
 from training.config.choices import Value
 from training.contracts import Filter
 from training.federated.schedule import STACKED_NUMBERS, Ids
-from training.federation.combinations import UPDATE
 from training.federation.config import FederationConfig
+from training.federation.filter_order import UPDATE
 from training.runtime.seeds import derive_seed
 
 if TYPE_CHECKING:

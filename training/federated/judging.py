@@ -38,6 +38,7 @@ class Judge:
         """`alone`: models of several clients are not computed together."""
         self._model, self._divided, self._world, self._alone = model, divided, world, alone
         self._samples = len(divided.owners["validation"])
+        self._ids = np.setdiff1d(np.arange(self._samples), divided.root)
 
     def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
         """None if `goes_on`, which all ranks ask after every batch, said no."""
@@ -63,8 +64,7 @@ class Judge:
         def look(ids: Ids) -> tuple[Ids, dict[str, Tensor]]:
             return ids, self._scores(server.weights, server.statistics, self._look_up(ids))
 
-        ids = np.arange(self._samples)
-        return [lambda part=part: look(part) for part in np.split(ids, range(BATCH, len(ids), BATCH))]  # type: ignore[misc]
+        return [lambda part=part: look(part) for part in np.split(self._ids, range(BATCH, len(self._ids), BATCH))]  # type: ignore[misc]
 
     def _own(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
         """A model each: several clients together, which have about as much."""

@@ -22,6 +22,7 @@ from training.checkpoint.staging import State
 from training.engine.validating import Validations
 from training.federated import assembling
 from training.federated.assembling import Federation
+from training.federated.combining import combining
 from training.federated.controller import Controller, Facts, QuorumLost
 from training.federated.judging import Judge, Judged
 from training.federated.messages import Traffic
@@ -72,6 +73,7 @@ class Rounds(Loop):
         )
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
+        self.combining = combining(self.federation, self.exchange, self.world)
         self.judge = Judge(self.federation.model, self.federation.divided, self.world, alone=bool(self.work.alone))
         self.telling = Telling(self.reporter, self.federation)
         if start is not None:
@@ -132,7 +134,14 @@ class Rounds(Loop):
         for attempt in range(1, ATTEMPTS + 1):
             plan = self._configure(round_, attempt)
             controller = Controller(
-                self.server, self.work, self.exchange, self.world, plan, round_=round_, beat=self._beat
+                self.server,
+                self.work,
+                self.exchange,
+                self.world,
+                plan,
+                combining=self.combining,
+                round_=round_,
+                beat=self._beat,
             )
             try:
                 model = self._play(controller)

@@ -56,18 +56,20 @@ def told_of(controller: Controller) -> Told:
     facts, plan, late, costs = controller.facts, controller.plan, controller.arrivals, controller.costs
     sizes = controller.samples_of(facts.clients)
     states = np.where(facts.is_fine, TRAINED, np.where(np.isin(facts.clients, list(facts.failed)), DROPPED, BROKEN))
+    states = np.where(np.isin(facts.clients, controller.rejected), REJECTED, states)
+    lates = np.where(np.isin(late.clients, controller.rejected), REJECTED, LATE)
     now = plan.is_now(facts.clients) | ~facts.is_fine
     clients = np.concatenate([facts.clients[now], late.clients, plan.too_slow])
     losses = np.concatenate([facts.losses[now], late.losses, np.full(len(plan.too_slow), np.nan)])
-    good = facts.is_fine & now
-    counted = np.concatenate([sizes[good], late.samples])
+    good = facts.is_fine & now & (states != REJECTED)
+    counted = np.concatenate([sizes[good], late.samples[lates == LATE]])
     return Told(
         clients=clients,
         losses=losses,
-        states=np.concatenate([states[now], np.full(len(late.clients), LATE), np.full(len(plan.too_slow), DROPPED)]),
+        states=np.concatenate([states[now], lates, np.full(len(plan.too_slow), DROPPED)]),
         failed=facts.failed,
         samples=int(counted.sum()),
-        loss=float(np.average(np.concatenate([facts.losses[good], late.losses]), weights=counted)),
+        loss=float(np.average(np.concatenate([facts.losses[good], late.losses[lates == LATE]]), weights=counted)),
         compute_seconds=costs.compute_seconds,
         wait_seconds=costs.wait_seconds,
         transfer_seconds=costs.transfer_seconds,
@@ -93,7 +95,7 @@ class Telling:
             "data.prepared",
             identity=self._federation.prepared.identity,
             samples=int(sizes.sum()),
-            validation_samples=len(divided.owners["validation"]),
+            validation_samples=len(divided.owners["validation"]) - len(divided.root),
             clients={"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         )
         for part in tables.splits(divided.counts(), divided.labels.names):

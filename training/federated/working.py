@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from training.config.choices import Value
 from training.contracts import Algorithm
-from training.data import Batch, Task
+from training.data import Batch, Split, Task
 from training.federated.client import Client
 from training.federated.filtering import Chain
 from training.federated.layout import Layout
@@ -119,9 +119,18 @@ class Question:
 class Work:
     """Runs chunks of clients."""
 
-    def __init__(self, config: FederationConfig, model: Model, divided: Divided, filters: Chain, *, alone: str) -> None:
-        """`alone`: why clients are computed one by one; "": they are stacked."""
-        self._config, self._model, self._divided = config, model, divided
+    def __init__(
+        self,
+        config: FederationConfig,
+        model: Model,
+        divided: Divided,
+        filters: Chain,
+        *,
+        alone: str,
+        split: Split = "train",
+    ) -> None:
+        """`alone`: why clients are computed one by one; "": they are stacked. `split`: where their samples are."""
+        self._config, self._model, self._divided, self._split = config, model, divided, split
         self._filters, self.alone = filters, alone
         self._sizes: dict[str, tuple[dict[str, int], Messages]] = {}
         algorithm = model.algorithm
@@ -268,7 +277,7 @@ class Work:
     def _look_up(self, ids: Ids, shape: Sequence[int]) -> Batch:
         """The samples, as (*shape, …)."""
         device, dtype = self._model.device, self._model.dtype
-        found = self._model.task.batch("train", ids)
+        found = self._model.task.batch(self._split, ids)
         placed = (part.to(device, dtype if part.is_floating_point() else None) for part in found)
         return tuple(part.reshape(*shape, *part.shape[1:]) for part in placed)
 
