@@ -171,7 +171,7 @@ class Rounds(Loop):
         """This rank's clients, their updates added up as they come."""
         began = time.perf_counter()
         mine, tree = _Mine(), sums.Tree(len(chunks))
-        sent = {name: value.to(self.federation.model.dtype) for name, value in self.server.memory.items()}
+        sent = self.server.broadcast
         for number in shares[self.world.rank]:
             self.heartbeat.beat("step", self.step)
             chunk = chunks[number]

@@ -48,7 +48,7 @@ class Server:
         self.weights = start.clone()
         """(numbers,): the personal part stays what the seed gave."""
         self.statistics = statistics.clone()
-        self.memory = dict(algorithm.memory(start[:shared], **options))
+        self.memory = {name: value.double() for name, value in algorithm.memory(start[:shared], **options).items()}
         begun = dict(algorithm.begin(start[:shared], **options))
         if shared < len(start):
             begun[PERSONAL] = start[shared:]
@@ -66,6 +66,11 @@ class Server:
         return self.weights[: self._model.weights.shared]
 
     @property
+    def broadcast(self) -> dict[str, Tensor]:
+        """What is sent with the model, by name."""
+        return {name: self.memory[name].to(self._model.dtype) for name in self._model.algorithm.BROADCAST}
+
+    @property
     def eligible(self) -> NDArray[np.int64]:
         """The clients that may be asked."""
         return np.flatnonzero(self.broken < QUARANTINED_AFTER)
@@ -77,7 +82,7 @@ class Server:
         round_ = Round(self.shared.double(), total, mean, self.memory, number, selected, self.clients)
         made = self._model.algorithm.aggregate(round_, **self._model.options)
         self.shared.copy_(made)
-        self.memory = {name: value.to(self._model.dtype) for name, value in round_.memory.items()}
+        self.memory = {name: value.double() for name, value in round_.memory.items()}
         if STATISTICS in mean:
             self.statistics.copy_(mean[STATISTICS])
 

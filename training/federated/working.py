@@ -7,8 +7,8 @@ fewer ranks, must come to the same model.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Task
-from training.federated.client import Client
-from training.federated.layout import Layout
+from training.federated.client import Beside, Client
+from training.federated.layout import Layout, counters
 from training.federated.messages import Sizes
 from training.federated.messages import size as message_size
 from training.federated.schedule import Chunk, Ids, batches, widths_of
@@ -89,8 +89,7 @@ class Work:
         samples = self._divided.sizes[[client]]
         width = int(widths_of(samples, self._config.batch)[0])
         chunk = Chunk(np.array([client]), 1, width)
-        memory = {name: value.to(self._model.dtype) for name, value in server.memory.items()}
-        arguments = (chunk, 0, server.shared, server.statistics, memory, server.kept)
+        arguments = (chunk, 0, server.shared, server.statistics, server.broadcast, server.kept)
         if not self.alone:
             try:
                 sent = self.run(*arguments, strict=True)
@@ -109,7 +108,7 @@ class Work:
         dtype = str(model.dtype).removeprefix("torch.")
         shared = [(name, shape, dtype) for name, shape in model.weights.travelling.items()]
         shared += [(name, shape, dtype) for name, shape in model.statistics.travelling.items()]
-        more = [(name, value.shape, dtype) for name, value in server.memory.items()]
+        more = [(name, value.shape, dtype) for name, value in server.broadcast.items()]
         up = [(name, (size,), dtype) for name, size in self.sizes.items()]
         most = {"round_": config.rounds, "samples": int(self._divided.sizes.max())}
         return Sizes(
@@ -218,6 +217,7 @@ class _One:
         self._config, self._model = config, model
         self._start, self._statistics, self._server = start, statistics, server
         self._steps = steps
+        self._counters = counters(model.task.model)
         self.is_alone = is_alone
 
     def __call__(
@@ -230,9 +230,9 @@ class _One:
         start = torch.cat([self._start, kept.pop(PERSONAL)]) if PERSONAL in kept else self._start
         statistics = kept.pop(STATISTICS, self._statistics)
 
-        def losses(w: Tensor, statistics: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        def losses(w: Tensor, statistics: Tensor, step: int, beside: Beside | None) -> tuple[Tensor, Tensor]:
             mine = batch[step] if weights is None else tuple(part[step] for part in batch)
-            return self._loss(w, statistics, mine, None if weights is None else weights[step])
+            return self._loss(w, statistics, mine, None if weights is None else weights[step], beside)
 
         def whole(w: Tensor) -> Tensor:
             mine, there = everything
@@ -258,20 +258,28 @@ class _One:
             place[STATISTICS] = client.statistics
         return {name: value.reshape(-1) for name, value in sent.items()}, client.kept, client.seen
 
-    def _loss(self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None, beside: Beside | None = None
+    ) -> tuple[Tensor, Tensor]:
         task = self._model.task
         changed = statistics.clone() if self._model.statistics.size else statistics
         tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed)}
+        tensors |= {name: count.clone() for name, count in self._counters.items()}
 
         def model(*inputs: Tensor) -> Tensor:
             answer: Tensor = functional_call(task.model, tensors, inputs)
             return answer
 
-        with _precision(self._config.dtype, self._model.device):
+        entered: list[Tensor] = []
+        watched = nullcontext() if beside is None else _entering(task.model, task.head, entered)
+        with watched, _precision(self._config.dtype, self._model.device):
             if weights is None or task.each is None:
                 loss = task.loss(model, batch)
             else:
                 loss = (task.each(model, batch)["loss"] * weights).sum() / weights.sum()
+        if beside is not None:
+            more = beside(entered[0].to(w.dtype))
+            loss = loss + (more.mean() if weights is None else (more * weights).sum() / weights.sum())
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
@@ -305,6 +313,20 @@ def why_alone(config: FederationConfig, model: Model) -> str:
     if any(isinstance(module, _NormBase) and module.training for module in task.model.modules()):
         return "it normalises over whole batches, which places without a sample would change"
     return ""
+
+
+@contextmanager
+def _entering(model: nn.Module, head: str, entered: list[Tensor]) -> Iterator[None]:
+    """Notes what enters the head, call by call: (samples, features)."""
+
+    def take(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entered.append(inputs[0].flatten(1))
+
+    hook = model.get_submodule(head).register_forward_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _precision(dtype: str, device: torch.device) -> AbstractContextManager[object]:
