@@ -68,6 +68,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.powersgd": (Power.DATA, "rank plain_steps"),
     "run.topk": (Power.DATA, "density"),
     "run.tabular": (Power.DATA, "source model hidden batch_norm held_out samples features noise"),
+    "run.ditto": (Power.DATA, "pull"),
     "run.fedadagrad": (Power.DATA, "learning_rate beta1 tau"),
     "run.fedadam": (Power.DATA, "learning_rate beta1 beta2 tau"),
     "run.fedavgm": (Power.DATA, "learning_rate momentum"),
