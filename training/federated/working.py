@@ -286,10 +286,10 @@ class _One:
 
 
 def _gathered(chunk: Chunk, done: Sequence[Any], failed: dict[int, str], own: Mapping[str, Tensor]) -> Sent:
-    """As many rows as clients; where one failed, nothing in place of what it would have sent."""
+    """As many rows as clients; where one failed, nothing in place of what it would have sent, and it keeps its own."""
     whole = next((found for found in done if found is not None), None)
     if whole is None:
-        return Sent(chunk.clients, {}, {}, torch.full((len(done),), torch.nan), failed)
+        return Sent(chunk.clients, {}, dict(own), torch.full((len(done),), torch.nan), failed)
     nothing = {name: torch.zeros_like(value) for name, value in whole[0].items()}
     values = [nothing if found is None else found[0] for found in done]
     kept = [{name: own[name][i] for name in whole[1]} if found is None else found[1] for i, found in enumerate(done)]

@@ -58,6 +58,18 @@ class TestAPart:
             torch.testing.assert_close(own.server.kept[STATISTICS][0], plain.server.statistics, rtol=0, atol=1e-12)
 
 
+def test_who_fails_keeps_what_it_had(tmp_path: Path) -> None:
+    """A batch of one sample has no deviation to normalise by: who has one sample too many can't go on."""
+    _, run = PARTS["fedbn"]
+    federation = Federation(tmp_path, "fedbn", DIGITS, clients=4, split="iid", batch=374, **run)
+    assert federation.divided.sizes.tolist() == [375, 374, 374, 374]
+    before = {name: values.clone() for name, values in federation.server.kept.items()}
+    assert federation.round().failed.keys() == {0}
+    for name, values in federation.server.kept.items():
+        assert torch.equal(values[0], before[name][0])
+        assert not torch.equal(values[1], before[name][1])
+
+
 class TestDitto:
     def test_the_global_model_is_fedavgs(self, tmp_path: Path) -> None:
         plain, ditto = (Federation(tmp_path, name, DIGITS, dtype="fp32") for name in ("fedavg", "ditto"))
