@@ -11,6 +11,8 @@ from tests.training.federated.in_process import REGRESSION, Federation, quadrati
 
 EVEN = [1.0] * 4
 """Both count every client alike."""
+FAR = {**REGRESSION, "split": "iid", "epochs": 10, "learning_rate": 0.2}
+"""Clients go as far as they can on their own."""
 RATE = REGRESSION["learning_rate"]
 
 
@@ -59,14 +61,22 @@ def test_only_scaffolds_control_is_sent_beside_the_model(tmp_path: Path) -> None
     assert set(scaffold.server.broadcast) == {"control"}
 
 
+def test_fedavg_finds_something_else(tmp_path: Path) -> None:
+    """And not for its weights: here clients are of the same size."""
+    plain = Federation(tmp_path, "fedavg", FAR)
+    assert set(plain.divided.sizes.tolist()) == {15}
+    before = plain.go(20)
+    torch.testing.assert_close(plain.go(), before, rtol=0, atol=1e-6)
+    assert (plain.model - best(plain)).norm() > 0.01
+
+
 def test_scaffold_finds_what_is_best_for_all(tmp_path: Path) -> None:
-    corrected = Federation(tmp_path, "scaffold", REGRESSION, epochs=10, learning_rate=0.2)
+    corrected = Federation(tmp_path, "scaffold", FAR)
     torch.testing.assert_close(corrected.go(30), best(corrected), rtol=0, atol=1e-5)
 
 
 def test_feddyn_finds_what_is_best_for_all(tmp_path: Path) -> None:
-    run = {**REGRESSION, "epochs": 10, "learning_rate": 0.2}
-    federation = Federation(tmp_path, "feddyn", run, per_round=3, options={"alpha": 0.5})
+    federation = Federation(tmp_path, "feddyn", FAR, per_round=3, options={"alpha": 0.5})
     for _ in range(40):
         federation.round()
         own, h = federation.server.kept["gradient"], federation.server.memory["gradient"]
@@ -77,7 +87,7 @@ def test_feddyn_finds_what_is_best_for_all(tmp_path: Path) -> None:
 def test_feddyns_term_is_each_clients_gradient(tmp_path: Path) -> None:
     """Where clients have solved their problem: ∇F(w) − g + α (w − w_t) = 0 makes g ← g − α (w − w_t) = ∇F(w)."""
     alpha = 4.0
-    federation = Federation(tmp_path, "feddyn", REGRESSION, epochs=100, learning_rate=0.2, options={"alpha": alpha})
+    federation = Federation(tmp_path, "feddyn", REGRESSION, epochs=25, learning_rate=0.2, options={"alpha": alpha})
     parts, x = quadratics(federation), federation.model
     own, h = torch.zeros(4, len(x), dtype=torch.float64), torch.zeros_like(x)
     held = alpha * torch.eye(len(x), dtype=torch.float64)
@@ -90,13 +100,3 @@ def test_feddyns_term_is_each_clients_gradient(tmp_path: Path) -> None:
         x = ends.mean(dim=0) - h / alpha
     torch.testing.assert_close(federation.go(3), x, rtol=0, atol=1e-11)
     torch.testing.assert_close(federation.server.kept["gradient"], own, rtol=0, atol=1e-11)
-
-
-def test_fedavg_finds_something_else(tmp_path: Path) -> None:
-    """With clients of the same size, so that it is not for its weights."""
-    run = {**REGRESSION, "split": "iid", "epochs": 10, "learning_rate": 0.2}
-    plain = Federation(tmp_path, "fedavg", run)
-    assert set(plain.divided.sizes.tolist()) == {15}
-    before = plain.go(20)
-    torch.testing.assert_close(plain.go(), before, rtol=0, atol=1e-6)
-    assert (plain.model - best(plain)).norm() > 0.01
