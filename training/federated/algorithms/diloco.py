@@ -32,7 +32,7 @@ def train(
     *,
     beta1: Annotated[float, "0..0.999999", "AdamW's, of the first moment."] = 0.9,
     beta2: Annotated[float, "0..0.999999", "AdamW's, of the second moment."] = 0.999,
-    epsilon: Annotated[float, "0..1", "AdamW's, added to the root of the second moment."] = 1e-8,
+    epsilon: Annotated[float, "1e-12..1", "AdamW's, added to the root of the second moment."] = 1e-8,
     weight_decay: Annotated[float, "0..1", "AdamW's."] = 0.1,
     **options: object,
 ) -> Mapping[str, Tensor]:

@@ -24,7 +24,7 @@ LEAST = 1e-10
 def train(
     client: Client,
     *,
-    q: Annotated[float, "0..100", "How much more; 0: no more, as in FedAvg."] = 1.0,
+    q: Annotated[float, "0..20", "How much more; 0: no more, as in FedAvg."] = 1.0,
 ) -> Mapping[str, Tensor]:
     loss = client.loss(client.model).clamp(min=LEAST)
     way = (client.descend() - client.model) / client.learning_rate
