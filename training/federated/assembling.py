@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
 
+LASTING = ("recipe", "clients", "seed", "dtype", "algorithm", "split", "adapters", "filters")
+"""What a resumed run can't change, with the options of what is chosen; rounds, rates, pace and selection may."""
+BY_HAND = "Name another --run-dir, or begin anew with --resume none."
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
 
 
@@ -54,6 +58,8 @@ def assemble(
     reporter: AnyReporter,
 ) -> Federation:
     """Weights as the run's seed gives them; a checkpoint is read into it later."""
+    if start is not None:
+        _check_same(config, start, "Clone the job to change it." if place.launched else BY_HAND)
     recipe = contracts.recipe(config.recipe)
     prepared = supply.prepare(
         recipe,
@@ -109,6 +115,33 @@ def _as_vectors(
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
     model = Model(task, weights, others, algorithm, options, device, dtype)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)
+
+
+def _check_same(config: FederationConfig, start: Manifest, remedy: str) -> None:
+    """ConfigError, by field, where the checkpoint is of another federation."""
+    now, before = config.numerics(), start.config
+    wrong = [
+        Problem(f"run.{name}", f"is {is_!r}, but {start.name} was trained with {was!r}. {remedy}")
+        for name, was, is_ in _lasting(config, now, before)
+        if was != is_
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+
+
+def _lasting(
+    config: FederationConfig, now: Mapping[str, Any], before: Mapping[str, Any]
+) -> Iterator[tuple[str, object, object]]:
+    """(field, what it was, what it is): what is chosen, and each choice's options."""
+    yield from ((field, before[field], now[field]) for field in LASTING if field in before)
+    chosen = config.taken()
+    for field in LASTING:
+        for name in now[field] if isinstance(now[field], list) else [now[field]]:
+            if isinstance(name, str) and name in chosen and isinstance(before.get(name), dict):
+                # An option that is younger than the checkpoint had its default.
+                was = {**chosen[name].with_defaults({}), **before[name]}
+                is_ = {**chosen[name].with_defaults({}), **now.get(name, {})}
+                yield from ((f"{name}.{option}", was[option], is_.get(option)) for option in was)
 
 
 def _stop_counting(module: nn.Module) -> None:

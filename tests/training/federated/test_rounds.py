@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.federated.runs import CONVEX, DIGITS, Telling, digest, run, start
+from training.config.asked import ConfigError
 from training.federated.working import Work
 from training.federation import tables
 
@@ -67,6 +68,23 @@ def test_what_is_on_its_way_goes_on_after_a_resume(tmp_path: Path) -> None:
     more = start(tmp_path, {**table, "rounds": 4})
     assert more.run()
     assert digest(tmp_path).startswith("step-4")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"clients": 11}, "run.clients"),
+        ({"algorithm": "fedbuff", "pace": "asynchronous"}, "run.algorithm"),
+        ({"tabular": {"hidden": 8}}, "run.tabular.hidden"),
+        ({"dirichlet": {"alpha": 2.0}}, "run.dirichlet.alpha"),
+    ],
+)
+def test_another_federation_is_not_resumed_from(change: dict[str, Any], field: str, tmp_path: Path) -> None:
+    run(tmp_path, {**DIGITS, "rounds": 1})
+    with pytest.raises(ConfigError) as refused:
+        start(tmp_path, {**DIGITS, "rounds": 2, **change}).run()
+    assert [problem.field for problem in refused.value.problems] == [field]
+    assert run(tmp_path, {**DIGITS, "rounds": 2, "learning_rate": 0.1, "per_round": 5}).step == 2
 
 
 def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path) -> None:
