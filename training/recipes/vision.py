@@ -59,7 +59,7 @@ def build(
         loss=_loss,
         score=_score,
         each=_each,
-        head="head.4",
+        head="head",
     )
 
 

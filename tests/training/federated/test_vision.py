@@ -50,7 +50,7 @@ def test_what_normalises_is_known_by_name() -> None:
     assert set(statistics(model)) == {
         f"convolutions.{layer}.running_{part}" for layer in (1, 4) for part in ("mean", "var")
     }
-    assert isinstance(model.get_submodule(task().head), torch.nn.Linear)
+    assert isinstance(model.get_submodule(task().head), torch.nn.Sequential)
 
 
 def test_the_portal_sees_how_its_data_would_be_divided() -> None:
