@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training import contracts
+from training.config import choices
+from training.config.asked import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
-from training.federation.config import FederationConfig
+from training.federation.config import FOLDERS, FederationConfig
 from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
 
@@ -57,13 +59,16 @@ class Divided:
 
 
 def divide(config: FederationConfig, labels: Labels) -> Divided:
-    """The same for the same seed, wherever it is asked."""
+    """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows."""
     draw = np.random.RandomState(derive_seed(config.seed, DRAWN) % 2**32)
     split = contracts.split(config.split)
+    by_nature = bool(choices.get(FOLDERS["split"], config.split).constants.get("NATURAL"))
+    if by_nature and labels.owners is None:
+        why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
+        raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
     owners = split.divide(labels, config.clients, draw, **config.options_of(config.split))
-    return Divided(
-        labels, {"train": owners, "validation": _alike(labels, owners, config.clients, draw)}, config.clients
-    )
+    alike = _of_their_owners(labels, owners) if by_nature else _alike(labels, owners, config.clients, draw)
+    return Divided(labels, {"train": owners, "validation": alike}, config.clients)
 
 
 def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
@@ -79,13 +84,17 @@ def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
         yield Misfit("split", f'"{config.split}" {message} {remedies.get(config.split, "Write fewer clients.")}')
 
 
+def _of_their_owners(labels: Labels, owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The client of each sample that is kept for validation: whoever has its owner's others."""
+    assert labels.owners is not None
+    client_of = dict(zip(labels.owners["train"].tolist(), owners.tolist(), strict=True))
+    own = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
+    return np.array(own, dtype=np.int64)
+
+
 def _alike(labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
     """The client of each sample that is kept for validation: of each label as many as of those that it trains on."""
     train, validation = labels.of["train"], labels.of["validation"]
-    if labels.owners is not None:
-        client_of = dict(zip(labels.owners["train"].tolist(), owners.tolist(), strict=True))
-        own = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
-        return np.array(own, dtype=np.int64)
     found = np.zeros(len(validation), dtype=np.int64)
     for label in np.unique(validation):
         rows = draw.permutation(np.flatnonzero(validation == label))
