@@ -78,6 +78,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.fedbuff": (Power.DATA, "server_rate"),
     "run.longtail": (Power.DATA, "imbalance"),
     "run.quantity": (Power.DATA, "exponent"),
+    "run.scl": (Power.DATA, "rank train_down_proj"),
     "run.shards": (Power.DATA, "shards_each"),
     "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
 }

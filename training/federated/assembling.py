@@ -15,6 +15,7 @@ from training.attempt.place import Place
 from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
 from training.data import Prepared, Task
+from training.engine import filling
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.pending import Pending
 from training.federated.server import Server
@@ -27,6 +28,8 @@ from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
+from training.weights import origin
+from training.weights.base import Base
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
 
@@ -36,11 +39,14 @@ class Federation:
     """What one rank works with."""
 
     config: FederationConfig
+    """The configuration, with the sizes of the weights that it starts from."""
     prepared: Prepared
     divided: Divided
     model: Model
     work: Work
     server: Server
+    base: Base | None = None
+    """What its adapters are beside, if it trains adapters."""
 
 
 def assemble(
@@ -52,7 +58,7 @@ def assemble(
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
 ) -> Federation:
-    """Weights as the run's seed gives them; a checkpoint is read into it later."""
+    """Weights as the run's seed, or weights that it names, give them; a checkpoint is read into it later."""
     recipe = contracts.recipe(config.recipe)
     prepared = supply.prepare(
         recipe,
@@ -63,10 +69,16 @@ def assemble(
         heartbeat=heartbeat,
         reporter=reporter,
     )
+    adapters = contracts.adapters(config.adapters)
+    telling = supply.Telling(world, heartbeat, reporter)
+    config = origin.as_trained(config, start)
+    config, came = origin.settle(recipe, config, place, world, start, telling, has_adapters=adapters.BESIDE)
     dtype = DTYPES[config.dtype]
     torch.manual_seed(derive_seed(config.seed))
     with _default(dtype):
-        task = supply.build(recipe, config, prepared)
+        task = supply.build(recipe, config, prepared, came.path)
+        task = adapters.adapt(task, **config.options_of(config.adapters))
+    filling.fill(task, config.seed, world.device)
     labels = recipe.labelled(prepared.path, config.recipe_options())
     if labels is None:
         raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
@@ -78,7 +90,9 @@ def assemble(
     server = Server(model, divided.sizes, weights, running)
     work.try_out(server)
     server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
-    return Federation(config=config, prepared=prepared, divided=divided, model=model, work=work, server=server)
+    return Federation(
+        config=config, prepared=prepared, divided=divided, model=model, work=work, server=server, base=came.base
+    )
 
 
 def _as_vectors(
@@ -92,7 +106,9 @@ def _as_vectors(
     own = frozenset(algorithm.personal(module, **options))
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
-    model = Model(task, weights, others, algorithm, options, device, dtype)
+    constants = contracts.adapters(config.adapters).constants(module)
+    held = {name: module.get_parameter(name).detach() for name in constants}
+    model = Model(task, weights, others, algorithm, options, device, dtype, held)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)
 
 

@@ -17,8 +17,8 @@ from training.federated.working import PERSONAL, STATISTICS, Model
 from training.federation.splitting import Divided
 from training.runtime.distributed import World, gather
 
-BATCH = 1024
-"""Samples that are looked at together, a function of the data alone."""
+BATCH, UNITS = 1024, 8192
+"""Samples that are looked at together, and tokens of such as have some: a function of the data alone."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Judge:
     def __init__(self, model: Model, divided: Divided, world: World) -> None:
         self._model, self._divided, self._world = model, divided, world
         self._samples = len(divided.owners["validation"])
+        self._batch = max(1, min(BATCH, UNITS // model.task.units_per_sample))
 
     def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
         """None if `goes_on`, which all ranks ask after every batch, said no."""
@@ -62,14 +63,17 @@ class Judge:
             return ids, self._scores(server.weights, server.statistics, self._look_up(ids))
 
         ids = np.arange(self._samples)
-        return [lambda part=part: look(part) for part in np.split(ids, range(BATCH, len(ids), BATCH))]  # type: ignore[misc]
+        return [lambda part=part: look(part) for part in np.split(ids, range(self._batch, len(ids), self._batch))]  # type: ignore[misc]
 
     def _own(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
         """A model each: client after client."""
 
         def look(client: int) -> tuple[Ids, dict[str, Tensor]]:
             ids = self._divided.validation[client]
-            return ids, self._scores(*self._model_of(server, client), self._look_up(ids))
+            model = self._model_of(server, client)
+            parts = np.split(ids, range(self._batch, len(ids), self._batch))
+            scores = [self._scores(*model, self._look_up(part)) for part in parts]
+            return ids, {name: torch.cat([score[name] for score in scores]) for name in scores[0]}
 
         some = [client for client in range(server.clients) if len(self._divided.validation[client])]
         return [lambda client=client: look(client) for client in some]  # type: ignore[misc]
