@@ -94,7 +94,7 @@ def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -
 
 
 def _built(options: dict[str, Any]) -> dict[str, Any]:
-    of_build = language.build.__kwdefaults__
+    of_build = language.build.__kwdefaults__ or {}
     return {name: value for name, value in options.items() if name in of_build}
 
 
