@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 
 from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Task
+from training.federated import attention
 from training.federated.client import Client
 from training.federated.layout import Layout
 from training.federated.messages import Sizes
@@ -258,7 +258,7 @@ class Work:
         everything = self._everything(chunk) if one.question.is_whole else None
         dims = (0, 0, 0, 0, None if everything is None else 0)
         stacked = vmap(one, in_dims=dims, randomness="different")
-        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for stacks: torch would take client after client
+        with attention.as_products():
             values, kept, losses = stacked(dict(own), counts, batch, weights, everything)
         return Sent(chunk.clients, values, kept, losses, has_losses=one.question.trains)
 

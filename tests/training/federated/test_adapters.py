@@ -209,7 +209,14 @@ def test_scl_counts_what_the_paper_counts() -> None:
     from training.models.llama import Llama
     from training.models.llama_sizes import llama_dims
 
-    sizes: dict[str, Any] = {"layers": 22, "heads": 32, "kv_heads": 4, "head_width": 64, "hidden": 5632, "context": 2048}
+    sizes: dict[str, Any] = {
+        "layers": 22,
+        "heads": 32,
+        "kv_heads": 4,
+        "head_width": 64,
+        "hidden": 5632,
+        "context": 2048,
+    }
     with torch.device("meta"):
         model = Llama(llama_dims(vocabulary=32000, **sizes))
         layers = compression.add(model, 8)

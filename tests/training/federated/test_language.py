@@ -68,6 +68,15 @@ def test_stacked_clients_come_to_what_each_comes_to_alone(
     torch.testing.assert_close(alone.server.weights, together.server.weights, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("error")  # torch says where it has no rule for stacks
+def test_attention_is_stacked_in_half_precision_too(texts: Path, tmp_path: Path) -> None:
+    half = rounds_of(tmp_path / "half", table(texts, dtype="bf16"))
+    assert half.work.alone == ""
+    assert half.server.weights.dtype == torch.float32
+    whole = rounds_of(tmp_path / "whole", table(texts))
+    assert train(half, 2) == pytest.approx(train(whole, 2), rel=0.02)
+
+
 def test_losses_of_samples_have_the_mean_that_it_trains_by(texts: Path, tmp_path: Path) -> None:
     task = rounds_of(tmp_path, table(texts)).federation.model.task
     assert task.each is not None

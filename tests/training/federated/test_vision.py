@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.federated.texts import rounds_of, train
 from training import contracts
 from training.federated.layout import parameters, statistics
 from training.federated.working import normalises
@@ -62,3 +63,13 @@ def test_the_portal_sees_how_its_data_would_be_divided() -> None:
     built = contracts.recipe("vision").built(data, {})
     everything = built.batch("train", np.arange(built.samples["train"]))
     assert (everything[1].numpy() == labels.of["train"]).all()
+
+
+def test_a_federation_on_images_learns(tmp_path: Path) -> None:
+    table = {"recipe": "vision", "clients": 6, "split": "dirichlet", "learning_rate": 0.3, "vision": {"channels": 8}}
+    rounds = rounds_of(tmp_path, table)
+    assert rounds.work.alone == ""
+    train(rounds, 8)
+    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    assert judged is not None
+    assert judged.means["accuracy"] > 0.5
