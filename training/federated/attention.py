@@ -17,7 +17,7 @@ def as_products() -> Iterator[None]:
     In half precision the products stay in it. Brought to float32, as is torch's way, they fail on the way back where
     autocast surrounds the way there alone (2.13).
     """
-    before = cuda.fp16_bf16_reduction_math_sdp_allowed()
+    before = cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
     cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         with sdpa_kernel(SDPBackend.MATH):
