@@ -310,6 +310,8 @@ class DataSplit:
     divide: Callable[..., NDArray[np.int64]]
     """(samples, clients, draw, **options): the client of each sample."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    NATURAL: bool = False
+    """Whether it goes by the owners of samples, and so needs them known."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training import contracts
-from training.config import choices
 from training.config.asked import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
-from training.federation.config import FOLDERS, FederationConfig
+from training.federation.config import FederationConfig
 from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
 
@@ -62,12 +61,11 @@ def divide(config: FederationConfig, labels: Labels) -> Divided:
     """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows."""
     draw = np.random.RandomState(derive_seed(config.seed, DRAWN) % 2**32)
     split = contracts.split(config.split)
-    by_nature = bool(choices.get(FOLDERS["split"], config.split).constants.get("NATURAL"))
-    if by_nature and labels.owners is None:
+    if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
         raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
     owners = split.divide(labels, config.clients, draw, **config.options_of(config.split))
-    alike = _of_their_owners(labels, owners) if by_nature else _alike(labels, owners, config.clients, draw)
+    alike = _of_their_owners(labels, owners) if split.NATURAL else _alike(labels, owners, config.clients, draw)
     return Divided(labels, {"train": owners, "validation": alike}, config.clients)
 
 

@@ -1,7 +1,7 @@
 """FFA-LoRA: LoRA whose A stays as the seed gives it; B alone is trained and travels (Sun et al., 2024, 2403.12313).
 
 With A the same everywhere the mean of products BA is the product of the means: the server's model is the mean of the
-clients' models, with half of what LoRA sends.
+clients' models; and of square matrices it sends half of what LoRA does.
 """
 
 from __future__ import annotations
