@@ -7,8 +7,8 @@ training.config.choices); each function declares those that it looks at and take
 
 Further constants are read without importing anything, by config.choices: a parallelism's `AXES` (those of the mesh
 that it works along, outermost first); a recipe's `BOOKKEEPING` (options that decide no number, so a resume may change
-them) and `FIRST` (options that a form shows before the others, in this order); and what a communication `SENDS` (bytes
-of a rank in a step, for people).
+them), `FIRST` (options that a form shows before the others, in this order) and `ADAPTERS` (those that its model has a
+place for in a federation); and what a communication `SENDS` (bytes of a rank in a step, for people).
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ def split(name: str) -> DataSplit:
 
 def pace(name: str) -> Pace:
     return _taken("federated.pace", name, Pace)
+
+
+def adapters(name: str) -> Adapters:
+    return _taken("federated.adapters", name, Adapters)
 
 
 def filter_(name: str) -> Filter:
@@ -326,6 +330,8 @@ class DataSplit:
     view: Callable[..., Batch] | None = None
     """(batch, owners (samples,), seed, **options): samples as their clients see them. None: as they are."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    NATURAL: bool = False
+    """Whether it goes by the owners of samples, and so needs them known."""
 
 
 @dataclass(frozen=True)
@@ -335,6 +341,20 @@ class Pace:
     schedule: Callable[..., Plan]
     """(scene, **options): who starts, how far each comes, and whose updates count in this round."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Which weights are trained and travel."""
+
+    adapt: Callable[..., Task]
+    """(task, **options): the task, its model still without memory: what is trained is in it, the rest is frozen."""
+    check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    """(config): what it can't work with. Without torch."""
+    constants: Callable[[nn.Module], Collection[str]] = _nobody
+    """(model): what is frozen, and lies in checkpoints all the same."""
+    BESIDE: bool = False
+    """What is trained is beside weights that stay, which are kept once, beside the checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class Labels:
     owners: Mapping[Split, Ids] | None = None
     """To whom each sample belongs by nature: an author, a hospital, a package. None: nobody knows."""
     owner_names: tuple[str, ...] = ()
+    unowned: str = ""
+    """Why nobody knows, though such data may well tell; with what to do."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
         "vocabulary rope_base rope_factor rope_low_freq_factor rope_high_freq_factor rope_original_context max_context "
         "norm_epsilon lora_rank lora_alpha lora_dropout lora_targets",
     ),
-    "run.vision": (Power.DATA, "channels hidden dropout"),
+    "run.vision": (Power.DATA, "channels hidden dropout batch_norm"),
     "run.ddp": (Power.DATA, "bucket_mib"),
     "run.zero1": (Power.DATA, "bucket_mib"),
     "run.fsdp": (Power.DATA, "reshard offload dtype"),
@@ -99,6 +99,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.fedbuff": (Power.DATA, "learning_rate"),
     "run.longtail": (Power.DATA, "imbalance"),
     "run.quantity": (Power.DATA, "exponent"),
+    "run.scl": (Power.DATA, "rank train_down_proj"),
     "run.shards": (Power.DATA, "shards_each"),
     "run.int8": (Power.DATA, "block rounding"),
     "run.sketch": (Power.DATA, "rows columns estimate"),

@@ -47,6 +47,13 @@ class File:
     """Its size in bytes."""
     changed_ns: int
 
+    @property
+    def owner(self) -> str:
+        """What lies straight in the source: a folder that it is in, or it itself, without its ending."""
+        first, _, below = self.name.partition(os.sep)
+        whose = first if below else _unpacked(first).rpartition(".")[0] or first
+        return whose.encode("utf-8", "replace").decode()
+
 
 @dataclass(frozen=True)
 class Source:
@@ -71,8 +78,8 @@ class Source:
             digest.update(f"{file.name}\0{file.size}\0{changed}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def documents(self) -> Iterator[tuple[str, int]]:
-        """(text, bytes of the source read so far)."""
+    def documents(self) -> Iterator[tuple[str, int, str]]:
+        """(text, bytes of the source read so far, whose it is)."""
         before = 0
         for file in self.files:
             with _opened(file) as (content, read):
@@ -80,7 +87,7 @@ class Source:
                 texts = _json_texts(file, content, self.text_field) if is_json else self._texts(file, content)
                 try:
                     for text in texts:
-                        yield text, before + min(read(), file.size)
+                        yield text, before + min(read(), file.size), file.owner
                 except (EOFError, zlib.error, gzip.BadGzipFile):
                     raise DataError(f"{file.path} is a damaged or unfinished .gz. Copy it anew.", "source") from None
                 except OSError as error:

@@ -14,6 +14,7 @@ import numpy as np
 from training.corpus.documents import Source
 from training.corpus.duplicates import Seen, digest
 from training.corpus.errors import DataError
+from training.corpus.owners import Owners
 from training.corpus.shards import SHARD_BYTES, Index, Writer
 from training.corpus.tokenizer import Tokenizer, Tokens
 from training.data import Split
@@ -79,8 +80,10 @@ def make_shards(
 ) -> Index:
     """Fills an empty folder with shards and their index; DataError if there is nothing for one of the splits."""
     for parts in PARTS:
-        index = _Making(folder, source, tokenizer, validation_percent, shard_bytes, parts, tell).run()
+        making = _Making(folder, source, tokenizer, validation_percent, shard_bytes, parts, tell)
+        index = making.run()
         if all(sum(shard.tokens for shard in index.shards(split)) for split in ("train", "validation")):
+            making.owners.write(folder)
             index.write(folder)
             return index
         for shard in index.files:
@@ -113,6 +116,7 @@ class _Making:
             "train": Writer(folder, "train", dtype, tokens),
             "validation": Writer(folder, "validation", dtype, tokens),
         }
+        self.owners = Owners()
         self._end = np.array([tokenizer.id.end_of_document], dtype=dtype)
         self._duplicates = self._duplicate_bytes = self._empty = 0
         self._progress = Progress(source.label, source.size, time.monotonic())
@@ -120,10 +124,10 @@ class _Making:
 
     def run(self) -> Index:
         try:
-            waiting: list[tuple[Split, str]] = []
+            waiting: list[tuple[Split, str, str]] = []
             letters = 0
-            for split, text in self._texts():
-                waiting.append((split, text))
+            for split, text, owner in self._texts():
+                waiting.append((split, text, owner))
                 letters += len(text)
                 if letters >= BATCH_LETTERS or len(waiting) >= BATCH_TEXTS:
                     self._write(waiting)
@@ -145,10 +149,10 @@ class _Making:
             empty=self._empty,
         )
 
-    def _texts(self) -> Iterator[tuple[Split, str]]:
-        """Each document once, as what of it goes to each split."""
+    def _texts(self) -> Iterator[tuple[Split, str, str]]:
+        """Each document once, as what of it goes to each split, and whose it is."""
         seen = Seen()
-        for text, read in self._source.documents():
+        for text, read, owner in self._source.documents():
             self._progress.bytes = read
             self._say()
             if not text or text.isspace():
@@ -158,7 +162,7 @@ class _Making:
                 self._duplicate_bytes += len(text.encode())
             else:
                 self._progress.documents += 1
-                yield from self._divide(text)
+                yield from ((split, part, owner) for split, part in self._divide(text))
 
     def _divide(self, text: str) -> Iterator[tuple[Split, str]]:
         if len(text) <= self._parts.whole:
@@ -176,11 +180,12 @@ class _Making:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"split").digest(), "big")
         return "validation" if number < self._held_out else "train"
 
-    def _write(self, batch: list[tuple[Split, str]]) -> None:
+    def _write(self, batch: list[tuple[Split, str, str]]) -> None:
         if not batch:
             return
-        encoded = self._encoded([text for _, text in batch])
-        for (split, _), tokens in zip(batch, encoded, strict=True):
+        encoded = self._encoded([text for _, text, _ in batch])
+        for (split, _, owner), tokens in zip(batch, encoded, strict=True):
+            self.owners.add(split, owner, len(tokens) + 1)
             self._writers[split].add(tokens)
             self._writers[split].add(self._end)
         self._say()

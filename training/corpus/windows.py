@@ -30,7 +30,7 @@ class Windows:
         # A dtype that the vocabulary fills needs no look at the tokens: none can be too large.
         self._trusts = np.iinfo(index.dtype).max < self._vocabulary
         self._context = context
-        self.by_shard = [max(0, (len(tokens) - 1) // context) for tokens in self._tokens]
+        self.by_shard = [_count(len(tokens), context) for tokens in self._tokens]
         """Windows of each shard."""
         self._ends = np.cumsum(self.by_shard, dtype=np.int64)
         if not len(self):
@@ -58,6 +58,20 @@ class Windows:
             )
             raise DataError(message, "source")
         return rows
+
+
+def begins(index: Index, split: Split, context: int) -> Ids:
+    """Of each window of a split which of all its tokens is the first. No shard is opened for it."""
+    found, before = [np.arange(0)], 0
+    for shard in index.shards(split):
+        found.append(before + context * np.arange(_count(shard.tokens, context)))
+        before += shard.tokens
+    return np.concatenate(found)
+
+
+def _count(tokens: int, context: int) -> int:
+    """Windows of a shard."""
+    return max(0, (tokens - 1) // context)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> np.memmap[Any, Any]:

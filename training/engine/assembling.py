@@ -97,7 +97,9 @@ def assemble(
         reporter=reporter,
     )
     telling = supply.Telling(world, heartbeat, reporter)
-    config, came = origin.settle(recipe, origin.as_trained(config, start), place, world, start, telling)
+    config = origin.as_trained(config, start)
+    has_adapters = bool(config.recipe_options().get("lora_rank"))
+    config, came = origin.settle(recipe, config, place, world, start, telling, has_adapters=has_adapters)
     torch.manual_seed(derive_seed(config.seed))
     task = supply.build(recipe, config, prepared, came.path)
     config = _planned(config, task, world, reporter, lacking=_is_lacking(place, world, start))

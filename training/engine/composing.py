@@ -8,7 +8,6 @@ is done with the ranks that the batch is divided over. What each parallelism bri
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -26,9 +25,8 @@ from training.config.run_config import RunConfig
 from training.config.shape import Shape
 from training.contracts import Parallelism
 from training.data import Batch, Task
-from training.engine import blocks
+from training.engine import blocks, filling
 from training.runtime.distributed import World
-from training.runtime.seeds import derive_seed
 from training.step import arithmetic, meshes
 from training.step.arithmetic import MicroBatch
 from training.step.optimizer import AdamW, Optimizer, local
@@ -59,7 +57,7 @@ class Composed:
             for name, parameter in task.model.named_parameters(remove_duplicate=False)
             if not parameter.requires_grad
         }
-        self._tied = _shared(task.model)
+        self._tied = filling.shared(task.model)
         has_buffers = next(task.model.buffers(), None) is not None
         self._holders = meshes.along(self.mesh, "dp", "shard", "cp") if has_buffers else None
         """Ranks that hold the same buffers, if there are any."""
@@ -170,7 +168,7 @@ class Composed:
         for name in others:
             self._wrap(name)
         for part in self.parts:
-            _tie(part, self._tied)
+            filling.tie(part, self._tied)
         if is_empty and not self._data.WITHOUT_WEIGHTS:
             self._fill(device)
             is_empty = False
@@ -217,25 +215,12 @@ class Composed:
     def _fill(self, device: torch.device) -> None:
         """Memory for every parameter, and its weights: as they lie on disk, or as the run's seed and its name give."""
         for part in self.parts:
-            _give_memory(part, "cpu" if self._options[self._config.parallelism].get("offload") else device)
-            _tie(part, self._tied)
+            filling.give_memory(part, "cpu" if self._options[self._config.parallelism].get("offload") else device)
+            filling.tie(part, self._tied)
             for name, parameter in part.named_parameters():
+                whole = filling.whole_parameter(self.task, self._config.seed, name, parameter, device)
                 with torch.no_grad():
-                    local(parameter).copy_(part_of(self._whole_parameter(name, parameter, device), parameter))
-
-    def _whole_parameter(self, name: str, parameter: nn.Parameter, device: torch.device) -> Tensor:
-        """The whole parameter as it lies on disk, mapped and not yet read, or as the seed gives it."""
-        assert self.task.initialise is not None
-        if self.task.weights is not None and (stored := self.task.weights(name)) is not None:
-            return stored
-        generator = torch.Generator(device).manual_seed(self._seed_of(name))
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        self.task.initialise(name, whole, generator)
-        return whole
-
-    def _seed_of(self, name: str) -> int:
-        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-        return derive_seed(self._config.seed, number)
+                    local(parameter).copy_(part_of(whole, parameter))
 
     # Running it.
 
@@ -260,32 +245,6 @@ class Composed:
 
 
 _KINDS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-
-
-def _shared(model: nn.Module) -> dict[str, str]:
-    """Name of a parameter that is another one's, too → the other's name."""
-    first: dict[nn.Parameter, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: known for name, parameter in named if (known := first.setdefault(parameter, name)) != name}
-
-
-def _give_memory(part: nn.Module, device: torch.device | str) -> None:
-    """Memory for what is on the meta device, whatever is in it."""
-    if any(hasattr(parameter, "to_local") for parameter in part.parameters()):
-        part.to_empty(device=device)
-        return
-    # To make each tensor like one on meta, as to_empty does, imports sympy: a third of a second before the first step.
-    empty = {
-        name: torch.empty(found.shape, dtype=found.dtype, device=device) for name, found in part.state_dict().items()
-    }
-    part.load_state_dict(empty, assign=True)
-
-
-def _tie(part: nn.Module, tied: dict[str, str]) -> None:
-    """Makes parameters one again: each step of wrapping, and the memory that comes at last, made them two."""
-    for name, other in tied.items():
-        module, _, attribute = name.rpartition(".")
-        setattr(part.get_submodule(module), attribute, part.get_parameter(other))
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from training.config.asked import ConfigError, Problem
 from training.contracts import Algorithm
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
+from training.engine import filling
 from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.pending import Pending
@@ -32,6 +33,8 @@ from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
+from training.weights import origin
+from training.weights.base import Base
 
 LASTING = ("recipe", "clients", "seed", "dtype", "algorithm", "split", "adapters", "filters")
 """What a resumed run can't change, with the options of what is chosen; rounds, rates, pace and selection may."""
@@ -44,11 +47,14 @@ class Federation:
     """What one rank works with."""
 
     config: FederationConfig
+    """The configuration, with the sizes of the weights that it starts from."""
     prepared: Prepared
     divided: Divided
     model: Model
     work: Work
     server: Server
+    base: Base | None = None
+    """What its adapters are beside, if it trains adapters."""
 
 
 def assemble(
@@ -60,7 +66,8 @@ def assemble(
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
 ) -> Federation:
-    """Weights as the run's seed gives them; a checkpoint is read into it later."""
+    """Weights as the run's seed, or weights that it names, give them; a checkpoint is read into it later."""
+    config = origin.as_trained(config, start)
     if start is not None:
         _check_same(config, start, "Clone the job to change it." if place.launched else BY_HAND)
     recipe = contracts.recipe(config.recipe)
@@ -73,10 +80,15 @@ def assemble(
         heartbeat=heartbeat,
         reporter=reporter,
     )
+    adapters = contracts.adapters(config.adapters)
+    telling = supply.Telling(world, heartbeat, reporter)
+    config, came = origin.settle(recipe, config, place, world, start, telling, has_adapters=adapters.BESIDE)
     dtype = DTYPES[config.dtype]
     torch.manual_seed(derive_seed(config.seed))
     with _default(dtype):
-        task = supply.build(recipe, config, prepared)
+        task = supply.build(recipe, config, prepared, came.path)
+        task = adapters.adapt(task, **config.options_of(config.adapters))
+    filling.fill(task, config.seed, world.device)
     labels = recipe.labelled(prepared.path, config.recipe_options())
     if labels is None:
         raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
@@ -91,7 +103,9 @@ def assemble(
     server.kept |= filters.begin(config.clients, world.device)
     work.try_out(server)
     server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
-    return Federation(config=config, prepared=prepared, divided=divided, model=model, work=work, server=server)
+    return Federation(
+        config=config, prepared=prepared, divided=divided, model=model, work=work, server=server, base=came.base
+    )
 
 
 def _as_seen(config: FederationConfig, task: Task, divided: Divided) -> Task:
@@ -118,7 +132,9 @@ def _as_vectors(
     own = _personal(config, algorithm, task)
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
-    model = Model(task, weights, others, algorithm, options, device, dtype)
+    constants = contracts.adapters(config.adapters).constants(module)
+    held = {name: module.get_parameter(name).detach() for name in constants}
+    model = Model(task, weights, others, algorithm, options, device, dtype, held)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)
 
 

@@ -18,8 +18,8 @@ from training.federated.working import PERSONAL, STATISTICS, Model
 from training.federation.splitting import Divided
 from training.runtime.distributed import World, gather
 
-BATCH = 1024
-"""Samples that are looked at together, a function of the data alone."""
+BATCH, UNITS = 1024, 8192
+"""Samples that are looked at together, and tokens of such as have some: a function of the data alone."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Judge:
         self._model, self._divided, self._world, self._alone = model, divided, world, alone
         self._samples = len(divided.owners["validation"])
         self._ids = np.setdiff1d(np.arange(self._samples), divided.root)
+        self._batch = max(1, min(BATCH, UNITS // model.task.units_per_sample))
 
     def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
         """None if `goes_on`, which all ranks ask after every batch, said no."""
@@ -64,7 +65,8 @@ class Judge:
         def look(ids: Ids) -> tuple[Ids, dict[str, Tensor]]:
             return ids, self._scores(server.weights, server.statistics, self._look_up(ids))
 
-        return [lambda part=part: look(part) for part in np.split(self._ids, range(BATCH, len(self._ids), BATCH))]  # type: ignore[misc]
+        ids, batch = self._ids, self._batch
+        return [lambda part=part: look(part) for part in np.split(ids, range(batch, len(ids), batch))]  # type: ignore[misc]
 
     def _own(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
         """A model each: several clients together, which have about as much."""
@@ -81,8 +83,9 @@ class Judge:
         kept = {name: values[rows] for name, values in server.kept.items()}
         if self._alone:
             found = [
-                self._scores(*self._own_model(server, {n: v[i] for n, v in kept.items()}), self._look_up(ids))
+                self._scores(*self._own_model(server, {n: v[i] for n, v in kept.items()}), self._look_up(part))
                 for i, ids in enumerate(own)
+                for part in np.split(ids, range(self._batch, len(ids), self._batch))
             ]
             return np.concatenate(own), {name: torch.cat([one[name] for one in found]) for name in found[0]}
         ids = np.stack([np.resize(mine, chunk.width) for mine in own])  # what is repeated is left out again

@@ -71,6 +71,9 @@ class Rounds(Loop):
         self.federation = assembling.assemble(
             self.config, self.place, self.world, start, heartbeat=self.heartbeat, reporter=self.reporter
         )
+        self.asked = self.config = self.federation.config
+        if self.federation.base is not None:
+            self.remembers["base"] = self.federation.base
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
         self.combining = combining(self.federation, self.exchange, self.world)
@@ -87,12 +90,14 @@ class Rounds(Loop):
             "run.started",
             recipe=config.recipe,
             algorithm=config.algorithm,
+            adapters=config.adapters,
             steps=config.rounds,
             start_step=self.step,
             world_size=self.world.size,
             device=self.world.device.type,
             parameters=model.weights.size,
             travelling=model.weights.shared,
+            frozen=model.numbers - model.weights.size,
             clients=config.clients,
             per_round=config.selected,
             unit="rounds",

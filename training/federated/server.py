@@ -103,6 +103,7 @@ class Server:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: the very tensors."""
         model = {**self._model.weights.tensors(self.weights), **self._model.statistics.tensors(self.statistics)}
+        model |= self._model.constants
         parts: dict[str, dict[str, Any]] = {"model": model, "server": self.memory, "clients": self.kept}
         if len(self.pending.clients):
             parts["pending"] = {"rows": self.pending.rows}

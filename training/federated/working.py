@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Split, Task
+from training.federated import attention
 from training.federated.client import Beside, Client
 from training.federated.filtering import Chain
 from training.federated.layout import Layout
@@ -65,6 +67,13 @@ class Model:
     device: torch.device
     dtype: torch.dtype
     """Of the weights."""
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    """What is not trained, but lies in checkpoints, too."""
+
+    @cached_property
+    def numbers(self) -> int:
+        """Of all parameters, those that are not trained with them."""
+        return sum(parameter.numel() for parameter in self.task.model.parameters())
 
 
 @dataclass
@@ -156,8 +165,8 @@ class Work:
 
     @property
     def numbers(self) -> int:
-        """Of the weights."""
-        return self._model.weights.size
+        """Of the weights, also of those that are not trained: what passes through them takes memory for each client."""
+        return self._model.numbers
 
     def samples_of(self, clients: Ids) -> NDArray[np.int64]:
         """That these clients train on."""
@@ -253,7 +262,8 @@ class Work:
         everything = self._everything(chunk) if one.question.is_whole else None
         dims = (0, 0, 0, 0, None if everything is None else 0)
         stacked = vmap(one, in_dims=dims, randomness="different")
-        values, kept, losses = stacked(dict(own), counts, batch, weights, everything)
+        with attention.as_products():
+            values, kept, losses = stacked(dict(own), counts, batch, weights, everything)
         return Sent(chunk.clients, values, kept, losses, has_losses=one.question.trains)
 
     def _one_by_one(

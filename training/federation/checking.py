@@ -39,6 +39,7 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
         *contracts.selection(config.selection).check(config),
         *contracts.split(config.split).check(config),
         *contracts.pace(config.pace).check(config),
+        *contracts.adapters(config.adapters).check(config),
         *(misfit for name in config.filters for misfit in contracts.filter_(name).check(config)),
         *combinations.check(config),
     ]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training import contracts
+from training.config.asked import ConfigError, Problem
 from training.config.shape import Misfit
 from training.data import Ids, Labels, Split
 from training.federation.config import FederationConfig
@@ -60,14 +61,17 @@ class Divided:
 
 
 def divide(config: FederationConfig, labels: Labels) -> Divided:
-    """The same for the same seed, wherever it is asked."""
+    """The same for the same seed, wherever it is asked. ConfigError if it goes by owners whom nobody knows."""
     draw = np.random.RandomState(derive_seed(config.seed, DRAWN) % 2**32)
     split = contracts.split(config.split)
+    if split.NATURAL and labels.owners is None:
+        why = labels.unowned or 'nobody knows whose the samples are. Write "dirichlet".'
+        raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
     owners = split.divide(labels, config.clients, draw, **config.options_of(config.split))
-    validation = _alike(labels, owners, config.clients, draw)
-    root = _root(config, len(validation))
-    validation[root] = -1
-    return Divided(labels, {"train": owners, "validation": validation}, config.clients, root)
+    alike = _of_their_owners(labels, owners) if split.NATURAL else _alike(labels, owners, config.clients, draw)
+    root = _root(config, len(alike))
+    alike[root] = -1
+    return Divided(labels, {"train": owners, "validation": alike}, config.clients, root)
 
 
 def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
@@ -104,13 +108,17 @@ def root_samples(config: FederationConfig) -> int:
     return int(config.options_of(config.aggregation)["root_samples"] or 0) if trusted else 0
 
 
+def _of_their_owners(labels: Labels, owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The client of each sample that is kept for validation: whoever has its owner's others."""
+    assert labels.owners is not None
+    client_of = dict(zip(labels.owners["train"].tolist(), owners.tolist(), strict=True))
+    own = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
+    return np.array(own, dtype=np.int64)
+
+
 def _alike(labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
     """The client of each sample that is kept for validation: of each label as many as of those that it trains on."""
     train, validation = labels.of["train"], labels.of["validation"]
-    if labels.owners is not None:
-        client_of = dict(zip(labels.owners["train"].tolist(), owners.tolist(), strict=True))
-        own = [client_of.get(owner, -1) for owner in labels.owners["validation"].tolist()]
-        return np.array(own, dtype=np.int64)
     found = np.zeros(len(validation), dtype=np.int64)
     for label in np.unique(validation):
         rows = draw.permutation(np.flatnonzero(validation == label))

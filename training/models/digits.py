@@ -11,13 +11,11 @@ CLASSES = 10
 class Digits(nn.Module):
     """(samples, 1, 8, 8) pixels of 0 to 1 → (samples, 10) logits."""
 
-    def __init__(self, channels: int, hidden: int, dropout: float) -> None:
+    def __init__(self, channels: int, hidden: int, dropout: float, *, batch_norm: bool = False) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
-            nn.Conv2d(1, channels, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(channels, 2 * channels, 3, padding=1),
-            nn.ReLU(),
+            *_convolution(1, channels, batch_norm=batch_norm),
+            *_convolution(channels, 2 * channels, batch_norm=batch_norm),
             nn.MaxPool2d(2),
         )
         self.head = nn.Sequential(
@@ -31,3 +29,8 @@ class Digits(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.convolutions(images))
         return logits
+
+
+def _convolution(channels: int, more: int, *, batch_norm: bool) -> list[nn.Module]:
+    norm = [nn.BatchNorm2d(more)] if batch_norm else []
+    return [nn.Conv2d(channels, more, 3, padding=1), *norm, nn.ReLU()]

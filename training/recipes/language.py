@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
+
 from training.config.dims import Dims
-from training.config.run_config import RunConfig
 from training.config.shape import Misfit, Shape
-from training.corpus import preparing
+from training.corpus import owners, preparing
 from training.corpus.errors import DataError
 from training.corpus.preparing import CorpusOptions, Tell
 from training.corpus.shards import SPLITS, Index, read_index
 from training.corpus.tokenizer import BYTES, TokenizerId
-from training.corpus.windows import Windows
-from training.data import Batch, Ids, Prepared, Split, Task
+from training.corpus.windows import Windows, begins
+from training.data import Batch, Ids, Labels, Prepared, Split, Task
 from training.models.llama_sizes import PRESETS, VOCABULARY, llama_dims
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ PADDING = 1024
 """By at most so many rows an embedding is larger than its tokenizer needs, so that kernels or a mesh divide it."""
 BOOKKEEPING = ("shards_folder",)
 """Options that decide no number: a resume may change them."""
+LABELS = 1000
+"""Of more owners than these a split goes by, none are labels, too."""
+ADAPTERS = ("lora", "ffa_lora", "scl")
+"""What a federation may train beside its weights."""
 FIRST = ("preset", "context", "source", "tokenizer", "from_weights", "lora_rank")
 """Options that most runs set, in the order in which people think of them: model, data, fine-tuning."""
 
@@ -62,6 +67,32 @@ def prepare(
     return preparing.prepare(folder, wanted, identity, tell)
 
 
+def labels(data: Path, *, preset: str = "tiny", context: int | None = None) -> Labels:
+    """By owner: the package or module of the standard library, else the folder straight below the source, or file."""
+    index = read_index(data)
+    context = context or PRESETS[preset]["context"]
+    known = owners.read(data, index)
+    if known is None:
+        one: dict[Split, Ids] = {split: np.zeros_like(begins(index, split, context)) for split in SPLITS}
+        return Labels(one, ("text",), unowned=_unowned(data))
+    of = {split: known.of_windows(index, split, context) for split in SPLITS}
+    if len(known.names) > LABELS:
+        return Labels({split: found * 0 for split, found in of.items()}, ("text",), of, tuple(known.names))
+    return Labels(of, tuple(known.names), of, tuple(known.names))
+
+
+def _unowned(data: Path) -> str:
+    return (
+        f"{data / owners.FILE}, which tells whose the tokens are, is not there: they were made by an older version, or "
+        'by something else. Make them anew from the texts (of a cache: remove that folder), or write "iid".'
+    )
+
+
+def has_owners(**options: object) -> bool:
+    """What is on disk will tell."""
+    return True
+
+
 def knows_sizes(**given: Any) -> bool:
     """False: the weights that it starts from will tell `dims`, where they lie."""
     return given.get("from_weights", "none") == "none" or given.get("layers") is not None
@@ -81,7 +112,7 @@ def _is_bytes(given: Mapping[str, Any]) -> bool:
 def check(config: Asked, shape: Shape) -> Iterator[Misfit]:
     """What can't work together, known without opening a file."""
     options = config.recipe_options()
-    if options.get("lora_rank") and isinstance(config, RunConfig):
+    if options.get("lora_rank"):
         from training.weights import lora
 
         for field, message in lora.problems(config, shape):
@@ -282,6 +313,7 @@ def _task(data: Path, index: Index, sizes: Dims, adapters: Lora | None) -> Task:
         batch=batch,
         loss=_loss,
         score=lambda model, batch: {"loss": _loss(model, batch)},
+        each=_each,
         inputs=lambda batch: batch[0],
         unit="tokens",
         units_per_sample=sizes.context,
@@ -302,6 +334,19 @@ def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
     from torch.nn import functional
 
     inputs, targets = batch
-    logits = model(inputs)
-    # A GPU's autocast, unlike a CPU's, would leave the softmax in half precision.
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return functional.cross_entropy(_logits(model, inputs), targets.flatten())
+
+
+def _each(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
+    """Of each sample the mean over its tokens."""
+    from torch.nn import functional
+
+    inputs, targets = batch
+    losses = functional.cross_entropy(_logits(model, inputs), targets.flatten(), reduction="none")
+    return {"loss": losses.view(targets.shape).mean(dim=1)}
+
+
+def _logits(model: Callable[..., Tensor], inputs: Tensor) -> Tensor:
+    """(tokens, vocabulary). A GPU's autocast, unlike a CPU's, would leave the softmax in half precision."""
+    logits = model(inputs).flatten(0, 1)
+    return logits if logits.dtype.itemsize > 2 else logits.float()

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 
-from training.data import Batch, Ids, Prepared, Split, Task
+from training.data import Batch, Ids, Labels, Prepared, Split, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+SHIPPED = True
 SIZE = 8
 VALIDATION_EVERY = 6
 """Each sixth digit is kept for validation: the file is ordered by writer, so both splits have all writers."""
@@ -37,27 +39,50 @@ def build(
     channels: Annotated[int, "1..256", "Of the first convolution; the second has twice as many."] = 16,
     hidden: Annotated[int, "1..4096", "Units of the layer before the last."] = 64,
     dropout: Annotated[float, "0..0.9", "Part of the hidden units that is silenced in training."] = 0.1,
+    batch_norm: Annotated[bool, "What each convolution gives is normalised over the batch."] = False,
 ) -> Task:
     import torch
 
     from training.models.digits import Digits
 
     images, labels = _load(data)
-    held_out = np.arange(len(labels)) % VALIDATION_EVERY == 0
-    splits: dict[Split, Ids] = {"train": np.flatnonzero(~held_out), "validation": np.flatnonzero(held_out)}
+    splits = _splits(len(labels))
 
     def batch(split: Split, ids: Ids) -> Batch:
         rows = torch.from_numpy(splits[split][ids])
         return images[rows], labels[rows]
 
     return Task(
-        model=Digits(channels, hidden, dropout),
+        model=Digits(channels, hidden, dropout, batch_norm=batch_norm),
         samples={split: len(rows) for split, rows in splits.items()},
         batch=batch,
         loss=_loss,
         score=_score,
+        each=_each,
         head="head",
     )
+
+
+def labels(data: Path) -> Labels:
+    """By digit."""
+    digits = _read(data)[:, -1].astype(np.int64)
+    of = {split: digits[rows] for split, rows in _splits(len(digits)).items()}
+    return Labels(of, tuple(map(str, range(10))))
+
+
+def _splits(rows: int) -> dict[Split, Ids]:
+    held_out = np.arange(rows) % VALIDATION_EVERY == 0
+    return {"train": np.flatnonzero(~held_out), "validation": np.flatnonzero(held_out)}
+
+
+def _each(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
+    from torch.nn import functional
+
+    images, labels = batch
+    logits = model(images)
+    logits = logits.float() if logits.dtype != images.dtype else logits  # autocast's half precision
+    loss = functional.cross_entropy(logits, labels, reduction="none")
+    return {"loss": loss, "accuracy": (logits.argmax(dim=1) == labels).to(loss.dtype)}
 
 
 def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
@@ -82,7 +107,12 @@ def _load(path: Path) -> tuple[Tensor, Tensor]:
     """Images (1797, 1, 8, 8) float32 of 0 to 1, labels (1797,) int64."""
     import torch
 
+    table = torch.from_numpy(_read(path))
+    return (table[:, :-1] / 16).reshape(-1, 1, SIZE, SIZE), table[:, -1].long()
+
+
+def _read(path: Path) -> NDArray[np.float32]:
+    """(1797, 65): the pixels, 0 to 16, and the digit."""
     with gzip.open(path, "rb") as file:
         values = np.array(file.read().replace(b"\n", b",").rstrip(b",").split(b","), dtype=np.float32)
-    table = torch.from_numpy(values.reshape(-1, SIZE * SIZE + 1))
-    return (table[:, :-1] / 16).reshape(-1, 1, SIZE, SIZE), table[:, -1].long()
+    return values.reshape(-1, SIZE * SIZE + 1)

@@ -22,6 +22,7 @@ from training.manifest import CheckpointError, Manifest
 from training.weights.safetensors import Entry, can_hold, write
 
 MODEL = "model."
+NONE = "none"
 
 
 def export(checkpoint: Path, target: Path) -> tuple[int, int]:
@@ -87,10 +88,17 @@ def recipe_of(manifest: Manifest) -> tuple[str, dict[str, Any]]:
     return recipe, options
 
 
+def adapters_of(manifest: Manifest) -> str:
+    """What of a federation's model was trained, and is in it."""
+    return str(manifest.config.get("adapters", NONE))
+
+
 def about_of(manifest: Manifest) -> dict[str, str]:
     """Where it comes from; the format has text for values."""
     recipe, options = recipe_of(manifest)
+    adapters = adapters_of(manifest)
     return {
+        **({"adapters": adapters} if adapters != NONE else {}),
         "format": "pt",
         "framework": "vigil",
         "step": str(manifest.step),

@@ -26,8 +26,8 @@ from training import manifest as manifests
 from training.config.dims import Dims
 from training.manifest import CheckpointError, Manifest
 from training.models.llama_sizes import llama_dims
-from training.weights import base, export_adapters, llama_config, tokenizer_files
-from training.weights.export import Source, Stored, recipe_of
+from training.weights import base, export_adapters, llama_config, lora, tokenizer_files
+from training.weights.export import NONE, Source, Stored, adapters_of, recipe_of
 from training.weights.llama import SIZES, shapes, their_name
 from training.weights.opening import CONFIG, INDEX, SINGLE, some
 from training.weights.safetensors import Entry, write
@@ -98,6 +98,11 @@ def _check_options(manifest: Manifest) -> None:
         raise CheckpointError(
             f"it is of the recipe {recipe}, and only {RECIPE} trains what Hugging Face has a class for. Without --hf "
             "its weights come as one safetensors file"
+        )
+    if (adapters := adapters_of(manifest)) not in (NONE, *lora.FEDERATED):
+        raise CheckpointError(
+            f"it holds adapters of {adapters} alone, which Hugging Face has no class for. Without --hf they come as "
+            "one safetensors file"
         )
     for name, value in options.items():
         if name not in SAID | OF_TRAINING and value not in OFF:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from training.config.asked import Asked
     from training.config.run_config import RunConfig
     from training.config.shape import Shape
+    from training.federation.config import FederationConfig
 
 TARGETS = ("query", "key", "value", "out", "gate", "up", "down")
 ALL = "all"
@@ -28,6 +30,8 @@ NAME = "default"
 """peft's for the only adapter."""
 PART = re.compile(rf"\.lora_(?P<side>[AB])\.{NAME}\.weight$")
 PARALLELISMS = ("ddp", "fsdp")
+FEDERATED = ("lora", "ffa_lora")
+"""Of a federation's adapters those that these are."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,11 @@ class Lora:
         return self.alpha / self.rank
 
 
-def problems(config: RunConfig, shape: Shape) -> Iterator[tuple[str, str]]:
+def problems(config: Asked, shape: Shape) -> Iterator[tuple[str, str]]:
     """(field below [run], what is wrong and the fix): what no test has tried with adapters is refused."""
+    from training.config.run_config import RunConfig
+    from training.federation.config import FederationConfig
+
     options = config.recipe_options()
     lora = Lora.told(options)
     assert lora is not None
@@ -74,6 +81,13 @@ def problems(config: RunConfig, shape: Shape) -> Iterator[tuple[str, str]]:
         yield f"{table}.lora_targets", f"names nothing. {known}"
     elif odd := next((word for word in lora.targets if word not in TARGETS), None):
         yield f"{table}.lora_targets", f'"{odd}" is no matrix of a block. {known}'
+    if isinstance(config, RunConfig):
+        yield from _of_trainer(config, shape)
+    if isinstance(config, FederationConfig):
+        yield from _of_federation(config)
+
+
+def _of_trainer(config: RunConfig, shape: Shape) -> Iterator[tuple[str, str]]:
     if config.parallelism not in PARALLELISMS:
         names = " or ".join(f'"{name}"' for name in PARALLELISMS)
         yield "parallelism", f"{config.parallelism} has not been tried with adapters. Write {names}."
@@ -85,6 +99,13 @@ def problems(config: RunConfig, shape: Shape) -> Iterator[tuple[str, str]]:
         yield "communication", message
     if config.dtype == "fp8":
         yield "dtype", 'is "fp8", which has not been tried with adapters. Write "bf16".'
+
+
+def _of_federation(config: FederationConfig) -> Iterator[tuple[str, str]]:
+    """What travels is said in one place: a rank alone makes no adapters."""
+    if config.adapters not in FEDERATED:
+        names = " or ".join(f'"{name}"' for name in FEDERATED)
+        yield "adapters", f'is "{config.adapters}", but lora_rank asks for LoRA. Write {names}, or lora_rank = 0.'
 
 
 def add(model: nn.Module, lora: Lora) -> None:

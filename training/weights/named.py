@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from training.config import run_config
-from training.config.run_config import RunConfig
+from pydantic import ValidationError
+
+from training.config import asked
+from training.config.asked import Asked, ConfigError
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 
 OPTION, NONE = "from_weights", "none"
 
+C = TypeVar("C", bound=Asked)
 
-def named(config: RunConfig) -> Path | None:
+
+def named(config: Asked) -> Path | None:
     """The weights that a run names; None: it starts from its seed."""
     value = config.recipe_options().get(OPTION)
     return Path(value).expanduser() if isinstance(value, str) and value != NONE else None
 
 
-def settled(recipe: Recipe, config: RunConfig, copy: Path | None = None) -> RunConfig:
+def settled(recipe: Recipe, config: C, copy: Path | None = None) -> C:
     """The configuration with the sizes of the weights that it names, if any; `copy`: where else they lie.
 
     DataError, naming the field, where they are not there, or not such.
@@ -33,6 +38,9 @@ def settled(recipe: Recipe, config: RunConfig, copy: Path | None = None) -> RunC
         raise error.within(f"run.{config.recipe}") from None
 
 
-def with_options(config: RunConfig, options: Mapping[str, object]) -> RunConfig:
+def with_options(config: C, options: Mapping[str, object]) -> C:
     """The configuration with other options of its recipe."""
-    return run_config.parse({**config.model_dump(), config.recipe: options})
+    try:
+        return type(config).model_validate({**config.model_dump(), config.recipe: options})
+    except ValidationError as error:
+        raise ConfigError(asked.problems(error, type(config))) from error

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from training.attempt.place import Place
-from training.config.run_config import RunConfig
+from training.config.asked import Asked
 from training.contracts import Recipe
 from training.corpus.errors import DataError
 from training.loader.supply import Telling
@@ -20,6 +21,8 @@ from training.manifest import CheckpointError, Manifest
 from training.runtime.distributed import World
 from training.weights import named
 from training.weights.base import Base
+
+C = TypeVar("C", bound=Asked)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Origin:
     """What its adapters are beside, if it trains adapters."""
 
 
-def as_trained(config: RunConfig, start: Manifest | None) -> RunConfig:
+def as_trained(config: C, start: Manifest | None) -> C:
     """The configuration with what the weights had settled before the checkpoint, where it leaves that open."""
     recipe = config.recipe
     before = start.config.get(recipe) if start else None
@@ -46,8 +49,15 @@ def as_trained(config: RunConfig, start: Manifest | None) -> RunConfig:
 
 
 def settle(
-    recipe: Recipe, config: RunConfig, place: Place, world: World, start: Manifest | None, telling: Telling
-) -> tuple[RunConfig, Origin]:
+    recipe: Recipe,
+    config: C,
+    place: Place,
+    world: World,
+    start: Manifest | None,
+    telling: Telling,
+    *,
+    has_adapters: bool,
+) -> tuple[C, Origin]:
     """The configuration with the sizes of the weights that it names, and what each rank reads of them.
 
     DataError where they are not there, or not such. With adapters they are copied beside the checkpoints.
@@ -55,8 +65,8 @@ def settle(
     weights = named.named(config)
     if weights is None:
         return config, Origin()
-    base = Base(place.job_dir) if config.recipe_options().get("lora_rank") else None
-    found: RunConfig = telling.by_rank_0(lambda tell: _settled(recipe, config, weights, base, start, tell))
+    base = Base(place.job_dir) if has_adapters else None
+    found: C = telling.by_rank_0(lambda tell: _settled(recipe, config, weights, base, start, tell))
     if base is not None:
         return found, Origin(base.path, base)
     return found, Origin(weights if start is None else None)
@@ -64,12 +74,12 @@ def settle(
 
 def _settled(
     recipe: Recipe,
-    config: RunConfig,
+    config: C,
     weights: Path,
     base: Base | None,
     start: Manifest | None,
     tell: Callable[[], None],
-) -> RunConfig:
+) -> C:
     """The configuration as the weights settle it, on rank 0."""
     if start is not None:
         if base is not None:

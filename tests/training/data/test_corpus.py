@@ -85,7 +85,7 @@ def test_endings_mean_the_same_in_any_case(tmp_path: Path) -> None:
     (tmp_path / "C.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "A packed line."}\n'))
     (tmp_path / "d.pdf").write_text("none of them")
     found = documents.find(tmp_path, suffixes=(".Txt",), text_field="text")
-    assert [text for text, _ in found.documents()] == ["A text.\n", "A line.", "A packed line."]
+    assert [text for text, *_ in found.documents()] == ["A text.\n", "A line.", "A packed line."]
     assert documents.find(tmp_path / "C.JSONL.GZ", suffixes=(), text_field="text").label == "C"
 
 
@@ -109,7 +109,7 @@ def test_a_text_longer_than_memory_is_cut_between_letters(
     (tmp_path / "a.txt").write_bytes(b"x" + text.encode())
     (found,) = [documents.find(tmp_path, suffixes=(".txt",), text_field="text")]
     read = list(found.documents())
-    assert "".join(part for part, _ in read) == "x" + text
+    assert "".join(part for part, *_ in read) == "x" + text
     assert read[-1][1] == found.size
 
 

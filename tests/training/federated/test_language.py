@@ -1,0 +1,157 @@
+"""Text as a federation: each package's texts stay with one client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.federated.texts import (
+    WORDS,
+    Federation,
+    cache,
+    rounds_of,
+    stored,
+    table,
+    train,
+    write_texts,
+    write_weights,
+)
+from training.config.asked import ConfigError
+from training.corpus import owners
+from training.engine import filling
+from training.federated.stacking import STACKED_PARAMETERS
+from training.federation import splitting
+from training.recipes import language
+from training.weights.llama import reader
+from training.weights.opening import open_weights
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+def test_clients_are_packages_and_learn(texts: Path, tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path, table(texts))
+    federation = rounds.federation
+    labels = federation.divided.labels
+    assert set(labels.owner_names) == WORDS.keys()
+    for client, ids in enumerate(federation.divided.train):
+        assert len(set(labels.of["train"][ids].tolist())) == 1, "one package a client"
+        (own,) = set(labels.of["train"][ids].tolist())
+        kept = federation.divided.validation[client]
+        assert set(labels.of["validation"][kept].tolist()) <= {own}
+    assert rounds.work.alone == "", "attention goes through vmap"
+    losses = train(rounds, 3)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] - losses[-1] > 0.3
+    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    assert judged is not None
+    assert judged.means["loss"] < losses[0]
+    assert not np.isnan(judged.by_client["loss"]).all()
+
+
+def test_stacked_clients_come_to_what_each_comes_to_alone(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = rounds_of(tmp_path / "together", table(texts, dtype="fp64"))
+    losses = train(together, 2)
+    monkeypatch.setattr("training.federated.stacking.STACKED_PARAMETERS", 100)
+    alone = rounds_of(tmp_path / "alone", table(texts, dtype="fp64"))
+    assert "more than 100" in alone.work.alone
+    assert together.federation.model.weights.size < STACKED_PARAMETERS
+    assert train(alone, 2) == pytest.approx(losses, rel=1e-12)
+    torch.testing.assert_close(alone.server.weights, together.server.weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("error")  # torch says where it has no rule for stacks
+def test_attention_is_stacked_in_half_precision_too(texts: Path, tmp_path: Path) -> None:
+    half = rounds_of(tmp_path / "half", table(texts, dtype="bf16"))
+    assert half.work.alone == ""
+    assert half.server.weights.dtype == torch.float32
+    whole = rounds_of(tmp_path / "whole", table(texts))
+    assert train(half, 2) == pytest.approx(train(whole, 2), rel=0.02)
+
+
+def test_losses_of_samples_have_the_mean_that_it_trains_by(texts: Path, tmp_path: Path) -> None:
+    task = rounds_of(tmp_path, table(texts)).federation.model.task
+    assert task.each is not None
+    batch = task.batch("train", np.arange(6))
+    each = task.each(task.model, batch)
+    assert each["loss"].shape == (6,)
+    torch.testing.assert_close(each["loss"].mean(), task.loss(task.model, batch))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -> None:
+    """Of the same seed, parameter by parameter; a tied head stays the embedding."""
+    rounds = rounds_of(tmp_path, table(texts, seed=5, language={"tied": tied}))
+    federation = rounds.federation
+    task = language.build(federation.prepared.path, **_built(federation.config.recipe_options()))
+    for name, parameter in task.model.named_parameters():
+        expected = filling.whole_parameter(task, 5, name, parameter, torch.device("cpu"))
+        assert torch.equal(federation.model.task.model.get_parameter(name), expected)
+    model = federation.model.task.model
+    assert (model.get_parameter("head.weight") is model.get_parameter("tokens.weight")) == tied
+    assert ("head.weight" in federation.model.weights.shapes) == (not tied)
+    losses = train(rounds, 2)
+    assert losses[1] < losses[0]
+
+
+def _built(options: dict[str, Any]) -> dict[str, Any]:
+    of_build = language.build.__kwdefaults__ or {}
+    return {name: value for name, value in options.items() if name in of_build}
+
+
+def test_it_starts_from_the_weights_that_it_names(texts: Path, tmp_path: Path) -> None:
+    weights = write_weights(tmp_path / "llama")
+    rounds = rounds_of(tmp_path / "run", table(texts, language={"from_weights": str(weights)}))
+    options = rounds.config.recipe_options()
+    assert (options["layers"], options["heads"], options["kv_heads"]) == (2, 4, 2), "the sizes come with them"
+    assert rounds.asked.hash() == rounds.config.hash(), "and are the run's from then on"
+    read = reader(open_weights(weights))
+    for name, value in rounds.federation.model.weights.tensors(rounds.server.weights).items():
+        assert torch.equal(value, read(name))
+
+
+def test_older_shards_say_why_nobody_owns_them(texts: Path, tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path / "first", table(texts, language={"validation_percent": 21.0}))
+    path = rounds.federation.prepared.path / owners.FILE
+    path.unlink()
+    with pytest.raises(ConfigError, match="Make them anew") as refused:
+        rounds_of(tmp_path / "second", table(texts, language={"validation_percent": 21.0}))
+    assert [problem.field for problem in refused.value.problems] == ["run.split"]
+    assert rounds_of(
+        tmp_path / "third", table(texts, split="iid", language={"validation_percent": 21.0})
+    ).federation.divided.sizes.all()
+    assert path.is_relative_to(cache())
+
+
+def test_validation_is_divided_as_training_is_whatever_the_owners(texts: Path, tmp_path: Path) -> None:
+    """Of a split that does not go by them an owner's samples are everybody's."""
+    labels = rounds_of(tmp_path, table(texts)).federation.divided.labels
+    config = rounds_of(tmp_path / "iid", table(texts, split="iid")).config
+    divided = splitting.divide(config, labels)
+    assert all(len(ids) for ids in divided.validation)
+    assert len(set(labels.of["validation"][divided.validation[0]].tolist())) > 1
+
+
+@pytest.mark.slow
+def test_resumed_or_on_two_ranks_it_is_the_same_model(texts: Path, tmp_path: Path) -> None:
+    found = {}
+    for name, world, stops in (("one", 1, ()), ("two", 2, ()), ("resumed", 1, (2,)), ("moved", 2, (2,))):
+        run = Federation(tmp_path / name, table(texts, rounds=4))
+        for rounds in stops:
+            run.write(rounds=rounds)
+            run.finish(3 - world)
+            run.write(rounds=4)
+        run.finish(world, resume="step-2" if stops else "")
+        found[name] = stored(run.job_dir / "checkpoints" / "step-4"), run.series()
+    model, losses = found["one"]
+    assert losses[4] < losses[1]
+    for other in ("two", "resumed", "moved"):
+        assert found[other] == (model, losses)

@@ -1,0 +1,75 @@
+"""The recipe vision in a federation, and without one as before."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.federated.texts import rounds_of, train
+from training import contracts
+from training.federated.layout import parameters, statistics
+from training.federated.working import normalises
+from training.federation import checking
+from training.federation.config import parse
+from training.recipes import vision
+
+
+def task(**options: Any) -> Any:
+    torch.manual_seed(0)
+    return vision.build(vision.prepare(Path()).path, **options)
+
+
+def test_nothing_changes_without_its_new_option() -> None:
+    """Names, numbers and losses of a run from before."""
+    digest = hashlib.sha256()
+    for name, value in task().model.state_dict().items():
+        digest.update(name.encode() + value.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "e1cd825fd28fb262"
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_losses_of_samples_have_the_mean_that_it_trains_by(batch_norm: bool) -> None:
+    made = task(batch_norm=batch_norm, dropout=0.0)
+    batch = made.batch("train", np.arange(20))
+    each = made.each(made.model, batch)
+    score = made.score(made.model, batch)
+    assert {name: value.shape for name, value in each.items()} == {"loss": (20,), "accuracy": (20,)}
+    torch.testing.assert_close(each["loss"].mean(), made.loss(made.model, batch))
+    torch.testing.assert_close({name: value.mean() for name, value in each.items()}, score)
+
+
+def test_what_normalises_is_known_by_name() -> None:
+    model = task(batch_norm=True).model
+    assert {name for name in parameters(model) if name in normalises(model)} == {
+        f"convolutions.{layer}.{part}" for layer in (1, 4) for part in ("weight", "bias")
+    }
+    assert set(statistics(model)) == {
+        f"convolutions.{layer}.running_{part}" for layer in (1, 4) for part in ("mean", "var")
+    }
+    assert isinstance(model.get_submodule(task().head), torch.nn.Sequential)
+
+
+def test_the_portal_sees_how_its_data_would_be_divided() -> None:
+    labels = checking.shipped_labels(parse({"recipe": "vision"}))
+    assert labels is not None
+    assert labels.names == tuple("0123456789")
+    assert {split: len(found) for split, found in labels.of.items()} == task().samples
+    data = vision.prepare(Path()).path
+    built = contracts.recipe("vision").built(data, {})
+    everything = built.batch("train", np.arange(built.samples["train"]))
+    assert (everything[1].numpy() == labels.of["train"]).all()
+
+
+def test_a_federation_on_images_learns(tmp_path: Path) -> None:
+    table = {"recipe": "vision", "clients": 6, "split": "dirichlet", "learning_rate": 0.3, "vision": {"channels": 8}}
+    rounds = rounds_of(tmp_path, table)
+    assert rounds.work.alone == ""
+    train(rounds, 8)
+    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    assert judged is not None
+    assert judged.means["accuracy"] > 0.5

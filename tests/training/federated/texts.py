@@ -1,0 +1,105 @@
+"""Small federations on text, in the test's own process or as real ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+import torch
+
+from tests.training import ranks
+from tests.training.weights import origins
+from training import manifest
+from training.attempt import place
+from training.attempt.heartbeat import NullHeartbeat
+from training.attempt.stopping import StopRequest
+from training.federated.rounds import Rounds
+from training.federation import checking
+from training.federation.config import parse
+from training.reporting.reporter import NullReporter
+from training.runtime.distributed import World
+from training.weights.export import Stored
+
+WORDS = {
+    "birds": "wren robin finch owl heron",
+    "tools": "saw plane chisel rasp awl",
+    "winds": "mistral sirocco bora foehn zephyr",
+    "stones": "basalt gneiss chert slate marble",
+}
+
+
+def write_texts(folder: Path) -> Path:
+    """Four packages, each with words of its own."""
+    draw = random.Random(3)
+    for name, words in WORDS.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            text = " ".join(draw.choices(words.split(), k=40))
+            (folder / name / f"{number}.txt").write_text(text)
+    return folder
+
+
+def write_weights(folder: Path) -> Path:
+    """A Llama's folder; 32,000 numbers, those of its networks large enough for these to matter."""
+    origins.write(folder)
+    found = {name: value * (4 if ".mlp." in name else 1) for name, value in origins.tensors().items()}
+    origins.write_file(folder / "model.safetensors", found)
+    return folder
+
+
+def table(texts: Path, **more: Any) -> dict[str, Any]:
+    """[run]: four clients by package; options of the recipe by `language`."""
+    language = {"context": 16, "source": str(texts), "validation_percent": 20.0, **more.pop("language", {})}
+    if language.get("from_weights") is None:
+        language = {"layers": 2, "heads": 2, "head_width": 8, "hidden": 32, **language}
+    run = {"recipe": "language", "rounds": 3, "clients": 4, "split": "column", "batch": 8, "local_steps": 4}
+    return {**run, "learning_rate": 0.3, "checkpoint_every": 0, **more, "language": language}
+
+
+def rounds_of(folder: Path, run: dict[str, Any]) -> Rounds:
+    """One rank, ready for its first round; what the portal would refuse fails."""
+    config = parse(run)
+    assert not [str(problem) for problem in checking.problems(config, 1)]
+    world = World(0, 1, torch.device("cpu"))
+    rounds = Rounds(
+        config,
+        place.by_hand(folder),
+        world,
+        reporter=NullReporter(),
+        heartbeat=NullHeartbeat(),
+        stop=StopRequest(),
+    )
+    rounds._prepare(None)
+    return rounds
+
+
+def train(rounds: Rounds, count: int) -> list[float]:
+    """The mean losses of so many more rounds."""
+    losses = []
+    for _ in range(count):
+        rounds.step += 1
+        losses.append(rounds._round(rounds.step).loss)
+    return losses
+
+
+class Federation(ranks.Run):
+    """Of real ranks."""
+
+    def write(self, **changes: Any) -> None:
+        self.config.update(changes)
+        document = {"name": "test", "kind": "federated", "launch": {"gpus_per_node": 0}, "run": self.config}
+        (self.folder / "portal" / "run.toml").write_text(tomlkit.dumps(document))
+
+
+def stored(checkpoint: Path) -> dict[str, str]:
+    """The model of a checkpoint, by name, in hexadecimal."""
+    model = Stored(checkpoint, manifest.verify(checkpoint))
+    return {entry.name: model.read(entry.name).numpy().tobytes().hex() for entry in model.entries}
+
+
+def cache() -> Path:
+    """Where shards lie."""
+    return Path(os.environ["VIGIL_CACHE"])
