@@ -44,7 +44,9 @@ def select(
     attempt: int = 1,
 ) -> NDArray[np.int64]:
     """The numbers of those that are asked in this round, `count` of the `eligible`, ascending."""
-    count = min(count, len(eligible))
+    count = max(0, min(count, len(eligible)))
+    if count == 0:
+        return eligible[:0]
     if count == len(eligible) and config.selection == "uniform":
         return eligible
     draw = np.random.RandomState(derive_seed(config.seed, SELECTED, round_, attempt) % 2**32)

@@ -6,7 +6,6 @@ fewer ranks, must come to the same model.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Task
+from training.federated import failing
 from training.federated.client import Client
 from training.federated.layout import Layout
 from training.federated.messages import Sizes
@@ -42,7 +42,8 @@ PERSONAL = "personal"
 """What is kept beside the algorithm's own: the part of the model that never travels."""
 DROPPED, SHUFFLED = 3, 2
 """Of what is derived from a run's seed: dropout, and the order of samples."""
-TRACEBACK_LETTERS = 4000
+TRIED = 5
+"""Clients that may fail before the first round, until it is taken for the program's fault."""
 SAMPLES, CLIENTS = "samples", "clients"
 """What sums are weighted by."""
 
@@ -164,24 +165,41 @@ class Work:
 
     def try_out(self, server: Server) -> None:
         """One client's work, thrown away: whether stacking works at all, and what a client sends."""
-        if not self.alone:
-            try:
-                self._tried(self.training, server)
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
         self._tried(self.training, server)
 
     def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Sizes]:
         """What one client's answer is made of: known once it has been asked, by way of trial."""
         if question.name not in self._sizes:
-            client = np.array([np.argmin(self._divided.sizes)])
-            chunk = Chunk(client, 1, int(widths_of(self._divided.sizes[client], self.batch)[0]))
-            sent = self.run(chunk, 0, question, server, strict=True)
-            if sent.failed:
-                raise ClientsFailed(f"client {client[0]} fails at its first step", sent.failed[int(client[0])])
+            sent = self._trial(question, server)
             sizes = {name: value.shape[1] for name, value in question.folded(sent.values).items()}
             self._sizes[question.name] = sizes, self._measured(question, server, sent)
         return self._sizes[question.name]
+
+    def _trial(self, question: Question, server: Server) -> Sent:
+        """The first answer, of those that have least to do: a client that can't work may be alone in that."""
+        failed: dict[int, str] = {}
+        for client in np.argsort(self._divided.sizes, kind="stable")[:TRIED]:
+            mine = np.array([client])
+            chunk = Chunk(mine, 1, int(widths_of(self._divided.sizes[mine], self.batch)[0]))
+            sent = self._try(chunk, question, server)
+            if not sent.failed:
+                return sent
+            failed |= sent.failed
+        first, text = next(iter(failed.items()))
+        raise ClientsFailed(f"all {len(failed)} clients that were tried out failed, client {first} so", text)
+
+    def _try(self, chunk: Chunk, question: Question, server: Server) -> Sent:
+        """One client's work; where stacking is at fault, and not the client, all are computed one by one from now."""
+        if self.alone or not question.trains:
+            return self.run(chunk, 0, question, server)
+        try:
+            return self.run(chunk, 0, question, server, strict=True)
+        except Exception as error:
+            self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
+        sent = self.run(chunk, 0, question, server)
+        if sent.failed:
+            self.alone = ""
+        return sent
 
     def _measured(self, question: Question, server: Server, sent: Sent) -> Sizes:
         """What a message of either kind takes, rounds and clients with as many digits as they may have."""
@@ -227,7 +245,7 @@ class Work:
             return self._one_by_one(one, chunk, ids, there, own, counts)
         try:
             return self._together(one, chunk, ids, there, own, counts)
-        except (RuntimeError, ValueError, TypeError, IndexError):
+        except Exception:
             if strict:
                 raise
             # Some client's: which, only one by one can tell.
@@ -262,8 +280,8 @@ class Work:
                 if one.question.is_whole:
                     whole = (self._look_up(self._divided.train[client], (-1,)), None)
                 done.append(one(mine, counts[place], parts, None, whole))
-            except Exception:
-                failed[client] = traceback.format_exc()[-TRACEBACK_LETTERS:]
+            except Exception as error:
+                failed[client] = failing.traceback_of(error)
                 done.append(None)
         return _gathered(chunk, done, failed, own, has_losses=one.question.trains)
 
@@ -373,7 +391,7 @@ def _gathered(
     """As many rows as clients; where one failed, nothing in place of what it would have sent."""
     whole = next((found for found in done if found is not None), None)
     if whole is None:
-        return Sent(chunk.clients, {}, {}, torch.full((len(done),), torch.nan), has_losses, failed)
+        return Sent(chunk.clients, {}, dict(own), torch.full((len(done),), torch.nan), has_losses, failed)
     nothing = {name: torch.zeros_like(value) for name, value in whole[0].items()}
     values = [nothing if found is None else found[0] for found in done]
     kept = [{name: own[name][i] for name in whole[1]} if found is None else found[1] for i, found in enumerate(done)]
