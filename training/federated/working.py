@@ -364,7 +364,7 @@ class _One:
     def _loss(self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         task = self._model.task
         changed = statistics.clone() if self._model.statistics.size else statistics
-        tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed)}
+        tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed), **_counters(task.model)}
 
         def model(*inputs: Tensor) -> Tensor:
             answer: Tensor = functional_call(task.model, tensors, inputs)
@@ -378,6 +378,11 @@ class _One:
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
+
+
+def _counters(model: nn.Module) -> dict[str, Tensor]:
+    """Whole numbers that a model counts in, as copies: what it is called with must not be changed for all clients."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 
 def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:

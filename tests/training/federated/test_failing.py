@@ -141,6 +141,12 @@ class TestRuns:
         assert run.series("dropped")[3] == 1.0
         assert "client 5 dropped out: LookupError: the disk of owner 5 is gone (in round 3)" in done.output()
 
+    def test_one_that_computes_alone_may_fail_alone(self, tmp_path: Path) -> None:
+        """What it keeps, here its running statistics, stays as it was."""
+        run = planted_clients(tmp_path, {"raising": "0,5", "since": 3, "until": 3, "batch_norm": True})
+        run.finish(1)
+        assert {event["client"] for event in run.events("client.dropped")} == {0, 5}
+
     def test_one_that_never_can_does_not_keep_the_others_from_it(self, tmp_path: Path) -> None:
         """Not even if it is the one that is tried out."""
         run = planted_clients(tmp_path, {"raising": "0"})
