@@ -139,17 +139,17 @@ class Rounds(Loop):
             try:
                 model = self._play(controller)
             except QuorumLost as error:
-                why = str(error)
-                tries.append(controller.facts)
+                why, model = str(error), None
+            if model is not None:
+                self.server.shared.copy_(model)
+                self.server.clock = plan.ends if plan.ends is not None else self.server.clock
                 self._note(round_, controller.facts)
-                if self.world.leads:
-                    self.telling.tell_lost(round_, attempt, controller.facts, why)
-                self._check_anybody(round_, tries)
-                continue
-            self.server.shared.copy_(model)
-            self.server.clock = plan.ends if plan.ends is not None else self.server.clock
+                return told_of(controller)
+            tries.append(controller.facts)
+            if self.world.leads:
+                self.telling.tell_lost(round_, attempt, controller.facts, why)
             self._note(round_, controller.facts)
-            return told_of(controller)
+            self._check_anybody(round_, tries)
         server = self.server
         raise QuorumLost(failing.lost(round_, tries, why, clients=server.clients, eligible=len(server.eligible)))
 

@@ -241,15 +241,14 @@ class Work:
             chunk.steps,
         )
         counts = torch.from_numpy(self._divided.sizes[chunk.clients]).to(self._model.device, self._model.dtype)
-        if self.alone:
-            return self._one_by_one(one, chunk, ids, there, own, counts)
-        try:
-            return self._together(one, chunk, ids, there, own, counts)
-        except Exception:
-            if strict:
-                raise
-            # Some client's: which, only one by one can tell.
-            return self._one_by_one(one, chunk, ids, there, own, counts)
+        if not self.alone:
+            try:
+                return self._together(one, chunk, ids, there, own, counts)
+            except Exception:
+                if strict:
+                    raise
+            # It is some client's: which, only one by one can tell.
+        return self._one_by_one(one, chunk, ids, there, own, counts)
 
     def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
         owned = [self._divided.train[client] for client in chunk.clients]
