@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from training.config.dims import Dims
     from training.config.shape import Misfit, Shape
     from training.data import Batch, Labels, Prepared, Task
+    from training.federated.filtering import Passing
     from training.federation.config import FederationConfig
     from training.federation.pacing import Plan
     from training.step.optimizer import Optimizer
@@ -111,6 +112,10 @@ def _no_federated_misfit(config: FederationConfig) -> Iterable[Misfit]:
 
 
 def _keeps_nothing(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+    return {}
+
+
+def _keeps_no_more(given: Tensor, received: Tensor, passing: Passing, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
@@ -277,17 +282,28 @@ class Algorithm:
     PARTIAL: bool = False
     """Whether a client that was too slow may send what it has come to."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether clients keep something from round to round."""
+        return self.begin is not _keeps_nothing or self.personal is not _nobody
+
 
 @dataclass(frozen=True)
 class Aggregation:
     """How the updates of a round become one."""
 
     combine: Callable[..., tuple[Tensor, Sequence[int]]]
-    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them were left out of it."""
+    """(rows (clients, numbers), weights (clients,), **options): one row, and which of them, never all, were left out.
+
+    In order of the clients' numbers, in the model's dtype, all of them numbers; weights and the answer are float64. It
+    raises _robust.TooFew where it can't tell: the round is tried again. Nothing is made (clients, clients, numbers)."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
     """(config): what it can't work with. Without torch."""
     IS_SUM: bool = False
     """A weighted mean, taken as a sum wherever the clients are; `combine` is not asked."""
+    TRUSTED: bool = False
+    """`combine` wants a third: the update (numbers,) that the server makes from `root_samples` rows of its own, an
+    option. They are taken from what is kept for validation, and not judged by."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +320,9 @@ class DataSplit:
     """Which client has which samples. Without torch."""
 
     divide: Callable[..., NDArray[np.int64]]
-    """(samples, clients, draw, **options): the client of each sample."""
+    """(labels, clients, draw, **options): the client of each sample."""
+    view: Callable[..., Batch] | None = None
+    """(batch, owners (samples,), seed, **options): samples as their clients see them. None: as they are."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
 
 
@@ -319,11 +337,29 @@ class Pace:
 
 @dataclass(frozen=True)
 class Filter:
-    """What is done to an update before it is sent."""
+    """What is done to an update before it is sent, for several clients at once: a row each.
 
-    send: Callable[..., Any]
-    """(rows, **options)"""
+    What it makes of a row must not depend on the rows beside it, nor on anything but the row, `passing`
+    (training.federated.filtering: who, in which round, and what each keeps) and its options.
+    """
+
+    send: Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
+    """(given (clients, numbers), passing, **options): the values that are sent, on which the next filter works, and by
+    name what is sent beside them; (clients, …) each."""
+    receive: Callable[..., Tensor]
+    """(values, beside, passing, **options): (clients, numbers) again, as the server takes them. ValueError for what
+    `send` would never make; a number that is none stays none."""
+    begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
+    """(row (numbers,), **options): what a client, and the server of it, keeps before its first round, by name."""
+    keep: Callable[..., Mapping[str, Tensor]] = _keeps_no_more
+    """(given, received, passing, **options): what they keep from now on, (clients, …), once the server has taken
+    `received` for what was given. Filters after this one have had their part in it."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
+    """(config): what it can't work with. Without torch."""
+    STAGE: str = ""
+    """Which of federation.filter_order.STAGES it is: of each there may be one, in their order."""
+    SUM_ONLY: bool = False
+    """The server learns nothing but the sum of all updates."""
 
 
 def _taken(folder: str, name: str, contract: type[T]) -> T:

@@ -144,7 +144,7 @@ def _tidy(document: tomlkit.TOMLDocument, path: str, value: Any) -> None:
     kind = _kind_of_choice(path)
     if kind and isinstance(run, dict):
         for name in choices.names(kind):
-            if name != value:
+            if name not in _named(value):
                 run.pop(name, None)
 
 

@@ -8,7 +8,7 @@ load code, which that user runs. Where all jobs run as the portal's own user, th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,19 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.local_sgd": (Power.DATA, "every"),
     "run.parameter_server": (Power.DATA, "staleness"),
     "run.powersgd": (Power.DATA, "rank plain_steps"),
-    "run.topk": (Power.DATA, "density"),
+    "run.topk": (Power.DATA, "density feedback"),
     "run.tabular": (Power.DATA, "source model hidden batch_norm held_out samples features noise"),
+    "run.median": (Power.DATA, "f"),
+    "run.trimmed_mean": (Power.DATA, "trim"),
+    "run.krum": (Power.DATA, "f"),
+    "run.multi_krum": (Power.DATA, "f m"),
+    "run.bulyan": (Power.DATA, "f"),
+    "run.norm_clipping": (Power.DATA, "norm"),
+    "run.fltrust": (Power.DATA, "root_samples"),
+    "run.hierarchical": (Power.DATA, "groups inner outer f"),
+    "run.by_resource": (Power.DATA, "preference"),
+    "run.by_loss": (Power.DATA, "candidates"),
+    "run.availability": (Power.DATA, "period on_share"),
     "run.dirichlet": (Power.DATA, "alpha"),
     "run.deadline": (Power.DATA, "quantile over_selection quorum late late_exponent"),
     "run.asynchronous": (Power.DATA, "buffer staleness_exponent"),
@@ -79,6 +90,9 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.longtail": (Power.DATA, "imbalance"),
     "run.quantity": (Power.DATA, "exponent"),
     "run.shards": (Power.DATA, "shards_each"),
+    "run.int8": (Power.DATA, "block rounding"),
+    "run.sketch": (Power.DATA, "rows columns estimate"),
+    "run.shift": (Power.DATA, "strength"),
     "sweep": (Power.DATA, "at_once over"),  # what it goes over is judged in each specification that comes of it
 }
 POWERS: Mapping[str, Power] = {
@@ -141,15 +155,16 @@ def _said(part: BaseModel, table: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, BaseModel):
             yield from _said(value, f"{table}{name}.")
         elif isinstance(part, Asked) and name == "options":
-            yield from _said_options(value)
+            yield from _said_options(value, choices.CHOSEN[part.KIND].values())
         elif not _is_data(field := f"{table}{name}") and value and value != about.default:
             yield field, value
 
 
-def _said_options(tables: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _said_options(tables: Mapping[str, Mapping[str, Any]], folders: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """`folders`: those of this kind of job; in others there may be modules of the same names."""
     for table, given in tables.items():
         if asked := {name: value for name, value in given.items() if value and not _is_data(f"run.{table}.{name}")}:
-            known = {option.name: option for kind in choices.ENTRY for option in _of_module(kind, table)}
+            known = {option.name: option for kind in folders for option in _of_module(kind, table)}
             for name, value in asked.items():
                 if value not in {known[name].default, *known[name].words}:
                     yield f"run.{table}.{name}", value

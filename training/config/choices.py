@@ -30,7 +30,7 @@ ENTRY = {
     "federated.algorithms": ("begin", "memory", "aggregate", "play", "train"),
     "federated.aggregation": ("combine",),
     "federated.selection": ("select",),
-    "federated.split": ("divide",),
+    "federated.split": ("view", "divide"),
     "federated.pace": ("schedule",),
     "federated.adapters": ("adapt",),
     "federated.transport": ("exchange",),

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config.asked import ConfigError, Problem
 from training.corpus.cache import cache_dir
-from training.data import Prepared, Task
+from training.data import Batch, Ids, Prepared, Split, Task
+from training.federated.filtering import Chain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.pending import Pending
 from training.federated.server import Server
-from training.federated.working import Model, Work, why_alone
+from training.federated.stacking import why_alone
+from training.federated.working import Model, Work
 from training.federation import splitting
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided
@@ -28,6 +32,9 @@ from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
 
+LASTING = ("recipe", "clients", "seed", "dtype", "algorithm", "split", "adapters", "filters")
+"""What a resumed run can't change, with the options of what is chosen; rounds, rates, pace and selection may."""
+BY_HAND = "Name another --run-dir, or begin anew with --resume none."
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
 
 
@@ -53,6 +60,8 @@ def assemble(
     reporter: AnyReporter,
 ) -> Federation:
     """Weights as the run's seed gives them; a checkpoint is read into it later."""
+    if start is not None:
+        _check_same(config, start, "Clone the job to change it." if place.launched else BY_HAND)
     recipe = contracts.recipe(config.recipe)
     prepared = supply.prepare(
         recipe,
@@ -73,12 +82,27 @@ def assemble(
     divided = splitting.divide(config, labels)
     if misfits := list(splitting.check(config, divided)):
         raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
+    task = _as_seen(config, task, divided)
     model, weights, running = _as_vectors(config, task, world.device, dtype)
-    work = Work(config, model, divided, alone=why_alone(config, model))
+    filters = Chain(config, model.weights.shared, dtype)
+    work = Work(config, model, divided, filters, alone=why_alone(config, model))
     server = Server(model, divided.sizes, weights, running)
+    server.kept |= filters.begin(config.clients, world.device)
     work.try_out(server)
     server.pending = Pending(divided.sizes, sum(work.sizes_of(work.training, server).values()), weights)
     return Federation(config=config, prepared=prepared, divided=divided, model=model, work=work, server=server)
+
+
+def _as_seen(config: FederationConfig, task: Task, divided: Divided) -> Task:
+    """The task with samples as their clients see them, whoever looks them up: to train or to judge."""
+    view, options = contracts.split(config.split).view, config.options_of(config.split)
+    if view is None:
+        return task
+
+    def batch(split: Split, ids: Ids) -> Batch:
+        return view(task.batch(split, ids), divided.owners[split][ids], config.seed, **options)
+
+    return replace(task, batch=batch)
 
 
 def _as_vectors(
@@ -89,11 +113,46 @@ def _as_vectors(
     options = config.options_of(config.algorithm)
     module: nn.Module = task.model.to(device, dtype)
     module.train()
+    _stop_counting(module)
     own = frozenset(algorithm.personal(module, **options))
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
     model = Model(task, weights, others, algorithm, options, device, dtype)
     return model, weights.vector(trained).to(device, dtype), others.vector(running).to(device, dtype)
+
+
+def _check_same(config: FederationConfig, start: Manifest, remedy: str) -> None:
+    """ConfigError, by field, where the checkpoint is of another federation."""
+    now, before = config.numerics(), start.config
+    wrong = [
+        Problem(f"run.{name}", f"is {is_!r}, but {start.name} was trained with {was!r}. {remedy}")
+        for name, was, is_ in _lasting(config, now, before)
+        if was != is_
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+
+
+def _lasting(
+    config: FederationConfig, now: Mapping[str, Any], before: Mapping[str, Any]
+) -> Iterator[tuple[str, object, object]]:
+    """(field, what it was, what it is): what is chosen, and each choice's options."""
+    yield from ((field, before[field], now[field]) for field in LASTING if field in before)
+    chosen = config.taken()
+    for field in LASTING:
+        for name in now[field] if isinstance(now[field], list) else [now[field]]:
+            if isinstance(name, str) and name in chosen and isinstance(before.get(name), dict):
+                # An option that is younger than the checkpoint had its default.
+                was = {**chosen[name].with_defaults({}), **before[name]}
+                is_ = {**chosen[name].with_defaults({}), **now.get(name, {})}
+                yield from ((f"{name}.{option}", was[option], is_.get(option)) for option in was)
+
+
+def _stop_counting(module: nn.Module) -> None:
+    """Layers that normalise count their batches, in place, and for nothing where their momentum is a constant."""
+    for layer in module.modules():
+        if isinstance(layer, _NormBase) and layer.momentum is not None:
+            layer.num_batches_tracked = None
 
 
 @contextmanager

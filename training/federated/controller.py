@@ -18,6 +18,8 @@ from torch import Tensor
 
 from training.federated import failing, schedule, sums
 from training.federated.client import Client
+from training.federated.combining import Combining
+from training.federated.messages import Traffic
 from training.federated.pending import Arrivals
 from training.federated.schedule import Chunk, Ids
 from training.federated.server import Round, Server
@@ -64,8 +66,7 @@ class Costs:
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
     transfer_seconds: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    traffic: Traffic = field(default_factory=Traffic.none)
 
 
 @dataclass
@@ -77,6 +78,8 @@ class _Mine:
     is_fine: list[bool] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     kept: list[dict[str, Tensor]] = field(default_factory=list)
+    sent: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """By chunk what was answered, where it is not added up."""
     rows: list[Tensor] = field(default_factory=list)
     """(clients, numbers): of those whose answers arrive later."""
 
@@ -92,6 +95,7 @@ class Controller:
         world: World,
         plan: Plan,
         *,
+        combining: Combining | None = None,
         round_: int,
         beat: Callable[[], None],
     ) -> None:
@@ -101,7 +105,10 @@ class Controller:
         """Of the question that trains."""
         self.arrivals = Arrivals.none()
         """Late answers to it of earlier rounds."""
+        self.rejected: Ids = np.zeros(0, dtype=np.int64)
+        """Whose updates the aggregation left out."""
         self._work, self._exchange, self._world, self._beat = work, exchange, world, beat
+        self._combining = combining
         self._chunks = self._cut()
         self._shares = schedule.shares(self._chunks, world.size)
 
@@ -118,6 +125,8 @@ class Controller:
         self.facts = facts
         if answer.selected < (needed := max(1, self.plan.quorum)):
             raise QuorumLost(failing.missing(answer.selected, needed, facts, self.plan))
+        if self._combining is not None:
+            answer = self._combined(self._combining, question, answer, mine)
         self._keep(mine, facts)
         self._hold(mine, facts)
         return answer
@@ -162,20 +171,22 @@ class Controller:
 
     def _asked(self, question: Question, arrivals: Arrivals) -> tuple[Answer, _Mine, Facts]:
         began = time.perf_counter()
-        sizes = self._work.sizes_of(question, self.server)
-        chunks = len(self._chunks) + arrivals.chunks
+        combining = self._combining if question.trains else None
+        sizes = self._work.sizes_of(question, self.server) if combining is None else {}
+        added = arrivals if combining is None else Arrivals.none()
+        chunks = len(self._chunks) + added.chunks
         tree, mine = sums.Tree(chunks), _Mine()
         for number in self._shares[self._world.rank]:
             self._beat()
             sent = self._work.run(self._chunks[number], self.round, question, self.server)
             tree.put((number, 1), self._summed(question, sizes, sent, mine))
+            if combining is not None:
+                mine.sent.append(combining.rows(len(sent.clients), question.folded(sent.values)))
         shares = self._shares
-        if arrivals.chunks:
+        if added.chunks:
             shares = [*shares[:-1], range(shares[-1].start, chunks)]
             if self._world.rank == self._world.size - 1:
-                tree.put(
-                    (chunks - 1, 1), arrivals.summed(sizes, self._weights_of(question, arrivals), self._world.device)
-                )
+                tree.put((chunks - 1, 1), added.summed(sizes, self._weights_of(question, added), self._world.device))
         computed = time.perf_counter()
         facts = self._exchange.facts((mine.clients, mine.losses, mine.is_fine, mine.failed))
         waited = time.perf_counter()
@@ -184,9 +195,17 @@ class Controller:
         self.costs.compute_seconds += computed - began
         self.costs.wait_seconds += waited - computed
         self.costs.transfer_seconds += time.perf_counter() - waited
-        self.costs.bytes_up += self._work.message_of(question, self.server).up * int(found.is_fine.sum())
-        self.costs.bytes_down += self._work.message_of(question, self.server).down * len(found.clients)
+        self.costs.traffic += self._traffic(question, found)
         return self._answer(question, sums.split(total, sizes), found, arrivals), mine, found
+
+    def _traffic(self, question: Question, facts: Facts) -> Traffic:
+        """Those that are given up were asked to train, too; what is no number was sent all the same."""
+        given_up = self.plan.too_slow if question.trains else self.plan.too_slow[:0]
+        clients = np.concatenate([facts.clients, given_up])
+        silent = [*facts.failed, *given_up.tolist()]
+        messages = self._work.messages_of(question, self.server)
+        samples = self._work.samples_of(clients)
+        return messages.traffic(self.round, clients, samples, did_answer=~np.isin(clients, silent))
 
     def _answer(self, question: Question, total: Mapping[str, Tensor], facts: Facts, arrivals: Arrivals) -> Answer:
         counted = facts.is_fine & self.plan.is_now(facts.clients)
@@ -197,6 +216,24 @@ class Controller:
         mean = {name: value / max(1.0, weight[question.weighted_by(name)]) for name, value in total.items()}
         factors = float(counted.sum() + arrivals.factors.sum())
         return Answer(total, mean, facts, selected, samples, factors / max(1, selected))
+
+    def _combined(self, combining: Combining, question: Question, answer: Answer, mine: _Mine) -> Answer:
+        """What an aggregation that is no sum makes of the same updates."""
+        began = time.perf_counter()
+        facts = answer.facts
+        counts = facts.is_fine & self.plan.is_now(facts.clients)
+        each = [sum(len(self._chunks[number].clients) for number in share) for share in self._shares]
+        combined = combining.combine(
+            question, mine.sent, each, clients=facts.clients, counts=counts, late=self.arrivals, round_=self.round
+        )
+        self.costs.transfer_seconds += time.perf_counter() - began
+        if isinstance(combined, str):
+            raise QuorumLost(combined)
+        self.rejected = combined.left_out
+        kept = np.setdiff1d(np.concatenate([facts.clients[counts], self.arrivals.clients]), combined.left_out)
+        return Answer(
+            combined.sum, combined.mean, facts, len(kept), float(self._work.samples_of(kept).sum()), discount=1.0
+        )
 
     def _summed(self, question: Question, sizes: Mapping[str, int], sent: Sent, mine: _Mine) -> Tensor:
         """The weighted sum of a chunk's answers, without those that are no numbers or arrive later."""

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from training.data import Batch, Ids, Task
+from training.federated.schedule import Chunk, cut, widths_of
 from training.federated.server import Server
 from training.federated.working import PERSONAL, STATISTICS, Model
 from training.federation.splitting import Divided
@@ -33,9 +34,11 @@ class Judged:
 class Judge:
     """Looks at what was kept for validation."""
 
-    def __init__(self, model: Model, divided: Divided, world: World) -> None:
-        self._model, self._divided, self._world = model, divided, world
+    def __init__(self, model: Model, divided: Divided, world: World, *, alone: bool) -> None:
+        """`alone`: models of several clients are not computed together."""
+        self._model, self._divided, self._world, self._alone = model, divided, world, alone
         self._samples = len(divided.owners["validation"])
+        self._ids = np.setdiff1d(np.arange(self._samples), divided.root)
 
     def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
         """None if `goes_on`, which all ranks ask after every batch, said no."""
@@ -61,21 +64,35 @@ class Judge:
         def look(ids: Ids) -> tuple[Ids, dict[str, Tensor]]:
             return ids, self._scores(server.weights, server.statistics, self._look_up(ids))
 
-        ids = np.arange(self._samples)
-        return [lambda part=part: look(part) for part in np.split(ids, range(BATCH, len(ids), BATCH))]  # type: ignore[misc]
+        return [lambda part=part: look(part) for part in np.split(self._ids, range(BATCH, len(self._ids), BATCH))]  # type: ignore[misc]
 
     def _own(self, server: Server) -> list[Callable[[], tuple[Ids, dict[str, Tensor]]]]:
-        """A model each: client after client."""
+        """A model each: several clients together, which have about as much."""
+        sizes = np.array([len(ids) for ids in self._divided.validation])
+        some = np.flatnonzero(sizes)
+        ones = np.ones(len(some), dtype=np.int64)
+        widths = widths_of(sizes[some], int(sizes.max(initial=1)))
+        chunks = cut(some, ones, widths, numbers=self._model.weights.size, alone=self._alone)
+        return [lambda chunk=chunk: self._looked(server, chunk) for chunk in chunks]  # type: ignore[misc]
 
-        def look(client: int) -> tuple[Ids, dict[str, Tensor]]:
-            ids = self._divided.validation[client]
-            return ids, self._scores(*self._model_of(server, client), self._look_up(ids))
+    def _looked(self, server: Server, chunk: Chunk) -> tuple[Ids, dict[str, Tensor]]:
+        own = [self._divided.validation[client] for client in chunk.clients]
+        rows = torch.from_numpy(chunk.clients).to(self._model.device)
+        kept = {name: values[rows] for name, values in server.kept.items()}
+        if self._alone:
+            found = [
+                self._scores(*self._own_model(server, {n: v[i] for n, v in kept.items()}), self._look_up(ids))
+                for i, ids in enumerate(own)
+            ]
+            return np.concatenate(own), {name: torch.cat([one[name] for one in found]) for name in found[0]}
+        ids = np.stack([np.resize(mine, chunk.width) for mine in own])  # what is repeated is left out again
+        batch = tuple(part.reshape(*ids.shape, *part.shape[1:]) for part in self._look_up(ids.reshape(-1)))
+        scores = vmap(lambda kept, batch: self._scores(*self._own_model(server, kept), batch))(kept, batch)
+        there = torch.from_numpy(np.arange(chunk.width) < np.array([len(mine) for mine in own])[:, None])
+        return np.concatenate(own), {name: values[there.to(values.device)] for name, values in scores.items()}
 
-        some = [client for client in range(server.clients) if len(self._divided.validation[client])]
-        return [lambda client=client: look(client) for client in some]  # type: ignore[misc]
-
-    def _model_of(self, server: Server, client: int) -> tuple[Tensor, Tensor]:
-        kept = {name: values[client] for name, values in server.kept.items()}
+    def _own_model(self, server: Server, kept: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Weights and running statistics of one client."""
         weights = server.weights
         if PERSONAL in kept:
             weights = torch.cat([server.shared, kept[PERSONAL]])

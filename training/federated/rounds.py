@@ -22,8 +22,10 @@ from training.checkpoint.staging import State
 from training.engine.validating import Validations
 from training.federated import assembling, failing
 from training.federated.assembling import Federation
+from training.federated.combining import combining
 from training.federated.controller import Controller, Facts, QuorumLost
 from training.federated.judging import Judge, Judged
+from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federated.selecting import select
 from training.federated.server import QUARANTINED_AFTER
@@ -72,7 +74,8 @@ class Rounds(Loop):
         )
         self.server, self.work = self.federation.server, self.federation.work
         self.remembers["server"] = self.server
-        self.judge = Judge(self.federation.model, self.federation.divided, self.world)
+        self.combining = combining(self.federation, self.exchange, self.world)
+        self.judge = Judge(self.federation.model, self.federation.divided, self.world, alone=bool(self.work.alone))
         self.telling = Telling(self.reporter, self.federation)
         if start is not None:
             self._phase("restore")
@@ -129,12 +132,19 @@ class Rounds(Loop):
     def _round(self, round_: int) -> Told:
         """Configure, train, aggregate: one new global model."""
         tries: list[Facts] = []
-        why = ""
+        why, wasted = "", Traffic.none()
         for attempt in range(1, ATTEMPTS + 1):
             self._check_anybody_is_left()
             plan = self._configure(round_, attempt)
             controller = Controller(
-                self.server, self.work, self.exchange, self.world, plan, round_=round_, beat=self._beat
+                self.server,
+                self.work,
+                self.exchange,
+                self.world,
+                plan,
+                combining=self.combining,
+                round_=round_,
+                beat=self._beat,
             )
             try:
                 model = self._play(controller)
@@ -144,7 +154,9 @@ class Rounds(Loop):
                 self.server.shared.copy_(model)
                 self.server.clock = plan.ends if plan.ends is not None else self.server.clock
                 self._note(round_, controller.facts)
+                controller.costs.traffic += wasted
                 return told_of(controller)
+            wasted = wasted + controller.costs.traffic
             tries.append(controller.facts)
             if self.world.leads:
                 self.telling.tell_lost(round_, attempt, controller.facts, why)

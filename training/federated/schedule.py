@@ -128,8 +128,13 @@ def _as_steps(
 
 def _keys(clients: Ids, most: int, seed: int, round_: int, epoch: int) -> NDArray[np.float64]:
     """(clients, most) numbers from 0 to 1 to sort by: of each client its own."""
-    base = np.array([derive_seed(seed, round_, int(client), epoch) for client in clients], dtype=np.uint64)
-    words = _mixed(base[:, None] + np.arange(1, most + 1, dtype=np.uint64) * _STEP)
+    return uniform([derive_seed(seed, round_, int(client), epoch) for client in clients], most)
+
+
+def uniform(seeds: Sequence[int], many: int) -> NDArray[np.float64]:
+    """(seeds, many) numbers from 0 to 1, of each seed its own."""
+    base = np.array(seeds, dtype=np.uint64)
+    words = _mixed(base[:, None] + np.arange(1, many + 1, dtype=np.uint64) * _STEP)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -19,8 +19,8 @@ SELECTED = 4
 class Asked:
     """What a selection may go by."""
 
-    count: int
-    """How many are wanted."""
+    wanted: int
+    """How many, if there are so many."""
     eligible: NDArray[np.int64]
     """Among which, ascending."""
     samples: NDArray[np.int64]
@@ -31,6 +31,21 @@ class Asked:
     attempt: int
     """From 1; more: a round that was lost is tried again."""
     draw: np.random.RandomState
+    seed: int
+    """The run's: for what stays as it is from round to round."""
+
+    @property
+    def count(self) -> int:
+        """How many there can be."""
+        return min(self.wanted, len(self.eligible))
+
+    def weighted(self, weights: NDArray[np.float64], many: int) -> NDArray[np.int64]:
+        """So many of the eligible, ascending, nobody twice: one after the other, each by its weight among those left.
+
+        Whoever's clock of that rate rings first (Efraimidis and Spirakis, 2006, doi 10.1016/j.ipl.2005.11.003).
+        """
+        rings = self.draw.standard_exponential(len(self.eligible)) / weights
+        return np.sort(self.eligible[np.argsort(rings, kind="stable")[:many]])
 
 
 def select(
@@ -44,11 +59,10 @@ def select(
     attempt: int = 1,
 ) -> NDArray[np.int64]:
     """The numbers of those that are asked in this round, `count` of the `eligible`, ascending."""
-    count = max(0, min(count, len(eligible)))
-    if count == 0:
+    if count <= 0:
         return eligible[:0]
-    if count == len(eligible) and config.selection == "uniform":
+    if count >= len(eligible) and config.selection == "uniform":
         return eligible
     draw = np.random.RandomState(derive_seed(config.seed, SELECTED, round_, attempt) % 2**32)
-    asked = Asked(count, eligible, samples, losses, round_, attempt, draw)
+    asked = Asked(count, eligible, samples, losses, round_, attempt, draw, config.seed)
     return contracts.selection(config.selection).select(asked, **config.options_of(config.selection))

@@ -13,6 +13,7 @@ from training.federated.assembling import Federation
 from training.federated.controller import Controller, Facts
 from training.federated.failing import Failures
 from training.federated.judging import Judged
+from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federation import tables
 from training.federation.tables import Columns
@@ -41,8 +42,7 @@ class Told:
     compute_seconds: float
     wait_seconds: float
     transfer_seconds: float
-    bytes_up: int
-    bytes_down: int
+    traffic: Traffic
     client_seconds: NDArray[np.float64]
     """Of each client, by the clock of the pace; NaN: it has none."""
     seconds: float = 0.0
@@ -57,23 +57,24 @@ def told_of(controller: Controller) -> Told:
     facts, plan, late, costs = controller.facts, controller.plan, controller.arrivals, controller.costs
     sizes = controller.samples_of(facts.clients)
     states = np.where(facts.is_fine, TRAINED, np.where(np.isin(facts.clients, list(facts.failed)), DROPPED, BROKEN))
+    states = np.where(np.isin(facts.clients, controller.rejected), REJECTED, states)
+    lates = np.where(np.isin(late.clients, controller.rejected), REJECTED, LATE)
     now = plan.is_now(facts.clients) | ~facts.is_fine
     clients = np.concatenate([facts.clients[now], late.clients, plan.too_slow])
     losses = np.concatenate([facts.losses[now], late.losses, np.full(len(plan.too_slow), np.nan)])
-    good = facts.is_fine & now
-    counted = np.concatenate([sizes[good], late.samples])
+    good = facts.is_fine & now & (states != REJECTED)
+    counted = np.concatenate([sizes[good], late.samples[lates == LATE]])
     return Told(
         clients=clients,
         losses=losses,
-        states=np.concatenate([states[now], np.full(len(late.clients), LATE), np.full(len(plan.too_slow), DROPPED)]),
+        states=np.concatenate([states[now], lates, np.full(len(plan.too_slow), DROPPED)]),
         failed=facts.failed,
         samples=int(counted.sum()),
-        loss=float(np.average(np.concatenate([facts.losses[good], late.losses]), weights=counted)),
+        loss=float(np.average(np.concatenate([facts.losses[good], late.losses[lates == LATE]]), weights=counted)),
         compute_seconds=costs.compute_seconds,
         wait_seconds=costs.wait_seconds,
         transfer_seconds=costs.transfer_seconds,
-        bytes_up=costs.bytes_up,
-        bytes_down=costs.bytes_down,
+        traffic=costs.traffic,
         client_seconds=np.array([plan.seconds.get(client, np.nan) for client in clients.tolist()]),
     )
 
@@ -96,7 +97,7 @@ class Telling:
             "data.prepared",
             identity=self._federation.prepared.identity,
             samples=int(sizes.sum()),
-            validation_samples=len(divided.owners["validation"]),
+            validation_samples=len(divided.owners["validation"]) - len(divided.root),
             clients={"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         )
         for part in tables.splits(divided.counts(), divided.labels.names):
@@ -113,8 +114,8 @@ class Telling:
             compute_seconds=told.compute_seconds,
             wait_seconds=told.wait_seconds,
             transfer_seconds=told.transfer_seconds,
-            mib_up=told.bytes_up / MIB,
-            mib_down=told.bytes_down / MIB,
+            mib_up=told.traffic.bytes_up / MIB,
+            mib_down=told.traffic.bytes_down / MIB,
             trained=float(count["trained"]),
             late=float(count["late"]),
             dropped=float(count["dropped"]),
@@ -155,8 +156,8 @@ class Telling:
                 "round": round_,
                 **count,
                 "seconds": told.seconds,
-                "bytes_up": told.bytes_up,
-                "bytes_down": told.bytes_down,
+                "bytes_up": told.traffic.bytes_up,
+                "bytes_down": told.traffic.bytes_down,
                 "loss": told.loss,
                 "accuracy": judged.means.get("accuracy", np.nan) if judged is not None else np.nan,
                 "worst": int(np.nanargmin(accuracy)) if is_known else -1,  # type: ignore[arg-type]

@@ -20,12 +20,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from training.config.choices import Value
 from training.contracts import Algorithm
-from training.data import Batch, Task
+from training.data import Batch, Split, Task
 from training.federated import failing
 from training.federated.client import Client
+from training.federated.filtering import Chain
 from training.federated.layout import Layout
-from training.federated.messages import Sizes
-from training.federated.messages import size as message_size
+from training.federated.messages import Description, Messages
 from training.federated.schedule import Chunk, Ids, batches, steps_of, widths_of
 from training.federation.config import FederationConfig
 from training.federation.splitting import Divided
@@ -34,8 +34,6 @@ from training.runtime.seeds import derive_seed
 if TYPE_CHECKING:
     from training.federated.server import Server
 
-STACKED_PARAMETERS = 100_000
-"""Models of more are computed one by one: at 85,000 stacking was twice as fast on a CPU, at 814,000 it lost."""
 STATISTICS = "statistics"
 """What is sent beside the algorithm's own: running means and variances, where the model has any."""
 PERSONAL = "personal"
@@ -76,7 +74,7 @@ class Sent:
 
     clients: Ids
     values: dict[str, Tensor]
-    """(clients, numbers) by name."""
+    """(clients, …) by name, as the server has them."""
     kept: dict[str, Tensor]
     """(clients, …) by name."""
     losses: Tensor
@@ -84,6 +82,8 @@ class Sent:
     has_losses: bool = True
     failed: dict[int, str] = field(default_factory=dict)
     """Client → its traceback. It is among `clients`, and what stands for it counts for nothing."""
+    wire: dict[str, Tensor] = field(default_factory=dict)
+    """(clients, …) by name: what a message of each holds, from which the server has `values`."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,20 @@ class Question:
 class Work:
     """Runs chunks of clients."""
 
-    def __init__(self, config: FederationConfig, model: Model, divided: Divided, *, alone: str) -> None:
-        """`alone`: why clients are computed one by one; "": they are stacked."""
-        self._config, self._model, self._divided = config, model, divided
-        self.alone = alone
-        self._sizes: dict[str, tuple[dict[str, int], Sizes]] = {}
+    def __init__(
+        self,
+        config: FederationConfig,
+        model: Model,
+        divided: Divided,
+        filters: Chain,
+        *,
+        alone: str,
+        split: Split = "train",
+    ) -> None:
+        """`alone`: why clients are computed one by one; "": they are stacked. `split`: where their samples are."""
+        self._config, self._model, self._divided, self._split = config, model, divided, split
+        self._filters, self.alone = filters, alone
+        self._sizes: dict[str, tuple[dict[str, int], Messages]] = {}
         algorithm = model.algorithm
         self.training = Question(
             "train",
@@ -159,20 +168,20 @@ class Work:
         """How many numbers of each name are added up."""
         return self._tried(question, server)[0]
 
-    def message_of(self, question: Question, server: Server) -> Sizes:
-        """Bytes of a question to one client, and of its answer."""
+    def messages_of(self, question: Question, server: Server) -> Messages:
+        """What a question to one client holds, and its answer."""
         return self._tried(question, server)[1]
 
     def try_out(self, server: Server) -> None:
         """One client's work, thrown away: whether stacking works at all, and what a client sends."""
         self._tried(self.training, server)
 
-    def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Sizes]:
+    def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Messages]:
         """What one client's answer is made of: known once it has been asked, by way of trial."""
         if question.name not in self._sizes:
             sent = self._trial(question, server)
             sizes = {name: value.shape[1] for name, value in question.folded(sent.values).items()}
-            self._sizes[question.name] = sizes, self._measured(question, server, sent)
+            self._sizes[question.name] = sizes, self._described(question, server, sent)
         return self._sizes[question.name]
 
     def _trial(self, question: Question, server: Server) -> Sent:
@@ -201,24 +210,14 @@ class Work:
             self.alone = ""
         return sent
 
-    def _measured(self, question: Question, server: Server, sent: Sent) -> Sizes:
-        """What a message of either kind takes, rounds and clients with as many digits as they may have."""
-        config, model = self._config, self._model
-        dtype = str(model.dtype).removeprefix("torch.")
-        down = [*model.weights.travelling.items(), *model.statistics.travelling.items()] if question.trains else []
-        down += [(name, value.shape) for name, value in self._broadcast(question, server).items()]
-        up = [(name, value.shape[1:]) for name, value in sent.values.items()]
-        most = int(self._divided.sizes.max())
-        return Sizes(
-            up=message_size(
-                [(name, tuple(shape), dtype) for name, shape in up],
-                client=config.clients - 1,
-                round_=config.rounds,
-                samples=most,
-            ),
-            down=message_size(
-                [(name, tuple(shape), dtype) for name, shape in down], client=None, round_=config.rounds, samples=None
-            ),
+    def _described(self, question: Question, server: Server, sent: Sent) -> Messages:
+        model = self._model
+        shapes = {**model.weights.travelling, **model.statistics.travelling} if question.trains else {}
+        down = {name: (tuple(shape), model.dtype) for name, shape in shapes.items()}
+        beside = self._broadcast(question, server)
+        down |= {f"server.{name}": (tuple(value.shape), value.dtype) for name, value in beside.items()}
+        return Messages(
+            up=Description.of({name: value[0] for name, value in sent.wire.items()}), down=Description(down)
         )
 
     def _broadcast(self, question: Question, server: Server) -> dict[str, Tensor]:
@@ -227,10 +226,18 @@ class Work:
 
     def run(self, chunk: Chunk, round_: int, question: Question, server: Server, *, strict: bool = False) -> Sent:
         """What these clients answer. `strict`: what goes wrong with all of them together is raised."""
-        torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
-        ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         rows = torch.from_numpy(chunk.clients).to(self._model.device)
         own = {name: values[rows] for name, values in server.kept.items()}
+        filters = {name: own.pop(name) for name in self._filters.keeps}
+        sent = self._answered(chunk, round_, question, server, own, strict=strict)
+        sent.wire = dict(sent.values)
+        return self._filters.passed(sent, round_, filters) if question.trains else sent
+
+    def _answered(
+        self, chunk: Chunk, round_: int, question: Question, server: Server, own: Mapping[str, Tensor], *, strict: bool
+    ) -> Sent:
+        torch.manual_seed(derive_seed(self._config.seed, DROPPED, round_, int(chunk.clients[0])))
+        ids, there = self._batches(chunk, round_) if question.takes_steps else _no_batches(chunk)
         one = _One(
             self._config,
             self._model,
@@ -287,7 +294,7 @@ class Work:
     def _look_up(self, ids: Ids, shape: Sequence[int]) -> Batch:
         """The samples, as (*shape, …)."""
         device, dtype = self._model.device, self._model.dtype
-        found = self._model.task.batch("train", ids)
+        found = self._model.task.batch(self._split, ids)
         placed = (part.to(device, dtype if part.is_floating_point() else None) for part in found)
         return tuple(part.reshape(*shape, *part.shape[1:]) for part in placed)
 
@@ -408,18 +415,6 @@ def _gathered(
         has_losses,
         failed,
     )
-
-
-def why_alone(config: FederationConfig, model: Model) -> str:
-    """Why a model's clients can't be stacked, as far as that is known without trying; "": they can."""
-    task = model.task
-    if task.each is None:
-        return f"{config.recipe} knows no loss of a single sample, by which places without one are left out"
-    if (numbers := model.weights.size) > STACKED_PARAMETERS:
-        return f"it trains {numbers:,} parameters, more than {STACKED_PARAMETERS:,}"
-    if any(isinstance(module, _NormBase) and module.training for module in task.model.modules()):
-        return "it normalises over whole batches, which places without a sample would change"
-    return ""
 
 
 def _precision(dtype: str, device: torch.device) -> AbstractContextManager[object]:

@@ -1,31 +1,140 @@
 """Which choices of a federation go together, and why others don't. docs/federated.md is made of this.
 
-What stands here is refused before anything is allocated.
+What stands here is refused before anything is allocated. It goes by what modules say of themselves (SENT, IS_SUM, …),
+so that one of somebody's own is judged like ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from training import contracts
 from training.config import choices
 from training.config.shape import Misfit
+from training.federation import filter_order
 from training.federation.config import FOLDERS, FederationConfig
 
 
+@dataclass(frozen=True)
+class Fact:
+    """What may be true of one of a run's choices."""
+
+    field: str
+    words: str
+    """It …"""
+    holds: Callable[[FederationConfig], bool]
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Two choices that don't go together. The first is the one to change."""
+
+    one: Fact
+    other: Fact
+    why: str
+    remedy: str
+
+
+def _says(field: str, config: FederationConfig, constant: str) -> object:
+    """A constant of what is chosen, read without importing anything; None: it says nothing."""
+    return choices.get(FOLDERS[field], getattr(config, field)).constants.get(constant)
+
+
+def _sends_other(config: FederationConfig) -> bool:
+    sent = _says("algorithm", config, "SENT")
+    return isinstance(sent, dict) and set(sent) != {filter_order.UPDATE}
+
+
+def _paces(config: FederationConfig) -> tuple[str, ...]:
+    """Those that the algorithm is for; empty: any."""
+    paces = _says("algorithm", config, "PACES")
+    return paces if isinstance(paces, tuple) else ()
+
+
+def _hides(config: FederationConfig) -> bool:
+    return any(choices.get(FOLDERS["filters"], name).constants.get("SUM_ONLY") for name in config.filters)
+
+
+SEES_EACH = Fact(
+    "aggregation", "looks at each update by itself", lambda config: not _says("aggregation", config, "IS_SUM")
+)
+TRUSTS_ITSELF = Fact(
+    "aggregation",
+    "has the server train as a client would",
+    lambda config: bool(_says("aggregation", config, "TRUSTED")),
+)
+SENDS_OTHER = Fact("algorithm", "sends something beside an update, or in its place", _sends_other)
+KEEPS = Fact(
+    "algorithm",
+    "keeps something with each client from round to round",
+    lambda config: contracts.algorithm(config.algorithm).keeps,
+)
+HIDES = Fact("filters", "show the server nothing but the sum of all updates", _hides)
+NEVER_WAITS = Fact("pace", "makes a model of the next few updates", lambda config: config.pace == "asynchronous")
+IS_PARTICULAR = Fact("algorithm", "is for a certain pace", lambda config: bool(_paces(config)))
+IS_ANOTHER = Fact("pace", "is not the one", lambda config: config.pace not in _paces(config))
+
+CONTRADICTIONS = (
+    Contradiction(
+        IS_ANOTHER,
+        IS_PARTICULAR,
+        "It counts on when updates come, and from which model.",
+        'Write pace = "{pace}".',
+    ),
+    Contradiction(
+        SEES_EACH,
+        SENDS_OTHER,
+        "Left out of one sum, a client would still be in the others.",
+        'Write aggregation = "mean", or algorithm = "fedavg".',
+    ),
+    Contradiction(
+        SEES_EACH,
+        HIDES,
+        "What nobody sees can't be compared.",
+        'Write aggregation = "mean", or filters without it.',
+    ),
+    Contradiction(
+        SEES_EACH,
+        NEVER_WAITS,
+        "A few updates, of models of different ages, are too few to tell bad ones by.",
+        'Write aggregation = "mean", or pace = "deadline".',
+    ),
+    Contradiction(
+        TRUSTS_ITSELF,
+        KEEPS,
+        "The server is no client, and keeps no such thing.",
+        'Write aggregation = "median", or algorithm = "fedavg".',
+    ),
+)
+
+
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    """What of the run's choices contradicts another one."""
-    algorithm = choices.get(FOLDERS["algorithm"], config.algorithm)
-    paces = algorithm.constants.get("PACES")
-    if isinstance(paces, tuple) and config.pace not in paces:
-        yield Misfit(
-            "pace", f'is "{config.pace}", but {config.algorithm} is for "{paces[0]}". Write pace = "{paces[0]}".'
-        )
-    sent = choices.get(FOLDERS["algorithm"], config.algorithm).constants.get("SENT")
-    is_sum = choices.get(FOLDERS["aggregation"], config.aggregation).constants.get("IS_SUM")
-    if not is_sum and isinstance(sent, dict) and set(sent) != {"delta"}:
-        more = ", ".join(sorted(set(sent) - {"delta"}))
-        yield Misfit(
-            "aggregation",
-            f'"{config.aggregation}" combines one update a client, but {config.algorithm} sends {more}, too. '
-            'Write "mean", or algorithm = "fedavg".',
-        )
+    """What of the run's choices contradicts another one: of each field the first that there is."""
+    told = set()
+    for row in CONTRADICTIONS:
+        field = row.one.field
+        if field not in told and row.one.holds(config) and row.other.holds(config):
+            told.add(field)
+            yield Misfit(field, _message(row, config))
+    yield from filter_order.check(config)
+
+
+def _message(row: Contradiction, config: FederationConfig) -> str:
+    one, other = (_named(fact, config) for fact in (row.one, row.other))
+    remedy = row.remedy.format(pace=next(iter(_paces(config)), ""))
+    return f"{one} {row.one.words}, but {other} {row.other.words}. {row.why} {remedy}"
+
+
+def _named(fact: Fact, config: FederationConfig) -> str:
+    value = getattr(config, fact.field)
+    return ", ".join(f'"{name}"' for name in (value if isinstance(value, list) else [value]))
+
+
+def table() -> Iterator[str]:
+    """Lines of Markdown."""
+    yield "| what | goes not with | because | instead |"
+    yield "| --- | --- | --- | --- |"
+    for row in CONTRADICTIONS:
+        remedy = row.remedy.format(pace="…")
+        yield f"| {row.one.field}: {row.one.words} | {row.other.field}: {row.other.words} | {row.why} | {remedy} |"

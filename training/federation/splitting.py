@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,8 +16,8 @@ from training.federation.config import FederationConfig
 from training.federation.shares import shared_out
 from training.runtime.seeds import derive_seed
 
-DRAWN = 1
-"""Of what is derived from a run's seed, this number is for the split."""
+DRAWN, ROOT = 1, 9
+"""Of what is derived from a run's seed, these numbers are for the split, and for what the server trains on itself."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Divided:
     owners: dict[Split, NDArray[np.int64]]
     """The client of each sample; -1: nobody's."""
     clients: int
+    root: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Of those kept for validation, the samples that the server trains on itself; nobody is judged by them."""
 
     @cached_property
     def train(self) -> list[Ids]:
@@ -40,7 +42,8 @@ class Divided:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        return np.bincount(self.owners["train"], minlength=self.clients)
+        owners = self.owners["train"]
+        return np.bincount(owners[owners >= 0], minlength=self.clients)
 
     def counts(self) -> NDArray[np.int64]:
         """(clients, labels): how many of each a client trains on. The picture."""
@@ -61,13 +64,22 @@ def divide(config: FederationConfig, labels: Labels) -> Divided:
     draw = np.random.RandomState(derive_seed(config.seed, DRAWN) % 2**32)
     split = contracts.split(config.split)
     owners = split.divide(labels, config.clients, draw, **config.options_of(config.split))
-    return Divided(
-        labels, {"train": owners, "validation": _alike(labels, owners, config.clients, draw)}, config.clients
-    )
+    validation = _alike(labels, owners, config.clients, draw)
+    root = _root(config, len(validation))
+    validation[root] = -1
+    return Divided(labels, {"train": owners, "validation": validation}, config.clients, root)
 
 
 def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
     """What of a division can't be worked with, and the nearest that can."""
+    kept, root = len(divided.owners["validation"]), root_samples(config)
+    if root and kept < 2:
+        yield Misfit(
+            "aggregation", f'"{config.aggregation}" needs samples kept for validation. Keep some, or "median".'
+        )
+    elif root and root >= kept:
+        text = f"are {root:,}, but {kept:,} are kept for validation, and some must stay to judge by."
+        yield Misfit(f"{config.aggregation}.root_samples", f"{text} Write at most {kept - 1:,}, better half of them.")
     empty = np.flatnonzero(divided.sizes == 0)
     samples = len(divided.owners["train"])
     if samples < config.clients:
@@ -77,6 +89,19 @@ def check(config: FederationConfig, divided: Divided) -> Iterator[Misfit]:
         message = f"leaves {len(empty):,} of {config.clients:,} clients without a sample ({some})."
         remedies = {"dirichlet": "Write a larger alpha in [run.dirichlet], or fewer clients."}
         yield Misfit("split", f'"{config.split}" {message} {remedies.get(config.split, "Write fewer clients.")}')
+
+
+def _root(config: FederationConfig, validation: int) -> Ids:
+    """What the server trains on itself, of so many samples that are kept for validation."""
+    asked = root_samples(config)
+    draw = np.random.RandomState(derive_seed(config.seed, ROOT) % 2**32)
+    return np.sort(draw.permutation(validation)[:asked]) if asked else np.zeros(0, dtype=np.int64)
+
+
+def root_samples(config: FederationConfig) -> int:
+    """How many the run's aggregation wants the server to train on; 0: it trusts no such update."""
+    trusted = contracts.aggregation(config.aggregation).TRUSTED
+    return int(config.options_of(config.aggregation)["root_samples"] or 0) if trusted else 0
 
 
 def _alike(labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:

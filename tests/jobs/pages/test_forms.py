@@ -150,6 +150,13 @@ def test_another_kind_or_recipe_drops_the_tables_of_the_one_before() -> None:
     JobSpec.parse_toml(vision)
 
 
+def test_filters_keep_the_tables_of_those_that_stay() -> None:
+    text = 'name = "x"\nkind = "federated"\n[run]\nfilters = ["topk", "int8"]\n'
+    text += "[run.topk]\ndensity = 0.2\n[run.int8]\nblock = 64\n"
+    run = read_toml(merged(text, {"run.filters": "topk\nfp16"}))["run"]
+    assert run == {"filters": ["topk", "fp16"], "topk": {"density": 0.2}}
+
+
 def test_a_broken_text_is_never_rewritten() -> None:
     with pytest.raises(SpecError):
         merged("name = ", {"name": "x"})

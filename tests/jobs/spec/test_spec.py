@@ -151,9 +151,24 @@ def test_a_federations_table_is_another_than_the_trainers() -> None:
     assert 'write split = "dirichlet"' in problems({**federated, "run": {"dirichlet": {}}})["run.dirichlet"]
 
 
+def test_options_of_the_same_name_are_those_of_the_kind_of_job() -> None:
+    """topk is a communication of the trainer's, and a filter of a federation."""
+    federated = {"name": "x", "kind": "federated"}
+    filtered = {"filters": ["topk"], "topk": {"density": 0.2, "feedback": False}}
+    assert JobSpec.parse({**federated, "run": filtered}).run.options_of("topk") == filtered["topk"]
+    told = problems({**federated, "run": {**filtered, "topk": {"density": 2}, "rounds": 0}})
+    assert told.keys() == {"run.topk.density", "run.rounds"}
+    told = problems({"name": "x", "run": {"communication": "topk", "topk": {"feedback": False}}})
+    assert "is not an option of topk" in told["run.topk.feedback"]
+    told = problems({**federated, "run": {"topk": {"density": 0.2}}})
+    assert 'add "topk" to filters' in told["run.topk"]
+
+
 @pytest.mark.parametrize(
     ("run", "field", "said"),
     [
+        ({"filters": ["int8", "topk"]}, "run.filters", 'Write filters = ["topk", "int8"].'),
+        ({"filters": ["topk", "topk"]}, "run.filters", 'names "topk" twice'),
         ({"clients": 10, "per_round": 11}, "run.per_round", "11 are more than all 10 clients"),
         ({"clients": 1500}, "run.clients", "there are 1,497 samples. Write at most 1497."),
         ({"clients": 900, "split": "dirichlet", "dirichlet": {"alpha": 0.01}}, "run.split", "without a sample"),

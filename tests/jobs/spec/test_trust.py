@@ -47,6 +47,18 @@ def test_every_key_is_classified_and_no_other() -> None:
     assert not POWERS.keys() - there, "no longer a key of a specification"
 
 
+@pytest.mark.parametrize("kind", choices.CHOSEN)
+def test_no_two_choices_of_one_kind_of_job_share_a_table(kind: str) -> None:
+    names = [name for folder in choices.CHOSEN[kind].values() for name in choices.names(folder)]
+    assert [name for name in names if names.count(name) > 1 and any(_options(kind, name))] == []
+
+
+def _options(kind: str, name: str) -> Iterator[choices.Option]:
+    for folder in choices.CHOSEN[kind].values():
+        if name in choices.names(folder):
+            yield from choices.get(folder, name).options
+
+
 def test_every_option_that_is_a_path_is_one_there() -> None:
     for kind in choices.ENTRY:
         for name, choice in choices.describe(kind).items():

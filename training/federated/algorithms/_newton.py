@@ -32,9 +32,9 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
 
 def hessian(client: Client, w: Tensor) -> Tensor:
     """(numbers, numbers): of the mean loss over everything that the client has."""
-    from torch.func import hessian as of
+    from torch.func import grad, jacrev  # forward mode would import the old compiler first
 
-    found: Tensor = of(client.loss)(w)
+    found: Tensor = jacrev(grad(client.loss))(w)
     return found
 
 
@@ -74,13 +74,24 @@ def squared(sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 def stepped(controller: Controller, start: Tensor, answer: Answer, matrix: Tensor, *, line_search: bool) -> Tensor:
     """start - μ H⁻¹ g; μ by Armijo's rule, which takes one more exchange, or 1."""
-    import torch
-
     gradient = answer.mean["gradient"]
-    direction: Tensor = torch.linalg.lstsq(matrix, gradient[:, None]).solution[:, 0]
+    direction = _solved(matrix, gradient)
     if not line_search:
         return start - direction
     return start - _length(controller, start, answer.mean["loss"], gradient, direction) * direction
+
+
+def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+    """The least of the solutions, of a symmetric matrix that may be singular: few small sketches leave it so.
+
+    By its eigenvalues: LAPACK's least squares gave other last bits from call to call.
+    """
+    import torch
+
+    values, vectors = torch.linalg.eigh(matrix)
+    there = values > values.abs().max() * len(values) * torch.finfo(values.dtype).eps
+    found: Tensor = vectors @ torch.where(there, (vectors.T @ right) / torch.where(there, values, 1.0), 0.0)
+    return found
 
 
 def _length(controller: Controller, start: Tensor, loss: Tensor, gradient: Tensor, direction: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,12 +21,11 @@ def divide(labels: Labels, clients: int, draw: np.random.RandomState) -> NDArray
     owners = labels.owners["train"]
     names, counts = np.unique(owners, return_counts=True)
     order = names[np.argsort(-counts, kind="stable")]
-    held = np.zeros(clients, dtype=np.int64)
+    held = [(0, client) for client in range(clients)]  # a heap: who has least, and of those the first
     client_of = {}
     for name, count in zip(order.tolist(), np.sort(counts)[::-1].tolist(), strict=True):
-        least = int(held.argmin())
-        client_of[name] = least
-        held[least] += count
+        has, client_of[name] = held[0]
+        heapq.heapreplace(held, (has + count, client_of[name]))
     return np.array([client_of[name] for name in owners.tolist()], dtype=np.int64)
 
 

@@ -22,5 +22,15 @@ def divide(
     owners = np.empty(len(of), dtype=np.int64)
     for label in np.unique(of):
         rows = draw.permutation(np.flatnonzero(of == label))
-        owners[rows] = shared_out(len(rows), draw.dirichlet(np.full(clients, alpha)))
+        owners[rows] = shared_out(len(rows), _parts(clients, alpha, draw))
     return owners
+
+
+def _parts(clients: int, alpha: float, draw: np.random.RandomState) -> NDArray[np.float64]:
+    """(clients,): whose sum is 1. Of a tiny alpha all numbers may be 0 to a float: then one client has everything."""
+    with np.errstate(invalid="ignore"):
+        parts: NDArray[np.float64] = draw.dirichlet(np.full(clients, alpha))
+    if not np.isfinite(parts).all():
+        parts = np.zeros(clients)
+        parts[draw.randint(clients)] = 1
+    return parts

@@ -17,10 +17,12 @@ def divide(
     *,
     shards_each: Annotated[int, "1..1000", "Shards of a client: about so many classes it has."] = 2,
 ) -> NDArray[np.int64]:
+    """Fewer shards where there aren't samples for all: else some clients would have nothing but empty ones."""
     of = labels.of["train"]
     by_class = np.argsort(of, kind="stable")
-    shard_owners = draw.permutation(np.arange(clients * shards_each) % clients)
+    shards = clients * max(1, min(shards_each, len(of) // clients))
+    shard_owners = draw.permutation(np.arange(shards) % clients)
     owners = np.empty(len(of), dtype=np.int64)
-    for owner, rows in zip(shard_owners, np.array_split(by_class, clients * shards_each), strict=True):
+    for owner, rows in zip(shard_owners, np.array_split(by_class, shards), strict=True):
         owners[rows] = owner
     return owners

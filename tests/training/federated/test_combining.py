@@ -1,0 +1,285 @@
+"""Robust aggregations in the engine: bad clients are left out and told of, wherever the clients are computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.training import ranks
+from training.attempt import place
+from training.attempt.heartbeat import NullHeartbeat
+from training.attempt.stopping import StopRequest
+from training.federated.controller import QuorumLost
+from training.federated.pending import Arrivals
+from training.federated.rounds import Rounds
+from training.federated.telling import BROKEN, DROPPED, LATE, REJECTED, TRAINED, Told
+from training.federated.working import Sent
+from training.federation import config, splitting
+from training.reporting.reporter import NullReporter
+from training.runtime.distributed import World
+
+DIGITS: dict[str, Any] = {
+    "recipe": "tabular",
+    "clients": 10,
+    "learning_rate": 0.3,
+    "batch": 32,
+    "epochs": 1,
+    "tabular": {"hidden": 16},
+}
+BAD = (3, 7)
+FAR = -1e6
+
+
+def rounds_of(folder: Path, world: World | None = None, **table: Any) -> Rounds:
+    """One rank, ready for its first round."""
+    run_dir = folder / f"rank-{world.rank if world else 0}"
+    rounds = Rounds(
+        config.parse({**DIGITS, **table}),
+        place.by_hand(run_dir, resume=place.FRESH),
+        world or World(0, 1, torch.device("cpu")),
+        reporter=NullReporter(),
+        heartbeat=NullHeartbeat(),
+        stop=StopRequest(),
+    )
+    rounds._prepare(None)
+    return rounds
+
+
+def spoil(rounds: Rounds, *, factor: float, of: tuple[int, ...] = BAD, name: str = "delta") -> None:
+    """These clients send their update so many times, whatever they have learnt."""
+    run = rounds.work.run
+
+    def spoilt(chunk: Any, *arguments: Any, **options: Any) -> Sent:
+        sent = run(chunk, *arguments, **options)
+        is_bad = torch.from_numpy(np.isin(sent.clients, of))[:, None]
+        sent.values[name] = torch.where(is_bad, sent.values[name] * factor, sent.values[name])
+        return sent
+
+    rounds.work.run = spoilt  # type: ignore[method-assign]
+
+
+def train(rounds: Rounds, many: int) -> list[Told]:
+    return [rounds._round(number) for number in range(1, many + 1)]
+
+
+def accuracy(rounds: Rounds) -> float:
+    judged = rounds.judge.judge(rounds.server, goes_on=lambda: True)
+    assert judged is not None
+    return judged.means["accuracy"]
+
+
+def did(told: Told, state: int) -> list[int]:
+    return sorted(told.clients[told.states == state].tolist())
+
+
+class TestAnAttack:
+    def test_ruins_the_mean(self, tmp_path: Path) -> None:
+        rounds = rounds_of(tmp_path)
+        spoil(rounds, factor=FAR)
+        assert did(train(rounds, 1)[-1], TRAINED) == list(range(10))
+        assert not accuracy(rounds) > 0.4
+
+    @pytest.mark.parametrize(
+        ("aggregation", "options"),
+        [
+            ("median", {"f": 2}),
+            ("trimmed_mean", {"trim": 2}),
+            ("multi_krum", {"f": 2}),
+            ("fltrust", {"root_samples": 60}),
+        ],
+    )
+    def test_is_borne_and_told(self, aggregation: str, options: Any, tmp_path: Path) -> None:
+        rounds = rounds_of(tmp_path, aggregation=aggregation, **{aggregation: options})
+        spoil(rounds, factor=FAR)
+        told = train(rounds, 10)
+        assert accuracy(rounds) > 0.6
+        assert all(set(BAD) <= set(did(one, REJECTED)) for one in told)
+        assert did(told[-1], REJECTED) == list(BAD)
+        good = [client for client in range(10) if client not in BAD]
+        assert told[-1].samples == rounds.federation.divided.sizes[good].sum()
+        up = rounds.work.messages_of(rounds.work.training, rounds.server).up
+        samples = rounds.federation.divided.sizes[told[-1].clients]
+        assert told[-1].traffic.bytes_up == up.sizes(10, told[-1].clients.tolist(), samples.tolist()).sum()
+
+    def test_of_numbers_that_are_none_never_gets_in(self, tmp_path: Path) -> None:
+        rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 2})
+        spoil(rounds, factor=float("nan"))
+        (told,) = train(rounds, 1)
+        assert did(told, BROKEN) == list(BAD)
+        assert len(did(told, TRAINED)) == 1
+        assert len(did(told, REJECTED)) == 7
+        assert torch.isfinite(rounds.server.weights).all()
+
+
+def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 1}, dtype="fp64")
+    before = rounds.server.weights.clone()
+    found: dict[int, torch.Tensor] = {}
+    run = rounds.work.run
+
+    def seen(chunk: Any, *arguments: Any, **options: Any) -> Sent:
+        sent = run(chunk, *arguments, **options)
+        found.update(zip(sent.clients.tolist(), sent.values["delta"], strict=True))
+        return sent
+
+    rounds.work.run = seen  # type: ignore[method-assign]
+    (told,) = train(rounds, 1)
+    (chosen,) = did(told, TRAINED)
+    assert torch.equal(rounds.server.weights, before + found[chosen])
+    assert told.loss == told.losses[told.clients == chosen]
+
+
+def test_what_is_sent_beside_is_summed_over_those_that_were_not_left_out(tmp_path: Path) -> None:
+    table: dict[str, Any] = {"aggregation": "multi_krum", "multi_krum": {"f": 1}, "split": "quantity", "dtype": "fp64"}
+    rounds = rounds_of(tmp_path, **table)
+    assert rounds.combining is not None
+    rounds.combining._like = {name: torch.empty(2, dtype=torch.float64) for name in ("delta", "statistics")}
+    clients = np.array([5, 0, 1, 2, 3, 4])
+    rows = torch.tensor([[1e6, 1e6], [1.0, 2.0], [1.0, 3.0], [1.0, 4.0], [1.0, 5.0], [-7.0, 7.0]], dtype=torch.float64)
+    sent = {"delta": rows, "statistics": torch.arange(12, dtype=torch.float64).view(6, 2)}
+    combined = rounds.combining.combine(
+        rounds.work.training, [sent], [6], clients=clients, counts=clients != 4, late=Arrivals.none(), round_=1
+    )
+    assert not isinstance(combined, str)
+    assert combined.left_out.tolist() == [5]
+    assert combined.mean["delta"].tolist() == [1.0, 3.5]
+    samples = torch.from_numpy(rounds.federation.divided.sizes[:4]).double()
+    assert len(set(samples.tolist())) == 4
+    expected = (samples[:, None] * sent["statistics"][1:5]).sum(dim=0)
+    assert combined.sum["statistics"].tolist() == expected.tolist()
+    assert combined.mean["statistics"].tolist() == (expected / samples.sum()).tolist()
+    assert combined.sum["delta"].tolist() == [samples.sum(), 3.5 * samples.sum()]
+
+
+def test_late_updates_are_among_those_that_are_combined(tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path, aggregation="median", dtype="fp64")
+    assert rounds.combining is not None
+    rounds.combining._like = {"delta": torch.empty(1, dtype=torch.float64)}
+    late = Arrivals(
+        clients=np.array([2, 9]),
+        rows=torch.tensor([[3.0], [-1e6]], dtype=torch.float64),
+        samples=np.array([1.0, 1.0]),
+        factors=np.array([0.5, 0.5]),
+        losses=np.zeros(2),
+    )
+    sent = {"delta": torch.tensor([[1.0], [9.0], [4.0]], dtype=torch.float64)}
+    combined = rounds.combining.combine(
+        rounds.work.training, [sent], [3], clients=np.array([4, 0, 1]), counts=np.ones(3, bool), late=late, round_=1
+    )
+    assert not isinstance(combined, str)
+    assert combined.mean["delta"].tolist() == [3.0]
+    assert combined.left_out.tolist() == [0, 1, 4, 9]
+
+
+def test_a_robust_round_waits_by_a_deadline_and_tells_of_late_ones(tmp_path: Path) -> None:
+    table: dict[str, Any] = {"aggregation": "multi_krum", "multi_krum": {"f": 2}, "clients": 20}
+    rounds = rounds_of(tmp_path, **table, pace="deadline", deadline={"quantile": 0.6})
+    spoil(rounds, factor=FAR)
+    told = train(rounds, 4)
+    assert sum(len(did(one, LATE)) for one in told)
+    bad = [client for one in told for client in did(one, REJECTED)]
+    assert set(BAD) & set(bad)
+    assert not any(set(BAD) & set(did(one, TRAINED) + did(one, LATE)) for one in told)
+    assert torch.isfinite(rounds.server.weights).all()
+
+
+def test_a_round_with_too_few_updates_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path, aggregation="bulyan", per_round=7)
+    spoil(rounds, factor=float("nan"), of=(0, 1, 2, 3))
+    before = rounds.server.weights.clone()
+    with pytest.raises(QuorumLost, match="round 1 was lost 3 times: . updates are left, at least 7 are needed"):
+        rounds._round(1)
+    assert torch.equal(rounds.server.weights, before)
+
+
+def test_a_client_that_fails_is_no_rejected_one(tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path, aggregation="median", learning_rate=0.1)
+    rounds.work.alone = "for the test"
+    one = rounds.work._one_by_one
+
+    def failing(chunk_one: Any, chunk: Any, *arguments: Any) -> Sent:
+        sent = one(chunk_one, chunk, *arguments)
+        if 4 in chunk.clients:
+            sent.failed[4] = "Traceback"
+        return sent
+
+    rounds.work._one_by_one = failing  # type: ignore[method-assign, assignment]
+    (told,) = train(rounds, 1)
+    assert did(told, DROPPED) == [4]
+
+
+class TestWhatTheServerTrainsOn:
+    def test_nobody_is_judged_by(self, tmp_path: Path) -> None:
+        rounds = rounds_of(tmp_path, aggregation="fltrust", fltrust={"root_samples": 100})
+        divided = rounds.federation.divided
+        assert len(divided.root) == 100
+        assert (divided.owners["validation"][divided.root] == -1).all()
+        looked_up: list[int] = []
+        batch = rounds.federation.model.task.batch
+
+        def seen(split: Any, ids: Any) -> Any:
+            looked_up.extend(ids.tolist() if split == "validation" else ())
+            return batch(split, ids)
+
+        object.__setattr__(rounds.federation.model.task, "batch", seen)
+        accuracy(rounds)
+        assert sorted([*looked_up, *divided.root.tolist()]) == list(range(len(divided.owners["validation"])))
+        looked_up.clear()
+        train(rounds, 1)
+        assert set(looked_up) == set(divided.root.tolist())
+
+    @pytest.mark.parametrize(
+        ("table", "field"),
+        [
+            ({"fltrust": {"root_samples": 300}}, "fltrust.root_samples"),
+            ({"tabular": {"held_out": 0}}, "aggregation"),
+        ],
+    )
+    def test_must_leave_some(self, table: dict[str, Any], field: str) -> None:
+        from training.federation import checking
+
+        asked = config.parse({**DIGITS, "aggregation": "fltrust", **table})
+        (problem,) = checking.problems(asked, 1)
+        assert problem.field == field
+
+    def test_is_taken_only_where_it_is_asked_for(self, tmp_path: Path) -> None:
+        rounds = rounds_of(tmp_path)
+        assert len(rounds.federation.divided.root) == 0
+        assert splitting.root_samples(rounds.config) == 0
+
+
+def _one_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
+    rounds = rounds_of(folder / str(size), World(rank, size, torch.device("cpu")), **table)
+    spoil(rounds, factor=FAR)
+    told = train(rounds, 2)
+    found = {"weights": rounds.server.weights.numpy().tobytes().hex(), "rejected": [did(one, REJECTED) for one in told]}
+    (folder / f"{size}-{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"aggregation": "multi_krum", "multi_krum": {"f": 2}, "split": "quantity"},
+        {"aggregation": "fltrust", "fltrust": {"root_samples": 40}, "per_round": 7},
+    ],
+    ids=lambda table: table["aggregation"],
+)
+def test_the_same_bits_on_one_two_and_three_ranks(table: dict[str, Any], tmp_path: Path) -> None:
+    for size in (1, 2, 3):
+        processes = [ranks.fork(_one_rank, rank, size, tmp_path, table) for rank in range(size)]
+        for process in processes:
+            process.join(ranks.SECONDS)
+        assert [process.exitcode for process in processes] == [0] * size
+    found = [json.loads((tmp_path / f"{size}-{rank}.json").read_text()) for size in (1, 2, 3) for rank in range(size)]
+    assert all(one == found[0] for one in found)
+    assert any(found[0]["rejected"])

@@ -1,0 +1,126 @@
+"""Newton-type algorithms: on a quadratic one round is all, on logistic regression as fast as was measured of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.federated.runs import CONVEX, start
+from training.federated.rounds import Rounds
+
+QUADRATIC: dict[str, Any] = {
+    **CONVEX,
+    "tabular": {"source": "synthetic", "model": "linear", "samples": 300, "features": 6, "held_out": 0},
+}
+NUMBERS = 31
+"""Weights of a logistic regression on breast cancer, with the bias."""
+
+
+def begin(folder: Path, table: dict[str, Any]) -> Rounds:
+    loop = start(folder, table)
+    loop._prepare(None)
+    return loop
+
+
+def loss(loop: Rounds) -> float:
+    """The objective over everything, with its ridge, computed beside the engine."""
+    task, weights = loop.federation.model.task, loop.server.weights
+    rows, targets = task.batch("train", np.arange(task.samples["train"]))
+    logits = torch.cat([rows, torch.ones(len(rows), 1)], dim=1).double() @ weights
+    ridge = CONVEX["ridge"] / 2 * weights @ weights
+    if loop.config.recipe_options()["model"] == "linear":
+        return float((logits - targets).square().mean() / 2 + ridge)
+    return float(torch.nn.functional.binary_cross_entropy_with_logits(logits, targets.double()) + ridge)
+
+
+def minimum(folder: Path, table: dict[str, Any]) -> float:
+    loop = begin(folder, {**table, "algorithm": "fednewton"})
+    for round_ in range(1, 13):
+        loop._round(round_)
+    return loss(loop)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("fednewton", {}),
+        ("fedns", {"rows": 7}),
+        ("flens", {"rows": 7}),
+        ("flens", {"rows": 7, "line_search": False}),
+    ],
+)
+def test_with_the_whole_hessian_a_quadratic_takes_one_round(
+    algorithm: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    loop = begin(tmp_path, {**QUADRATIC, "algorithm": algorithm, algorithm: options})
+    loop._round(1)
+    task = loop.federation.model.task
+    rows, targets = task.batch("train", np.arange(task.samples["train"]))
+    x = torch.cat([rows, torch.ones(len(rows), 1)], dim=1).double()
+    matrix = x.T @ x / len(x) + CONVEX["ridge"] * torch.eye(7, dtype=torch.float64)
+    best = torch.linalg.solve(matrix, x.T @ targets.double() / len(x))
+    torch.testing.assert_close(loop.server.weights, best, rtol=1e-9, atol=1e-9)
+
+
+def test_momentum_leaves_a_quadratic_where_it_is_already_best(tmp_path: Path) -> None:
+    """From any point that is looked ahead to, a whole Newton step comes to the same minimum."""
+    loop = begin(tmp_path, {**QUADRATIC, "algorithm": "flens", "flens": {"rows": 7, "line_search": False}})
+    loop._round(1)
+    best = loop.server.weights.clone()
+    loop.server.memory["previous"] = best + 1.0
+    for round_ in (2, 3):
+        loop._round(round_)
+    torch.testing.assert_close(loop.server.weights, best, rtol=1e-9, atol=1e-9)
+
+
+def test_without_momentum_it_is_fedns(tmp_path: Path) -> None:
+    models = []
+    for algorithm, options in (("fedns", {"rows": 8}), ("flens", {"rows": 8, "momentum": False})):
+        loop = begin(tmp_path / algorithm, {**CONVEX, "algorithm": algorithm, algorithm: options})
+        for round_ in range(1, 5):
+            loop._round(round_)
+        models.append(loop.server.weights)
+    assert torch.equal(*models)
+
+
+def test_safeguarded_the_loss_never_rises_from_a_small_sketch(tmp_path: Path) -> None:
+    loop = begin(tmp_path, {**CONVEX, "algorithm": "flens", "flens": {"rows": 8, "sketch": "gaussian"}})
+    losses = [loss(loop)]
+    for round_ in range(1, 20):
+        loop._round(round_)
+        losses.append(loss(loop))
+    assert all(after <= before + 1e-12 for before, after in zip(losses, losses[1:], strict=False))
+
+
+def test_a_client_sends_its_sketch_its_gradient_and_a_loss(tmp_path: Path) -> None:
+    loop = begin(tmp_path, {**CONVEX, "algorithm": "fedns", "fedns": {"rows": 8}})
+    sent = loop.work.messages_of(loop.work.training, loop.server).up.body
+    assert sent == 8 * (8 * NUMBERS + NUMBERS + 1)
+    loop = begin(tmp_path / "newton", {**CONVEX, "algorithm": "fednewton"})
+    sent = loop.work.messages_of(loop.work.training, loop.server).up.body
+    assert sent == 8 * (NUMBERS * (NUMBERS + 1) // 2 + NUMBERS + 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sketch", "rows", "most"),
+    [("orthogonal", 8, 32), ("orthogonal", 15, 15), ("orthogonal", 31, 7), ("gaussian", 15, 25), ("gaussian", 31, 13)],
+)
+def test_rounds_on_breast_cancer_are_as_few_as_measured(sketch: str, rows: int, most: int, tmp_path: Path) -> None:
+    """Median over five seeds of the rounds to f - f* < 1e-8, ten clients."""
+    table = {**CONVEX, "clients": 10, "algorithm": "flens", "flens": {"rows": rows, "sketch": sketch}}
+    best = minimum(tmp_path / "best", {**CONVEX, "clients": 10})
+    taken = []
+    for seed in range(5):
+        loop = begin(tmp_path / str(seed), {**table, "rounds": 100, "seed": seed})
+        for round_ in range(1, 2 * most + 2):
+            loop._round(round_)
+            if loss(loop) - best < 1e-8:
+                break
+        taken.append(round_)
+    assert median(taken) <= most

@@ -1,0 +1,131 @@
+"""The loop of a federation: the same bits whatever happens to it, and what it reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.federated.runs import CONVEX, DIGITS, Telling, digest, run, start
+from training.config.asked import ConfigError
+from training.federated.working import Work
+from training.federation import tables
+
+KINDS: dict[str, dict[str, Any]] = {
+    "fedavg": {**DIGITS, "per_round": 5},
+    "fedbuff": {
+        **DIGITS,
+        "algorithm": "fedbuff",
+        "pace": "asynchronous",
+        "asynchronous": {"buffer": 2},
+        "per_round": 4,
+    },
+    "fedasync": {**DIGITS, "algorithm": "fedasync", "pace": "asynchronous", "per_round": 3},
+    "deadline": {**DIGITS, "pace": "deadline", "per_round": 6, "deadline": {"quantile": 0.5}},
+    "flens": {**CONVEX, "algorithm": "flens"},
+}
+
+
+class Killed(Exception):
+    """In place of kill -9: nothing of the loop runs after it."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_killed_within_a_round_goes_on_to_the_same_bits(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {**KINDS[kind], "checkpoint_every": 2}
+    run(tmp_path / "whole", table)
+    with monkeypatch.context() as patched:
+        real, asked = Work.run, []
+
+        def dies(work: Work, chunk: Any, round_: int, *arguments: Any, **options: Any) -> Any:
+            asked.append(round_)
+            if round_ == 4 and asked.count(4) == 2 or round_ == 5:
+                raise Killed
+            return real(work, chunk, round_, *arguments, **options)
+
+        patched.setattr(Work, "run", dies)
+        loop = start(tmp_path / "killed", table)
+        with pytest.raises(Killed):
+            loop.run()
+        loop.checkpoints.finish_flight()
+    again = run(tmp_path / "killed", table, reporter=(told := Telling()))
+    assert told.of("run.started")[0]["start_step"] in (2, 4)
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+    assert again.step == table["rounds"]
+
+
+def test_what_is_on_its_way_goes_on_after_a_resume(tmp_path: Path) -> None:
+    """The asynchronous pace has updates under way at every checkpoint, and a clock."""
+    table = {**KINDS["fedbuff"], "rounds": 3}
+    loop = run(tmp_path, table)
+    under_way, clock = loop.server.pending.clients.tolist(), loop.server.clock
+    assert len(under_way) == 2
+    assert clock > 0
+    more = start(tmp_path, {**table, "rounds": 4})
+    assert more.run()
+    assert digest(tmp_path).startswith("step-4")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"clients": 11}, "run.clients"),
+        ({"algorithm": "fedbuff", "pace": "asynchronous"}, "run.algorithm"),
+        ({"tabular": {"hidden": 8}}, "run.tabular.hidden"),
+        ({"dirichlet": {"alpha": 2.0}}, "run.dirichlet.alpha"),
+    ],
+)
+def test_another_federation_is_not_resumed_from(change: dict[str, Any], field: str, tmp_path: Path) -> None:
+    run(tmp_path, {**DIGITS, "rounds": 1})
+    with pytest.raises(ConfigError) as refused:
+        start(tmp_path, {**DIGITS, "rounds": 2, **change}).run()
+    assert [problem.field for problem in refused.value.problems] == [field]
+    assert run(tmp_path, {**DIGITS, "rounds": 2, "learning_rate": 0.1, "per_round": 5}).step == 2
+
+
+def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path) -> None:
+    told = Telling()
+    run(tmp_path, {**DIGITS, "per_round": 5}, reporter=told)
+    rows = [tables.RoundTable.unpack(event) for event in told.of("round.clients")]
+    rounds = np.concatenate([row.rounds["round"] for row in rows])
+    assert rounds.tolist() == [1, 2, 3, 4, 5, 6]
+    for name in ("trained", "dropped", "late"):
+        assert np.concatenate([row.rounds[name] for row in rows]).tolist() == list(told.series[name].values())
+    assert sum(len(row.clients["client"]) for row in rows) == 30
+    counts = np.concatenate([tables.Split.unpack(event).counts for event in told.of("clients.split")])
+    assert counts.shape == (12, 10)
+    assert counts.sum() == 1497
+    assert {"accuracy", "loss", "validation_loss", "client_accuracy_min", "client_loss_q75"} <= told.series.keys()
+    (started,) = told.of("run.started")
+    assert (started["steps"], started["clients"], started["alone"]) == (6, 12, "")
+
+
+def test_digits_reach_their_accuracy(tmp_path: Path) -> None:
+    """Dirichlet 0.3, rate 0.3: the same as others have measured of FedAvg."""
+    told = Telling()
+    table = {**DIGITS, "clients": 10, "rounds": 30, "dirichlet": {"alpha": 0.3}, "tabular": {"hidden": 64}}
+    run(tmp_path, table, reporter=told)
+    assert told.series["accuracy"][10] >= 0.82
+    assert told.series["accuracy"][30] >= 0.93
+
+
+def test_a_model_that_normalises_is_computed_one_by_one_and_says_so(tmp_path: Path) -> None:
+    told = Telling()
+    table = {**DIGITS, "rounds": 2, "tabular": {"hidden": 8, "batch_norm": True}}
+    run(tmp_path, table, reporter=told)
+    assert "normalises over whole batches" in told.of("run.started")[0]["alone"]
+
+
+def test_a_deadline_makes_some_late_and_uses_them(tmp_path: Path) -> None:
+    told = Telling()
+    run(tmp_path, KINDS["deadline"], reporter=told)
+    assert sum(told.series["late"].values()) > 0
+    dropped = Telling()
+    table = {**KINDS["deadline"], "deadline": {"quantile": 0.5, "late": "drop"}}
+    run(tmp_path / "drop", table, reporter=dropped)
+    assert sum(dropped.series["late"].values()) == 0
+    assert "dropped" in dropped.series

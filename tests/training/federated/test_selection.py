@@ -1,0 +1,213 @@
+"""Who takes part: so many, nobody twice, the same for the same seed, round and try; and whom each selection prefers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from training.config import choices
+from training.federated import selecting
+from training.federated.selection.availability import since_coming
+from training.federation import checking, config
+from training.federation.config import FOLDERS, FederationConfig
+from training.federation.speeds import speeds
+
+NAMES = choices.names(FOLDERS["selection"])
+Ids = NDArray[np.int64]
+
+
+def asked(
+    selection: str, *, clients: int = 100, per_round: int = 10, seed: int = 0, **options: Any
+) -> FederationConfig:
+    return config.parse(
+        {"selection": selection, "clients": clients, "per_round": per_round, "seed": seed, selection: options}
+    )
+
+
+def select(
+    of: FederationConfig,
+    round_: int,
+    *,
+    attempt: int = 1,
+    eligible: Ids | None = None,
+    samples: Ids | None = None,
+    losses: NDArray[np.float64] | None = None,
+) -> Ids:
+    return selecting.select(
+        of,
+        of.selected,
+        eligible=np.arange(of.clients) if eligible is None else eligible,
+        samples=np.full(of.clients, 10) if samples is None else samples,
+        losses=np.full(of.clients, np.nan) if losses is None else losses,
+        round_=round_,
+        attempt=attempt,
+    )
+
+
+def shares(of: FederationConfig, rounds: int, **known: Any) -> NDArray[np.float64]:
+    """(clients,): in which part of the rounds each takes part."""
+    counts = np.zeros(of.clients)
+    for round_ in range(1, rounds + 1):
+        counts[select(of, round_, **known)] += 1
+    return counts / rounds
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(1, 1000), st.data())
+@settings(max_examples=120, deadline=None)
+def test_what_every_selection_promises(name: str, clients: int, seed: int, round_: int, data: Any) -> None:
+    of = asked(name, clients=clients, per_round=data.draw(st.integers(1, clients)), seed=seed)
+    eligible = np.array(sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=1))))
+    draw = np.random.RandomState(seed)
+    known: dict[str, Any] = {
+        "samples": draw.randint(1, 50, clients),
+        "losses": np.where(draw.rand(clients) < 0.5, np.nan, 1.0),
+    }
+    found = select(of, round_, eligible=eligible, **known)
+    assert len(found)
+    assert (np.diff(found) > 0).all()
+    assert np.isin(found, eligible).all()
+    if name != "poisson":
+        assert len(found) <= of.selected
+    if name not in {"poisson", "availability"}:
+        assert len(found) == min(of.selected, len(eligible))
+    assert np.array_equal(found, select(of, round_, eligible=eligible, **known))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_round_seed_or_try_asks_others(name: str) -> None:
+    of = asked(name, clients=1000)
+    first = select(of, 1).tolist()
+    assert first != select(of, 2).tolist()
+    assert first != select(of, 1, attempt=2).tolist()
+    assert first != select(asked(name, clients=1000, seed=1), 1).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_all_that_there_are_everybody_is_asked(name: str) -> None:
+    of = config.parse(
+        {"selection": name, "clients": 7, **({name: {"on_share": 1.0}} if name == "availability" else {})}
+    )
+    assert select(of, 1).tolist() == list(range(7))
+
+
+class TestPoisson:
+    def test_sizes_are_binomial(self) -> None:
+        of = asked("poisson", clients=100, per_round=20)
+        sizes = np.array([len(select(of, round_)) for round_ in range(1, 401)])
+        assert sizes.mean() == pytest.approx(20, abs=0.6)
+        assert sizes.var() == pytest.approx(100 * 0.2 * 0.8, rel=0.25)
+
+    def test_each_is_as_likely_whoever_else_takes_part(self) -> None:
+        of = asked("poisson", clients=20, per_round=10)
+        took = np.zeros((2000, 20))
+        for round_ in range(2000):
+            took[round_, select(of, round_ + 1)] = 1
+        assert np.abs(took.mean(axis=0) - 0.5).max() < 0.05
+        assert np.abs(np.corrcoef(took.T) - np.eye(20)).max() < 0.1
+
+    def test_never_nobody(self) -> None:
+        of = asked("poisson", clients=100, per_round=1)
+        assert min(len(select(of, round_)) for round_ in range(1, 200)) == 1
+
+    def test_the_chance_is_of_all_clients_not_of_those_left(self) -> None:
+        of = asked("poisson", clients=100, per_round=20)
+        sizes = [len(select(of, round_, eligible=np.arange(50))) for round_ in range(1, 401)]
+        assert np.mean(sizes) == pytest.approx(10, abs=0.6)
+
+    def test_while_all_are_under_way_nobody_is_asked(self) -> None:
+        some, losses = np.arange(20), np.zeros(20)
+        assert not len(selecting.select(asked("poisson"), 0, eligible=some, samples=some, losses=losses, round_=1))
+
+
+class TestWeighted:
+    def test_by_samples(self) -> None:
+        samples = np.array([1, 2, 3, 4] * 25)
+        found = shares(asked("weighted", per_round=1), 4000, samples=samples)
+        for count in (1, 2, 3, 4):
+            assert found[samples == count].sum() == pytest.approx(count / 10, abs=0.03)
+
+    def test_the_second_is_drawn_from_those_left(self) -> None:
+        of = asked("weighted", clients=3, per_round=2)
+        found = shares(of, 4000, samples=np.array([1, 1, 2]))
+        # The largest is left out if the others come first and second: 1/4 · 1/3, twice.
+        assert found[2] == pytest.approx(1 - 2 * (1 / 4 * 1 / 3), abs=0.03)
+
+
+class TestByResource:
+    def test_the_fast_come_first(self) -> None:
+        fast = speeds(0, 100)
+        found = shares(asked("by_resource"), 300)
+        assert np.corrcoef(np.argsort(np.argsort(fast)), found)[0, 1] > 0.6
+        assert found[np.argsort(-fast)[:10]].mean() > 10 * found[np.argsort(fast)[:50]].mean()
+
+    def test_without_preference_all_alike(self) -> None:
+        assert np.abs(shares(asked("by_resource", preference=0.0), 1000) - 0.1).max() < 0.05
+
+
+class TestByLoss:
+    def test_among_all_the_highest(self) -> None:
+        losses = np.random.RandomState(1).rand(20)
+        of = asked("by_loss", clients=20, per_round=5, candidates=20)
+        assert select(of, 1, losses=losses).tolist() == np.sort(np.argsort(-losses)[:5]).tolist()
+
+    def test_who_has_never_trained_comes_first(self) -> None:
+        losses = np.full(20, 100.0)
+        losses[[3, 8, 15]] = np.nan
+        of = asked("by_loss", clients=20, per_round=4, candidates=20)
+        found = select(of, 1, losses=losses).tolist()
+        assert {3, 8, 15} < set(found)
+
+    def test_as_many_candidates_as_are_asked_are_no_choice(self) -> None:
+        losses = np.arange(20.0)
+        of = asked("by_loss", clients=20, per_round=5, candidates=5)
+        assert np.abs(shares(of, 1500, losses=losses) - 0.25).max() < 0.06
+
+    def test_candidates_are_drawn_by_their_samples(self) -> None:
+        samples = np.where(np.arange(20) < 10, 1, 9)
+        of = asked("by_loss", clients=20, per_round=1, candidates=1)
+        assert shares(of, 1000, samples=samples)[10:].sum() == pytest.approx(0.9, abs=0.04)
+
+    @pytest.mark.parametrize(("candidates", "nearest"), [(3, 5), (21, 20)])
+    def test_too_few_or_too_many_candidates_are_refused(self, candidates: int, nearest: int) -> None:
+        of = asked("by_loss", clients=20, per_round=5, candidates=candidates)
+        (problem,) = checking.problems(of, 1)
+        assert problem.field == "by_loss.candidates"
+        assert problem.message.endswith(f"Write {nearest}.")
+
+
+class TestAvailability:
+    def test_each_comes_once_a_period_for_its_share_of_it(self) -> None:
+        of = asked("availability", clients=200, per_round=200, period=20, on_share=0.25)
+        there = np.zeros((20, 200), dtype=bool)
+        for round_ in range(1, 21):
+            there[round_ - 1, select(of, round_)] = True
+        assert (there.sum(axis=0) == 5).all()
+        comings = (there & ~np.roll(there, 1, axis=0)).sum(axis=0)
+        assert (comings == 1).all()
+        assert np.array_equal(select(of, 1), select(of, 21))
+
+    def test_at_most_so_many(self) -> None:
+        of = asked("availability", clients=200, per_round=8)
+        assert {len(select(of, round_)) for round_ in range(1, 50)} == {8}
+
+    def test_when_nobody_is_there_the_next_to_come_is_waited_for(self) -> None:
+        of = asked("availability", clients=3, per_round=2, period=1000, on_share=0.001)
+        since = since_coming(0, 3, 5, 1000)
+        (found,) = select(of, 5)
+        assert found == since.argmax()
+        assert len(select(of, 5, attempt=2)) == 2
+
+    @pytest.mark.parametrize("per_round", [None, 8])
+    def test_more_than_are_there_at_a_time_are_refused(self, per_round: int | None) -> None:
+        table: dict[str, Any] = {"selection": "availability", "clients": 14}
+        (problem,) = checking.problems(
+            config.parse(table if per_round is None else {**table, "per_round": per_round}), 1
+        )
+        assert problem.field == "per_round"
+        assert problem.message.endswith("but about 7 are there at a time. Write 7.")
+        assert not list(checking.problems(config.parse({**table, "per_round": 7}), 1))

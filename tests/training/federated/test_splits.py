@@ -1,0 +1,216 @@
+"""Which client has which samples: each has exactly one owner, whatever the split, and the same for the same seed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.training.federated.test_combining import rounds_of
+from training import contracts
+from training.config import choices
+from training.data import Labels
+from training.federated.split import dirichlet
+from training.federated.split.shift import drawn, view
+from training.federation import config, splitting
+from training.federation.config import FOLDERS, FederationConfig
+
+NAMES = choices.names(FOLDERS["split"])
+FILLS = ("iid", "quantity", "shards", "shift")
+"""Those that leave no client without a sample while there are enough."""
+Ids = NDArray[np.int64]
+
+
+def labels_of(samples: int, classes: int, *, owners: int = 7, seed: int = 0, validation: int = 0) -> Labels:
+    draw = np.random.RandomState(seed)
+    of = {"train": draw.randint(classes, size=samples), "validation": draw.randint(classes, size=validation)}
+    whose = {"train": draw.randint(owners, size=samples), "validation": draw.randint(owners, size=validation)}
+    return Labels(of, tuple(map(str, range(classes))), whose, tuple(map(str, range(owners))))  # type: ignore[arg-type]
+
+
+def without_owners(labels: Labels) -> Labels:
+    return Labels(labels.of, labels.names)
+
+
+def asked(split: str, clients: int, *, seed: int = 0, **options: Any) -> FederationConfig:
+    return config.parse({"split": split, "clients": clients, "seed": seed, split: options})
+
+
+def divide(split: str, labels: Labels, clients: int, *, seed: int = 0, **options: Any) -> splitting.Divided:
+    labels = labels if split == "column" else without_owners(labels)
+    return splitting.divide(asked(split, clients, seed=seed, **options), labels)
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 60),
+    st.integers(0, 300),
+    st.integers(1, 12),
+    st.integers(0, 2**32 - 1),
+)
+@example("dirichlet", 60, 60, 1, 0)
+@example("shards", 40, 40, 10, 0)
+@settings(max_examples=150, deadline=None)
+def test_every_sample_has_one_owner_and_none_is_invented_or_lost(
+    name: str, clients: int, more: int, classes: int, seed: int
+) -> None:
+    labels = labels_of(clients + more, classes, seed=seed, validation=more // 3)
+    divided = divide(name, labels, clients, seed=seed)
+    owners = divided.owners["train"]
+    assert owners.shape == (clients + more,)
+    assert ((owners >= 0) & (owners < clients)).all()
+    assert np.array_equal(np.sort(np.concatenate(divided.train)), np.arange(clients + more))
+    assert divided.sizes.tolist() == [len(own) for own in divided.train]
+    assert divided.counts().sum() == clients + more
+    assert (divided.counts().sum(axis=0) == np.bincount(labels.of["train"], minlength=classes)).all()
+    judged = divided.owners["validation"]
+    assert ((judged >= -1) & (judged < clients)).all()
+    assert sum(map(len, divided.validation)) == (judged >= 0).sum()
+    again = divide(name, labels, clients, seed=seed)
+    assert all(np.array_equal(divided.owners[split], again.owners[split]) for split in ("train", "validation"))
+    if name in FILLS:
+        assert divided.sizes.min() >= 1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "column"])
+def test_another_seed_another_split(name: str) -> None:
+    labels = labels_of(1000, 10)
+    one, other = (divide(name, labels, 10, seed=seed).owners["train"] for seed in (0, 1))
+    assert not np.array_equal(one, other)
+
+
+@given(st.integers(1, 200), st.integers(0, 1000), st.sampled_from(["iid", "shift"]))
+@settings(max_examples=50, deadline=None)
+def test_alike_means_as_many_within_one(clients: int, more: int, name: str) -> None:
+    sizes = divide(name, labels_of(clients + more, 3), clients).sizes
+    assert sizes.max() - sizes.min() <= 1
+
+
+@given(st.integers(1, 100), st.integers(0, 2000), st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+@settings(max_examples=50, deadline=None)
+def test_quantities_follow_the_power_law(clients: int, more: int, exponent: float) -> None:
+    samples = clients + more
+    sizes = divide("quantity", labels_of(samples, 3), clients, exponent=exponent).sizes
+    parts = np.arange(1, clients + 1) ** -exponent
+    assert np.abs(sizes - (1 + more * parts / parts.sum())).max() <= 1
+    assert (np.diff(sizes) <= 0).all()
+
+
+def test_shards_are_of_few_classes_and_about_alike() -> None:
+    divided = divide("shards", labels_of(2000, 10), 20, shards_each=2)
+    assert ((divided.counts() > 0).sum(axis=1) <= 4).all()
+    assert divided.sizes.max() - divided.sizes.min() <= 2
+
+
+def test_with_no_more_samples_than_clients_everybody_has_a_shard() -> None:
+    assert (divide("shards", labels_of(50, 10), 50, shards_each=8).sizes == 1).all()
+
+
+def test_a_small_alpha_leaves_few_classes_and_a_large_one_all() -> None:
+    labels = labels_of(10_000, 10)
+    few, all_ = ((divide("dirichlet", labels, 10, alpha=alpha).counts() > 20).sum(axis=1) for alpha in (0.01, 1000.0))
+    assert few.mean() < 2.5
+    assert (all_ == 10).all()
+
+
+def test_an_alpha_too_small_for_floats_gives_each_class_to_one() -> None:
+    draw = np.random.RandomState(0)
+    assert any(np.isnan(np.random.RandomState(seed).dirichlet([0.001] * 2)).any() for seed in range(10))
+    for _ in range(50):
+        parts = dirichlet._parts(2, 0.001, draw)
+        assert parts.sum() == pytest.approx(1)
+        assert np.isfinite(parts).all()
+
+
+def test_a_long_tail_falls_geometrically_from_another_head_for_each() -> None:
+    counts = divide("longtail", labels_of(100_000, 10), 10, imbalance=81.0).counts()
+    assert sorted(counts.argmax(axis=1).tolist()) == list(range(10))
+    assert counts.max(axis=1) / counts.min(axis=1) == pytest.approx(np.full(10, 81), rel=0.3)
+
+
+def test_columns_keep_owners_together_and_join_the_smallest() -> None:
+    whose = np.repeat(np.arange(5), [50, 40, 5, 4, 1])
+    zeros = np.zeros(100, dtype=np.int64)
+    labels = Labels(
+        {"train": zeros, "validation": zeros[:5]}, ("",), {"train": whose, "validation": np.arange(5)}, tuple("abcde")
+    )
+    divided = divide("column", labels, 3)
+    assert divided.sizes.tolist() == [50, 40, 10]
+    assert divided.owners["validation"].tolist() == [0, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_thousand_clients_and_a_hundred_thousand_samples_take_no_second(name: str) -> None:
+    labels = labels_of(100_000, 10, owners=20_000, validation=20_000)
+    began = time.process_time()
+    divided = divide(name, labels, 10_000)
+    assert len(divided.train) == 10_000
+    assert time.process_time() - began < 1.0
+
+
+class TestShift:
+    def test_features_are_scaled_and_moved_by_client_alone(self) -> None:
+        rows = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        owners = np.array([2, 0, 2, -1, 0, 5])
+        seen, labels = view((rows, torch.arange(6)), owners, 7, strength=0.5)
+        scale, move = drawn(owners, 4, 7, 0.5)
+        assert torch.equal(seen, rows * torch.from_numpy(scale) + torch.from_numpy(move))
+        assert labels.tolist() == list(range(6))
+        assert torch.equal(seen[3], rows[3])
+        assert np.array_equal(scale[0], scale[2])
+        assert not np.array_equal(scale[0], scale[1])
+        alone, _ = view((rows[4:5], torch.arange(1)), owners[4:5], 7, strength=0.5)
+        assert torch.equal(alone[0], seen[4])
+        other, _ = view((rows, torch.arange(6)), owners, 8, strength=0.5)
+        assert not torch.equal(other, seen)
+
+    @given(st.integers(0, 2**32 - 1), st.floats(0, 10), st.integers(1, 50))
+    @settings(max_examples=30, deadline=None)
+    def test_no_further_than_its_strength(self, seed: int, strength: float, features: int) -> None:
+        scale, move = drawn(np.arange(20), features, seed, strength)
+        assert (np.abs(np.log(scale)) <= np.log1p(strength) + 1e-12).all()
+        assert (np.abs(move) <= strength).all()
+
+    def test_images_are_changed_by_channel(self) -> None:
+        images = torch.ones(2, 3, 4, 4)
+        seen, _ = view((images, torch.zeros(2)), np.array([0, 1]), 0, strength=1.0)
+        assert seen.shape == images.shape
+        assert (seen == seen[:, :, :1, :1]).all()
+        assert not (seen[0] == seen[1]).any()
+
+    def test_what_has_no_features_is_refused(self) -> None:
+        with pytest.raises(ValueError, match='Write split = "iid"'):
+            view((torch.zeros(2, 5, dtype=torch.int64),), np.array([0, 0]), 0)
+
+    def test_clients_train_and_are_judged_by_what_they_see(self, tmp_path: Path) -> None:
+        rounds = rounds_of(tmp_path, split="shift")
+        plain = rounds_of(tmp_path / "plain")
+        owners = rounds.federation.divided.owners
+        for split in ("train", "validation"):
+            ids = np.arange(0, 200, 3)
+            seen, _ = rounds.federation.model.task.batch(split, ids)
+            as_is = plain.federation.model.task.batch(split, ids)
+            assert torch.equal(seen, view(as_is, owners[split][ids], 0, strength=0.5)[0])
+        for _ in range(2):
+            rounds._round(1)
+        assert torch.isfinite(rounds.server.weights).all()
+
+    def test_without_strength_nothing_changes(self, tmp_path: Path) -> None:
+        tables: list[dict[str, Any]] = [{"split": "shift", "shift": {"strength": 0.0}}, {"split": "iid"}]
+        weights = []
+        for number, table in enumerate(tables):
+            rounds = rounds_of(tmp_path / str(number), **table)
+            rounds._round(1)
+            weights.append(rounds.server.weights)
+        assert torch.equal(*weights)
+
+
+def test_all_splits_but_one_leave_samples_as_they_are() -> None:
+    assert [name for name in NAMES if contracts.split(name).view is not None] == ["shift"]

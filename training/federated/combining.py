@@ -1,0 +1,179 @@
+"""Aggregations that are no sum: every update is brought to every rank, and one of them makes one of all.
+
+That takes a model's size a client on each rank, where a sum takes a few; the price of looking at each by itself. Rank 0
+alone computes, and tells the others: ranks whose processors round differently would otherwise choose different clients
+once in a while, and go on with different models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training import contracts
+from training.contracts import Aggregation
+from training.federated import sums
+from training.federated.aggregation._robust import TooFew
+from training.federated.assembling import Federation
+from training.federated.pending import Arrivals
+from training.federated.rooting import Root
+from training.federated.schedule import Ids
+from training.federated.transport.ranks import Ranks
+from training.federated.working import SAMPLES, Question
+from training.runtime.distributed import World
+
+COMBINED = "delta"
+"""What of that which clients send is combined; what is sent beside it, running statistics, is added up."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What a round's updates have become, the same on every rank."""
+
+    mean: dict[str, Tensor]
+    """(numbers,) float64 by name; of COMBINED what the aggregation made of it."""
+    sum: dict[str, Tensor]
+    left_out: Ids
+    """Clients, ascending."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Updates that count, in order of their clients' numbers."""
+
+    clients: Ids
+    factors: NDArray[np.float64]
+    """By which a late one weighs less."""
+    rows: Mapping[str, Tensor]
+    """(clients, numbers) by name. On rank 0; elsewhere nothing."""
+
+
+def combining(federation: Federation, exchange: Ranks, world: World) -> Combining | None:
+    """None: the aggregation is a sum."""
+    aggregation = contracts.aggregation(federation.config.aggregation)
+    return None if aggregation.IS_SUM else Combining(federation, aggregation, exchange, world)
+
+
+class Combining:
+    """Brings the clients' updates together, and makes one of them. Every rank calls the same."""
+
+    def __init__(self, federation: Federation, aggregation: Aggregation, exchange: Ranks, world: World) -> None:
+        config, work, server = federation.config, federation.work, federation.server
+        self._server, self._samples = server, federation.divided.sizes
+        self._aggregation, self._options = aggregation, config.options_of(config.aggregation)
+        self._exchange, self._world = exchange, world
+        sizes = work.sizes_of(work.training, server)
+        self._like = {name: server.weights.new_empty(size) for name, size in sizes.items()}
+        """By name what a client sends."""
+        self._root = Root(federation) if aggregation.TRUSTED and world.leads else None
+
+    def rows(self, clients: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a chunk's clients have sent, (clients, numbers) by name; zeros where all of them failed."""
+        return {name: values.get(name, like.new_zeros(clients, len(like))) for name, like in self._like.items()}
+
+    def combine(
+        self,
+        question: Question,
+        mine: Sequence[Mapping[str, Tensor]],
+        each: Sequence[int],
+        *,
+        clients: Ids,
+        counts: NDArray[np.bool_],
+        late: Arrivals,
+        round_: int,
+    ) -> Combined | str:
+        """`mine`: `rows` of this rank's chunks; `each`: how many clients every rank has had; `clients` and `counts`: of
+        all of them, rank after rank, the numbers and whose update counts. Those that are `late` count with them. A
+        string says why nothing can be made of it."""
+        handed = self._handed(mine, each, clients, counts, late)
+        if not len(handed.clients):
+            return "no client has sent an update"
+        weights = {name: self._weights(question, name, handed) for name in self._like}
+        made: dict[str, Tensor] = {}
+        told: list[int] | str = []
+        if self._world.leads:
+            try:
+                made, told = self._made(question, handed.rows, weights, round_)
+            except TooFew as few:
+                told = str(few)
+        told = self._exchange.facts(told)[0]
+        if isinstance(told, str):
+            return told
+        return _combined(self._from_first(made), _without(weights, told), handed.clients[told])
+
+    def _handed(
+        self,
+        mine: Sequence[Mapping[str, Tensor]],
+        each: Sequence[int],
+        clients: Ids,
+        counts: NDArray[np.bool_],
+        late: Arrivals,
+    ) -> Handed:
+        everybody = np.concatenate([clients, late.clients])
+        order = np.argsort(everybody, kind="stable")
+        places = order[np.concatenate([counts, np.ones(len(late.clients), dtype=bool)])[order]]
+        factors = np.concatenate([np.ones(len(clients)), late.factors])[places]
+        own = {name: torch.cat([part[name] for part in mine]) for name in self._like} if mine else {}
+        every = self._exchange.rows(own, each, self._like)
+        rows = self._rows_at(places, every, late) if self._world.leads else {}
+        return Handed(everybody[places], factors, rows)
+
+    def _rows_at(self, places: Ids, every: Mapping[str, Tensor], late: Arrivals) -> dict[str, Tensor]:
+        """Of those of this round, with the late ones after them."""
+        where = torch.from_numpy(places).to(self._world.device)
+        found = {name: every.get(name, like.new_empty(0, len(like))) for name, like in self._like.items()}
+        if late.rows is not None:
+            then = sums.split(late.rows, {name: len(like) for name, like in self._like.items()})
+            found = {name: torch.cat([value, then[name]]) for name, value in found.items()}
+        return {name: value[where] for name, value in found.items()}
+
+    def _weights(self, question: Question, name: str, handed: Handed) -> Tensor:
+        """(clients,)"""
+        by_samples = question.weighted_by(name) == SAMPLES
+        weights = handed.factors * (self._samples[handed.clients] if by_samples else 1.0)
+        return torch.from_numpy(weights).to(self._world.device)
+
+    def _made(
+        self, question: Question, rows: Mapping[str, Tensor], weights: Mapping[str, Tensor], round_: int
+    ) -> tuple[dict[str, Tensor], list[int]]:
+        """The combined row and the sums of what else was sent, by name; and the places of those left out."""
+        trusted = () if self._root is None else (self._root.update(self._server, question, round_),)
+        combined, out = self._aggregation.combine(rows[COMBINED], weights[COMBINED], *trusted, **self._options)
+        left = _without(weights, out)
+        made = {name: _sum(value, left[name]) for name, value in rows.items() if name != COMBINED}
+        return {COMBINED: combined, **made}, sorted(out)
+
+    def _from_first(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What rank 0 has made, on every rank."""
+        mine = {name: value[None] for name, value in made.items()}
+        like = {name: value.double() for name, value in self._like.items()}
+        found = self._exchange.rows(mine, [1] + [0] * (self._world.size - 1), like)
+        return {name: value[0] for name, value in found.items()}
+
+
+def _combined(made: Mapping[str, Tensor], weights: Mapping[str, Tensor], left_out: Ids) -> Combined:
+    mean, total = {}, {}
+    for name, value in made.items():
+        weight = weights[name].sum()
+        mean[name] = value if name == COMBINED else value / weight
+        total[name] = value * weight if name == COMBINED else value
+    return Combined(mean, total, left_out)
+
+
+def _without(weights: Mapping[str, Tensor], left_out: Sequence[int]) -> dict[str, Tensor]:
+    """Nothing for those that are left out."""
+    found = {name: value.clone() for name, value in weights.items()}
+    for value in found.values():
+        value[list(left_out)] = 0
+    return found
+
+
+def _sum(rows: Tensor, weights: Tensor) -> Tensor:
+    total = sums.zeros(rows.shape[1], rows.device)
+    sums.add_weighted(total, rows, weights)
+    return total

@@ -1,0 +1,48 @@
+"""The update that the server makes itself, for rules that trust no other: from rows of its own, as a client would.
+
+The rows are some of those kept for validation (training.federation.splitting), which nobody is judged by any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.federated import schedule
+from training.federated.aggregation._robust import TooFew
+from training.federated.assembling import Federation
+from training.federated.filtering import Chain
+from training.federated.schedule import Chunk
+from training.federated.server import Server
+from training.federated.working import Question, Work
+from training.federation.splitting import ROOT, Divided
+from training.runtime.seeds import derive_seed
+
+
+class Root:
+    """A client of no number: no other's order of samples or dropout is its, and it keeps nothing."""
+
+    def __init__(self, federation: Federation) -> None:
+        config, divided = federation.config, federation.divided
+        owners = np.full(len(divided.owners["validation"]), -1, dtype=np.int64)
+        owners[divided.root] = 0
+        own = Divided(divided.labels, {"train": owners}, clients=1)
+        apart = config.model_copy(update={"seed": derive_seed(config.seed, ROOT) % 2**32, "filters": []})
+        nothing = Chain(apart, federation.model.weights.shared, federation.model.dtype)
+        self._work = Work(apart, federation.model, own, nothing, alone=federation.work.alone, split="validation")
+        steps = schedule.steps_of(own.sizes, config.batch, epochs=config.epochs, local_steps=config.local_steps)
+        widths = schedule.widths_of(own.sizes, config.batch)
+        self._chunk = Chunk(np.zeros(1, dtype=np.int64), int(steps[0]), int(widths[0]))
+
+    def update(self, server: Server, question: Question, round_: int) -> Tensor:
+        """(numbers,): its answer to what the clients were asked; TooFew if it is no numbers."""
+        sent = self._work.run(self._chunk, round_, replace(self._work.training, model=question.model), server)
+        if sent.failed:
+            raise RuntimeError(f"the server's own update failed:\n{sent.failed[0]}")
+        update = self._work.training.folded(sent.values)["delta"][0]
+        if not torch.isfinite(update).all():
+            raise TooFew("the server's own update is no numbers")
+        return update

@@ -1,0 +1,40 @@
+"""Power of choice: of some candidates those with the highest loss (Cho et al., 2020, arXiv 2010.01243)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.config.shape import Misfit
+
+if TYPE_CHECKING:
+    from training.federated.selecting import Asked
+    from training.federation.config import FederationConfig
+
+
+def select(
+    asked: Asked,
+    *,
+    candidates: Annotated[
+        int | None, "1..100000", "Drawn by their samples; left out: twice as many as are asked in a round."
+    ] = None,
+) -> NDArray[np.int64]:
+    """The paper's rpow-d: by the loss of a client's last training, which costs no message. None yet: the highest."""
+    many = max(asked.count, 2 * asked.count if candidates is None else candidates)
+    drawn = asked.draw.permutation(asked.weighted(asked.samples[asked.eligible].astype(np.float64), many))
+    losses = asked.losses[drawn]
+    order = np.argsort(np.where(np.isnan(losses), -np.inf, -losses), kind="stable")
+    return np.sort(drawn[order[: asked.count]])
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    candidates = config.options_of("by_loss")["candidates"]
+    if candidates is not None and not config.selected <= int(candidates) <= config.clients:
+        nearest = min(max(int(candidates), config.selected), config.clients)
+        yield Misfit(
+            "by_loss.candidates",
+            f"are {candidates}, of {config.clients} clients, {config.selected} of them in a round. Write {nearest}.",
+        )

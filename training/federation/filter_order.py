@@ -1,0 +1,59 @@
+"""Which filters go together, and in which order; no torch. Whatever is sent beside an update travels as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+
+from training.config import choices
+from training.config.shape import Misfit
+from training.federation.config import FOLDERS, FederationConfig
+
+STAGES = ("difference", "part", "width")
+"""What a filter may make of an update, in the order in which that can be done: a difference to what was sent before,
+a part of its numbers, numbers of fewer bits."""
+UPDATE = "delta"
+"""What filters work on; whatever else an algorithm sends travels as it is."""
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    """What of the filters contradicts another one, or the algorithm."""
+    sent = choices.get(FOLDERS["algorithm"], config.algorithm).constants.get("SENT")
+    stages = {
+        name: choices.get(FOLDERS["filters"], name).constants.get("STAGE", "") for name in config.filters
+    }  # of what somebody has dropped into the folder nothing is known
+    judged = [name for name in config.filters if stages[name] in STAGES]
+    in_order = sorted(judged, key=lambda name: STAGES.index(str(stages[name])))
+    if config.filters and isinstance(sent, dict) and UPDATE not in sent:
+        yield Misfit(
+            "filters",
+            f"work on an update called {UPDATE}, but {config.algorithm} sends {', '.join(sorted(sent))}. "
+            'Write filters = [], or algorithm = "fedavg".',
+        )
+    elif twice := next((pair for pair in pairwise(in_order) if stages[pair[0]] == stages[pair[1]]), None):
+        what = {"part": "choose what part of an update is sent", "width": "say how wide a number is"}
+        does = what.get(str(stages[twice[0]]), "send a difference")
+        yield Misfit("filters", f'name "{twice[0]}" and "{twice[1]}", which both {does}. Keep one of them.')
+    elif in_order != judged:
+        yield Misfit("filters", f"work in another order. Write filters = {json.dumps(in_order)}.")
+    else:
+        yield from _differences(config)
+
+
+def _differences(config: FederationConfig) -> Iterator[Misfit]:
+    """What doesn't go with a filter that sends again whatever those after it have lost."""
+    if "delta" not in config.filters:
+        return
+    if "sketch" in config.filters:
+        yield Misfit(
+            "filters",
+            'name "delta" and "sketch", but what a sketch loses may be more than what it was given, and delta would '
+            "send all of it again, ever more. Keep one of them.",
+        )
+    if config.options_of("topk").get("feedback"):
+        yield Misfit(
+            "topk.feedback",
+            "is true, and delta is there: both would send again what was left out, so it would be sent twice. "
+            'Write false, or leave out "delta".',
+        )
