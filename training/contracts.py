@@ -268,15 +268,17 @@ class Algorithm:
     memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(model, **options): what the server remembers from round to round, by name, in float64."""
     personal: Callable[..., Collection[str]] = _nobody
-    """(model, **options): tensors by name that stay with each client."""
+    """(model, head=…, **options): tensors by name that stay with each client. `head`: see data.Task."""
     own: Callable[..., Tensor] = _the_same
     """(model, kept, **options): what a client uses in the end, and is judged by."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
     """(config): what it can't work with. Without torch."""
     BROADCAST: tuple[str, ...] = ()
-    """Of what the server remembers, that which it sends with the model."""
+    """Of what the server remembers, that which it sends with the model, in the model's dtype."""
     STEPS: bool = True
     """Whether clients go through their data in batches; else they send a "loss" over everything."""
+    HEAD: bool = False
+    """Whether it asks for what enters the model's head, or for the head itself (data.Task.head)."""
     WHOLE: bool = False
     """Whether clients look at the loss over everything that they have."""
     PARTIAL: bool = False

@@ -16,7 +16,12 @@ from training.config import choices, run_config
 from training.config.choices import ChoiceError
 from training.config.shape import shape_of
 
-TAKES = {"recipes": contracts.recipe, "parallel": contracts.parallelism, "comm": contracts.communication}
+TAKES = {
+    "recipes": contracts.recipe,
+    "parallel": contracts.parallelism,
+    "comm": contracts.communication,
+    "federated.algorithms": contracts.algorithm,
+}
 LEAST = """
 def prepare(cache, identity=None, *, size: int = 3):
     return (cache, identity, size)

@@ -27,7 +27,7 @@ ENTRY = {
     "recipes": ("prepare", "build"),
     "parallel": ("apply",),
     "comm": ("exchange",),
-    "federated.algorithms": ("begin", "memory", "aggregate", "play", "train"),
+    "federated.algorithms": ("aggregate", "play", "train"),
     "federated.aggregation": ("combine",),
     "federated.selection": ("select",),
     "federated.split": ("view", "divide"),

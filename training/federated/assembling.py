@@ -15,6 +15,7 @@ from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.place import Place
 from training.config.asked import ConfigError, Problem
+from training.contracts import Algorithm
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.federated.filtering import Chain
@@ -114,7 +115,7 @@ def _as_vectors(
     module: nn.Module = task.model.to(device, dtype)
     module.train()
     _stop_counting(module)
-    own = frozenset(algorithm.personal(module, **options))
+    own = _personal(config, algorithm, task)
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
     model = Model(task, weights, others, algorithm, options, device, dtype)
@@ -153,6 +154,18 @@ def _stop_counting(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, _NormBase) and layer.momentum is not None:
             layer.num_batches_tracked = None
+
+
+def _personal(config: FederationConfig, algorithm: Algorithm, task: Task) -> frozenset[str]:
+    """The tensors that stay with each client; ConfigError if the model lacks what the algorithm is about."""
+    lacks = "no head that is told apart" if algorithm.HEAD and not task.head else ""
+    own = () if lacks else algorithm.personal(task.model, head=task.head, **config.options_of(config.algorithm))
+    if not own and algorithm.personal is not Algorithm.__dataclass_fields__["personal"].default:
+        lacks = lacks or "no part that could be each client's own"
+    if lacks:
+        text = f'is "{config.algorithm}", but the model of {config.recipe} has {lacks}. Write "fedavg".'
+        raise ConfigError([Problem("run.algorithm", text)])
+    return frozenset(own)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ and change nothing in place.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 
 import torch
@@ -15,8 +16,10 @@ from torch.func import grad, grad_and_value
 
 Correct = Callable[[Tensor, Tensor], Tensor]
 """(w, gradient at w) → the direction to go against."""
-Losses = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""(w, statistics, step) → mean loss of that step's batch, and the statistics after it."""
+Beside = Callable[[Tensor], Tensor]
+"""What entered the model's head (samples, features) → what is added to the loss of each sample (samples,)."""
+Losses = Callable[[Tensor, Tensor, int, Beside | None], tuple[Tensor, Tensor]]
+"""(w, statistics, step, beside) → mean loss of that step's batch, and the statistics after it."""
 
 
 class Client:
@@ -43,17 +46,20 @@ class Client:
         self.samples = samples
         """How many it has, a scalar."""
         self.server = server
-        """What else the server sends, by the names in its memory."""
+        """What else the server sends, by the names in the algorithm's BROADCAST."""
         self.kept = dict(kept)
         """What this client keeps from round to round, by the names in the algorithm's `begin`: to be replaced."""
         self._losses, self._everything = losses, everything
         self._seen: list[Tensor] = []
 
-    def gradient(self, w: Tensor, step: int) -> Tensor:
-        """Of the mean loss of a step's batch, at w. Running statistics go on with it."""
+    def gradient(self, w: Tensor, step: int, *, beside: Beside | None = None) -> Tensor:
+        """Of the mean loss of a step's batch, at w. Running statistics go on with it.
+
+        `beside` makes a further term; only for algorithms that say HEAD.
+        """
 
         def loss(w: Tensor) -> tuple[Tensor, Tensor]:
-            return self._losses(w, self.statistics, step)
+            return self._losses(w, self.statistics, step, beside)
 
         gradient: Tensor
         gradient, (value, self.statistics) = grad_and_value(loss, has_aux=True)(w)
@@ -67,6 +73,26 @@ class Client:
             gradient = self.gradient(w, step)
             w = w - self.learning_rate * (gradient if correct is None else correct(w, gradient))
         return w
+
+    def represent(self, w: Tensor, step: int) -> Tensor:
+        """What enters the head of the model w for a step's batch, (samples, features), in training's mode.
+
+        Only for algorithms that say HEAD.
+        """
+        entered: list[Tensor] = []
+
+        def take(representation: Tensor) -> Tensor:
+            entered.append(representation)
+            return representation.new_zeros(len(representation))
+
+        self._losses(w, self.statistics, step, take)
+        return entered[0]
+
+    def apart(self) -> Client:
+        """The same client, for steps beside those that count: this one's losses and statistics stay as they are."""
+        other = copy.copy(self)
+        other._seen = []
+        return other
 
     def loss(self, w: Tensor) -> Tensor:
         """The mean over everything that it has. Only for algorithms that say WHOLE."""

@@ -78,6 +78,11 @@ class Server:
         return self.weights[: self._model.weights.shared]
 
     @property
+    def broadcast(self) -> dict[str, Tensor]:
+        """What is sent with the model, by name."""
+        return {name: self.memory[name].to(self._model.dtype) for name in self._model.algorithm.BROADCAST}
+
+    @property
     def eligible(self) -> NDArray[np.int64]:
         """The clients that may be asked."""
         return np.flatnonzero(self.broken < QUARANTINED_AFTER)

@@ -6,8 +6,8 @@ fewer ranks, must come to the same model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Split, Task
 from training.federated import failing
-from training.federated.client import Client
+from training.federated.client import Beside, Client
 from training.federated.filtering import Chain
 from training.federated.layout import Layout
 from training.federated.messages import Description, Messages
@@ -337,9 +337,9 @@ class _One:
         start = torch.cat([self._start, kept.pop(PERSONAL)]) if PERSONAL in kept else self._start
         statistics = kept.pop(STATISTICS, self._statistics)
 
-        def losses(w: Tensor, statistics: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        def losses(w: Tensor, statistics: Tensor, step: int, beside: Beside | None) -> tuple[Tensor, Tensor]:
             mine = batch[step] if weights is None else tuple(part[step] for part in batch)
-            return self._loss(w, statistics, mine, None if weights is None else weights[step])
+            return self._loss(w, statistics, mine, None if weights is None else weights[step], beside)
 
         def whole(w: Tensor) -> Tensor:
             mine, there = everything
@@ -367,7 +367,9 @@ class _One:
             place[STATISTICS] = client.statistics
         return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
 
-    def _loss(self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None, beside: Beside | None = None
+    ) -> tuple[Tensor, Tensor]:
         task = self._model.task
         changed = statistics.clone() if self._model.statistics.size else statistics
         tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed), **_counters(task.model)}
@@ -376,11 +378,16 @@ class _One:
             answer: Tensor = functional_call(task.model, tensors, inputs)
             return answer
 
-        with _precision(self._config.dtype, self._model.device):
+        entered: list[Tensor] = []
+        watched = nullcontext() if beside is None else _entering(task.model, task.head, entered)
+        with watched, _precision(self._config.dtype, self._model.device):
             if weights is None or task.each is None:
                 loss = task.loss(model, batch)
             else:
                 loss = (task.each(model, batch)["loss"] * weights).sum() / weights.sum()
+        if beside is not None:
+            more = beside(entered[0].to(w.dtype))
+            loss = loss + (more.mean() if weights is None else (more * weights).sum() / weights.sum())
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
@@ -415,6 +422,20 @@ def _gathered(
         has_losses,
         failed,
     )
+
+
+@contextmanager
+def _entering(model: nn.Module, head: str, entered: list[Tensor]) -> Iterator[None]:
+    """Notes what enters the head, call by call: (samples, features)."""
+
+    def take(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entered.append(inputs[0].flatten(1))
+
+    hook = model.get_submodule(head).register_forward_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _precision(dtype: str, device: torch.device) -> AbstractContextManager[object]:

@@ -56,6 +56,7 @@ def build(
         batch=batch,
         loss=_loss,
         score=_score,
+        head="head",
     )
 
 

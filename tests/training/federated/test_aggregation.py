@@ -111,8 +111,9 @@ class TestThreeUpdates:
         assert left_out == []
         assert row == [(0.5 * 2 + 27.0 * 102) / 104]
         rows = torch.tensor([[0.0], [1.0], [2.0], [4.0], [5.0], [99.0]])
-        row, left_out = combine("hierarchical", rows, groups=2, inner="trimmed_mean", outer="mean", f=1)
-        assert (row, left_out) == ([3.0], [0, 2, 3, 5])
+        weights = torch.tensor([1.0, 1.0, 1.0, 9.0, 2.0, 9.0], dtype=torch.float64)
+        row, left_out = combine("hierarchical", rows, weights, groups=2, inner="trimmed_mean", outer="mean", f=1)
+        assert (row, left_out) == ([(1.0 * 1 + 5.0 * 2) / 3], [0, 2, 3, 5])
 
 
 @given(
@@ -191,8 +192,9 @@ def test_distances_come_by_blocks_and_are_not_disturbed_by_one_far_away(monkeypa
 
 
 def test_updates_too_far_apart_for_float64_are_infinitely_far() -> None:
-    rows = torch.tensor([[0.0], [1.0], [2.0], [1e200], [-1e200]], dtype=torch.float64)
+    rows = torch.tensor([[0.0], [1.0], [2.0], [1e200], [3e200]], dtype=torch.float64)
     assert combine("krum", rows, f=1)[0] == [1.0]
+    assert distances(rows)[3, 4] == torch.inf
 
 
 @pytest.mark.parametrize("name", sorted(LEAST))

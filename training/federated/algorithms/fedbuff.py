@@ -22,6 +22,6 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
 def aggregate(
     server: Round,
     *,
-    server_rate: Annotated[float, "0.001..100", "How far the server goes along the mean update."] = 1.0,
+    learning_rate: Annotated[float, "0.001..100", "How far the server goes along the mean update."] = 1.0,
 ) -> Tensor:
-    return server.model + server_rate * server.mean["delta"]
+    return server.model + learning_rate * server.mean["delta"]

@@ -1,0 +1,88 @@
+"""What the server makes of the mean update: against its formula, and against torch's own optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.federated.in_process import DIGITS, REGRESSION, Federation, mean, quadratics
+
+STEPS, RATE = 2, 0.05
+BETA1, BETA2, TAU, SERVER = 0.8, 0.9, 0.05, 0.2
+SECOND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "fedadam": lambda v, delta: BETA2 * v + (1 - BETA2) * delta**2,
+    "fedyogi": lambda v, delta: v - (1 - BETA2) * delta**2 * torch.sign(v - delta**2),
+    "fedadagrad": lambda v, delta: v + delta**2,
+}
+
+
+def delta_at(federation: Federation, w: Tensor) -> Tensor:
+    """The mean update, by hand."""
+    ends = [one.descended(w, STEPS, RATE) for one in quadratics(federation)]
+    return mean(ends, federation.divided.sizes) - w
+
+
+def test_momentum_is_hsus(tmp_path: Path) -> None:
+    options = {"learning_rate": SERVER, "momentum": 0.7}
+    federation = Federation(tmp_path, "fedavgm", REGRESSION, epochs=STEPS, options=options)
+    w = federation.model
+    velocity = torch.zeros_like(w)
+    for _ in range(4):
+        velocity = 0.7 * velocity + delta_at(federation, w)
+        w = w + SERVER * velocity
+    torch.testing.assert_close(federation.go(4), w, rtol=0, atol=1e-12)
+
+
+def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
+    plain = Federation(tmp_path, "fedavg", DIGITS, dtype="fp32")
+    server = Federation(tmp_path, "fedavgm", DIGITS, dtype="fp32", options={"learning_rate": 1.0, "momentum": 0.0})
+    assert torch.equal(server.go(3), plain.go(3))
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_adaptive_steps_are_the_papers(name: str, tmp_path: Path) -> None:
+    options = {"learning_rate": SERVER, "beta1": BETA1, "tau": TAU}
+    if name != "fedadagrad":
+        options["beta2"] = BETA2
+    federation = Federation(tmp_path, name, REGRESSION, epochs=STEPS, options=options)
+    w = federation.model
+    m, v = torch.zeros_like(w), torch.full_like(w, TAU**2)
+    for _ in range(6):
+        delta = delta_at(federation, w)
+        m, v = BETA1 * m + (1 - BETA1) * delta, SECOND[name](v, delta)
+        w = w + SERVER * m / (v.sqrt() + TAU)
+    torch.testing.assert_close(federation.go(6), w, rtol=0, atol=1e-12)
+
+
+def test_what_the_server_remembers_need_not_travel(tmp_path: Path) -> None:
+    plain, adam = (Federation(tmp_path, name, DIGITS, dtype="fp32") for name in ("fedavg", "fedadam"))
+    assert adam.messages == plain.messages
+    adam.round()
+    assert {name: value.dtype for name, value in adam.server.memory.items()} == {
+        "first": torch.float64,
+        "second": torch.float64,
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_diloco_is_adamw_inside_and_nesterov_outside(steps: int, tmp_path: Path) -> None:
+    inner = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "weight_decay": 0.2}
+    options = {**inner, "outer_learning_rate": 0.6, "outer_momentum": 0.85}
+    federation = Federation(tmp_path, "diloco", REGRESSION, epochs=steps, options=options)
+    outer = federation.model
+    far = torch.optim.SGD([outer], lr=0.6, momentum=0.85, nesterov=True)
+    parts, models = quadratics(federation), [outer.clone() for _ in range(4)]
+    near = [torch.optim.AdamW([w], lr=RATE, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.2) for w in models]
+    for _ in range(3):
+        for one, w, optimizer in zip(parts, models, near, strict=True):
+            w.copy_(outer)  # the moments are those of the round before
+            for _ in range(steps):
+                w.grad = one.gradient(w)
+                optimizer.step()
+        outer.grad = outer - mean(models, federation.divided.sizes)
+        far.step()
+    torch.testing.assert_close(federation.go(3), outer, rtol=0, atol=1e-12)

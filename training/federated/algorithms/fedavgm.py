@@ -1,0 +1,32 @@
+"""FedAvgM: the server goes on along its earlier ways, too (Hsu et al., 2019, arXiv 1909.06335)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.client import Client
+    from training.federated.server import Round
+
+SENT = {"delta": "samples"}
+
+
+def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+    return {"velocity": model.new_zeros(len(model))}
+
+
+def train(client: Client, **options: object) -> Mapping[str, Tensor]:
+    return {"delta": client.descend() - client.model}
+
+
+def aggregate(
+    server: Round,
+    *,
+    learning_rate: Annotated[float, "0.000001..100", "How far the server goes along its velocity."] = 1.0,
+    momentum: Annotated[float, "0..0.9999", "What is left of the velocity each round; 0: FedAvg."] = 0.9,
+) -> Tensor:
+    server.memory["velocity"] = momentum * server.memory["velocity"] + server.mean["delta"]
+    return server.model + learning_rate * server.memory["velocity"]

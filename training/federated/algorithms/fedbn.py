@@ -1,0 +1,29 @@
+"""FedBN: layers that normalise over a batch stay with each client (Li et al., 2021, arXiv 2102.07623)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from training.federated.client import Client
+    from training.federated.server import Round
+
+SENT = {"delta": "samples"}
+
+
+def personal(model: nn.Module, **options: object) -> Collection[str]:
+    """Their weights, and their running means and variances."""
+    from training.federated.working import normalises
+
+    return normalises(model)
+
+
+def train(client: Client) -> Mapping[str, Tensor]:
+    return {"delta": client.descend() - client.model}
+
+
+def aggregate(server: Round) -> Tensor:
+    return server.model + server.mean["delta"]

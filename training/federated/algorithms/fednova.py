@@ -1,0 +1,27 @@
+"""FedNova: updates count by step, so who takes more steps pulls no harder (Wang et al., 2020, arXiv 2007.07481).
+
+For clients' plain gradient descent: an update is divided by its steps, the mean is multiplied by their mean number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from training.federated.client import Client
+    from training.federated.server import Round
+
+SENT = {"delta": "samples", "steps": "samples"}
+PARTIAL = True
+
+
+def train(client: Client) -> Mapping[str, Tensor]:
+    delta = client.descend() - client.model
+    return {"delta": delta / client.steps, "steps": delta.new_full((), client.steps)}
+
+
+def aggregate(server: Round) -> Tensor:
+    return server.model + server.mean["steps"] * server.mean["delta"]
