@@ -199,6 +199,18 @@ _ALL = (
         "Install what is named in the environment that the job uses, and pin it.",
     ),
     Cause(
+        "federated.quorum",
+        "too few clients of a federation answered",
+        "researcher",
+        "Look at the clients that dropped out: each is named with its error. Ask more of them, or lower the quorum.",
+    ),
+    Cause(
+        "federated.clients",
+        "all clients of a federation failed",
+        "researcher",
+        "Read the first client's traceback: what all of them run into is the algorithm's, the recipe's or the data's.",
+    ),
+    Cause(
         "scheduler.time_limit",
         "it reached its time limit",
         "researcher",

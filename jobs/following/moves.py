@@ -28,6 +28,7 @@ TABLE: Mapping[str, Move] = {
     "collective.mismatch": "once-if-saved",
     "numerics.divergence": "rewind",
     "checkpoint.corrupt": "before",
+    "federated.quorum": "once",
     "scheduler.preempted": "restart",
 }
 """Whatever is not named here would only happen again: Vigil stops."""

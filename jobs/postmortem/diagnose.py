@@ -53,6 +53,11 @@ _SIGNALS = {
     6: "program.exception",
     4: "environment.package",
 }
+# What of a root belongs into the sentence.
+_SAID = {
+    "federated.quorum": re.compile(r"round \d+ was lost \d+ times: [^.\n]+"),
+    "federated.clients": re.compile(r"client \d+ so: [^\n]+"),
+}
 _WHO_WAS_BEHIND = frozenset({"stacks", "flight", "trainer"})
 _KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
@@ -118,7 +123,7 @@ def _confidence(chosen: Sign, candidates: Sequence[Sign], case: Case, *, is_weak
 def _verdict_of(chosen: Sign, confidence: float, case: Case, candidates: Sequence[Sign]) -> Verdict:
     cause = CAUSES[chosen.cause]
     traceback = chosen.traceback
-    own = traceback.own if traceback else None
+    own = (traceback.wraps or traceback).own if traceback else None
     others: dict[str, Other] = {}
     for sign in candidates:
         if sign.cause != chosen.cause and sign.cause not in others:
@@ -149,7 +154,10 @@ def _frame_of(chosen: Sign, case: Case) -> str:
 
 
 def _rank_of(chosen: Sign, case: Case) -> int | None:
-    """Whose fault it is: of a time-out not of who noticed it, but of the one rank that was behind, or that is named."""
+    """Whose fault it is: of a time-out not of who noticed it, but of the one rank that was behind, or that is named; of
+    clients that failed no rank's, as they are computed on all."""
+    if chosen.cause.startswith("federated."):
+        return None
     if chosen.cause != "collective.timeout":
         return chosen.rank
     told = [sign for sign in case.confirmations if sign.cause == chosen.cause and sign.rank is not None]
@@ -350,4 +358,8 @@ def _sentence(verdict: Verdict) -> str:
     if verdict.cause == "program.exception" and verdict.exception:
         root = next((one.text for one in verdict.evidence if one.role == "root"), verdict.exception)
         title += f": {root.splitlines()[0][:SAID]}"
+    if verdict.cause in _SAID:
+        root = next((one.text for one in verdict.evidence if one.role == "root"), "")
+        if said := _SAID[verdict.cause].search(root):
+            title += f": {said[0].replace(' so:', ':', 1)[:SAID].strip()}"
     return f"{title} ({where})." if where else f"{title.removesuffix('.')}."

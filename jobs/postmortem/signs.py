@@ -52,10 +52,12 @@ def signs_of(scanned: Scanned, catalogue: Catalogue) -> list[Sign]:
     clock = Clock(scanned.stamps)
     found = [_of_hit(scanned, hit, told.count) for told in scanned.told.values() for hit in told.hits]
     found = [sign for sign in found if sign.line not in scanned.within and not _is_advice(sign, catalogue)]
+    passing_on = set()
     for traceback, prefix in scanned.tracebacks:
         if not traceback.is_stack and traceback.type:
             found.append(of_traceback(scanned.name, traceback, prefix, catalogue))
-    found = _one_a_place(found)
+            passing_on |= {one.line for one in traceback.chain if one.wraps is not None} - {found[-1].line}
+    found = _one_a_place([sign for sign in found if sign.line not in passing_on])
     found += collectives.signs_of(scanned)
     if (sign := _of_course(scanned)) is not None:
         found.append(sign)
@@ -108,13 +110,14 @@ def of_traceback(name: str, traceback: Traceback, prefix: Prefix, catalogue: Cat
     root = _root_of(judged)
     link, entry, cause, role, doing = root
     line = link.line or link.first
-    return Sign(name, line, link.text[:1000], cause, role, prefix, entry, link, doing)
+    said = link.text if link.wraps is None else f"{link.text} {link.wraps.text}"
+    return Sign(name, line, said[:1000], cause, role, prefix, entry, link, doing)
 
 
 def _root_of(
     judged: list[tuple[Traceback, Entry | None, str, str, tuple[str, ...]]],
 ) -> tuple[Traceback, Entry | None, str, str, tuple[str, ...]]:
-    """Of a chain the first that says something of its own."""
+    """Of a chain the first that says something of its own; of a wrapper what it wraps, if that has a name."""
     if judged[0][3] == "echo" and judged[-1][0].wraps is None:  # raised while a peer's loss was dealt with
         return judged[0]
     specific = [one for one in judged if one[1] is not None and not one[1].is_generic and one[3] == "root"]
@@ -123,6 +126,7 @@ def _root_of(
         if (
             is_last
             or one[0].name not in _DAILY
+            or one[0] is judged[-1][0].wraps
             or all(other[1] is None or other[1].is_generic for other in judged if other is not one)
         ):
             return one

@@ -34,7 +34,8 @@ _DURING = "During handling of the above exception, another exception occurred:"
 _WRAPPERS = re.compile(
     r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)|RemoteTraceback|RayTaskError|RemoteError|"
     r"ProcessRaisedException|ProcessExitedException|Process \d+ terminated with the following error|"
-    r"\(\d+ sub-exceptions?\)|WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)"
+    r"\(\d+ sub-exceptions?\)|WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)|"
+    r"\bClientsFailed: .+ so:"
 )
 _OWN = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
 _RULE = re.compile(r"([-=*#_~])\1{9,}")  # drawn before what somebody else says

@@ -20,7 +20,8 @@ from portal.models import SiteRunbook, User
 ROOMS = {
     "gpu": "GPUs", "network": "Network", "collective": "Collectives", "rendezvous": "Rendezvous", "memory": "Memory",
     "storage": "Storage", "checkpoint": "Checkpoints", "numerics": "Numbers", "program": "The program", "data": "Data",
-    "environment": "Environment", "scheduler": "The scheduler", "unknown": "Neither", "none": "Neither",
+    "environment": "Environment", "federated": "Federations", "scheduler": "The scheduler", "unknown": "Neither",
+    "none": "Neither",
 }  # fmt: skip
 
 

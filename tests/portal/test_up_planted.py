@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,9 @@ from tests.endings import Ending, Endings, endings_of
 from tests.nvml import StandIn
 from tests.planted import Planted
 from tests.stack import REPOSITORY, Stack, wait_for
+from tests.training.federated.planted import CLIENTS
+from tests.training.federated.planted import RECIPE as CLIENTS_RECIPE
+from tests.training.federated.planted import RUN as FEDERATION
 from tests.training.guards.planted import PLANTED as RECIPE
 from tests.training.guards.planted import sample_at
 
@@ -34,7 +38,7 @@ PATIENCE_S = 240.0
 class Trained(Planted):
     """One of our own trainer, on a recipe whose numbers go wrong as told."""
 
-    goes_wrong: Mapping[str, int] = field(default_factory=dict)
+    goes_wrong: Mapping[str, int | str] = field(default_factory=dict)
     steps: int = 600
 
     def spec(self, **resources: Any) -> dict[str, Any]:
@@ -45,6 +49,17 @@ class Trained(Planted):
         }  # fmt: skip
         kept = {name: part for name, part in super().spec(**resources).items() if name != "script"}
         return {**kept, "kind": "distributed", "run": run}
+
+
+@dataclass(frozen=True)
+class Federated(Trained):
+    """Clients of a federation fail as told."""
+
+    pace: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self, **resources: Any) -> dict[str, Any]:
+        told = {"checkpoint_every": 1, **self.pace, "planted_clients": dict(self.goes_wrong)}
+        return {**super().spec(**resources), "kind": "federated", "run": {**FEDERATION, **told}}
 
 
 ENDLESS = {
@@ -64,6 +79,18 @@ PLANTED = {
     "diverged": Trained(
         "diverged", "numerics.divergence", r"Started anew from step \d+ with half the learning rate as attempt 2",
         goes_wrong={"worse": 300},
+    ),
+    "all clients failed": Federated(
+        "all-clients", "federated.clients", r"^All clients of a federation failed .*happen again.* Your move\.$",
+        goes_wrong={"raising": ",".join(map(str, range(CLIENTS))), "later": 1},
+    ),
+    "quorum lost": Federated(
+        "quorum", "federated.quorum", r"^Too few clients .* Started anew from .* as attempt 2",
+        goes_wrong={"raising": "5,6,7", "since": 3},
+        pace={"pace": "deadline", "deadline": {"quorum": 0.75, "quantile": 1.0}},
+    ),
+    "some clients failed": Federated(
+        "some-clients", "", r"^$", goes_wrong={"raising": "5", "since": 3, "until": 4, "nan": "2"},
     ),
 }  # fmt: skip
 GPU_LOST = ("gpu.off_bus", r"without it there are too few nodes\. Your move\.$")
@@ -151,10 +178,11 @@ def site(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def with_recipe(folder: Path) -> str:
-    """A PYTHONPATH by which every Python of the portal and its jobs knows the recipe, too."""
+    """A PYTHONPATH by which every Python of the portal and its jobs knows the recipes, too."""
     recipes = folder / "recipes"
     recipes.mkdir()
     (recipes / "planted.py").write_text(RECIPE)
+    (recipes / "planted_clients.py").write_text(CLIENTS_RECIPE)
     told = f"import training.recipes\ntraining.recipes.__path__.append({str(recipes)!r})\n"
     (folder / "sitecustomize.py").write_text(told)
     return f"{REPOSITORY}:{folder}"
@@ -257,3 +285,29 @@ def test_the_machine_that_lost_a_gpu_is_named(site: Site) -> None:
 def test_a_rank_that_was_killed_once_was_started_again_in_place(site: Site) -> None:
     (attempt,) = site.attempts("killed once")
     assert (attempt["state"], attempt["incarnation"]) == ("completed", 1)
+
+
+def test_a_federation_names_the_client_that_all_others_failed_like(site: Site) -> None:
+    (incident,) = site.ending("all clients failed").incidents
+    assert re.search(r"failed: client \d: LookupError: the disk of owner \d is gone\.$", incident.says)
+    (attempt,) = site.attempts("all clients failed")
+    assert "LookupError: the disk of owner" in json.dumps(attempt)
+
+
+def test_a_post_mortem_shows_what_clients_dropped_out_of(site: Site) -> None:
+    with site.stack.client() as client:
+        told = client.get(f"/api/v1/jobs/{site.jobs['quorum lost']}/postmortem", params={"attempt": 1}).json()
+    said = json.dumps(told)
+    assert re.search(r"client 5 dropped out in round 3: LookupError: the disk of owner 5 is gone", said)
+    assert "planted_clients.py" in said
+
+
+def test_clients_that_fail_alone_are_named_and_the_run_completes(site: Site) -> None:
+    (attempt,) = site.attempts("some clients failed")
+    assert attempt["state"] == "completed"
+    with site.stack.client() as client:
+        told = client.get(f"/api/v1/jobs/{site.jobs['some clients failed']}/events", params={"limit": 200}).json()
+    events = {one["kind"]: one["data"] for one in told["items"] if one["kind"].startswith("client.")}
+    assert (events["client.dropped"]["step"], events["client.dropped"]["client"]) == (3, 5)
+    assert "LookupError: the disk of owner 5 is gone" in events["client.dropped"]["traceback"]
+    assert (events["client.quarantined"]["step"], events["client.quarantined"]["client"]) == (3, 2)

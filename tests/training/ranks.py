@@ -97,6 +97,7 @@ class Run:
     """A folder with recipes/ and parallel/ of one's own."""
     spy: str = ""
     """module:function, called in every rank before it begins."""
+    kind: str = "distributed"
 
     def __post_init__(self) -> None:
         (self.folder / "portal").mkdir(parents=True)
@@ -107,7 +108,7 @@ class Run:
         self.config.update(changes)
         document = {
             "name": "test",
-            "kind": "distributed",
+            "kind": self.kind,
             "launch": {"gpus_per_node": 0, **self.launch},
             "run": self.config,
         }

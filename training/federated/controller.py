@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.federated import schedule, sums
+from training.federated import failing, schedule, sums
 from training.federated.client import Client
 from training.federated.combining import Combining
 from training.federated.messages import Traffic
@@ -119,10 +119,12 @@ class Controller:
         """
         question = replace(self._work.training, model=model)
         self.arrivals = arrivals = self.server.pending.arriving(self.plan)
+        if not self._chunks and not arrivals.chunks:
+            raise QuorumLost("there was nobody to ask")
         answer, mine, facts = self._asked(question, arrivals)
         self.facts = facts
-        if answer.selected < max(1, self.plan.quorum):
-            raise QuorumLost(f"{answer.selected} of the {max(1, self.plan.quorum)} updates that it takes")
+        if answer.selected < (needed := max(1, self.plan.quorum)):
+            raise QuorumLost(failing.missing(answer.selected, needed, facts, self.plan))
         if self._combining is not None:
             answer = self._combined(self._combining, question, answer, mine)
         self._keep(mine, facts)
@@ -151,7 +153,11 @@ class Controller:
         have been sent already.
         """
         question = Question(name, answer, sent, vectors=vectors, is_whole=True, takes_steps=False, model=model)
-        return self._asked(question, Arrivals.none())[0]
+        answered, _, facts = self._asked(question, Arrivals.none())
+        self.facts.failed.update(facts.failed)
+        if not answered.selected:  # sums of nothing are no answer
+            raise QuorumLost(f"nobody answered {name!r}: {failing.missing(0, 1, facts, self.plan)}")
+        return answered
 
     def samples_of(self, clients: Ids) -> Ids:
         return self._work.samples_of(clients)
@@ -243,7 +249,7 @@ class Controller:
         mine.clients += sent.clients.tolist()
         mine.losses += sent.losses.tolist()
         mine.is_fine += fine.tolist()
-        mine.failed |= sent.failed
+        mine.failed |= failing.passed_on(sent.failed, len(mine.failed))
         if sent.kept:
             mine.kept.append(self._kept(sent, fine))
         if not bool(now.all()) and folded:

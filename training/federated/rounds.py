@@ -7,7 +7,7 @@ of the configuration and the round, or lies in the checkpoint; never of how many
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from training.attempt.place import Place
 from training.attempt.stopping import StopRequest
 from training.checkpoint.staging import State
 from training.engine.validating import Validations
-from training.federated import assembling
+from training.federated import assembling, failing
 from training.federated.assembling import Federation
 from training.federated.combining import combining
 from training.federated.controller import Controller, Facts, QuorumLost
@@ -28,6 +28,7 @@ from training.federated.judging import Judge, Judged
 from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federated.selecting import select
+from training.federated.server import QUARANTINED_AFTER
 from training.federated.telling import Telling, Told, told_of
 from training.federated.transport.ranks import exchange
 from training.federated.working import ClientsFailed
@@ -135,8 +136,10 @@ class Rounds(Loop):
 
     def _round(self, round_: int) -> Told:
         """Configure, train, aggregate: one new global model."""
-        lost, wasted = None, Traffic.none()
+        tries: list[Facts] = []
+        why, wasted = "", Traffic.none()
         for attempt in range(1, ATTEMPTS + 1):
+            self._check_anybody_is_left()
             plan = self._configure(round_, attempt)
             controller = Controller(
                 self.server,
@@ -151,18 +154,21 @@ class Rounds(Loop):
             try:
                 model = self._play(controller)
             except QuorumLost as error:
-                lost, wasted = error, wasted + controller.costs.traffic
-                self._note(controller.facts)
-                if self.world.leads:
-                    self.reporter.event("round.lost", step=round_, attempt=attempt, why=str(error))
-                self._check_anybody(controller.facts)
-                continue
-            self.server.shared.copy_(model)
-            self.server.clock = plan.ends if plan.ends is not None else self.server.clock
-            self._note(controller.facts)
-            controller.costs.traffic += wasted
-            return told_of(controller)
-        raise QuorumLost(f"round {round_} was lost {ATTEMPTS} times: {lost}")
+                why, model = str(error), None
+            if model is not None:
+                self.server.shared.copy_(model)
+                self.server.clock = plan.ends if plan.ends is not None else self.server.clock
+                self._note(round_, controller.facts)
+                controller.costs.traffic += wasted
+                return told_of(controller)
+            wasted = wasted + controller.costs.traffic
+            tries.append(controller.facts)
+            if self.world.leads:
+                self.telling.tell_lost(round_, attempt, controller.facts, why)
+            self._note(round_, controller.facts)
+            self._check_anybody(round_, tries)
+        server = self.server
+        raise QuorumLost(failing.lost(round_, tries, why, clients=server.clients, eligible=len(server.eligible)))
 
     def _play(self, controller: Controller) -> Tensor:
         """The algorithm's own way through a round, or one question and its sums."""
@@ -200,18 +206,27 @@ class Rounds(Loop):
         )
         return contracts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
 
-    def _note(self, facts: Facts) -> None:
+    def _note(self, round_: int, facts: Facts) -> None:
         """What is remembered of those who were asked."""
         self.server.losses[facts.clients[facts.is_fine]] = facts.losses[facts.is_fine]
-        for client in facts.clients[~facts.is_fine].tolist():
-            if client not in facts.failed:
-                self.server.broken[client] += 1
+        broken = [client for client in facts.clients[~facts.is_fine].tolist() if client not in facts.failed]
+        self.server.broken[broken] += 1
+        out = [client for client in broken if self.server.broken[client] == QUARANTINED_AFTER]
+        if self.world.leads:
+            self.telling.failures.tell_quarantined(round_, out, QUARANTINED_AFTER)
 
-    def _check_anybody(self, facts: Facts) -> None:
+    def _check_anybody(self, round_: int, tries: Sequence[Facts]) -> None:
         """Where nobody can do the work it is no use to ask others: the first client's error is the run's."""
-        if len(facts.failed) == len(facts.clients) > 0:
-            client = min(facts.failed)
-            raise ClientsFailed(f"all {len(facts.clients)} clients failed, client {client} so", facts.failed[client])
+        asked = len(tries[-1].clients)
+        is_hopeless = (round_ == 1 and asked > 1) or len(tries) == ATTEMPTS
+        if is_hopeless and failing.all_raised(tries) and (first := failing.first_of(tries)) is not None:
+            again = f", {ATTEMPTS} times in a row" if len(tries) == ATTEMPTS else ""
+            who = f"all {asked:,} clients" if asked > 1 else "the only client"
+            raise ClientsFailed(f"in round {round_} {who} failed{again}, client {first[0]} so", first[1])
+
+    def _check_anybody_is_left(self) -> None:
+        if not len(self.server.eligible):
+            raise QuorumLost(f"there is nobody to ask: {failing.left_out(self.server.clients, 0)}")
 
     def _beat(self) -> None:
         self.heartbeat.beat("step", self.step)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federated.assembling import Federation
-from training.federated.controller import Controller
+from training.federated.controller import Controller, Facts
+from training.federated.failing import Failures
 from training.federated.judging import Judged
 from training.federated.messages import Traffic
 from training.federated.schedule import Ids
@@ -83,6 +84,7 @@ class Telling:
 
     def __init__(self, reporter: AnyReporter, federation: Federation) -> None:
         self._reporter, self._federation = reporter, federation
+        self.failures = Failures(reporter)
         self._rounds: list[dict[str, float]] = []
         self._clients: list[Columns] = []
         self._began = self._told_at = time.monotonic()
@@ -120,13 +122,16 @@ class Telling:
             rejected=float(count["rejected"] + count["broken"]),
             **spread("client_loss", told.losses[told.is_counted]),
         )
-        for client, text in told.failed.items():
-            self._reporter.event("client.dropped", step=round_, client=client, traceback=text)
-        for client in told.clients[told.states == BROKEN].tolist():
-            self._reporter.event("client.broken", step=round_, client=client)
+        self.failures.tell(round_, told.failed, told.clients[told.states == BROKEN].tolist())
         accuracy = judged.by_client.get("accuracy") if judged is not None else None
         self._note(round_, told, count, judged, accuracy)
         self._say(round_, told, judged)
+
+    def tell_lost(self, round_: int, attempt: int, facts: Facts, why: str) -> None:
+        """Of a try that came to no model."""
+        broken = [client for client in facts.clients[~facts.is_fine].tolist() if client not in facts.failed]
+        self.failures.tell(round_, facts.failed, broken)
+        self.failures.tell_lost(round_, attempt, why)
 
     def tell_judged(self, round_: int, judged: Judged) -> None:
         means = {f"validation_{name}" if name == "loss" else name: mean for name, mean in judged.means.items()}

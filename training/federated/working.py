@@ -6,7 +6,6 @@ fewer ranks, must come to the same model.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Split, Task
-from training.federated import attention
+from training.federated import attention, failing
 from training.federated.client import Beside, Client
 from training.federated.filtering import Chain
 from training.federated.layout import Layout
@@ -42,7 +41,8 @@ PERSONAL = "personal"
 """What is kept beside the algorithm's own: the part of the model that never travels."""
 DROPPED, SHUFFLED = 3, 2
 """Of what is derived from a run's seed: dropout, and the order of samples."""
-TRACEBACK_LETTERS = 4000
+TRIED = 5
+"""Clients that may fail before the first round, until it is taken for the program's fault."""
 SAMPLES, CLIENTS = "samples", "clients"
 """What sums are weighted by."""
 
@@ -182,24 +182,41 @@ class Work:
 
     def try_out(self, server: Server) -> None:
         """One client's work, thrown away: whether stacking works at all, and what a client sends."""
-        if not self.alone:
-            try:
-                self._tried(self.training, server)
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
         self._tried(self.training, server)
 
     def _tried(self, question: Question, server: Server) -> tuple[dict[str, int], Messages]:
         """What one client's answer is made of: known once it has been asked, by way of trial."""
         if question.name not in self._sizes:
-            client = np.array([np.argmin(self._divided.sizes)])
-            chunk = Chunk(client, 1, int(widths_of(self._divided.sizes[client], self.batch)[0]))
-            sent = self.run(chunk, 0, question, server, strict=True)
-            if sent.failed:
-                raise ClientsFailed(f"client {client[0]} fails at its first step", sent.failed[int(client[0])])
+            sent = self._trial(question, server)
             sizes = {name: value.shape[1] for name, value in question.folded(sent.values).items()}
             self._sizes[question.name] = sizes, self._described(question, server, sent)
         return self._sizes[question.name]
+
+    def _trial(self, question: Question, server: Server) -> Sent:
+        """The first answer, of those that have least to do: a client that can't work may be alone in that."""
+        failed: dict[int, str] = {}
+        for client in np.argsort(self._divided.sizes, kind="stable")[:TRIED]:
+            mine = np.array([client])
+            chunk = Chunk(mine, 1, int(widths_of(self._divided.sizes[mine], self.batch)[0]))
+            sent = self._try(chunk, question, server)
+            if not sent.failed:
+                return sent
+            failed |= sent.failed
+        first, text = next(iter(failed.items()))
+        raise ClientsFailed(f"all {len(failed)} clients that were tried out failed, client {first} so", text)
+
+    def _try(self, chunk: Chunk, question: Question, server: Server) -> Sent:
+        """One client's work; where stacking is at fault, and not the client, all are computed one by one from now."""
+        if self.alone or not question.trains:
+            return self.run(chunk, 0, question, server)
+        try:
+            return self.run(chunk, 0, question, server, strict=True)
+        except Exception as error:
+            self.alone = f"torch can't stack it: {' '.join(str(error).split())[:200]}"
+        sent = self.run(chunk, 0, question, server)
+        if sent.failed:
+            self.alone = ""
+        return sent
 
     def _described(self, question: Question, server: Server, sent: Sent) -> Messages:
         model = self._model
@@ -239,15 +256,14 @@ class Work:
             chunk.steps,
         )
         counts = torch.from_numpy(self._divided.sizes[chunk.clients]).to(self._model.device, self._model.dtype)
-        if self.alone:
-            return self._one_by_one(one, chunk, ids, there, own, counts)
-        try:
-            return self._together(one, chunk, ids, there, own, counts)
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            if strict:
-                raise
-            # Some client's: which, only one by one can tell.
-            return self._one_by_one(one, chunk, ids, there, own, counts)
+        if not self.alone:
+            try:
+                return self._together(one, chunk, ids, there, own, counts)
+            except Exception:
+                if strict:
+                    raise
+            # It is some client's: which, only one by one can tell.
+        return self._one_by_one(one, chunk, ids, there, own, counts)
 
     def _batches(self, chunk: Chunk, round_: int) -> tuple[Ids, NDArray[np.bool_]]:
         owned = [self._divided.train[client] for client in chunk.clients]
@@ -279,8 +295,8 @@ class Work:
                 if one.question.is_whole:
                     whole = (self._look_up(self._divided.train[client], (-1,)), None)
                 done.append(one(mine, counts[place], parts, None, whole))
-            except Exception:
-                failed[client] = traceback.format_exc()[-TRACEBACK_LETTERS:]
+            except Exception as error:
+                failed[client] = failing.traceback_of(error)
                 done.append(None)
         return _gathered(chunk, done, failed, own, has_losses=one.question.trains)
 
@@ -365,7 +381,7 @@ class _One:
     ) -> tuple[Tensor, Tensor]:
         task = self._model.task
         changed = statistics.clone() if self._model.statistics.size else statistics
-        tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed)}
+        tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed), **_counters(task.model)}
 
         def model(*inputs: Tensor) -> Tensor:
             answer: Tensor = functional_call(task.model, tensors, inputs)
@@ -384,6 +400,11 @@ class _One:
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
+
+
+def _counters(model: nn.Module) -> dict[str, Tensor]:
+    """Whole numbers that a model counts in, as copies: what it is called with must not be changed for all clients."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 
 def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:

@@ -10,6 +10,7 @@ import time
 
 from jobs.models import Incident
 from jobs.postmortem import sources, stacks
+from jobs.postmortem.evidence.clients import clients_of_federation
 from jobs.postmortem.evidence.found import Evidence, Source
 from jobs.postmortem.evidence.history import changes_of_environment, lineage_of_checkpoints, others_that_failed
 from jobs.postmortem.evidence.launchers import ends_of_ranks, looks_at_nodes, word_of_launcher
@@ -31,6 +32,7 @@ SOURCES: tuple[Source, ...] = (
     stacks_of_ranks,
     steps_of_ranks,
     guards_of_trainer,
+    clients_of_federation,
     lineage_of_checkpoints,
     states_of_nodes,
     others_that_failed,

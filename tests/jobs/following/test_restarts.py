@@ -225,6 +225,21 @@ def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
     assert "was not started" not in first.decision
 
 
+def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, told: Told, tick: Tick) -> None:
+    """With the same clients in the same rounds: what was theirs happens again, what was a machine's may not."""
+    assert "Started anew from the beginning as attempt 2" in die(told, tick, "federated.quorum").decision
+    a_checkpoint(job, 40, attempt=newest())
+    assert "It had been started anew for that before. Your move." in die(told, tick, "federated.quorum").decision
+
+
+def test_a_federation_whose_clients_all_failed_does_not(job: Job, told: Told, tick: Tick) -> None:
+    decision = die(told, tick, "federated.clients").decision
+    assert decision == (
+        "All clients of a federation failed (94 % sure). That would happen again, so Vigil does not start it anew. "
+        "Your move."
+    )
+
+
 class TestOthers:
     """Where it is blamed, whether enough nodes are left is asked of those that the job may run on."""
 

@@ -1,0 +1,224 @@
+"""Clients that fail: one is dropped and named, too few or none end the run in words that say which and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.federated.planted import CLIENTS, planted_clients
+from tests.training.ranks import Incarnation, Run
+from training.federated import failing
+from training.federated.controller import Facts
+from training.federation.pacing import Plan
+
+EVERYBODY = ",".join(map(str, range(CLIENTS)))
+
+
+class Spy:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, kind: str, **data: Any) -> None:
+        self.events.append({"kind": kind, **data})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+
+def _told() -> tuple[failing.Failures, Spy]:
+    spy = Spy()
+    return failing.Failures(spy), spy  # type: ignore[arg-type]
+
+
+def _facts(clients: int, *, dropped: int = 0, broken: int = 0) -> Facts:
+    is_fine = np.arange(clients) >= dropped + broken
+    return Facts(np.arange(clients), np.zeros(clients), is_fine, dict.fromkeys(range(dropped), "KeyError: 'x'"))
+
+
+def _error() -> Exception:
+    try:
+        _deep(40)
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def _deep(calls: int) -> None:
+    if calls:
+        _deep(calls - 1)
+    raise ValueError("wrong 😀 " + "x" * 5000)
+
+
+class TestWords:
+    def test_a_long_traceback_keeps_its_innermost_frames_and_what_was_raised(self) -> None:
+        text = failing.traceback_of(_error())
+        assert text.startswith('Traceback (most recent call last):\n  File "')
+        assert "_deep" in text
+        assert "ValueError: wrong" in text
+        assert len(json.dumps(text)) < 32 * 1024
+        assert failing.raised_in(text).startswith("ValueError: wrong")
+
+    def test_of_many_tracebacks_most_are_one_line(self) -> None:
+        text = failing.traceback_of(_error())
+        told = failing.passed_on(dict.fromkeys(range(100), text), 3)
+        assert [client for client, one in told.items() if "\n" in one] == list(range(failing.KEPT - 3))
+        assert told[99] == failing.raised_in(text)
+
+    def test_what_a_round_lacked(self) -> None:
+        plan = Plan(3, np.arange(6), np.ones(6, dtype=np.int64), too_slow=np.arange(6, 8))
+        assert failing.missing(3, 5, _facts(6, dropped=2, broken=1), plan) == (
+            "3 of the 5 updates that it takes; 8 clients were asked, 2 dropped out, 1 sent no numbers, 2 were too slow"
+        )
+
+    def test_who_was_first_and_who_is_left(self) -> None:
+        said = failing.lost(5, [_facts(6, dropped=4)] * 3, "2 of the 5 updates", clients=8, eligible=6)
+        assert said == (
+            "round 5 was lost 3 times: 2 of the 5 updates. Client 0 was the first to drop out: KeyError: 'x'. "
+            "2 of 8 clients are not asked any more, as their updates were not made of numbers."
+        )
+
+    def test_nobody_whose_update_is_a_number(self) -> None:
+        said = failing.lost(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
+        assert said == "round 1 was lost 3 times: none of the 6 updates was made of numbers"
+
+
+class TestBounds:
+    def test_fifty_thousand_rounds_in_which_all_fail_stay_within_what_an_attempt_may_tell(self) -> None:
+        told, spy = _told()
+        for round_ in range(1, 50_001):
+            told.tell(round_, dict.fromkeys(range(20), f"E{round_ % 500}: {round_}"), range(20, 40))
+            told.tell_quarantined(round_, [round_], 3)
+            told.tell_lost(round_, 1, "too few")
+        assert {event["kind"] for event in spy.events} == {
+            "client.dropped", "client.broken", "client.quarantined", "round.lost",
+        }  # fmt: skip
+        assert len(spy.events) == 4 * failing.TOLD
+
+    def test_a_client_is_told_of_once_a_kind_of_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+        told, spy = _told()
+        for round_ in range(1, 9):
+            kind = "KeyError" if round_ < 5 else "OSError"
+            told.tell(round_, {7: f'Traceback:\n  File "a"\n    x\n{kind}: {round_}'}, ())
+        assert [event["step"] for event in spy.of("client.dropped")] == [1, 5]
+        assert capsys.readouterr().out.splitlines() == [
+            "client 7 dropped out: KeyError: 1 (in round 1)",
+            "client 7 dropped out: OSError: 5 (in round 5)",
+        ]
+
+    def test_at_most_a_few_a_round(self) -> None:
+        told, spy = _told()
+        told.tell(1, dict.fromkeys(range(100), "KeyError: 1"), range(100, 200))
+        told.tell(2, dict.fromkeys(range(100), "KeyError: 1"), ())
+        assert [event["client"] for event in spy.of("client.dropped")] == list(range(10))
+        assert len(spy.of("client.broken")) == failing.TOLD_A_ROUND
+
+
+def _failed(run: Run, world: int = 1) -> tuple[Incarnation, dict[str, Any]]:
+    """What rank 0 told of its end."""
+    incarnation = run.start(world)
+    assert set(incarnation.wait()) == {1}, incarnation.output()
+    (told,) = run.events("run.failed")
+    return incarnation, told
+
+
+@pytest.mark.slow
+class TestRuns:
+    @pytest.mark.parametrize("world", [1, 2])
+    def test_one_that_raises_in_round_3_is_named_and_the_run_goes_on(self, tmp_path: Path, world: int) -> None:
+        run = planted_clients(tmp_path, {"raising": "5", "since": 3, "until": 4})
+        done = run.finish(world)
+        (event,) = run.events("client.dropped")
+        assert (event["step"], event["client"]) == (3, 5)
+        assert "LookupError: the disk of owner 5 is gone" in event["traceback"]
+        assert "planted_clients.py" in event["traceback"]
+        assert run.series("trained") == {n: 7.0 if n == 3 else 8.0 for n in range(1, 7)}
+        assert run.series("dropped")[3] == 1.0
+        assert "client 5 dropped out: LookupError: the disk of owner 5 is gone (in round 3)" in done.output()
+
+    def test_one_that_computes_alone_may_fail_alone(self, tmp_path: Path) -> None:
+        """What it keeps, here its running statistics, stays as it was."""
+        run = planted_clients(tmp_path, {"raising": "0,5", "since": 3, "until": 3, "batch_norm": True})
+        run.finish(1)
+        assert {event["client"] for event in run.events("client.dropped")} == {0, 5}
+
+    def test_one_that_never_can_does_not_keep_the_others_from_it(self, tmp_path: Path) -> None:
+        """Not even if it is the one that is tried out."""
+        run = planted_clients(tmp_path, {"raising": "0"})
+        run.finish(1)
+        (started,) = run.events("run.started")
+        assert started["alone"] == "", "stacking is not to blame"
+        assert set(run.series("trained").values()) == {7.0}
+
+    def test_all_fail_before_the_first_round(self, tmp_path: Path) -> None:
+        _, told = _failed(planted_clients(tmp_path, {"raising": EVERYBODY}))
+        assert told["exception"] == "ClientsFailed"
+        assert told["error"].startswith("all 5 clients that were tried out failed, client 0 so:\nTraceback")
+        assert told["error"].endswith("LookupError: the disk of owner 0 is gone")
+
+    @pytest.mark.parametrize("world", [1, 2])
+    def test_all_fail_in_the_first_round(self, tmp_path: Path, world: int) -> None:
+        run = planted_clients(tmp_path, {"raising": EVERYBODY, "later": 1})
+        incarnation, told = _failed(run, world)
+        assert told["exception"] == "ClientsFailed"
+        assert told["error"].startswith("in round 1 all 8 clients failed, client 0 so:\nTraceback")
+        assert told["error"].endswith("LookupError: the disk of owner 0 is gone")
+        assert len(run.events("client.dropped")) == failing.TOLD_A_ROUND
+        assert len(run.events("round.lost")) == 1, "others would fail, too"
+        assert incarnation.output().rstrip().endswith("LookupError: the disk of owner 0 is gone")
+        assert not run.series("loss"), "no round came to anything"
+
+    def test_all_fail_later(self, tmp_path: Path) -> None:
+        _, told = _failed(planted_clients(tmp_path, {"raising": EVERYBODY, "since": 4}))  # one was tried out
+        assert told["error"].startswith("in round 3 all 8 clients failed, 3 times in a row, client 0 so:\n")
+
+    def test_one_without_numbers_is_not_asked_after_three(self, tmp_path: Path) -> None:
+        run = planted_clients(tmp_path, {"nan": "5"})
+        run.finish(1)
+        assert [event["step"] for event in run.events("client.broken")] == [1, 2, 3]
+        (event,) = run.events("client.quarantined")
+        assert (event["step"], event["client"], event["updates"]) == (3, 5, 3)
+        assert [run.series("rejected")[n] for n in range(1, 7)] == [1, 1, 1, 0, 0, 0]
+        assert set(run.series("trained").values()) == {7.0}
+
+    def test_it_is_not_asked_after_a_resume_either(self, tmp_path: Path) -> None:
+        run = planted_clients(tmp_path, {"nan": "5"})
+        run.finish(1)
+        run.write(rounds=8)
+        run.finish(1, resume="step-6")
+        assert sorted(run.series("trained")) == list(range(1, 9))
+        assert run.events("client.broken") == []
+        assert set(run.series("trained").values()) == {7.0}
+
+    def test_nobody_comes_to_numbers(self, tmp_path: Path) -> None:
+        _, told = _failed(planted_clients(tmp_path, {"nan": EVERYBODY}))
+        assert told["exception"] == "QuorumLost"
+        assert told["error"] == "round 1 was lost 3 times: none of the 8 updates was made of numbers"
+
+    def test_some_raise_and_the_others_come_to_no_numbers(self, tmp_path: Path) -> None:
+        """Until nobody is left whom to ask."""
+        run = planted_clients(tmp_path, {"nan": "0,1,2,3", "raising": "4,5,6,7"})
+        _, told = _failed(run)
+        assert told["error"] == (
+            "round 1 was lost 3 times: 0 of the 1 updates that it takes; 8 clients were asked, 4 dropped out, "
+            "4 sent no numbers. Client 4 was the first to drop out: LookupError: the disk of owner 4 is gone. "
+            "4 of 8 clients are not asked any more, as their updates were not made of numbers."
+        )
+
+    @pytest.mark.parametrize("world", [1, 2])
+    def test_a_quorum_that_is_lost_three_times_ends_it(self, tmp_path: Path, world: int) -> None:
+        deadline = {"quorum": 0.75, "quantile": 1.0}
+        run = planted_clients(tmp_path, {"raising": "5,6,7", "since": 2}, pace="deadline", deadline=deadline)
+        incarnation, told = _failed(run, world)
+        assert told["exception"] == "QuorumLost"
+        assert "was lost 3 times: " in told["error"]
+        assert "of the 6 updates that it takes; 7 clients were asked, 3 dropped out" in told["error"]
+        assert "Client 5 was the first to drop out: LookupError: the disk of owner 5 is gone." in told["error"]
+        assert [event["attempt"] for event in run.events("round.lost")] == [1, 2, 3]
+        assert {event["client"] for event in run.events("client.dropped")} == {5, 6, 7}
+        assert "QuorumLost: round 2 was lost" in incarnation.output().splitlines()[-1]

@@ -1,0 +1,105 @@
+"""A federation under Vigil's own launcher: killed in the middle of a round it comes to the very same model."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.training.launching import KILLS, Run
+from tests.waiting import until
+from training.attempt.heartbeat import heartbeat_path, read_beat
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 100
+TEXT = f"""
+kind = "federated"
+[launch]
+ranks_per_node = 2
+[run]
+recipe = "tabular"
+rounds = {ROUNDS}
+clients = 60
+per_round = 20
+split = "dirichlet"
+learning_rate = 0.3
+checkpoint_every = 4
+validate_every = 5
+flush_steps = 1
+{{more}}
+"""
+LATE = """
+algorithm = "fedbuff"
+pace = "asynchronous"
+[run.asynchronous]
+buffer = 5
+"""
+
+
+def _digests(run: Run) -> dict[str, str]:
+    """Of each tensor in the last checkpoint."""
+    whole = run.path / "whole.pt"
+    dcp_to_torch_save(run.path / "job" / "checkpoints" / f"step-{ROUNDS}", whole)
+    tensors = _leaves(torch.load(whole, weights_only=True))
+    assert tensors
+    return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()}
+
+
+def _leaves(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return {prefix: state}
+    return {name: leaf for key, value in state.items() for name, leaf in _leaves(value, f"{prefix}.{key}").items()}
+
+
+def _rank(run: Run, rank: int, gone: set[int]) -> psutil.Process:
+    def found() -> psutil.Process | None:
+        for process in run.processes():
+            with suppress(psutil.NoSuchProcess):
+                if process.pid not in gone and process.environ().get("RANK") == str(rank):
+                    return process
+        return None
+
+    process = until(found, 60)
+    assert isinstance(process, psutil.Process)
+    return process
+
+
+def _kill(run: Run, rank: int, incarnation: int, round_: int, gone: set[int]) -> None:
+    """In a round after this one."""
+    path = heartbeat_path(run.attempt(), rank=rank, incarnation=incarnation)
+    until(lambda: [*run.path.glob("job/checkpoints/*/COMMITTED")], 120)
+    until(lambda: (beat := read_beat(path)) and beat.phase == "step" and beat.step >= round_, 120)
+    process = _rank(run, rank, gone)
+    gone.add(process.pid)
+    process.send_signal(signal.SIGKILL)
+    until(lambda: len(run.events("incarnation.ended")) > incarnation, 60)
+
+
+@pytest.mark.parametrize("more", ["", pytest.param(LATE, marks=pytest.mark.whole)], ids=["for all", "for nobody"])
+def test_a_rank_killed_in_the_middle_of_a_round_changes_no_bit(run: Run, tmp_path: Path, more: str) -> None:
+    undisturbed = Run(tmp_path / "undisturbed")
+    try:
+        undisturbed.describe(TEXT.format(more=more))
+        assert undisturbed.launch().wait(240) == 0, undisturbed.log()
+    finally:
+        undisturbed.end()
+    run.describe(TEXT.format(more=more))
+    launcher, gone = run.launch(), set[int]()
+    for kill in range(min(KILLS, 4)):
+        _kill(run, 1 - kill % 2, kill, 9 + 9 * kill, gone)
+    assert launcher.wait(240) == 0, run.log()
+    ended = run.events("incarnation.ended")
+    assert [(one["rank"], one["signal"]) for one in ended[:1]] == [(1, signal.SIGKILL)]
+    assert ended[0]["restarting"]
+    started = run.events("incarnation.started")
+    assert started[1]["resumed_from"].startswith("step-")
+    assert _digests(run) == _digests(undisturbed)
+    run.assert_nothing_left()
