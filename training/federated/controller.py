@@ -56,7 +56,7 @@ class Answer:
     """Clients whose answers count, late ones with them."""
     samples: float
     discount: float
-    """The mean factor by which answers to older questions count less; 1: there were none."""
+    """The mean factor, over samples, by which answers to older questions count less; 1: there were none."""
 
 
 @dataclass
@@ -214,8 +214,10 @@ class Controller:
         samples = float(own.sum() + arrivals.samples.sum())
         weight = {SAMPLES: samples, CLIENTS: float(selected)}
         mean = {name: value / max(1.0, weight[question.weighted_by(name)]) for name, value in total.items()}
-        factors = float(counted.sum() + arrivals.factors.sum())
-        return Answer(total, mean, facts, selected, samples, factors / max(1, selected))
+        discount = float(own.sum() + arrivals.samples @ arrivals.factors) / max(1.0, samples)
+        if STATISTICS in mean and discount:
+            mean[STATISTICS] = mean[STATISTICS] / discount  # a mean of them all, not a step that may be shorter
+        return Answer(total, mean, facts, selected, samples, discount)
 
     def _combined(self, combining: Combining, question: Question, answer: Answer, mine: _Mine) -> Answer:
         """What an aggregation that is no sum makes of the same updates."""

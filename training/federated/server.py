@@ -38,7 +38,7 @@ class Round:
     clients: int
     """All that there are."""
     discount: float
-    """The mean factor by which late updates count less; 1: there are none."""
+    """The mean factor, over samples, by which late updates count less; 1: there are none."""
 
 
 class Server:

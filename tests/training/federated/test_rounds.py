@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.training.federated.runs import CONVEX, DIGITS, Telling, digest, run, start
 from training.config.asked import ConfigError
+from training.federated.controller import Controller
 from training.federated.working import Work
 from training.federation import tables
 
@@ -129,3 +131,48 @@ def test_a_deadline_makes_some_late_and_uses_them(tmp_path: Path) -> None:
     run(tmp_path / "drop", table, reporter=dropped)
     assert sum(dropped.series["late"].values()) == 0
     assert "dropped" in dropped.series
+
+
+@pytest.mark.parametrize("buffer", [1, 3])
+def test_a_fixed_schedule_mixes_models_as_by_hand(buffer: int, tmp_path: Path) -> None:
+    """FedAsync: x ← (1 - α s) x + α Σ s_i n_i x_i / Σ n_i, s_i by each model's age, s their mean over samples."""
+    options = {"buffer": buffer, "staleness_exponent": 0.5}
+    table = {**CONVEX, "algorithm": "fedasync", "pace": "asynchronous", "asynchronous": options, "per_round": 4}
+    loop = start(tmp_path, {**table, "rounds": 9})
+    loop._prepare(None)
+    sizes = loop.federation.divided.sizes
+    began: dict[int, tuple[int, torch.Tensor]] = {}
+    x = loop.server.weights.clone()
+    for round_ in range(1, 9):
+        plan = loop._configure(round_, 1)
+        for chunk in Controller(
+            loop.server, loop.work, loop.exchange, loop.world, plan, combining=None, round_=round_, beat=lambda: None
+        )._chunks:
+            sent = loop.work.run(chunk, round_, loop.work.training, loop.server)
+            rows = zip(sent.clients.tolist(), sent.values["model"], strict=True)
+            began |= {client: (round_, row.clone()) for client, row in rows}
+        there = [*plan.arriving.tolist(), *plan.clients[plan.is_now(plan.clients)].tolist()]
+        factors = {client: (1 + round_ - began[client][0]) ** -0.5 for client in there}
+        whole = float(sizes[there].sum())
+        mixed = sum(factors[c] * float(sizes[c]) * began[c][1] for c in there) / whole
+        discount = sum(factors[c] * float(sizes[c]) for c in there) / whole
+        x = (1 - 0.6 * discount) * x + 0.6 * mixed
+        loop._round(round_)
+        torch.testing.assert_close(loop.server.weights, x, rtol=0, atol=1e-12)
+
+
+def test_a_buffer_of_all_is_fedavg(tmp_path: Path) -> None:
+    table = {**CONVEX, "pace": "asynchronous", "asynchronous": {"buffer": 5}, "algorithm": "fedbuff"}
+    run(tmp_path / "buffered", table)
+    run(tmp_path / "plain", CONVEX)
+    assert digest(tmp_path / "buffered") == digest(tmp_path / "plain")
+
+
+def test_statistics_are_no_shorter_for_being_late(tmp_path: Path) -> None:
+    table = {**KINDS["deadline"], "tabular": {"hidden": 8, "batch_norm": True}, "rounds": 8}
+    table["deadline"] = {"quantile": 0.5, "late_exponent": 10.0}
+    loop = run(tmp_path, table)
+    variances = loop.server.statistics[8:]
+    assert len(variances) == 8
+    plain = run(tmp_path / "plain", {**DIGITS, "tabular": {"hidden": 8, "batch_norm": True}, "rounds": 8})
+    assert (variances / plain.server.statistics[8:]).median() > 0.6
