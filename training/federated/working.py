@@ -23,7 +23,7 @@ from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Task
 from training.federated.client import Client
-from training.federated.layout import Layout
+from training.federated.layout import Layout, counters
 from training.federated.messages import Sizes
 from training.federated.messages import size as message_size
 from training.federated.schedule import Chunk, Ids, batches, steps_of, widths_of
@@ -302,6 +302,7 @@ class _One:
         self._config, self._model, self.question = config, model, question
         self._start, self._statistics, self._server = start, statistics, server
         self._steps = steps
+        self._counters = counters(model.task.model)
 
     def __call__(
         self, kept: dict[str, Tensor], samples: Tensor, batch: Any, weights: Tensor | None, everything: Any
@@ -347,6 +348,7 @@ class _One:
         task = self._model.task
         changed = statistics.clone() if self._model.statistics.size else statistics
         tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed)}
+        tensors |= {name: count.clone() for name, count in self._counters.items()}
 
         def model(*inputs: Tensor) -> Tensor:
             answer: Tensor = functional_call(task.model, tensors, inputs)
