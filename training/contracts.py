@@ -264,6 +264,8 @@ class Algorithm:
     """(model, **options): what the server remembers from round to round, by name, in float64."""
     personal: Callable[..., Collection[str]] = _nobody
     """(model, **options): tensors by name that stay with each client."""
+    share: Callable[..., Mapping[str, Tensor]] | None = None
+    """(a client's running statistics by name, how many samples it has, **options): those that it sends; None: they."""
     own: Callable[..., Tensor] = _the_same
     """(model, kept, **options): what a client uses in the end, and is judged by."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit

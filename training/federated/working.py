@@ -339,10 +339,20 @@ class _One:
         if len(start) > shared:
             client.kept[PERSONAL] = client.model[shared:] + sent["delta"][shared:]
             sent = {name: value[:shared] if value.shape == start.shape else value for name, value in sent.items()}
-        if model.statistics.size:
-            place = sent if model.statistics.shared else client.kept
-            place[STATISTICS] = client.statistics
+        if model.statistics.shared:
+            sent[STATISTICS] = self._shared(client.statistics, samples)
+        elif model.statistics.size:
+            client.kept[STATISTICS] = client.statistics
         return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
+
+    def _shared(self, statistics: Tensor, samples: Tensor) -> Tensor:
+        """What is sent of the running statistics."""
+        model = self._model
+        if model.algorithm.share is None:
+            return statistics
+        return model.statistics.vector(
+            model.algorithm.share(model.statistics.tensors(statistics), samples, **model.options)
+        )
 
     def _loss(self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         task = self._model.task
