@@ -272,6 +272,8 @@ class Algorithm:
     """(config): what it can't work with. Without torch."""
     BROADCAST: tuple[str, ...] = ()
     """Of what the server remembers, that which it sends with the model."""
+    JUDGES_BOTH: bool = False
+    """Whether the server's model is judged beside those that clients have of their own: the means are its."""
     STEPS: bool = True
     """Whether clients go through their data in batches; else they send a "loss" over everything."""
     WHOLE: bool = False
