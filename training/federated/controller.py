@@ -25,6 +25,10 @@ from training.federated.transport.ranks import Ranks
 from training.federated.working import CLIENTS, SAMPLES, STATISTICS, Question, Sent, Work
 from training.federation.pacing import Plan
 from training.runtime.distributed import World
+from training.runtime.seeds import derive_seed
+
+PLAYED = 7
+"""Of what is derived from a run's seed: what an algorithm draws on the server's side."""
 
 
 class QuorumLost(RuntimeError):
@@ -143,6 +147,15 @@ class Controller:
         """
         question = Question(name, answer, sent, vectors=vectors, is_whole=True, takes_steps=False, model=model)
         return self._asked(question, Arrivals.none())[0]
+
+    def draw(self) -> np.random.RandomState:
+        """What the algorithm draws on the server's side in this round, the same on every rank."""
+        return np.random.RandomState(derive_seed(self._work.seed, PLAYED, self.round) % 2**32)
+
+    @property
+    def model_bytes(self) -> int:
+        """Of a message with the model."""
+        return self._work.message_of(self._work.training, self.server).down
 
     def samples_of(self, clients: Ids) -> Ids:
         return self._work.samples_of(clients)

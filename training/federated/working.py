@@ -139,6 +139,10 @@ class Work:
     def batch(self) -> int:
         return self._config.batch
 
+    @property
+    def seed(self) -> int:
+        return self._config.seed
+
     def full_steps(self, clients: Ids) -> Ids:
         """Of a whole round of these clients."""
         config = self._config

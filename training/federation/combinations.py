@@ -22,7 +22,7 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
         )
     sent = choices.get(FOLDERS["algorithm"], config.algorithm).constants.get("SENT")
     is_sum = choices.get(FOLDERS["aggregation"], config.aggregation).constants.get("IS_SUM")
-    if not is_sum and isinstance(sent, dict) and set(sent) != {"delta"}:
+    if not is_sum and isinstance(sent, dict) and sent and set(sent) != {"delta"}:
         more = ", ".join(sorted(set(sent) - {"delta"}))
         yield Misfit(
             "aggregation",
