@@ -114,6 +114,10 @@ def _keeps_nothing(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
+def _adds_nothing(task: Task, clients: int, **options: object) -> None:
+    """The model is trained as the recipe has made it."""
+
+
 def _nobody(model: nn.Module, **options: object) -> Collection[str]:
     return ()
 
@@ -262,6 +266,8 @@ class Algorithm:
     """(model, **options): what a client keeps before its first round, by name."""
     memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(model, **options): what the server remembers from round to round, by name, in float64."""
+    equip: Callable[..., None] = _adds_nothing
+    """(task, clients, **options): adds to the task's model what is trained beside it. ConfigError if it can't be."""
     personal: Callable[..., Collection[str]] = _nobody
     """(model, **options): tensors by name that stay with each client."""
     share: Callable[..., Mapping[str, Tensor]] | None = None

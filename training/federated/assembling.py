@@ -87,6 +87,7 @@ def _as_vectors(
     """The model with its layout, its weights (numbers,) and its running statistics (numbers,)."""
     algorithm = contracts.algorithm(config.algorithm)
     options = config.options_of(config.algorithm)
+    algorithm.equip(task, config.clients, **options)
     module: nn.Module = task.model.to(device, dtype)
     module.train()
     own = frozenset(algorithm.personal(module, **options))

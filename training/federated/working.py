@@ -7,8 +7,8 @@ fewer ranks, must come to the same model.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Task
-from training.federated.client import Client
+from training.federated.client import Client, Look
 from training.federated.layout import Layout, counters
 from training.federated.messages import Sizes
 from training.federated.messages import size as message_size
@@ -248,9 +248,10 @@ class Work:
         batch = self._look_up(ids.reshape(-1), ids.shape)
         weights = torch.from_numpy(there).to(self._model.device, self._model.dtype)
         everything = self._everything(chunk) if one.question.is_whole else None
-        dims = (0, 0, 0, 0, None if everything is None else 0)
+        who = torch.from_numpy(chunk.clients).to(self._model.device)
+        dims = (0, 0, 0, 0, 0, None if everything is None else 0)
         stacked = vmap(one, in_dims=dims, randomness="different")
-        values, kept, losses = stacked(dict(own), counts, batch, weights, everything)
+        values, kept, losses = stacked(dict(own), who, counts, batch, weights, everything)
         return Sent(chunk.clients, values, kept, losses, has_losses=one.question.trains)
 
     def _one_by_one(
@@ -265,7 +266,8 @@ class Work:
                 whole = None
                 if one.question.is_whole:
                     whole = (self._look_up(self._divided.train[client], (-1,)), None)
-                done.append(one(mine, counts[place], parts, None, whole))
+                who = torch.tensor(client, device=self._model.device)
+                done.append(one(mine, who, counts[place], parts, None, whole))
             except Exception:
                 failed[client] = traceback.format_exc()[-TRACEBACK_LETTERS:]
                 done.append(None)
@@ -309,10 +311,16 @@ class _One:
         self._counters = counters(model.task.model)
 
     def __call__(
-        self, kept: dict[str, Tensor], samples: Tensor, batch: Any, weights: Tensor | None, everything: Any
+        self,
+        kept: dict[str, Tensor],
+        who: Tensor,
+        samples: Tensor,
+        batch: Any,
+        weights: Tensor | None,
+        everything: Any,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """`batch`: (steps, width, …) each, or a list of the steps' batches; `weights` (steps, width): 1 where a place
-        holds a sample; None: all do."""
+        """`who`: the client's number; `batch`: (steps, width, …) each, or a list of the steps' batches; `weights`
+        (steps, width): 1 where a place holds a sample; None: all do."""
         model = self._model
         shared = model.weights.shared
         start = torch.cat([self._start, kept.pop(PERSONAL)]) if PERSONAL in kept else self._start
@@ -321,6 +329,10 @@ class _One:
         def losses(w: Tensor, statistics: Tensor, step: int) -> tuple[Tensor, Tensor]:
             mine = batch[step] if weights is None else tuple(part[step] for part in batch)
             return self._loss(w, statistics, mine, None if weights is None else weights[step])
+
+        def looks(w: Tensor, statistics: Tensor, step: int, shift: Tensor | None) -> Look:
+            mine = batch[step] if weights is None else tuple(part[step] for part in batch)
+            return self._look(w, statistics, mine, None if weights is None else weights[step], shift)
 
         def whole(w: Tensor) -> Tensor:
             mine, there = everything
@@ -336,6 +348,8 @@ class _One:
             server=self._server,
             kept=kept,
             everything=whole if everything is not None else None,
+            number=who,
+            looks=looks,
         )
         sent = dict(self.question.answer(client))
         if not self.question.trains:
@@ -358,6 +372,26 @@ class _One:
             model.algorithm.share(model.statistics.tensors(statistics), samples, **model.options)
         )
 
+    def _look(self, w: Tensor, statistics: Tensor, batch: Batch, there: Tensor | None, shift: Tensor | None) -> Look:
+        task = self._model.task
+        own = self._model.weights.tensors(w)
+        tensors = {**own, **self._model.statistics.tensors(statistics.clone())}
+        tensors |= {name: count.clone() for name, count in self._counters.items()}
+        called: list[tuple[Tensor, Tensor]] = []
+        entered: list[Tensor] = []
+
+        def model(inputs: Tensor, *more: Tensor) -> Tensor:
+            answer: Tensor = functional_call(task.model, tensors, (inputs if shift is None else inputs + shift, *more))
+            called.append((inputs, answer))
+            return answer
+
+        with _entering(task.model, task.head, entered), _precision(self._config.dtype, self._model.device):
+            task.loss(model, batch)
+        ((inputs, answer),) = called
+        labels = batch[-1]
+        there = torch.ones(len(labels), dtype=w.dtype, device=w.device) if there is None else there
+        return Look(inputs, entered[0].to(w.dtype), answer.to(w.dtype), labels, there, own)
+
     def _loss(self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         task = self._model.task
         changed = statistics.clone() if self._model.statistics.size else statistics
@@ -376,6 +410,20 @@ class _One:
         if self._config.ridge:
             loss = loss + self._config.ridge / 2 * w.square().sum()
         return loss, changed
+
+
+@contextmanager
+def _entering(model: nn.Module, head: str, entered: list[Tensor]) -> Iterator[None]:
+    """Notes what enters the head, call by call: (samples, features)."""
+
+    def take(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entered.append(inputs[0].flatten(1))
+
+    hook = model.get_submodule(head).register_forward_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _no_batches(chunk: Chunk) -> tuple[Ids, NDArray[np.bool_]]:
