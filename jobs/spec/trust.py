@@ -76,6 +76,7 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.fedns": (Power.DATA, "rows sketch line_search"),
     "run.flens": (Power.DATA, "rows sketch line_search momentum"),
     "run.fedbuff": (Power.DATA, "server_rate"),
+    "run.fedtail": (Power.DATA, "alpha rho adversarial gamma power_steps"),
     "run.gossip": (Power.DATA, "topology degree"),
     "run.longtail": (Power.DATA, "imbalance"),
     "run.quantity": (Power.DATA, "exponent"),
