@@ -123,6 +123,10 @@ def _keeps_no_more(given: Tensor, received: Tensor, passing: Passing, **options:
     return {}
 
 
+def _adds_nothing(task: Task, clients: int, **options: object) -> None:
+    """The model is trained as the recipe has made it."""
+
+
 def _nobody(model: nn.Module, **options: object) -> Collection[str]:
     return ()
 
@@ -271,16 +275,24 @@ class Algorithm:
     """(model, **options): what a client keeps before its first round, by name."""
     memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(model, **options): what the server remembers from round to round, by name, in float64."""
+    equip: Callable[..., None] = _adds_nothing
+    """(task, clients, **options): adds to the task's model what is trained beside it. ConfigError if it can't be."""
     personal: Callable[..., Collection[str]] = _nobody
     """(model, head=…, **options): tensors by name that stay with each client. `head`: see data.Task."""
+    share: Callable[..., Mapping[str, Tensor]] | None = None
+    """(a client's running statistics by name, how many samples it has, **options): those that it sends; None: they."""
     own: Callable[..., Tensor] = _the_same
     """(model, kept, **options): what a client uses in the end, and is judged by."""
     check: Callable[..., Iterable[Misfit]] = _no_federated_misfit
     """(config): what it can't work with. Without torch."""
     BROADCAST: tuple[str, ...] = ()
     """Of what the server remembers, that which it sends with the model, in the model's dtype."""
+    JUDGES_BOTH: bool = False
+    """Whether the server's model is judged beside those that clients have of their own: the means are its."""
     STEPS: bool = True
     """Whether clients go through their data in batches; else they send a "loss" over everything."""
+    OWNS: bool = False
+    """Whether it is of no use to a model that has nothing `personal`."""
     HEAD: bool = False
     """Whether it asks for what enters the model's head, or for the head itself (data.Task.head)."""
     WHOLE: bool = False

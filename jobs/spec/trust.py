@@ -97,6 +97,8 @@ _ROWS: Mapping[str, tuple[Power, str]] = {
     "run.fedns": (Power.DATA, "rows sketch line_search"),
     "run.flens": (Power.DATA, "rows sketch line_search momentum"),
     "run.fedbuff": (Power.DATA, "learning_rate"),
+    "run.fedtail": (Power.DATA, "alpha rho adversarial gamma power_steps"),
+    "run.gossip": (Power.DATA, "topology degree"),
     "run.longtail": (Power.DATA, "imbalance"),
     "run.quantity": (Power.DATA, "exponent"),
     "run.scl": (Power.DATA, "rank train_down_proj"),

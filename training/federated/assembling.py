@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from training import contracts
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
@@ -126,9 +125,9 @@ def _as_vectors(
     """The model with its layout, its weights (numbers,) and its running statistics (numbers,)."""
     algorithm = contracts.algorithm(config.algorithm)
     options = config.options_of(config.algorithm)
+    algorithm.equip(task, config.clients, **options)
     module: nn.Module = task.model.to(device, dtype)
     module.train()
-    _stop_counting(module)
     own = _personal(config, algorithm, task)
     trained, running = parameters(module), statistics(module)
     weights, others = Layout.of(trained, own.__contains__), Layout.of(running, own.__contains__)
@@ -165,18 +164,11 @@ def _lasting(
                 yield from ((f"{name}.{option}", was[option], is_.get(option)) for option in was)
 
 
-def _stop_counting(module: nn.Module) -> None:
-    """Layers that normalise count their batches, in place, and for nothing where their momentum is a constant."""
-    for layer in module.modules():
-        if isinstance(layer, _NormBase) and layer.momentum is not None:
-            layer.num_batches_tracked = None
-
-
 def _personal(config: FederationConfig, algorithm: Algorithm, task: Task) -> frozenset[str]:
     """The tensors that stay with each client; ConfigError if the model lacks what the algorithm is about."""
     lacks = "no head that is told apart" if algorithm.HEAD and not task.head else ""
     own = () if lacks else algorithm.personal(task.model, head=task.head, **config.options_of(config.algorithm))
-    if not own and algorithm.personal is not Algorithm.__dataclass_fields__["personal"].default:
+    if not own and algorithm.OWNS:
         lacks = lacks or "no part that could be each client's own"
     if lacks:
         text = f'is "{config.algorithm}", but the model of {config.recipe} has {lacks}. Write "fedavg".'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,24 @@ Beside = Callable[[Tensor], Tensor]
 """What entered the model's head (samples, features) → what is added to the loss of each sample (samples,)."""
 Losses = Callable[[Tensor, Tensor, int, Beside | None], tuple[Tensor, Tensor]]
 """(w, statistics, step, beside) → mean loss of that step's batch, and the statistics after it."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a model makes of a step's batch, sample by sample, in training's mode."""
+
+    inputs: Tensor
+    """(samples, …): what it was called with."""
+    entered: Tensor
+    """(samples, features): what has entered its head."""
+    answer: Tensor
+    """(samples, classes)."""
+    labels: Tensor
+    """(samples,): the last part of the batch."""
+    there: Tensor
+    """(samples,): 1, or 0 in places of the batch that hold none."""
+    weights: Mapping[str, Tensor]
+    """The model's, by name."""
 
 
 class Client:
@@ -37,6 +56,8 @@ class Client:
         server: Mapping[str, Tensor],
         kept: Mapping[str, Tensor],
         everything: Callable[[Tensor], Tensor] | None = None,
+        number: Tensor | None = None,
+        looks: Callable[[Tensor, Tensor, int, Tensor | None], Look] | None = None,
     ) -> None:
         self.model = model
         """(numbers,): as the round begins; its personal part at the end."""
@@ -49,7 +70,9 @@ class Client:
         """What else the server sends, by the names in the algorithm's BROADCAST."""
         self.kept = dict(kept)
         """What this client keeps from round to round, by the names in the algorithm's `begin`: to be replaced."""
-        self._losses, self._everything = losses, everything
+        self.number = number
+        """Which it is of all clients, a scalar."""
+        self._losses, self._everything, self._looks = losses, everything, looks
         self._seen: list[Tensor] = []
 
     def gradient(self, w: Tensor, step: int, *, beside: Beside | None = None) -> Tensor:
@@ -93,6 +116,14 @@ class Client:
         other = copy.copy(self)
         other._seen = []
         return other
+
+    def look(self, w: Tensor, step: int, *, shift: Tensor | None = None) -> Look:
+        """At a step's batch through the model w. `shift` (samples, …): added to what it is called with.
+
+        Only for models with a head. Running statistics stay as they are.
+        """
+        assert self._looks is not None
+        return self._looks(w, self.statistics, step, shift)
 
     def loss(self, w: Tensor) -> Tensor:
         """The mean over everything that it has. Only for algorithms that say WHOLE."""

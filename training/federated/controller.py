@@ -27,6 +27,10 @@ from training.federated.transport.ranks import Ranks
 from training.federated.working import CLIENTS, SAMPLES, STATISTICS, Question, Sent, Work
 from training.federation.pacing import Plan
 from training.runtime.distributed import World
+from training.runtime.seeds import derive_seed
+
+PLAYED = 10
+"""Of what is derived from a run's seed: what an algorithm draws on the server's side."""
 
 
 class QuorumLost(RuntimeError):
@@ -158,6 +162,16 @@ class Controller:
         if not answered.selected:  # sums of nothing are no answer
             raise QuorumLost(f"nobody answered {name!r}: {failing.missing(0, 1, facts, self.plan)}")
         return answered
+
+    def draw(self) -> np.random.RandomState:
+        """What the algorithm draws on the server's side in this round, the same on every rank."""
+        return np.random.RandomState(derive_seed(self._work.seed, PLAYED, self.round) % 2**32)
+
+    @property
+    def model_bytes(self) -> int:
+        """Of a message with the model."""
+        down = self._work.messages_of(self._work.training, self.server).down
+        return down.size(round_=self.round, client=None, samples=None)
 
     def samples_of(self, clients: Ids) -> Ids:
         return self._work.samples_of(clients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,13 +44,25 @@ class Judge:
     def judge(self, server: Server, *, goes_on: Callable[[], bool]) -> Judged | None:
         """None if `goes_on`, which all ranks ask after every batch, said no."""
         self._model.task.model.eval()
+        found = []
         try:
             with torch.no_grad():
-                batches = self._own(server) if self._is_personal(server) else self._same(server)
-                scores = self._all(batches, goes_on)
+                for batches in self._batches(server):
+                    scores = self._all(batches, goes_on)
+                    if scores is None:
+                        return None
+                    found.append(scores)
         finally:
             self._model.task.model.train()
-        return None if scores is None else self._judged(scores)
+        return self._judged(found[-1], by_client=found[0])
+
+    def _batches(self, server: Server) -> Iterator[list[Callable[[], tuple[Ids, dict[str, Tensor]]]]]:
+        """Of what clients are judged by, and then of what all are, where that is another."""
+        is_personal = self._is_personal(server)
+        if is_personal:
+            yield self._own(server)
+        if not is_personal or self._model.algorithm.JUDGES_BOTH:
+            yield self._same(server)
 
     def _is_personal(self, server: Server) -> bool:
         """Whether clients are judged by models of their own."""
@@ -140,19 +152,20 @@ class Judge:
                     found.setdefault(name, np.full(self._samples, np.nan))[ids] = values
         return found
 
-    def _judged(self, scores: dict[str, NDArray[np.float64]]) -> Judged:
-        owners = self._divided.owners["validation"]
-        by_client, means = {}, {}
-        for name, values in scores.items():
-            known = ~np.isnan(values)
-            means[name] = float(values[known].mean()) if known.any() else float("nan")
-            owned = known & (owners >= 0)
-            sums = np.bincount(owners[owned], values[owned], minlength=self._divided.clients)
-            counts = np.bincount(owners[owned], minlength=self._divided.clients)
-            with np.errstate(invalid="ignore"):
-                by_client[name] = sums / counts
+    def _judged(self, scores: dict[str, NDArray[np.float64]], *, by_client: dict[str, NDArray[np.float64]]) -> Judged:
+        known = {name: values[~np.isnan(values)] for name, values in scores.items()}
+        means = {name: float(values.mean()) if len(values) else float("nan") for name, values in known.items()}
         means.setdefault("loss", float("nan"))  # nothing was kept for validation
-        return Judged(means, by_client)
+        return Judged(means, {name: self._by_client(values) for name, values in by_client.items()})
+
+    def _by_client(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        owners = self._divided.owners["validation"]
+        owned = ~np.isnan(values) & (owners >= 0)
+        sums = np.bincount(owners[owned], values[owned], minlength=self._divided.clients)
+        counts = np.bincount(owners[owned], minlength=self._divided.clients)
+        with np.errstate(invalid="ignore"):
+            found: NDArray[np.float64] = sums / counts
+        return found
 
 
 def _one_by_one(task: Task, model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:

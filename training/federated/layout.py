@@ -65,6 +65,14 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 def statistics(model: nn.Module) -> dict[str, Tensor]:
     """What changes as a model is trained and is no parameter: running means and variances.
 
-    Whole numbers (how many batches there were) are left where they are: nothing that we run reads them.
+    Whole numbers are `counters`.
     """
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+
+
+def counters(model: nn.Module) -> dict[str, Tensor]:
+    """Whole numbers that may change as a model is trained: how many batches there were. Nothing that we run reads them.
+
+    What goes through torch.func is given copies: it may change nothing that comes from outside.
+    """
+    return {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}

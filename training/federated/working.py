@@ -23,7 +23,7 @@ from training.config.choices import Value
 from training.contracts import Algorithm
 from training.data import Batch, Split, Task
 from training.federated import attention, failing
-from training.federated.client import Beside, Client
+from training.federated.client import Beside, Client, Look
 from training.federated.filtering import Chain
 from training.federated.layout import Layout
 from training.federated.messages import Description, Messages
@@ -157,6 +157,10 @@ class Work:
     def batch(self) -> int:
         return self._config.batch
 
+    @property
+    def seed(self) -> int:
+        return self._config.seed
+
     def full_steps(self, clients: Ids) -> Ids:
         """Of a whole round of these clients."""
         config = self._config
@@ -276,10 +280,11 @@ class Work:
         batch = self._look_up(ids.reshape(-1), ids.shape)
         weights = torch.from_numpy(there).to(self._model.device, self._model.dtype)
         everything = self._everything(chunk) if one.question.is_whole else None
-        dims = (0, 0, 0, 0, None if everything is None else 0)
+        who = torch.from_numpy(chunk.clients).to(self._model.device)
+        dims = (0, 0, 0, 0, 0, None if everything is None else 0)
         stacked = vmap(one, in_dims=dims, randomness="different")
         with attention.as_products():
-            values, kept, losses = stacked(dict(own), counts, batch, weights, everything)
+            values, kept, losses = stacked(dict(own), who, counts, batch, weights, everything)
         return Sent(chunk.clients, values, kept, losses, has_losses=one.question.trains)
 
     def _one_by_one(
@@ -294,7 +299,8 @@ class Work:
                 whole = None
                 if one.question.is_whole:
                     whole = (self._look_up(self._divided.train[client], (-1,)), None)
-                done.append(one(mine, counts[place], parts, None, whole))
+                who = torch.tensor(client, device=self._model.device)
+                done.append(one(mine, who, counts[place], parts, None, whole))
             except Exception as error:
                 failed[client] = failing.traceback_of(error)
                 done.append(None)
@@ -337,10 +343,16 @@ class _One:
         self._steps = steps
 
     def __call__(
-        self, kept: dict[str, Tensor], samples: Tensor, batch: Any, weights: Tensor | None, everything: Any
+        self,
+        kept: dict[str, Tensor],
+        who: Tensor,
+        samples: Tensor,
+        batch: Any,
+        weights: Tensor | None,
+        everything: Any,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """`batch`: (steps, width, …) each, or a list of the steps' batches; `weights` (steps, width): 1 where a place
-        holds a sample; None: all do."""
+        """`who`: the client's number; `batch`: (steps, width, …) each, or a list of the steps' batches; `weights`
+        (steps, width): 1 where a place holds a sample; None: all do."""
         model = self._model
         shared = model.weights.shared
         start = torch.cat([self._start, kept.pop(PERSONAL)]) if PERSONAL in kept else self._start
@@ -349,6 +361,10 @@ class _One:
         def losses(w: Tensor, statistics: Tensor, step: int, beside: Beside | None) -> tuple[Tensor, Tensor]:
             mine = batch[step] if weights is None else tuple(part[step] for part in batch)
             return self._loss(w, statistics, mine, None if weights is None else weights[step], beside)
+
+        def looks(w: Tensor, statistics: Tensor, step: int, shift: Tensor | None) -> Look:
+            mine = batch[step] if weights is None else tuple(part[step] for part in batch)
+            return self._look(w, statistics, mine, None if weights is None else weights[step], shift)
 
         def whole(w: Tensor) -> Tensor:
             mine, there = everything
@@ -364,6 +380,8 @@ class _One:
             server=self._server,
             kept=kept,
             everything=whole if everything is not None else None,
+            number=who,
+            looks=looks,
         )
         sent = dict(self.question.answer(client))
         if not self.question.trains:
@@ -371,10 +389,39 @@ class _One:
         if len(start) > shared:
             client.kept[PERSONAL] = client.model[shared:] + sent["delta"][shared:]
             sent = {name: value[:shared] if value.shape == start.shape else value for name, value in sent.items()}
-        if model.statistics.size:
-            place = sent if model.statistics.shared else client.kept
-            place[STATISTICS] = client.statistics
+        if model.statistics.shared:
+            sent[STATISTICS] = self._shared(client.statistics, samples)
+        elif model.statistics.size:
+            client.kept[STATISTICS] = client.statistics
         return sent, client.kept, client.seen if self.question.takes_steps else sent["loss"]
+
+    def _shared(self, statistics: Tensor, samples: Tensor) -> Tensor:
+        """What is sent of the running statistics."""
+        model = self._model
+        if model.algorithm.share is None:
+            return statistics
+        return model.statistics.vector(
+            model.algorithm.share(model.statistics.tensors(statistics), samples, **model.options)
+        )
+
+    def _look(self, w: Tensor, statistics: Tensor, batch: Batch, there: Tensor | None, shift: Tensor | None) -> Look:
+        task = self._model.task
+        own = self._model.weights.tensors(w)
+        tensors = {**own, **self._model.statistics.tensors(statistics.clone()), **_counters(task.model)}
+        called: list[tuple[Tensor, Tensor]] = []
+        entered: list[Tensor] = []
+
+        def model(inputs: Tensor, *more: Tensor) -> Tensor:
+            answer: Tensor = functional_call(task.model, tensors, (inputs if shift is None else inputs + shift, *more))
+            called.append((inputs, answer))
+            return answer
+
+        with _entering(task.model, task.head, entered), _precision(self._config.dtype, self._model.device):
+            task.loss(model, batch)
+        ((inputs, answer),) = called
+        labels = batch[-1]
+        there = torch.ones(len(labels), dtype=w.dtype, device=w.device) if there is None else there
+        return Look(inputs, entered[0].to(w.dtype), answer.to(w.dtype), labels, there, own)
 
     def _loss(
         self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None, beside: Beside | None = None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from training.federated.client import Client
     from training.federated.server import Round
 
+OWNS = True
 SENT = {"delta": "samples"}
 
 

@@ -1,0 +1,266 @@
+"""FEDTAIL: each term of its loss against what torch.autograd makes of the same model by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jacrev
+from torch.nn import functional
+
+from tests.training.federated.started import assert_same_state, played, resumed, started
+from training.federated.algorithms._tail import Terms, curvatures
+from training.federated.client import Client
+from training.federated.rounds import Rounds
+from training.federation.checking import problems
+from training.federation.config import parse
+
+CLIENTS = 4
+RUN: dict[str, Any] = {
+    "algorithm": "fedtail",
+    "clients": CLIENTS,
+    "split": "dirichlet",
+    "learning_rate": 0.2,
+    "batch": 16,
+    "validate_every": 0,
+    "options": {"dirichlet": {"alpha": 2.0}, "tabular": {"source": "wine", "hidden": 6}},
+}
+DIGITS = {**RUN, "batch": 128, "learning_rate": 0.3, "options": {"dirichlet": {"alpha": 1.0}}}
+NOTHING_BUT_CLASSES = {"alpha": 0.0, "rho": 0.0, "adversarial": 0.0}
+
+
+def with_options(**options: object) -> dict[str, Any]:
+    return {**RUN, "options": {**RUN["options"], "fedtail": options}}
+
+
+class Seen:
+    """A client of a federation, a point to look from, and the same model and batch as torch has them."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.rounds = started(folder, **{**with_options(**options), "dtype": "fp64", "local_steps": 1})
+        clients: list[Client] = []
+
+        def train(client: Client, **options: object) -> dict[str, Tensor]:
+            clients.append(client)
+            return {"delta": client.gradient(client.model, 0)}
+
+        self.rounds.work.alone = "to be looked at"
+        object.__setattr__(self.rounds.federation.model.algorithm, "train", train)
+        self.rounds._round(1)
+        (self.client,) = [client for client in clients if client.number == 2]
+        self.layout = self.rounds.federation.model.weights
+        self.model = self.rounds.federation.model.task.model
+        self.w = self.client.model + 0.3 * torch.randn(
+            len(self.client.model), generator=torch.Generator().manual_seed(4), dtype=torch.float64
+        )
+        for name, value in self.layout.tensors(self.w).items():
+            self.model.get_parameter(name).data.copy_(value)
+        look = self.client.look(self.w, 0)
+        self.rows, self.labels = look.inputs, look.labels
+
+    def terms(self, *, alpha: float = 0.1, adversarial: float = 0.1) -> Terms:
+        return Terms(self.client, 0, alpha=alpha, adversarial=adversarial)
+
+    def loss(self) -> Tensor:
+        return functional.cross_entropy(self.model(self.rows), self.labels)
+
+    def told(self) -> Tensor:
+        """The cross-entropy of the client's number."""
+        entered = self.model.get_submodule("hidden")(self.rows).relu()
+        domains = torch.full((len(self.rows),), 2)
+        return functional.cross_entropy(self.model.get_submodule("discriminator")(entered), domains)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """In the order of w."""
+        return [self.model.get_parameter(name) for name in self.layout.shapes]
+
+    def slope(self, value: Tensor, *, create_graph: bool = False) -> Tensor:
+        """(numbers,): the gradient by all parameters."""
+        parameters = self.parameters()
+        found = torch.autograd.grad(value, parameters, allow_unused=True, create_graph=create_graph)
+        both = zip(found, parameters, strict=True)
+        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in both])
+
+    def is_discriminator(self) -> Tensor:
+        """(numbers,)"""
+        names = {name: torch.full(shape, float(name.startswith("disc"))) for name, shape in self.layout.shapes.items()}
+        return self.layout.vector(names).bool()
+
+
+def hessian(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return jacrev(jacrev(loss))
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-9, atol=1e-11)
+
+
+class TestCurvatures:
+    @pytest.fixture
+    def losses(self) -> Callable[[Tensor], Tensor]:
+        """Of a logistic regression, the mean of each of three classes."""
+        draw = torch.Generator().manual_seed(6)
+        rows, labels = torch.randn(40, 5, generator=draw, dtype=torch.float64), torch.arange(40) % 3
+
+        def by_class(w: Tensor) -> Tensor:
+            each = functional.cross_entropy(rows @ w.view(5, 3), labels, reduction="none")
+            return torch.stack([each[labels == label].mean() for label in range(3)])
+
+        return by_class
+
+    def test_are_the_hessians_largest_eigenvalues(self, losses: Callable[[Tensor], Tensor]) -> None:
+        w = torch.randn(15, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        expected = torch.linalg.eigvalsh(hessian(losses)(w))[:, -1]
+        assert torch.allclose(curvatures(losses, w, 200), expected, rtol=1e-6)
+        assert torch.allclose(curvatures(losses, w, 3), expected, rtol=0.1), "few steps come near"
+
+    def test_or_the_most_negative(self) -> None:
+        values = torch.tensor([1.0, -3.0, 2.0], dtype=torch.float64)
+        found = curvatures(lambda w: (values * w.square()).sum()[None] / 2, torch.ones(3, dtype=torch.float64), 60)
+        assert float(found) == pytest.approx(3)
+
+    def test_of_a_network(self, tmp_path: Path) -> None:
+        seen = Seen(tmp_path)
+        label = int(seen.labels.mode().values)
+        whole = hessian(lambda w: seen.terms().by_class(w)[label])(seen.w)
+        found = curvatures(seen.terms().by_class, seen.w, 100)[label]
+        assert float(found) == pytest.approx(float(torch.linalg.eigvalsh(whole).abs().max()), rel=1e-4)
+
+    def test_none_where_a_class_is_not_there(self) -> None:
+        found = curvatures(lambda w: torch.stack([w.square().sum(), 0 * w.sum()]), torch.ones(3), 3)
+        assert found.tolist() == pytest.approx([2, 0])
+
+
+class TestTerms:
+    def test_losses_of_classes(self, tmp_path: Path) -> None:
+        seen = Seen(tmp_path)
+        each = functional.cross_entropy(seen.model(seen.rows), seen.labels, reduction="none")
+        for label, found in enumerate(seen.terms().by_class(seen.w)):
+            own = each[seen.labels == label]
+            assert float(found) == pytest.approx(float(own.mean().detach()) if len(own) else 0.0)
+        assert len(set(seen.labels.tolist())) > 1
+
+    def test_coherence_by_double_backward(self, tmp_path: Path) -> None:
+        seen = Seen(tmp_path)
+        classification = seen.slope(seen.loss(), create_graph=True)
+        adversary = seen.slope(-0.7 * seen.told(), create_graph=True)
+        discriminators = seen.is_discriminator()
+        together = -0.3 * classification @ adversary
+        terms = seen.terms(alpha=0.3, adversarial=0.7)
+        assert float(terms.coherence(seen.w)) == pytest.approx(float(together.detach()))
+        assert abs(float(together.detach())) > 1e-3
+        expected = torch.where(discriminators, 0, seen.slope(together))
+        assert close(grad(terms.coherence)(seen.w), expected)
+
+    def test_the_adversary_and_the_discriminator_pull_apart(self, tmp_path: Path) -> None:
+        seen = Seen(tmp_path)
+        slope, discriminators = 0.7 * seen.slope(seen.told()), seen.is_discriminator()
+        terms = seen.terms(adversarial=0.7)
+        assert close(grad(terms.discrimination)(seen.w), torch.where(discriminators, slope, 0))
+        assert close(grad(terms.adversary)(seen.w), torch.where(discriminators, 0, -slope))
+        assert float(slope[discriminators].norm()) > 0 < float(slope[~discriminators].norm())
+
+    def test_inputs_are_shifted_by_rho_a_class(self, tmp_path: Path) -> None:
+        seen = Seen(tmp_path)
+        shift = seen.terms().shift(seen.w, 0.25)
+        rows = seen.rows.clone().requires_grad_()
+        each = functional.cross_entropy(seen.model(rows), seen.labels, reduction="none")
+        for label in set(seen.labels.tolist()):
+            own = seen.labels == label
+            (slope,) = torch.autograd.grad(each[own].mean(), rows, retain_graph=True)
+            assert float(shift[own].norm()) == pytest.approx(0.25)
+            assert close(shift[own], 0.25 * slope[own] / slope.norm())
+
+    def test_sharpness(self, tmp_path: Path) -> None:
+        seen = Seen(tmp_path)
+        shift = seen.terms().shift(seen.w, 0.25)
+        said, beside = seen.model(seen.rows).log_softmax(-1), seen.model(seen.rows + shift).log_softmax(-1)
+        expected = functional.kl_div(beside, said, reduction="batchmean", log_target=True)
+        assert float(seen.terms().sharpness(seen.w, shift)) == pytest.approx(float(expected.detach()))
+        assert close(grad(seen.terms().sharpness)(seen.w, shift), seen.slope(expected))
+        assert float(seen.terms().sharpness(seen.w, shift * 0)) == 0
+
+    def test_all_of_them_together(self, tmp_path: Path) -> None:
+        seen = Seen(tmp_path)
+        terms, weights = seen.terms(), torch.linspace(0.1, 1, 3, dtype=torch.float64)
+        shift = terms.shift(seen.w, 0.25)
+        parts = [weights @ terms.by_class(seen.w), terms.sharpness(seen.w, shift), terms.coherence(seen.w)]
+        parts += [terms.adversary(seen.w), terms.discrimination(seen.w)]
+        assert float(terms.beside(seen.w, weights, shift)) == pytest.approx(float(sum(parts)))
+        assert parts[3] == -parts[4] != 0
+
+
+class TestRounds:
+    @pytest.mark.parametrize("gamma", ["formula", "inverse"])
+    def test_without_terms_fedavg_but_for_the_classes(self, tmp_path: Path, gamma: str) -> None:
+        run = {**with_options(**NOTHING_BUT_CLASSES, gamma=gamma, power_steps=200), "dtype": "fp64", "batch": 1000}
+        rounds = started(tmp_path, **run)
+        expected = _by_hand(rounds, gamma)
+        rounds._round(1)
+        assert torch.allclose(rounds.server.weights, expected, rtol=0, atol=1e-6)
+
+    def test_what_travels(self, tmp_path: Path) -> None:
+        fedavg = started(tmp_path / "fedavg", **{**RUN, "algorithm": "fedavg"})
+        without = started(tmp_path / "without", **with_options(**NOTHING_BUT_CLASSES))
+        assert without.federation.model.weights.travelling == fedavg.federation.model.weights.travelling
+        more = started(tmp_path / "more", **RUN).federation.model.weights.travelling.items()
+        added = dict(more - fedavg.federation.model.weights.travelling.items())
+        assert added == {"discriminator.weight": (CLIENTS, 6), "discriminator.bias": (CLIENTS,)}
+
+    def test_together_as_one_by_one(self, tmp_path: Path) -> None:
+        """Places without a sample count for nothing, in any of the terms."""
+        together, alone = (
+            started(tmp_path / name, **{**RUN, "dtype": "fp64", "learning_rate": 0.02})
+            for name in ("together", "alone")
+        )
+        alone.work.alone = "for once"
+        assert not together.work.alone
+        for rounds in (together, alone):
+            rounds._round(1)
+        assert torch.allclose(together.server.weights, alone.server.weights, rtol=1e-8, atol=1e-10)
+
+    def test_it_learns(self, tmp_path: Path) -> None:
+        rounds = started(tmp_path, **DIGITS)
+        accuracies = played(rounds, 5)
+        assert accuracies[5] > 0.6 > 0.3 > accuracies[0]
+        assert float(rounds.federation.model.weights.tensors(rounds.server.weights)["discriminator.bias"].norm()) > 0
+
+    def test_resumed_bit_for_bit(self, tmp_path: Path) -> None:
+        assert_same_state(*resumed(tmp_path, **{**RUN, "local_steps": 2}))
+
+
+def _by_hand(rounds: Rounds, gamma: str) -> Tensor:
+    """One step of each client on all that it has, along ∇L_cls + Σ γ_c ∇L_c."""
+    model, divided = rounds.federation.model, rounds.federation.divided
+    w = rounds.server.weights
+    total = torch.zeros_like(w)
+    for ids in divided.train:
+        rows, labels = model.task.batch("train", ids)
+        rows = rows.double()
+
+        def each(w: Tensor, rows: Tensor = rows, labels: Tensor = labels) -> Any:
+            answer = torch.func.functional_call(model.task.model, model.weights.tensors(w), (rows,))
+            return functional.cross_entropy(answer, labels, reduction="none")
+
+        slope = grad(lambda w, each=each: each(w).mean())(w)
+        for label in set(labels.tolist()):
+
+            def own(w: Tensor, each: Any = each, is_own: Tensor = labels == label) -> Any:
+                return each(w)[is_own].mean()
+
+            sigma = torch.linalg.eigvalsh(hessian(own)(w)).abs().max()
+            slope = slope + (1 / (1 + sigma) if gamma == "formula" else sigma / (1 + sigma)) * grad(own)(w)
+        total += len(ids) * (w - 0.2 * slope)
+    return total / int(divided.sizes.sum())
+
+
+@pytest.mark.parametrize(
+    ("tabular", "field"), [({"model": "logistic"}, "tabular.model"), ({"source": "synthetic"}, "algorithm")]
+)
+def test_what_it_can_t_work_with(tabular: dict[str, Any], field: str) -> None:
+    found = problems(parse({**RUN, "recipe": "tabular", "options": {"tabular": tabular}}), 1)
+    assert [problem.field for problem in found] == [field]

@@ -1,0 +1,142 @@
+"""Gossip: no server; clients train models of their own and mix them with their neighbours' (2017, arXiv 1705.09056).
+
+Lian et al.'s D-PSGD in the order that they allow beside the first: X ← (X - η G) W, one row or column a client, W
+symmetric, its rows and columns with sum 1. Their mean is what a server would hold; nobody does, it is for judging.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from training.config.shape import Misfit
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from training.federated.client import Client
+    from training.federated.controller import Controller
+    from training.federation.config import FederationConfig
+
+SENT: Mapping[str, str] = {}
+PACES = ("rounds",)
+JUDGES_BOTH = True
+MODEL = "model"
+MOST_CLIENTS = 4000
+"""Of whom each may mix with each, by a matrix."""
+
+
+def check(config: FederationConfig) -> Iterator[Misfit]:
+    """Everybody takes part, and nothing is between neighbours."""
+    options, clients = config.options_of("gossip"), config.clients
+    topology, degree = options["topology"], options["degree"]
+    if not 2 <= clients <= MOST_CLIENTS:
+        yield Misfit("clients", f"are {clients:,}, but gossip is for 2 to {MOST_CLIENTS:,}.")
+    elif topology == "torus" and _rows(clients) == 1 and clients > 3:
+        yield Misfit("clients", f"are {clients:,}, which make no grid of rows and columns. Write {clients + 1:,}.")
+    elif topology == "random" and (degree % 2 or degree >= clients):  # type: ignore[operator]
+        most = max(2, (clients - 1) // 2 * 2)
+        yield Misfit("gossip.degree", f"is {degree}, but must be even and below the number of clients: 2 to {most}.")
+    if config.selected != clients:
+        yield Misfit("per_round", "is for some of the clients, but in gossip all take part. Leave it out.")
+    if config.aggregation != "mean":
+        yield Misfit("aggregation", f'is "{config.aggregation}", but neighbours mix. Write "mean".')
+    if config.filters:
+        yield Misfit("filters", "stand between clients and a server; gossip has none. Leave them out.")
+
+
+def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+    return {MODEL: model}
+
+
+def personal(model: nn.Module, **options: object) -> Collection[str]:
+    """Running statistics are each client's own."""
+    return [name for name, _ in model.named_buffers()]
+
+
+def own(model: Tensor, kept: Mapping[str, Tensor], **options: object) -> Tensor:
+    return kept[MODEL]
+
+
+def train(client: Client, **options: object) -> Mapping[str, Tensor]:
+    client.kept[MODEL] = client.descend(begin=client.kept[MODEL])
+    return {}
+
+
+def play(
+    controller: Controller,
+    *,
+    topology: Annotated[
+        Literal["ring", "torus", "complete", "random"],
+        "With whom each mixes: ring: two; torus: four on a grid that is closed at its ends; complete: all; random: as "
+        "many as `degree` says, drawn anew each round.",
+    ] = "ring",
+    degree: Annotated[int, "2..1000", "Neighbours of each in a random topology; an even number."] = 4,
+) -> Tensor:
+    import numpy as np
+    import torch
+
+    from training.federated.messages import Traffic
+    from training.federated.working import STATISTICS
+
+    controller.train()
+    server = controller.server
+    neighbours = graph(topology, server.clients, degree, controller.draw())
+    matrix = torch.from_numpy(mixing(neighbours)).to(server.kept[MODEL].device)
+    server.kept[MODEL] = mixed(server.kept[MODEL], matrix)
+    if STATISTICS in server.kept:
+        server.statistics.copy_(server.kept[STATISTICS].double().mean(dim=0))
+    # Each sends its model to each neighbour; no server sends any.
+    sent = neighbours.sum(axis=1).astype(np.int64) * controller.model_bytes
+    controller.costs.traffic = Traffic(np.arange(server.clients), sent, np.zeros_like(sent))
+    return server.kept[MODEL].double().mean(dim=0)
+
+
+def mixed(models: Tensor, matrix: Tensor) -> Tensor:
+    """(clients, numbers): each one's next model."""
+    return (matrix @ models.double()).to(models.dtype)
+
+
+def mixing(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(clients, clients) float64: as much of its own model as of each neighbour's; all have equally many."""
+    import numpy as np
+
+    chosen = neighbours + np.eye(len(neighbours))
+    found: NDArray[np.float64] = chosen / chosen.sum(axis=1, keepdims=True)
+    return found
+
+
+def graph(topology: str, clients: int, degree: int, draw: np.random.RandomState) -> NDArray[np.float64]:
+    """(clients, clients): 1 for neighbours, 0 for others, and for each with itself."""
+    import numpy as np
+
+    if topology == "complete":
+        return _circle(clients, clients // 2)
+    if topology == "torus":
+        rows = _rows(clients)
+        columns = clients // rows
+        along, across = np.kron(np.eye(rows), _circle(columns, 1)), np.kron(_circle(rows, 1), np.eye(columns))
+        both: NDArray[np.float64] = along + across
+        return both
+    if topology == "random":
+        places = draw.permutation(clients)
+        return _circle(clients, degree // 2)[places][:, places]
+    return _circle(clients, 1)
+
+
+def _circle(places: int, reach: int) -> NDArray[np.float64]:
+    """Neighbours are those at most so far away, either way around."""
+    import numpy as np
+
+    apart = np.abs(np.subtract.outer(np.arange(places), np.arange(places)))
+    nearest = np.minimum(apart, places - apart)
+    found: NDArray[np.float64] = ((nearest > 0) & (nearest <= reach)).astype(np.float64)
+    return found
+
+
+def _rows(clients: int) -> int:
+    """Of the grid that is most nearly square."""
+    return next(rows for rows in range(math.isqrt(clients), 0, -1) if clients % rows == 0)
