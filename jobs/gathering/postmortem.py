@@ -170,6 +170,7 @@ class Document:
             decision=self.attempt.decision,
             again=self.again,
             cost=self.cost,
+            counts=self.job.of_kind.counts,
         )
 
     @cached_property

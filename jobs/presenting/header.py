@@ -90,6 +90,11 @@ class Life:
         return (self.job.spec.get("run") or {}).get("checkpoint_every")
 
     @property
+    def counts(self) -> str:
+        """What it counts: "step" or "round"."""
+        return self.job.of_kind.counts
+
+    @property
     def cancelling(self) -> bool:
         return self.latest.is_alive and self.latest.cancel_asked_at is not None
 
@@ -124,6 +129,7 @@ class Life:
                 done_at=self.done_at,
                 step=attempt.step,
                 steps=self.progress.steps,
+                counts=self.counts,
                 phase=attempt.phase,
                 last_report_at=attempt.last_report_at,
                 resumed_step=attempt.resume_from.step if attempt.resume_from else None,
@@ -132,7 +138,7 @@ class Life:
                 validation_loss=number(attempt.latest, "validation_loss"),
                 cancelling=self.cancelling,
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
-                reports=self.job.kind == "distributed" or attempt.last_report_at is not None,
+                reports=self.job.of_kind.trains or attempt.last_report_at is not None,
                 attached=self.job.is_attached,
                 unconfirmed=attempt.is_unconfirmed,
             )
@@ -150,19 +156,19 @@ class Life:
             return []  # it may never report
         facts = [
             Fact(
-                name="Step",
+                name=self.counts.capitalize(),
                 value=formatting.count(done.step),
                 small=f"of {formatting.count(done.steps)}" if done.steps else "",
                 live="step",
                 bar=done.fraction,
             )
         ]
-        if self.job.kind == "distributed" or "loss" in latest:
+        if self.job.of_kind.trains or "loss" in latest:
             validation = number(latest, "validation_loss")
             small = f"val {formatting.loss(validation)}" if validation is not None else ""
             facts.append(Fact(name="Loss", value=formatting.loss(number(latest, "loss")), small=small, live="loss"))
         speed = next((name for name in ("tokens_per_second", "samples_per_second") if name in latest), None)
-        if speed or self.job.kind == "distributed":
+        if speed or self.job.of_kind.profiles:
             speed = speed or "tokens_per_second"
             title = "Tokens/s" if speed.startswith("tokens") else "Samples/s"
             facts.append(Fact(name=title, value=formatting.measure(number(latest, speed)), live="speed"))
@@ -195,7 +201,7 @@ class Life:
                 limit = f"of {formatting.duration(most)}" if most else ""
                 facts.append(Fact(name="Runs", value=formatting.duration(seconds), small=limit))
         if lost := sum(_lost(a, self.saved) for a in self.attempts):
-            facts.append(Fact(name="Lost so far", value=formatting.count(lost), small="steps"))
+            facts.append(Fact(name="Lost so far", value=formatting.count(lost), small=self.job.of_kind.many))
         return facts
 
     def _piece(self, attempt: Attempt) -> ribbons.Piece:
@@ -206,7 +212,7 @@ class Life:
             began=attempt.submitted_at or attempt.created_at,
             started=attempt.started_at,
             ended=attempt.ended_at,
-            note=_note(attempt, lost),
+            note=_note(attempt, lost, self.counts),
             lost_from=self.saved.get(attempt.pk, (0, attempt.started_at))[1] if lost else None,
             resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
             restarts=tuple(self.restarts.get(attempt.pk, ())),
@@ -225,7 +231,10 @@ class Life:
             at=checkpoint.created_at,
             state=checkpoint.state,
             url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
-            title=f"Checkpoint at step {formatting.count(checkpoint.step)}, {checkpoint.get_state_display().lower()}",
+            title=(
+                f"Checkpoint at {self.counts} {formatting.count(checkpoint.step)},"
+                f" {checkpoint.get_state_display().lower()}"
+            ),
         )
 
 
@@ -308,9 +317,9 @@ def _places(spec: dict[str, Any], nodes: list[str], spread: tuple[int, int] | No
     return Fact(name="GPUs" if gpus else "Ranks", value=formatting.count(ranks), small=where)
 
 
-def _note(attempt: Attempt, lost: int) -> str:
+def _note(attempt: Attempt, lost: int, counts: str) -> str:
     note = formatting.word(attempt.state)
-    return f"{note} · {formatting.plural(lost, 'step')} lost" if lost else note
+    return f"{note} · {formatting.plural(lost, counts)} lost" if lost else note
 
 
 def _lost(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:

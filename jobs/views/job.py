@@ -141,12 +141,12 @@ class Export:
 
 def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
     """Nothing where there is no checkpoint, or none of our trainer."""
-    if checkpoint is None or job.kind != "distributed" or not job.directory:
+    if checkpoint is None or not job.of_kind.exports or not job.directory:
         return []
     folder = settings.VIGIL_RUNS / job.directory / "job" / "checkpoints" / checkpoint.name
     run = job.spec.get("run") or {}
     has_adapters = bool(run.get("language", {}).get("lora_rank"))
-    name = f"job-{job.pk}-step-{checkpoint.step}"
+    name = f"job-{job.pk}-{job.of_kind.counts}-{checkpoint.step}"
 
     def line(key: str, makes: str, *more: str) -> Export:
         return Export(key, makes, shlex.join(["python", "-m", "training", "export", str(folder), *more]))
@@ -155,7 +155,7 @@ def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
         merged = line("export-hf", "The whole model, adapters merged in, for transformers", "--merged", "--hf", name)
         return [merged, line("export", "The adapters alone, for peft", f"{name}-adapters")]
     plain = line("export", "Its weights by our names, as one safetensors file", f"{name}.safetensors")
-    if run.get("recipe", "language") != "language":
+    if job.kind == "federated" or run.get("recipe", "language") != "language":
         return [plain]
     return [line("export-hf", "A model’s folder, tokenizer and all, for transformers", "--hf", name), plain]
 
