@@ -33,7 +33,7 @@ def pack(named: NDArray[np.void]) -> bytes:
     return zlib.compress(named.tobytes(), 1) if len(named) else b""
 
 
-def unpack(packed: bytes) -> NDArray[np.void]:
+def unpack(packed: bytes | memoryview) -> NDArray[np.void]:
     """What each client did that was named in a round."""
     body = bytes(packed)
     return np.frombuffer(zlib.decompress(body) if body else b"", NAMED)

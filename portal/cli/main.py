@@ -24,6 +24,7 @@ from portal.cli import (
     notices,
     profiles,
     reliability,
+    rounds,
     runbooks,
     sweeps,
     tables,
@@ -357,6 +358,7 @@ OTHERS = (
     *waste.ALL,
     *runbooks.ALL,
     *reliability.ALL,
+    *rounds.ALL,
 )
 for command in (*OTHERS, attach.attach, check_commands.check, agent.agent):
     main.add_command(command)
