@@ -5,20 +5,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from django.db.models import Q, QuerySet
 from numpy.typing import NDArray
 
 from jobs import starts
-from jobs.models import Attempt, Client, ClientSplit, Job, Round
-from training.federation.tables import STATES
+from jobs.models import Attempt, ClientSplit, Job, Round
+from portal.series import read
+from portal.series.store import Owner
 
 MOST_STARTS = 1_000
 NAMED = np.dtype([("client", "<u4"), ("state", "<u1"), ("loss", "<f4"), ("accuracy", "<f4"), ("seconds", "<f4")])
 """A client in a round; NaN: not known."""
-TROUBLE = tuple(name for name in STATES if name != "trained")
+SENT = ("mib_up", "mib_down")
+EXACT = 64
+"""Points are added one by one up to so many; from there on by whole rows."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,8 @@ def splits(job: Job, clients: Sequence[int]) -> tuple[list[str], dict[int, list[
     return labels, found
 
 
-def clients_of(job: Job) -> QuerySet[Client]:
-    return Client.objects.filter(job=job)
-
-
-def tallies(rows: Sequence[Round]) -> dict[str, Any]:
-    """How often each thing happened in these rounds, whole."""
-    return {name: sum(getattr(row, name) for row in rows) for name in STATES}
+def sent_bytes(owners: Sequence[Owner]) -> float | None:
+    """That have travelled so far, in rounds that were done again as well; None where nobody tells."""
+    found = [read.stretches(owners, name, points=EXACT)[0].sum for name in SENT]
+    told = [float(np.nansum(sums)) for sums in found if len(sums)]
+    return sum(told) * 2**20 if told else None

@@ -27,11 +27,22 @@ SORTS = tuple(name for key in _KEYS for name in (key, f"-{key}"))
 WORST = "worst"
 
 
+def descends(sort: str) -> bool:
+    """Whether the largest come first by it."""
+    return _KEYS[sort][1]
+
+
 def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], Order]:
     """The job's clients, and the order to page them in: `worst` has the least accurate first, with - the last."""
-    key, descends = _KEYS[sort.removeprefix("-")]
-    descends ^= sort.startswith("-")
+    key, falls = _KEYS[sort.removeprefix("-")]
+    falls ^= sort.startswith("-")
     name = f"by_{sort.replace('-', 'reverse_')}"
-    nothing = Value(-_FURTHEST if descends else _FURTHEST, output_field=FloatField())
+    nothing = Value(-_FURTHEST if falls else _FURTHEST, output_field=FloatField())
     by = Coalesce(Cast(key, FloatField()), nothing, output_field=FloatField())
-    return Client.objects.filter(job=job).annotate(**{name: by}), Order(name, descending=descends)
+    return Client.objects.filter(job=job).annotate(**{name: by}), Order(name, descending=falls)
+
+
+def foremost(job: Job, sort: str, most: int, **only: Any) -> list[Client]:
+    """The first of them."""
+    rows, order = ordered(job, sort)
+    return list(rows.filter(**only).order_by(f"{'-' if order.descending else ''}{order.field}", "number")[:most])

@@ -40,6 +40,11 @@ class Round(models.Model):
         return self.trained + self.late
 
     @property
+    def out(self) -> int:
+        """Clients whose updates came, and did not count."""
+        return self.rejected + self.broken
+
+    @property
     def asked(self) -> int:
         return self.counted + self.dropped + self.rejected + self.broken
 
@@ -72,6 +77,11 @@ class Client(models.Model):
     def seconds(self) -> float | None:
         """Of its rounds, the mean."""
         return self.seconds_sum / self.timed if self.timed else None
+
+    @property
+    def out(self) -> int:
+        """How often its update came, and did not count."""
+        return self.rejected + self.broken
 
     @property
     def asked(self) -> int:

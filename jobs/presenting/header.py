@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ATTACHED = "attached"  # the kind of a job that Vigil did not submit
 MOST_FACTS = 7
+_GIVES_WAY = ("step_seconds", "clients")
 RECOVERIES = ("incarnation.ended", "nodes.lost", "nodes.joined")
 """What launchers tell when ranks are started again within an attempt."""
 Told = tuple[str, int, int | None, datetime, dict[str, Any]]
@@ -41,6 +42,17 @@ class Fact:
     live: str = ""
     bar: float | None = None
     since: datetime | None = None  # shown after `small`, as how long ago
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A federation's newest round, and what has travelled in all of them."""
+
+    counted: int
+    asked: int
+    seconds: float | None
+    worst: int | None
+    sent_bytes: float | None
 
 
 @dataclass(kw_only=True)
@@ -61,6 +73,8 @@ class Life:
     saved: dict[int, tuple[int, datetime]] = field(default_factory=dict)
     # Ranks and nodes that an elastic job trains on since its last restart in place, as its launcher told.
     spread: tuple[int, int] | None = None
+    # Of a federation, once a round is done.
+    exchange: Exchange | None = None
     # The attempts that have a post-mortem, by id.
     postmortems: frozenset[int] = frozenset()
 
@@ -108,7 +122,9 @@ class Life:
     def ribbon(self) -> ribbons.Ribbon:
         pieces = [self._piece(attempt) for attempt in self.attempts]
         saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
-        return ribbons.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at)
+        of_rounds = self.counts == "round" and self.progress.steps
+        goal = f"round {formatting.count(self.progress.steps)}" if of_rounds else ""
+        return ribbons.draw(pieces, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at, goal=goal)
 
     @property
     def sentence(self) -> sentences.Sentence:
@@ -146,9 +162,9 @@ class Life:
 
     @property
     def facts(self) -> list[Fact]:
-        """Chooses at most seven: the step time, which has a chart, gives way."""
+        """Chooses at most seven: what a chart or a drawing has, too, gives way."""
         facts = [*self._training(), *self._running()]
-        return [fact for fact in facts if fact.live != "step_seconds"] if len(facts) > MOST_FACTS else facts
+        return [fact for fact in facts if fact.live not in _GIVES_WAY] if len(facts) > MOST_FACTS else facts
 
     def _training(self) -> list[Fact]:
         latest, done = self.latest.latest, self.progress
@@ -158,11 +174,13 @@ class Life:
             Fact(
                 name=self.counts.capitalize(),
                 value=formatting.count(done.step),
-                small=f"of {formatting.count(done.steps)}" if done.steps else "",
+                small=f"of {formatting.count(done.steps)}{self._each}" if done.steps else "",
                 live="step",
                 bar=done.fraction,
             )
         ]
+        if self.exchange is not None and "accuracy" in latest:
+            return [*facts, *self._federated(self.exchange)]
         if self.job.of_kind.trains or "loss" in latest:
             validation = number(latest, "validation_loss")
             small = f"val {formatting.loss(validation)}" if validation is not None else ""
@@ -186,6 +204,25 @@ class Life:
             )
         )
         return facts
+
+    @property
+    def _each(self) -> str:
+        """How long the newest one took."""
+        seconds = self.exchange.seconds if self.exchange else None
+        return f" · {formatting.duration(seconds)}" if seconds is not None else ""
+
+    def _federated(self, told: Exchange) -> list[Fact]:
+        """How good the global model is, for whom it is worst, and what that cost."""
+        latest = self.latest.latest
+        worst = f"client {formatting.count(told.worst)}" if told.worst is not None else ""
+        of = f"of {formatting.count(told.asked)} asked"
+        loss = f"loss {formatting.loss(number(latest, 'loss'))}"
+        return [
+            Fact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
+            Fact(name="Worst client", value=formatting.loss(number(latest, "client_accuracy_min")), small=worst),
+            Fact(name="Clients", value=formatting.count(told.counted), small=of, live="clients"),
+            Fact(name="Sent", value=formatting.disk(told.sent_bytes), small="up and down"),
+        ]
 
     def _running(self) -> list[Fact]:
         attempt, facts = self.latest, [_places(self.job.spec, self.latest.nodes, self.spread)]
@@ -216,9 +253,17 @@ class Life:
             lost_from=self.saved.get(attempt.pk, (0, attempt.started_at))[1] if lost else None,
             resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
             restarts=tuple(self.restarts.get(attempt.pk, ())),
+            rounds=self._rounds_of(attempt),
             url=reverse("job_attempts", args=[self.job.pk]) + f"#attempt-{attempt.number}",
             postmortem=self.postmortem_of(attempt),
         )
+
+    def _rounds_of(self, attempt: Attempt) -> tuple[int, int] | None:
+        """The first and the last that it did, of a federation."""
+        if self.counts != "round" or attempt.step is None:
+            return None
+        first = attempt.resume_from.step + 1 if attempt.resume_from else 1
+        return (first, attempt.step) if attempt.step >= first else None
 
     def postmortem_of(self, attempt: Attempt) -> str:
         """Its address; "" where it did not end badly."""

@@ -57,6 +57,7 @@ function heard(header) {
 
 const facts = {
   loss: (value) => put("loss", loss(value)),
+  accuracy: (value) => put("accuracy", loss(value)),
   validation_loss: (value) => put("loss-small", `val ${loss(value)}`),
   tokens_per_second: (value) => put("speed", measure(value)),
   samples_per_second: (value) => put("speed", measure(value)),

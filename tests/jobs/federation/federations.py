@@ -20,7 +20,9 @@ Did = tuple[int, str, float, float, float]
 
 
 def spec_of(**run: Any) -> JobSpec:
-    return JobSpec.parse({"name": "heron", "kind": "federated", "run": RUN | run})
+    """None leaves out."""
+    asked = {name: value for name, value in (RUN | run).items() if value is not None}
+    return JobSpec.parse({"name": "heron", "kind": "federated", "run": asked})
 
 
 def a_federation(owner: User, project: Project, *, run: dict[str, Any] | None = None, **fields: Any) -> Job:
