@@ -7,6 +7,7 @@ from jobs.views import (
     cadence,
     catalogue,
     clients,
+    compare,
     disk,
     gpus,
     job,
@@ -23,6 +24,7 @@ from jobs.views import (
 urlpatterns = [
     path("jobs", jobs.index, name="jobs"),
     path("jobs/row/<int:job_id>", jobs.row, name="job_row"),
+    path("jobs/compare", compare.page, name="jobs_compare"),
     path("jobs/cancel", actions.cancel_several, name="jobs_cancel"),
     path("jobs/<int:job_id>", job.overview, name="job"),
     path("jobs/<int:job_id>/life", job.life, name="job_life"),
