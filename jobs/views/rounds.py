@@ -7,6 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from jobs.gathering import federation as gathered
+from jobs.goodput import goodput
 from jobs.models import Attempt
 from jobs.presenting.header import Life
 from jobs.presenting.sentence import Sentence
@@ -24,6 +25,7 @@ def shown(request: HttpRequest, life: Life, said: Sentence) -> dict[str, Any]:
         "stragglers": gathered.stragglers(life),
         "dropped": dropped[:1],
         "how": _how(life),
+        "goodput": goodput(life.attempts, life.now),
         "said": _with_trouble(life, said, picture.misbehaves),
         "life_query": f"&before={before}" if before is not None else "",
     }
