@@ -20,6 +20,7 @@ from portal import untrusted
 
 COLUMNS = 120
 ROWS = 60
+TABLE = 30
 IN_TROUBLE = 45
 """Of many clients, rows for those in trouble; the others are a sample."""
 WORST_SHOWN = 12
@@ -51,7 +52,8 @@ class Picture:
 
     @property
     def newest_first(self) -> list[Round]:
-        return self.window[::-1]
+        """Those in the table behind the drawing."""
+        return self.window[: -TABLE - 1 : -1]
 
 
 @dataclass(frozen=True)
