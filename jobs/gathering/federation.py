@@ -85,7 +85,15 @@ def picture(life: Life, *, before: int | None = None) -> Picture:
     rows = [(client, known.get(client)) for client in chosen.tolist()]
     return Picture(
         window=window,
-        data=drawn.matrix(window, cells.tolist(), rows, first=first, columns=columns, done=max(0, last - first + 1)),
+        data=drawn.matrix(
+            window,
+            cells.tolist(),
+            rows,
+            first=first,
+            columns=columns,
+            done=max(0, last - first + 1),
+            total=max(wanted, done),
+        ),
         says=_says(rows, first, last),
         clients=total,
         shown=len(rows),

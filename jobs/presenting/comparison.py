@@ -119,7 +119,8 @@ def compare(sides: tuple[Side, Side]) -> Comparison | None:
 def _standings(sides: tuple[Side, Side], measure: str, rounds: list[int]) -> list[Standing]:
     values = [side.lines[measure].at(round_) for side, round_ in zip(sides, rounds, strict=True)]
     known = [value for value in values if value is not None]
-    best = (max if measure == "accuracy" else min)(known) if len(set(known)) == 2 else None
+    is_tie = len(known) == 2 and len(set(known)) == 1
+    best = (max if measure == "accuracy" else min)(known) if known and not is_tie else None
     return [
         Standing(
             job=side.job,
@@ -141,6 +142,9 @@ def _says(standings: list[Standing], measure: str) -> str:
     if ahead is None:
         return f"neither is ahead: {what} {formatting.loss(standings[0].value)}."
     other = next(one for one in standings if not one.is_ahead)
+    if other.value is None:
+        had = f"#{other.job.pk} {other.job.name} had been measured in no round yet"
+        return f"#{ahead.job.pk} {ahead.job.name} is ahead: {had}."
     return (
         f"#{ahead.job.pk} {ahead.job.name} is ahead: {what} {formatting.loss(ahead.value)}"
         f" against {formatting.loss(other.value)}."

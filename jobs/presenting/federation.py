@@ -85,6 +85,7 @@ def matrix(
     first: int,
     columns: int,
     done: int,
+    total: int,
 ) -> dict[str, Any]:
     """What the script draws: a row a client, a column a round; a cell is a state's number, −1: nothing is known."""
     rows = [
@@ -98,7 +99,15 @@ def matrix(
         for (number, client), values in zip(clients, cells, strict=True)
     ]
     accuracies = {row.number - first: formatting.loss(row.accuracy) for row in window if row.accuracy is not None}
-    return {"rows": rows, "states": STATES, "first": first, "columns": columns, "done": done, "accuracy": accuracies}
+    return {
+        "rows": rows,
+        "states": STATES,
+        "first": first,
+        "columns": columns,
+        "done": done,
+        "total": total,
+        "accuracy": accuracies,
+    }
 
 
 def trouble_of(client: Client) -> str:

@@ -1,6 +1,6 @@
 // Who did what in which round: a row a client, a column a round, a shape a state, so that no colour need be told apart.
 //
-// data: {rows: [{name, short, note, odd, values}], states, first, columns, done}; a value is a state's place, -1 nothing.
+// data: {rows: [{name, short, note, odd, values}], states, first, columns, done, total, accuracy}; a value is a state's place, -1 nothing.
 import { token } from "./paint.js";
 import { count } from "./words.js";
 
@@ -100,8 +100,8 @@ export class Matrix {
     for (let column = 0; column < columns; column += 1) {
       const round = first + column;
       const isEnd = column === columns - 1;
-      const isNear = !isEnd && (columns - 1 - column) * cell < LABEL / 2;
-      if (!isEnd && column && (round % every || isNear || column * cell < LABEL / 2)) continue;
+      const isNear = column * cell < LABEL * 1.25 || (columns - 1 - column) * cell < LABEL / 2;
+      if (!isEnd && column && (round % every || isNear)) continue;
       ctx.textAlign = column === 0 ? "left" : isEnd ? "right" : "center";
       const x = column === 0 ? left : isEnd ? left + columns * cell : left + (column + 0.5) * cell;
       ctx.fillText(column === 0 ? `round ${count(round)}` : count(round), x, bottom + 12);
@@ -142,10 +142,10 @@ export class Matrix {
 
   // The cell under the pointer; else the newest round, as a whole.
   say() {
-    const { rows, states, first, columns, done, accuracy } = this.data;
+    const { rows, states, first, total, done, accuracy } = this.data;
     const { row, column } = this.hover ?? { row: null, column: done - 1 };
     const parts = row === null ? [] : [rows[row].name];
-    if (done) parts.push(`round ${count(first + column)} of ${count(first + columns - 1)}`);
+    if (done) parts.push(`round ${count(first + column)} of ${count(total)}`);
     if (row !== null) parts.push(wordOf(states, rows[row].values[column], column >= done));
     if (accuracy[column] !== undefined) parts.push(`global accuracy ${accuracy[column]}`);
     const text = done ? parts.join(" · ") : "";

@@ -43,7 +43,7 @@ def test_who_is_ahead_depends_on_what_is_equal(client: Client, mira: User, proje
     assert "419 MB" in equal_rounds
     assert '<td class="num">3</td><td class="num">0.120</td><td class="num">62.9 MB</td>' in equal_bytes
     assert '<td class="num">30</td><td class="num">0.900</td><td class="num">62.9 MB</td>' in equal_bytes
-    assert html.count("<polyline") == 4
+    assert html.count("<polyline class=") == 4
 
 
 def test_of_losses_the_lower_is_ahead(client: Client, mira: User, project: Project) -> None:
@@ -78,3 +78,11 @@ def test_strangers_jobs_and_other_kinds_are_not_there(client: Client, mira: User
     assert client.get(f"/jobs/compare?job={hidden.pk}").status_code == 404
     assert client.get(f"/jobs/compare?job={a_job(mira, project).pk}").status_code == 404
     assert "secret" not in text(client.get("/jobs/compare"))
+
+
+def test_bytes_that_are_too_few_for_a_round_are_said(client: Client, mira: User, project: Project) -> None:
+    small = federation(mira, project, "small", rounds=4, gain=0.1, mib=0.001)
+    large = federation(mira, project, "large", rounds=4, gain=0.1, mib=100.0)
+    html = text(client.get(f"/jobs/compare?job={small.pk}&job={large.pk}"))
+    assert "After 4 rounds, neither is ahead: accuracy 0.400." in html
+    assert f"#{small.pk} small is ahead: #{large.pk} large had been measured in no round yet." in html
