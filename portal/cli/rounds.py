@@ -52,7 +52,7 @@ def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv:
 @as_csv
 @as_json
 def clients(job_id: int, sort: str, limit: int, as_csv: bool, as_json: bool) -> None:
-    """List a federation's clients, those for whom its model is worst first."""
+    """List a federation's clients, the worst served first."""
     _not_both(as_csv, as_json)
     wanted = {"sort": sort, "limit": AT_ONCE if as_csv else min(limit, AT_ONCE)}
     found = find_portal().items(f"jobs/{job_id}/clients", most=None if as_csv else limit, **wanted)
